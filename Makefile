@@ -1,0 +1,60 @@
+# Every target sets up .venv by itself the first time; the second time that costs nothing.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+SOURCES := $(shell find dataplane -name '*.pyx' -o -name '*.pxd') setup.py pyproject.toml constraints.txt
+TESTS  ?= tests
+ARGS   ?=
+
+.PHONY: help setup demo test check format bench bench-smoke proto clean
+
+help:
+	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
+	@echo "make test     run the tests           (TESTS=tests/control ARGS='-x' to choose)"
+	@echo "make check    linters, types, import contracts, generated protobuf code"
+	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
+	@echo "make proto    regenerate the protobuf code"
+	@echo "make setup    only the virtual environment; make clean removes what was built"
+
+setup: $(STAMP)
+
+$(STAMP): $(SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Skipper needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "The venv module is missing: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m examples.rl_weight_sync $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m control.wire.regenerate --check
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP)
+	$(BIN)/python -m control.wire.regenerate
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.bandwidth --local --all --check $(ARGS)
+
+bench-smoke: $(STAMP)
+	$(BIN)/python -m benchmarks.bandwidth --local -s 4K -s 1M -s 16M --op read -n 20 --check
+	$(BIN)/python -m benchmarks.bandwidth --local -s 4K -s 1M -s 16M --op write -n 20 --check --backend ucx
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find dataplane \( -name '*.so' -o -name '_ucp.c' -o -name '_copy.c' \) -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
