@@ -1,0 +1,85 @@
+"""Memory that peers of the same host can map, for users of numpy; `tensors.empty` is the same for torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from dataplane import process
+from dataplane._copy import Block
+from dataplane.memory import HOST, contiguous, require_writable, strided
+
+
+def allocate(nbytes: int) -> Block:
+    """A block of the arena; it goes back there when the last view of it is gone.
+
+    Raises:
+        RegistrationError: The system has no memory or file descriptor left for it.
+    """
+    return process.current().arena.allocate(nbytes)
+
+
+def empty_array(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> NDArray[Any]:
+    """An uninitialised numpy array in memory that processes of this host can map.
+
+    Args:
+        shape: Elements per dimension.
+        dtype: Any dtype of plain bytes; objects cannot be shared.
+
+    Raises:
+        RegistrationError: The system has no memory or file descriptor left for it.
+        TypeError: The dtype holds references.
+        ValueError: A dimension is negative.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise TypeError(f"arrays of {dtype} hold references, which mean nothing in another process")
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(n < 0 for n in shape):
+        raise ValueError(f"shape {shape} has a negative dimension")
+    nbytes = dtype.itemsize
+    for n in shape:
+        nbytes *= n
+    if nbytes == 0:
+        return np.empty(shape, dtype)
+    array: NDArray[Any] = np.frombuffer(memoryview(allocate(nbytes)), dtype=dtype)
+    return array.reshape(shape)
+
+
+def is_shared(data: Any) -> bool:
+    """Whether peers of this host can map the memory of `data` (a tensor, an array, a buffer).
+
+    Raises:
+        TypeError: It is none of these.
+        ValueError: It has no bytes.
+    """
+    region = strided(data, "data")
+    return region.kind is HOST and process.current().arena.locate(region.address, 1) is not None
+
+
+def memcpy(dst: Any, src: Any, *, threads: int = 1) -> None:
+    """Copy contiguous host memory without holding the GIL: the yardstick for every other way of moving it.
+
+    Args:
+        dst: Tensor, array or writable buffer.
+        src: The same, of as many bytes; may be read-only.
+        threads: Threads that copy a stripe each.
+
+    Raises:
+        TypeError: Not host memory, or no memory at all.
+        ValueError: Sizes differ, one is not contiguous or has no bytes, `dst` is read-only, they overlap;
+            `threads` is less than 1.
+    """
+    target = contiguous(dst, "dst")
+    source = contiguous(src, "src")
+    require_writable(target, "dst")
+    if target.kind is not HOST or source.kind is not HOST:
+        raise TypeError("memcpy copies host memory only")
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")
+    if target.nbytes != source.nbytes:
+        raise ValueError(f"dst has {target.nbytes} bytes, src {source.nbytes}")
+    if target.address < source.address + source.nbytes and source.address < target.address + target.nbytes:
+        raise ValueError("dst and src overlap")
+    process.current().pool.memcpy(target.address, source.address, target.nbytes, threads)

@@ -1,0 +1,113 @@
+"""What a backend is: a way to reach memory that was registered in another process (or in this one).
+
+Four nouns. A `Backend` knows whether it is usable, adds its section to exported handles, and connects. A `Peer` is one
+owner as a backend reaches it. A `Remote` is one registration of a peer. A `Transfer` is a compiled batch to one peer,
+to be started any number of times.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dataplane.config import Config
+from dataplane.handle import Card, Handle, Sections
+from dataplane.layout import Rows
+from dataplane.memory import MemoryKind, Region
+from dataplane.operation import Helper, Operation
+
+if TYPE_CHECKING:
+    from dataplane.registration import Registration
+
+Done = Callable[[BaseException | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """Whether a backend can be used in this process, and why not."""
+
+    name: str
+    usable: bool
+    reason: str
+    memory_kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A peer's registration: where it begins, and what `key` (the backend's own) must be used to reach it."""
+
+    handle: Handle
+    address: int
+    word: int
+    key: Any
+
+
+class Transfer(ABC):
+    """A compiled batch of copies to or from one peer."""
+
+    @abstractmethod
+    def start(self, deadline: float, done: Done) -> Helper | None:
+        """Begin; call `done` once, from any thread, maybe before returning. The helper lets a waiting thread work."""
+
+
+class Peer(ABC):
+    """One owner of memory, as one backend reaches it. Thread-safe."""
+
+    backend: str
+
+    @abstractmethod
+    def resolve(self, handle: Handle) -> Remote:
+        """Check the handle against what is really there, without moving data."""
+
+    @abstractmethod
+    def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
+        """Move `local.nbytes` bytes between `local` and `offset` of the registration."""
+
+    @abstractmethod
+    def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
+        """Prepare rows whose remote addresses and keys (indices) are those of `remotes`, and pin `locals_`."""
+
+    @abstractmethod
+    def usable(self) -> bool:
+        """Whether a new use may go through this object; if not, connect anew."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give connections and mappings back. Idempotent."""
+
+
+class Backend(ABC):
+    """A kind of transport, once per process.
+
+    Attributes:
+        name: As in `configure` and `RDMABuffer.backend`.
+        number: Of its section in handles.
+        memory_kinds: What the local side of a copy may be.
+    """
+
+    name: str
+    number: int
+    memory_kinds: frozenset[MemoryKind]
+
+    def configure(self, config: Config) -> None:  # noqa: B027 - most backends have nothing to configure
+        """Take over a new configuration, or raise ConfigurationError when it comes too late."""
+
+    @abstractmethod
+    def status(self) -> BackendStatus:
+        """Whether it can be used here. Starts nothing."""
+
+    @abstractmethod
+    def obstacle(self, handle: Handle) -> str | None:
+        """Why this handle cannot be reached; None when it can."""
+
+    @abstractmethod
+    def connect(self, card: Card) -> Peer:
+        """A new connection to the owner of the card."""
+
+    @abstractmethod
+    def export(self, registration: "Registration") -> Sections | None:
+        """What peers need to reach a registration of ours: (for its card, for itself); None when they cannot."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop threads, release everything. Idempotent."""

@@ -1,0 +1,105 @@
+"""Memory of this very process: a plain copy, with the same checks and errors as between processes."""
+
+from collections.abc import Sequence
+
+from dataplane._copy import OK, guarded_copy
+from dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
+from dataplane.copying import INLINE_BYTES, PART_BYTES, CopyPool, CopyTransfer, dropped, parts_of
+from dataplane.handle import Card, Handle, Sections
+from dataplane.layout import Rows, single_stripes
+from dataplane.memory import HOST, MemoryKind, Region
+from dataplane.operation import DONE, Operation, start_one
+from dataplane.registration import Registration, RegistrationTable
+
+
+class LocalBackend(Backend):
+    """Always usable; reaches what the registration table of this process holds."""
+
+    name = "local"
+    number = 0
+    memory_kinds = frozenset(MemoryKind)
+
+    def __init__(self, registrations: RegistrationTable, pool: CopyPool) -> None:
+        self._peer = LocalPeer(registrations, pool)
+
+    def status(self) -> BackendStatus:
+        """Always usable."""
+        return BackendStatus(self.name, True, "memory of this process", ("host", "cuda"))
+
+    def obstacle(self, handle: Handle) -> str | None:
+        """None: the selector asks for handles of this process only."""
+        return None
+
+    def connect(self, card: Card) -> Peer:
+        """The same object every time: there is one such owner."""
+        return self._peer
+
+    def export(self, registration: Registration) -> Sections | None:
+        """None: a handle needs no section to be recognised at home."""
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class LocalPeer(Peer):
+    """This process as an owner."""
+
+    backend = "local"
+
+    def __init__(self, registrations: RegistrationTable, pool: CopyPool) -> None:
+        self._registrations = registrations
+        self._pool = pool
+
+    def usable(self) -> bool:
+        """Always."""
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def resolve(self, handle: Handle) -> Remote:
+        """Find the registration; one that is gone stays None until it is used."""
+        registration = self._registrations.find(handle.card.page_token, handle.slot)
+        if registration is None or registration.epoch.value != handle.epoch or registration.region is None:
+            raise dropped(handle)
+        return Remote(handle, registration.region.address, registration.epoch.address, registration)
+
+    def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
+        """See `Peer`."""
+        region = remote.key.region  # pins the memory until we return, whatever other threads drop
+        if region is None:
+            return Operation.failed(dropped(remote.handle))
+        address = remote.address + offset
+        if address < local.address + local.nbytes and local.address < address + local.nbytes:
+            raise ValueError("source and destination overlap")
+        if local.nbytes > INLINE_BYTES or local.kind is not HOST or region.kind is not HOST:
+            parts = single_stripes(local.address, address, local.nbytes, step=PART_BYTES)
+            return start_one(self._transfer(parts, (remote,), (local,), to_remote, inline=False), timeout)
+        status = guarded_copy(local.address, address, local.nbytes, to_remote, remote.word, remote.handle.epoch, -1)
+        return DONE if status == OK else Operation.failed(dropped(remote.handle))
+
+    def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
+        """See `Peer`."""
+        parts, inline = parts_of(rows)
+        return self._transfer(parts, remotes, locals_, to_remote, inline=inline)
+
+    def _transfer(
+        self,
+        parts: list[Rows],
+        remotes: Sequence[Remote],
+        locals_: Sequence[Region],
+        to_remote: bool,
+        *,
+        inline: bool,
+    ) -> CopyTransfer:
+        def pin() -> list[Region]:
+            regions = [remote.key.region for remote in remotes]
+            for remote, region in zip(remotes, regions, strict=True):
+                if region is None:
+                    raise dropped(remote.handle)
+            return regions
+
+        return CopyTransfer(
+            parts, remotes, locals_, to_remote=to_remote, pool=self._pool, watch=None, inline=inline, pin=pin
+        )

@@ -1,0 +1,154 @@
+"""Memory that its owner has put into memfds: a peer of the same host maps it once and copies at the speed of memory.
+
+The mapping would outlive its owner, and a copy from it would go on giving bytes. So every operation also looks at the
+owner's pidfd: a dead owner is the same error here as on any other backend.
+"""
+
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from dataplane import memfd
+from dataplane._copy import CHANGED, OK, guarded_copy
+from dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
+from dataplane.copying import INLINE_BYTES, PART_BYTES, CopyPool, CopyTransfer, dropped, parts_of
+from dataplane.epochs import WORD
+from dataplane.errors import DescriptorError, OwnerDiedError
+from dataplane.handle import SHM, Card, Handle, Sections, unpack_section
+from dataplane.identity import OwnerId, ProcessWatch, page_size
+from dataplane.layout import Rows, single_stripes
+from dataplane.memory import HOST, MemoryKind, Region
+from dataplane.operation import DONE, Operation, start_one
+from dataplane.registration import Registration
+
+_PAGE = struct.Struct("<I")  # descriptor of the epoch page; its token is in the card already
+_DATA = struct.Struct("<IQQ")  # descriptor and token of the memfd, offset of the registration in it
+
+_POPULATE_BYTES = 1 << 20  # from here on faulting page by page at the first copy would be felt
+_MAPPINGS = 4096  # kept per owner, of those that no resolved handle holds anyway
+
+
+class SharedMemoryBackend(Backend):
+    """Usable between processes of one host, user and pid namespace."""
+
+    name = "shm"
+    number = SHM
+    memory_kinds = frozenset(MemoryKind)  # the local side; the remote side is host memory
+
+    def __init__(self, owner: OwnerId, pool: CopyPool) -> None:
+        self._owner = owner
+        self._pool = pool
+
+    def status(self) -> BackendStatus:
+        """Always usable; which handles it reaches is another question."""
+        return BackendStatus(self.name, True, "memory made by dataplane.empty, within this host", ("host",))
+
+    def obstacle(self, handle: Handle) -> str | None:
+        """See `Backend`."""
+        if SHM not in handle.sections or SHM not in handle.card.sections:
+            return "its memory was not made by dataplane.empty, or not exported for shared memory"
+        if handle.card.owner.host != self._owner.host:
+            return "its owner is on another host or in another pid namespace"
+        return None
+
+    def connect(self, card: Card) -> Peer:
+        """See `Backend`."""
+        return SharedMemoryPeer(card.owner, self._pool)
+
+    def export(self, registration: Registration) -> Sections | None:
+        """See `Backend`."""
+        if registration.shared is None:
+            return None
+        mapping, offset = registration.shared
+        page = registration.epoch.page
+        return _PAGE.pack(page.fd), _DATA.pack(mapping.fd, mapping.token, offset)
+
+    def close(self) -> None:
+        """Peers hold everything."""
+
+
+class SharedMemoryPeer(Peer):
+    """Another process of this host, and what of its memory is mapped here."""
+
+    backend = "shm"
+
+    def __init__(self, owner: OwnerId, pool: CopyPool) -> None:
+        self._owner = owner
+        self._pool = pool
+        self._watch = ProcessWatch(owner)
+        self._pidfd = self._watch.pidfd
+        self._lock = threading.Lock()
+        self._mappings: OrderedDict[int, memfd.Mapping] = OrderedDict()  # by token
+
+    def usable(self) -> bool:
+        """Whether the process lives."""
+        return not self._watch.gone
+
+    def close(self) -> None:
+        """Forget the mappings. They and the pidfd go with the last handle and transfer that use them."""
+        with self._lock:
+            self._mappings.clear()
+
+    def resolve(self, handle: Handle) -> Remote:
+        """Map what the handle speaks of, and check its bounds against what is really there."""
+        (page_fd,) = unpack_section(_PAGE, handle.card.sections[SHM], "shared memory")
+        fd, token, offset = unpack_section(_DATA, handle.sections[SHM], "shared memory")
+        page = self._map(page_fd, handle.card.page_token)
+        data = self._map(fd, token)
+        if offset + handle.total > data.nbytes or (handle.slot + 1) * WORD > page.nbytes or handle.kind is not HOST:
+            raise DescriptorError(f"the handle of {handle} reaches beyond the owner's memory")
+        if handle.total >= _POPULATE_BYTES:
+            begin = offset // page_size() * page_size()
+            data.memory.populate(begin, offset + handle.total - begin)
+        return Remote(handle, data.address + offset, page.address + handle.slot * WORD, (data, page))
+
+    def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
+        """See `Peer`."""
+        if local.nbytes > INLINE_BYTES or local.kind is not HOST:
+            parts = single_stripes(local.address, remote.address + offset, local.nbytes, step=PART_BYTES)
+            return start_one(self._transfer(parts, (remote,), (local,), to_remote, inline=False), timeout)
+        status = guarded_copy(
+            local.address,
+            remote.address + offset,
+            local.nbytes,
+            to_remote,
+            remote.word,
+            remote.handle.epoch,
+            self._pidfd,
+        )
+        if status == OK:
+            return DONE
+        if status == CHANGED:
+            return Operation.failed(dropped(remote.handle))
+        return Operation.failed(OwnerDiedError(f"{self._owner} is gone"))
+
+    def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
+        """See `Peer`."""
+        parts, inline = parts_of(rows)
+        return self._transfer(parts, remotes, locals_, to_remote, inline=inline)
+
+    def _transfer(
+        self,
+        parts: list[Rows],
+        remotes: Sequence[Remote],
+        locals_: Sequence[Region],
+        to_remote: bool,
+        *,
+        inline: bool,
+    ) -> CopyTransfer:
+        return CopyTransfer(
+            parts, remotes, locals_, to_remote=to_remote, pool=self._pool, watch=self._watch, inline=inline
+        )
+
+    def _map(self, fd: int, token: int) -> memfd.Mapping:
+        with self._lock:
+            mapping = self._mappings.get(token)
+            if mapping is None:
+                mapping = memfd.attach(self._owner, fd, token)
+                self._mappings[token] = mapping
+                while len(self._mappings) > _MAPPINGS:
+                    self._mappings.popitem(last=False)
+            else:
+                self._mappings.move_to_end(token)
+            return mapping

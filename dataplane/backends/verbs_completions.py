@@ -1,0 +1,56 @@
+"""The completion queue of a device, and how to sleep until something completes without holding the GIL."""
+
+import os
+import select
+from typing import Any
+
+from dataplane.backends.verbs_device import Device, pyverbs
+
+_CHANNEL = "anon_inode:[infinibandevent]"
+
+
+class Completions:
+    """A completion queue with its channel. For one thread at a time, except `wait`'s sleep.
+
+    Attributes:
+        queue: pyverbs' own object, for queue pairs to complete on.
+    """
+
+    def __init__(self, device: Device) -> None:
+        cq = pyverbs("cq")
+        known = _channels()
+        self._channel = cq.CompChannel(device.context)
+        (self._events,) = _channels() - known
+        # Whoever finds the event gone, because another thread took it, must not block.
+        os.set_blocking(self._events, False)
+        self.queue = cq.CQ(device.context, device.completions, None, self._channel)
+
+    def poll(self, most: int) -> list[Any]:
+        """What has completed, at most `most`; never waits."""
+        found: list[Any] = self.queue.poll(most)[1]
+        return found
+
+    def arm(self) -> None:
+        """Let the next completion be an event. What completed before is none: `poll` once more before `wait`."""
+        self.queue.req_notify()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep until there is an event, or for so long; whether there is one, to be taken by `acknowledge`."""
+        return bool(select.select([self._events], [], [], max(0.0, seconds))[0])
+
+    def acknowledge(self) -> None:
+        """Take the event."""
+        self._channel.get_cq_event(self.queue)
+        self.queue.ack_events(1)
+
+
+def _channels() -> set[int]:
+    """File descriptors of this process that are completion channels: pyverbs tells no other way which one is its."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == _CHANNEL:
+                found.add(int(name))
+        except FileNotFoundError:
+            continue  # closed since, as that of the listing itself is
+    return found

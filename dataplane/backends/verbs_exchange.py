@@ -1,0 +1,288 @@
+"""How two processes tell each other their queue pairs: a short, authenticated conversation over a stream socket.
+
+The owner listens on a unix socket without a file (an abstract name, reachable on its host only), or on the TCP address
+that `configure(verbs={"listen": ...})` names. All messages have a fixed size, nothing is unpickled.
+
+    initiator  magic, nonce
+    owner      magic, nonce
+    initiator  endpoint, HMAC-SHA256(token, "initiator" + both nonces + endpoint)
+    owner      endpoint, HMAC-SHA256(token, "owner" + both nonces + endpoint)
+
+The token is part of every handle of that owner, so whoever holds a handle can connect, and nobody else. The socket
+stays open as long as the queue pairs: its end tells either side that the other one is gone.
+"""
+
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dataplane.backends.verbs_device import ENDPOINT
+from dataplane.errors import (
+    BackendUnavailableError,
+    DataplaneError,
+    OwnerDiedError,
+    TransferError,
+    TransferTimeoutError,
+)
+
+TOKEN_BYTES = 16
+
+_HELLO = struct.Struct("<4s16s")
+_MAGIC = b"SKv1"
+_DIGEST = 32
+_ENDPOINT_BYTES = ENDPOINT.size + _DIGEST
+_GREETING_S = 5.0  # for the whole conversation, as the owner sees it
+_STRANGERS = 64  # connections that have not proved themselves yet
+_JOIN_S = 5.0
+
+
+class Pair(Protocol):
+    """The owner's end of a connection."""
+
+    @property
+    def endpoint(self) -> bytes:
+        """See `QueuePair`."""
+
+    def connect(self, theirs: bytes) -> None:
+        """See `QueuePair`."""
+
+    def close(self) -> None:
+        """See `QueuePair`."""
+
+
+def bind(listen: str | None, name: str) -> tuple[socket.socket, str]:
+    """A listening socket and its address as text: "unix:NAME" or "tcp:HOST:PORT".
+
+    Args:
+        listen: "HOST:PORT" for TCP, port 0 for any; None for the unix socket.
+        name: Of the unix socket.
+
+    Raises:
+        BackendUnavailableError: The address cannot be had.
+    """
+    host, _, port = (listen or "").rpartition(":")
+    host = host.strip("[]")
+    try:
+        if listen is None:
+            where: Any = f"\0{name}"
+            listener = socket.socket(socket.AF_UNIX)
+        else:
+            family, kind, _, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+            listener = socket.socket(family, kind)
+    except (OSError, ValueError) as error:
+        raise BackendUnavailableError(f"cannot listen on {listen or name}: {error}") from error
+    try:
+        listener.bind(where)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise BackendUnavailableError(f"cannot listen on {listen or name}: {error}") from error
+    listener.setblocking(False)
+    return listener, f"unix:{name}" if listen is None else f"tcp:{host}:{listener.getsockname()[1]}"
+
+
+def dial(address: str, token: bytes, endpoint: bytes, deadline: float) -> tuple[socket.socket, bytes]:
+    """Connect to an owner: the socket to keep, and the owner's endpoint.
+
+    Raises:
+        OwnerDiedError: Nobody listens there any more.
+        TransferError: The owner hangs up: it does not know the token, or has no queue pair left.
+        TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed.
+    """
+    connection = _socket_for(address)
+    try:
+        _set_timeout(connection, deadline)
+        connection.connect(_target(address))
+        mine = secrets.token_bytes(16)
+        connection.sendall(_HELLO.pack(_MAGIC, mine))
+        magic, theirs = _HELLO.unpack(_receive(connection, _HELLO.size, deadline))
+        if magic != _MAGIC:
+            raise TransferError(f"who listens on {address} is no owner of buffers of this version of Skipper")
+        connection.sendall(endpoint + _proof(token, b"initiator", mine + theirs, endpoint))
+        answer = _receive(connection, _ENDPOINT_BYTES, deadline)
+        if not hmac.compare_digest(
+            answer[ENDPOINT.size :], _proof(token, b"owner", mine + theirs, answer[: ENDPOINT.size])
+        ):
+            raise TransferError(f"who listens on {address} is not the owner that the handle names")
+    except TimeoutError:
+        connection.close()
+        raise TransferTimeoutError(f"the deadline passed before the owner had answered on {address}") from None
+    except ConnectionRefusedError:
+        connection.close()
+        raise OwnerDiedError(f"nobody listens on {address} any more: the owner is gone") from None
+    except OSError as error:
+        connection.close()
+        raise TransferError(f"no connection to the owner on {address}: {error}", status=error.errno) from error
+    except BaseException:
+        connection.close()
+        raise
+    connection.setblocking(False)
+    return connection, answer[: ENDPOINT.size]
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Whether the other end of an idle connection is gone."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@dataclass(slots=True)
+class _Visitor:
+    """A connection as the owner sees it; `wanted` bytes make the message that it owes."""
+
+    connection: socket.socket
+    due: float
+    wanted: int = _HELLO.size
+    received: bytearray = field(default_factory=bytearray)
+    nonces: bytes = b""
+    pair: Pair | None = None
+
+
+class Server:
+    """The owner's side: one daemon thread that answers initiators and keeps their queue pairs while they live."""
+
+    def __init__(self, listener: socket.socket, token: bytes, make_pair: Callable[[], Pair]) -> None:
+        self._listener = listener
+        self._token = token
+        self._make_pair = make_pair
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._wake, waker = socket.socketpair()
+        self._waker = waker
+        self._selector.register(waker, selectors.EVENT_READ)
+        self._visitors: dict[int, _Visitor] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="dataplane-verbs-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hang up on everybody and end the thread. Idempotent."""
+        if not self._closing:
+            self._closing = True
+            self._wake.send(b"x")
+            self._thread.join(_JOIN_S)
+
+    def _serve(self) -> None:
+        while not self._closing:
+            strangers = [visitor for visitor in self._visitors.values() if visitor.pair is None]
+            for key, _ in self._selector.select(_GREETING_S if strangers else None):
+                if key.fileobj is self._listener:
+                    self._welcome(len(strangers))
+                elif key.data is not None and not self._hear(key.data):
+                    self._see_off(key.data)
+            now = time.monotonic()
+            for visitor in strangers:
+                if visitor.pair is None and now > visitor.due and visitor.connection.fileno() >= 0:
+                    self._see_off(visitor)
+        for visitor in list(self._visitors.values()):
+            self._see_off(visitor)
+        self._selector.close()
+        for own in (self._listener, self._wake, self._waker):
+            own.close()
+
+    def _welcome(self, strangers: int) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # it left before it was seen, or there is no file descriptor for it now
+        if strangers >= _STRANGERS:
+            connection.close()
+            return
+        connection.setblocking(False)
+        visitor = _Visitor(connection, time.monotonic() + _GREETING_S)
+        self._visitors[connection.fileno()] = visitor
+        self._selector.register(connection, selectors.EVENT_READ, visitor)
+
+    def _hear(self, visitor: _Visitor) -> bool:
+        """Take what has arrived; whether the connection goes on."""
+        try:
+            received = visitor.connection.recv(visitor.wanted - len(visitor.received) or 1)
+            if not received or visitor.pair is not None:
+                return False
+            visitor.received += received
+            if len(visitor.received) < visitor.wanted:
+                return True
+            message = bytes(visitor.received)
+            visitor.received.clear()
+            # A reply is smaller than any socket's buffer, so it never blocks.
+            return self._meet(visitor, message) if visitor.nonces else self._greet(visitor, message)
+        except (OSError, DataplaneError):
+            return False
+
+    def _greet(self, visitor: _Visitor, message: bytes) -> bool:
+        magic, theirs = _HELLO.unpack(message)
+        if magic != _MAGIC:
+            return False
+        mine = secrets.token_bytes(16)
+        visitor.nonces, visitor.wanted = theirs + mine, _ENDPOINT_BYTES
+        visitor.connection.sendall(_HELLO.pack(_MAGIC, mine))
+        return True
+
+    def _meet(self, visitor: _Visitor, message: bytes) -> bool:
+        endpoint, proof = message[: ENDPOINT.size], message[ENDPOINT.size :]
+        if not hmac.compare_digest(proof, _proof(self._token, b"initiator", visitor.nonces, endpoint)):
+            return False
+        visitor.wanted = 1
+        visitor.pair = pair = self._make_pair()
+        pair.connect(endpoint)
+        mine = pair.endpoint
+        visitor.connection.sendall(mine + _proof(self._token, b"owner", visitor.nonces, mine))
+        return True
+
+    def _see_off(self, visitor: _Visitor) -> None:
+        self._selector.unregister(visitor.connection)
+        del self._visitors[visitor.connection.fileno()]
+        visitor.connection.close()
+        if visitor.pair is not None:
+            visitor.pair.close()
+
+
+def _proof(token: bytes, role: bytes, nonces: bytes, endpoint: bytes) -> bytes:
+    return hmac.digest(token, role + nonces + endpoint, "sha256")
+
+
+def _target(address: str) -> "str | tuple[str, int]":
+    kind, _, where = address.partition(":")
+    if kind == "unix":
+        return f"\0{where}"
+    host, _, port = where.rpartition(":")
+    return host, int(port)
+
+
+def _socket_for(address: str) -> socket.socket:
+    target = _target(address)
+    if isinstance(target, str):
+        return socket.socket(socket.AF_UNIX)
+    connection = socket.socket(socket.AF_INET6 if ":" in target[0] else socket.AF_INET)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _set_timeout(connection: socket.socket, deadline: float) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    connection.settimeout(left)
+
+
+def _receive(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
+    received = b""
+    while len(received) < nbytes:
+        _set_timeout(connection, deadline)
+        part = connection.recv(nbytes - len(received))
+        if not part:
+            raise TransferError("the owner hung up: it does not know the handle's token, or has no queue pair left")
+        received += part
+    return received

@@ -1,0 +1,270 @@
+"""`RDMABuffer`: memory of one process that others read and write without its Python taking part."""
+
+from typing import Any
+
+from dataplane import handle as handles
+from dataplane import process
+from dataplane.backends.base import Peer, Remote
+from dataplane.errors import DataplaneError
+from dataplane.handle import Handle
+from dataplane.identity import OwnerId
+from dataplane.memory import contiguous, require_range, require_timeout, require_writable
+from dataplane.operation import Operation
+from dataplane.registration import Registration
+
+
+class RDMABuffer:
+    """A registered range of memory, or a handle to one of another process.
+
+    The process that constructs it owns the memory; it, its pickles and its parts (`at`) in any process can be read
+    from and written to. Contents are raw bytes: dtypes are the callers' business. Two operations that touch the same
+    bytes at the same time have no order between them.
+
+    The owner's object keeps `data` alive; handles elsewhere do not. They are good until `drop()`, or until the memory
+    itself is freed because nobody in the owner holds it any more (a tensor's storage, an array); then their operations
+    end with `BufferDroppedError`. Nothing tells when the memory behind a plain bytearray or memoryview is freed, so
+    such a buffer, once its handle has left, keeps its memory until `drop()`.
+    """
+
+    __slots__ = ("_exported", "_handle", "_nbytes", "_offset", "_owner", "_registration", "_route")
+
+    def __init__(self, data: Any, *, writable: bool = True) -> None:
+        """Register memory of this process.
+
+        Args:
+            data: A contiguous torch tensor (CPU or CUDA), a contiguous numpy array, or another object with the buffer
+                protocol such as a bytearray. Memory from `dataplane.empty` is the fastest within a host.
+            writable: Whether peers may write.
+
+        Raises:
+            RegistrationError: The system has no memory or file descriptor left.
+            TypeError: `data` is no memory that can be registered.
+            ValueError: It has no bytes, is not contiguous, or is read-only and `writable` is true.
+        """
+        region = contiguous(data, "data")
+        if writable:
+            require_writable(region, "data (pass writable=False to let peers only read it)")
+        here = process.current()
+        self._owner = here.owner
+        self._registration: Registration | None = here.registrations.add(data, region, writable=writable)
+        self._handle: Handle | None = None
+        self._offset = 0
+        self._nbytes = region.nbytes
+        self._exported: tuple[object, Handle] | None = None
+        self._route: tuple[object, Peer, Remote] | None = None
+
+    @classmethod
+    def _view(
+        cls, owner: OwnerId, registration: Registration | None, handle: Handle | None, offset: int, nbytes: int
+    ) -> "RDMABuffer":
+        buffer = cls.__new__(cls)
+        buffer._owner = owner
+        buffer._registration = registration
+        buffer._handle = handle
+        buffer._offset = offset
+        buffer._nbytes = nbytes
+        buffer._exported = None
+        buffer._route = None
+        return buffer
+
+    @property
+    def nbytes(self) -> int:
+        """Its length in bytes."""
+        return self._nbytes
+
+    def size(self) -> int:
+        """Its length in bytes."""
+        return self._nbytes
+
+    @property
+    def owner(self) -> OwnerId:
+        """The process that owns the memory."""
+        return self._owner
+
+    @property
+    def writable(self) -> bool:
+        """Whether `write_from` is allowed."""
+        return self._source().writable
+
+    @property
+    def backend(self) -> str:
+        """The backend that an operation from this process would use: "local", "shm" or "ucx". Connects nothing.
+
+        Raises:
+            BackendUnavailableError: There is no way from here.
+        """
+        if self._registration is not None and self._owner == process.current().owner:
+            return "local"
+        return process.current().selector.backend_for(self._exported_handle()).name
+
+    def at(self, offset: int, nbytes: int) -> "RDMABuffer":
+        """The part [offset, offset + nbytes) as a buffer of its own; registration and fate are shared.
+
+        Raises:
+            TypeError: One is no integer.
+            ValueError: It is empty or sticks out.
+        """
+        require_range(offset, nbytes, self._nbytes)
+        return self._view(self._owner, self._registration, self._handle, self._offset + int(offset), int(nbytes))
+
+    def read_into(self, dst: Any, *, timeout: float = 60.0) -> Operation:
+        """Copy the whole buffer into `dst`.
+
+        Done by this process alone (over TCP the owner's UCX thread takes part, its Python does not). A small transfer
+        is usually over when this returns.
+
+        Args:
+            dst: Contiguous writable memory of as many bytes.
+            timeout: Seconds until the operation ends with `TransferTimeoutError`.
+
+        Returns:
+            The operation. `dst` is kept alive by it, and its content is undefined until it has succeeded.
+
+        Raises:
+            BackendUnavailableError: There is no way from here.
+            TypeError: `dst` is no memory that can be written.
+            ValueError: Sizes differ, `dst` is read-only, not contiguous, has no bytes, or overlaps the buffer.
+        """
+        region = contiguous(dst, "dst")
+        if region.readonly:
+            require_writable(region, "dst")
+        if region.nbytes != self._nbytes:
+            raise ValueError(f"dst has {region.nbytes} bytes, the buffer {self._nbytes}")
+        return self._copy(region, False, timeout)
+
+    def write_from(self, src: Any, *, timeout: float = 60.0) -> Operation:
+        """Copy `src` over the whole buffer.
+
+        Args:
+            src: Contiguous memory of as many bytes.
+            timeout: Seconds until the operation ends with `TransferTimeoutError`.
+
+        Returns:
+            The operation; keep `src` unchanged until it is over. After an error any part may have been written.
+
+        Raises:
+            BackendUnavailableError: There is no way from here.
+            TypeError: `src` is no memory.
+            ValueError: Sizes differ, `src` is not contiguous, has no bytes, or overlaps the buffer; or the owner
+                registered the buffer as read-only.
+        """
+        region = contiguous(src, "src")
+        if region.nbytes != self._nbytes:
+            raise ValueError(f"src has {region.nbytes} bytes, the buffer {self._nbytes}")
+        self._require_writable()
+        return self._copy(region, True, timeout)
+
+    def drop(self) -> None:
+        """Make every handle to this registration stale, wherever it is, and let go of the memory. Idempotent.
+
+        A transfer that is under way elsewhere is not stopped but ends with `BufferDroppedError`; bytes of a write may
+        still arrive for that moment, so do not give memory that peers write to away before they are done.
+
+        Raises:
+            DataplaneError: This process does not own the buffer.
+        """
+        here = process.current()
+        if self._owner != here.owner:
+            raise DataplaneError(f"only its owner, {self._owner}, can drop this buffer")
+        registration = self._registration
+        if registration is None and self._handle is not None:
+            registration = here.registrations.find(self._handle.card.page_token, self._handle.slot)
+            if registration is not None and registration.epoch.value != self._handle.epoch:
+                registration = None
+        if registration is not None:
+            here.registrations.drop(registration)
+        self._route = None
+
+    def serialize(self) -> bytes:
+        """The handle as bytes, to be sent to another process over a channel that is authenticated.
+
+        Raises:
+            BackendUnavailableError: No backend that is allowed and usable can export that memory.
+            BufferDroppedError: It was dropped.
+            RegistrationError: The backend failed to register the memory.
+        """
+        return handles.join(*self._halves())
+
+    @classmethod
+    def deserialize(cls, raw: bytes | bytearray | memoryview) -> "RDMABuffer":
+        """A handle from bytes. Cheap: nothing is connected, mapped or looked up.
+
+        Raises:
+            DescriptorError: The bytes are not a handle of this version, or damaged.
+            TypeError: They are no bytes.
+        """
+        return cls._from_halves(*handles.split(bytes(memoryview(raw))))
+
+    @classmethod
+    def _from_halves(cls, card: bytes, body: bytes) -> "RDMABuffer":
+        handle, offset, nbytes = handles.parse(card, body)
+        return cls._view(handle.card.owner, None, handle, offset, nbytes)
+
+    def __reduce__(self) -> tuple[Any, tuple[bytes, bytes]]:
+        # The halves apart: pickle writes the card, one object per process, once for all handles of a message.
+        return RDMABuffer._from_halves, self._halves()
+
+    def __repr__(self) -> str:
+        return f"<RDMABuffer of {self._nbytes} bytes, owned by {self._owner}>"
+
+    def route(self) -> tuple[Peer, Remote, int]:
+        """For `RDMAAction`: the way to the registration, and where in it this buffer begins.
+
+        Raises:
+            DataplaneError: There is none.
+        """
+        here = process.current()
+        route = self._route
+        if route is None or route[0] is not here.selector:
+            handle = self._home_handle() if self._owner == here.owner else self._exported_handle()
+            peer = here.selector.peer_for(handle)
+            route = self._route = (here.selector, peer, peer.resolve(handle))
+        return route[1], route[2], self._offset
+
+    def require_writable(self) -> None:
+        """Raise ValueError when the owner lets peers only read."""
+        if not self._source().writable:
+            raise ValueError(f"{self!r} was registered as read-only")
+
+    _require_writable = require_writable
+
+    def _copy(self, region: Any, to_remote: bool, timeout: float) -> Operation:
+        seconds = timeout if type(timeout) is float and timeout > 0 else require_timeout(timeout)
+        try:
+            peer, remote, offset = self.route()
+        except DataplaneError as error:
+            return Operation.failed(error)
+        return peer.copy(region, remote, offset, to_remote=to_remote, timeout=seconds)
+
+    def _source(self) -> Registration | Handle:
+        if self._registration is not None:
+            return self._registration
+        return self._known_handle()
+
+    def _known_handle(self) -> Handle:
+        if self._handle is None:
+            raise DataplaneError("this buffer has neither registration nor handle")
+        return self._handle
+
+    def _home_handle(self) -> Handle:
+        """A handle for use in the owner itself, which needs no backend's section."""
+        if self._registration is None:
+            return self._known_handle()
+        return process.current().home_handle(self._registration)
+
+    def _exported_handle(self) -> Handle:
+        if self._registration is None:
+            return self._known_handle()
+        here = process.current()
+        if self._owner != here.owner:
+            raise DataplaneError(
+                f"this buffer belongs to {self._owner}, from which this process was forked; let the parent pickle it"
+            )
+        if self._exported is None or self._exported[0] is not here.config or self._registration.region is None:
+            self._exported = (here.config, here.export(self._registration))
+            here.registrations.let_out(self._registration)
+        return self._exported[1]
+
+    def _halves(self) -> tuple[bytes, bytes]:
+        handle = self._exported_handle()
+        return handle.card.encoded, handle.body(self._offset, self._nbytes)

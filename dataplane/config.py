@@ -1,0 +1,106 @@
+"""How a process wants its data moved: one immutable record, replaced as a whole by `configure`."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataplane.errors import ConfigurationError
+
+BACKENDS = ("shm", "ucx", "verbs")
+"""Transports between processes, in the order in which "auto" tries them."""
+
+
+_VERBS_NUMBERS = {
+    "port": range(1, 256),
+    "gid_index": range(256),
+    "mtu": (256, 512, 1024, 2048, 4096),
+    "timeout": range(1, 32),
+    "retry_cnt": range(7),
+    "depth": range(16, 8193),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """See `dataplane.configure` for the meaning of each."""
+
+    backend: str = "auto"
+    copy_threads: int = 0
+    export: str = "nearest"
+    ucx: dict[str, str] = field(default_factory=dict)
+    ucx_library: str | None = None
+    verbs: dict[str, str | int] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The transports that may be used, best first."""
+        return BACKENDS if self.backend == "auto" else (self.backend,)
+
+    @property
+    def threads(self) -> int:
+        """Copy threads, with 0 resolved."""
+        return self.copy_threads or min(4, len(os.sched_getaffinity(0)))
+
+
+def checked(
+    old: Config,
+    *,
+    backend: str | None,
+    copy_threads: int | None,
+    export: str | None,
+    ucx: Mapping[str, Any] | None,
+    ucx_library: str | os.PathLike[str] | None,
+    verbs: Mapping[str, Any] | None,
+) -> Config:
+    """`old` with the arguments that are not None put in.
+
+    Raises:
+        ConfigurationError: A value is none of the possible ones.
+    """
+    if backend is not None and backend not in ("auto", *BACKENDS):
+        raise ConfigurationError(f"backend must be one of auto, {', '.join(BACKENDS)}; not {backend!r}")
+    if copy_threads is not None and (not isinstance(copy_threads, int) or not 1 <= copy_threads <= 64):
+        raise ConfigurationError(f"copy_threads must be an integer from 1 to 64, not {copy_threads!r}")
+    if export is not None and export not in ("nearest", "all"):
+        raise ConfigurationError(f"export must be 'nearest' or 'all', not {export!r}")
+    return Config(
+        backend=old.backend if backend is None else backend,
+        copy_threads=old.copy_threads if copy_threads is None else copy_threads,
+        export=old.export if export is None else export,
+        ucx=old.ucx if ucx is None else _ucx_options(ucx),
+        ucx_library=old.ucx_library if ucx_library is None else os.fspath(ucx_library),
+        verbs=old.verbs if verbs is None else _verbs_options(verbs),
+    )
+
+
+def _ucx_options(options: Mapping[str, Any]) -> dict[str, str]:
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"ucx must map option names to values, not {options!r}")
+    checked_options: dict[str, str] = {}
+    for name, value in options.items():
+        if not isinstance(name, str) or not name.isidentifier() or not isinstance(value, (str, int)):
+            raise ConfigurationError(f"ucx option {name!r}={value!r}: a name and a string or integer are needed")
+        checked_options[name.upper().removeprefix("UCX_")] = str(value)
+    return checked_options
+
+
+def _verbs_options(options: Mapping[str, Any]) -> dict[str, str | int]:
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(f"verbs must map option names to values, not {options!r}")
+    for name, value in options.items():
+        allowed = _VERBS_NUMBERS.get(name)
+        if name in ("device", "listen"):
+            if not isinstance(value, str) or not value.isascii() or (name == "listen" and not _is_address(value)):
+                raise ConfigurationError(f"verbs option {name}={value!r}: a device's name, or HOST:PORT, is needed")
+        elif allowed is None:
+            raise ConfigurationError(f"there is no verbs option {name!r}: device, listen, {', '.join(_VERBS_NUMBERS)}")
+        elif isinstance(value, bool) or value not in allowed:
+            raise ConfigurationError(f"verbs option {name}={value!r} is none of {allowed}")
+    return dict(options)
+
+
+def _is_address(text: str) -> bool:
+    """Whether peers could connect to it as it is written: the wildcard address is none."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]") not in ("", "0.0.0.0", "::") and port.isdecimal() and int(port) <= 0xFFFF

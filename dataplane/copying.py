@@ -1,0 +1,201 @@
+"""Copies between addresses of this process: what the local and the shared-memory backend have in common.
+
+Small copies run in the calling thread. Large ones are cut into parts that a few copy threads take one by one, so that
+none waits for another that was slower. A thread that waits for the result takes parts too, so `transfer().get()` needs
+no thread switch to begin.
+"""
+
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dataplane._copy import changed_word, copy, copy_rows
+from dataplane.backends.base import Done, Remote, Transfer
+from dataplane.errors import BufferDroppedError, OwnerDiedError, TransferTimeoutError
+from dataplane.handle import Handle
+from dataplane.identity import ProcessWatch
+from dataplane.layout import Rows, row_bytes, single, stripes
+from dataplane.memory import HOST, Region
+from dataplane.operation import Helper
+
+INLINE_BYTES = 1 << 20
+"""Copied in the calling thread, also of an event loop: some 100 us, where handing over and back costs half of that."""
+
+
+PART_BYTES = 8 << 20
+"""Of a large copy: little enough to share out evenly, enough that handing it over costs nothing beside copying it."""
+
+
+STREAM_BYTES = 16 << 20
+"""From here on a copy goes past the cache: measured, on machines of 2 MiB L2 and 32 MiB L3, 1.2 to 1.3 times faster."""
+
+
+class CopyPool:
+    """The copy threads of a process; daemons, started when first needed."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._started = 0
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[Helper] = SimpleQueue()
+
+    def resize(self, threads: int) -> None:
+        """Use that many threads from the next compiled copy on."""
+        self.threads = threads
+
+    def offer(self, work: Helper, times: int) -> None:
+        """Let up to `times` threads call `work`, which must not raise."""
+        if self._started < min(self.threads, times):
+            self._start(min(self.threads, times))
+        for _ in range(times):
+            self._queue.put(work)
+
+    def memcpy(self, dst: int, src: int, nbytes: int, threads: int) -> None:
+        """Copy between addresses in `threads` stripes, one of them in the calling thread; return when all is there."""
+        if threads == 1:
+            copy(dst, src, nbytes)
+            return
+        parts = stripes(single(dst, src, nbytes), threads)
+        waiting = threading.Semaphore(0)
+
+        def copy_part(rows: Rows) -> None:
+            copy_rows(rows, False)
+            waiting.release()
+
+        for part in parts[:-1]:
+            self.offer(functools.partial(copy_part, part), 1)
+        copy_rows(parts[-1], False)
+        for _ in parts[:-1]:
+            waiting.acquire()
+
+    def _start(self, wanted: int) -> None:
+        with self._lock:
+            while self._started < wanted:
+                self._started += 1
+                name = f"dataplane-copy-{self._started}"
+                threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            self._queue.get()()
+
+
+class CopyTransfer(Transfer):
+    """Rows whose two sides are both mapped here, with the epoch words of the remote side."""
+
+    def __init__(
+        self,
+        parts: list[Rows],
+        remotes: Sequence[Remote],
+        locals_: Sequence[Region],
+        *,
+        to_remote: bool,
+        pool: CopyPool,
+        watch: ProcessWatch | None,
+        inline: bool,
+        pin: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.to_remote = to_remote
+        self._pool = pool
+        self._watch = watch
+        self._pin = pin
+        self._remotes = tuple(remotes)  # they hold the mappings
+        self._locals = tuple(locals_)
+        self._words: NDArray[np.uint64] = np.array([remote.word for remote in remotes], dtype=np.uint64)
+        self._epochs: NDArray[np.uint64] = np.array([remote.handle.epoch for remote in remotes], dtype=np.uint64)
+        self.parts = parts
+        self._inline = inline
+        self.stream = sum(int(row_bytes(rows).sum()) for rows in parts) >= STREAM_BYTES
+        self.local = (locals_[0].kind, locals_[0].device)
+        self.places = [(remote.handle.kind, remote.handle.device) for remote in remotes]
+        self.on_host = {self.local, *self.places} == {(HOST, 0)}
+
+    def start(self, deadline: float, done: Done) -> Helper | None:
+        """See `Transfer`."""
+        try:
+            pinned = self._pin()
+            if self.to_remote:
+                self.check()
+        except BufferDroppedError as error:
+            done(error)
+            return None
+        run = _Run(self, deadline, done, pinned)
+        if self._inline:
+            run.help()
+            return None
+        self._pool.offer(run.help, min(len(self.parts), self._pool.threads))
+        return run.help
+
+    def check(self) -> None:
+        """Raise unless every word is as it should be and the owner is there."""
+        at = changed_word(self._words, self._epochs)
+        if at >= 0:
+            raise dropped(self._remotes[at].handle)
+        if self._watch is not None and self._watch.gone:
+            raise OwnerDiedError(f"{self._watch.owner} is gone")
+
+
+class _Run:
+    """One start of a transfer: its stripes are claimed one by one, the last one to finish checks and reports."""
+
+    def __init__(self, transfer: CopyTransfer, deadline: float, done: Done, pinned: object) -> None:
+        self._transfer: CopyTransfer | None = transfer
+        self._deadline = deadline
+        self._done = done
+        self._pinned = pinned
+        self._claims = itertools.count()
+        self._finished = itertools.count(1)
+        self._error: BaseException | None = None
+
+    def help(self) -> None:
+        """Copy stripes until none is left that nobody has begun."""
+        transfer = self._transfer
+        if transfer is None:
+            return
+        parts = transfer.parts
+        while (claim := next(self._claims)) < len(parts):
+            if time.monotonic() > self._deadline:
+                self._error = TransferTimeoutError("the deadline passed before all of the copy had begun")
+            elif self._error is None:
+                self._copy(transfer, parts[claim])
+            if next(self._finished) == len(parts):
+                self._finish(transfer)
+
+    def _copy(self, transfer: CopyTransfer, rows: Rows) -> None:
+        try:
+            if transfer.on_host:
+                copy_rows(rows, transfer.to_remote, transfer.stream)
+            else:
+                from dataplane import tensors  # imports torch, where the device memory came from
+
+                tensors.copy_rows(rows, transfer.to_remote, transfer.local, transfer.places)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is the caller's, not this thread's
+            self._error = error
+
+    def _finish(self, transfer: CopyTransfer) -> None:
+        # Offers that no thread has taken up yet may lie in the pool's queue for a while; they must hold no memory.
+        self._transfer = self._pinned = None
+        error = self._error
+        if error is None:
+            try:
+                transfer.check()
+            except (BufferDroppedError, OwnerDiedError) as found:
+                error = found
+        self._done(error)
+
+
+def parts_of(rows: Rows) -> tuple[list[Rows], bool]:
+    """Rows as the parts to copy them in, and whether that is little enough for the calling thread."""
+    nbytes = int(row_bytes(rows).sum())
+    return stripes(rows, max(1, -(-nbytes // PART_BYTES))), nbytes <= INLINE_BYTES
+
+
+def dropped(handle: Handle) -> BufferDroppedError:
+    """The error for a word that has changed."""
+    return BufferDroppedError(f"{handle} was dropped by its owner; ask the owner for a new handle")

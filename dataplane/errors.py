@@ -1,0 +1,60 @@
+"""Everything that can go wrong when memory is moved, as one small tree.
+
+    DataplaneError
+    ├── ConfigurationError (ValueError)      configure() was asked for something that cannot be had
+    ├── BackendUnavailableError              no usable backend reaches that memory from here
+    ├── RegistrationError                    the memory cannot be registered or allocated
+    ├── DescriptorError (ValueError)         bytes that are not a handle of this version
+    ├── BufferDroppedError                   the owner has dropped the buffer: its bytes mean nothing now
+    └── TransferError                        the bytes did not arrive; `.status` holds the library's own code
+        ├── OwnerDiedError                   the owning process is gone
+        └── TransferTimeoutError (TimeoutError)  the deadline passed first
+
+Arguments that no transfer could honour (wrong size, read-only destination, out of range, not contiguous) are plain
+`ValueError` or `TypeError`, raised before a byte is sent. After any `DataplaneError` of a transfer that had begun, the
+content of the destination is undefined.
+"""
+
+
+class DataplaneError(Exception):
+    """Root of all errors of this package."""
+
+
+class ConfigurationError(DataplaneError, ValueError):
+    """`configure()` was given a value that does not exist, or too late to have an effect."""
+
+
+class BackendUnavailableError(DataplaneError):
+    """No backend that is usable here and allowed by the configuration reaches that memory."""
+
+
+class RegistrationError(DataplaneError):
+    """Memory could not be allocated, shared or registered."""
+
+
+class DescriptorError(DataplaneError, ValueError):
+    """The bytes are not a handle, are damaged, or are of a version that this one does not read."""
+
+
+class BufferDroppedError(DataplaneError):
+    """The owner dropped the buffer (or its last reference); what was read, if anything, means nothing."""
+
+
+class TransferError(DataplaneError):
+    """A transfer failed half-way.
+
+    Attributes:
+        status: The foreign library's status code (for UCX a negative `ucs_status_t`), or None where there is none.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class OwnerDiedError(TransferError):
+    """The process that owns the memory is gone; a restarted one has other handles."""
+
+
+class TransferTimeoutError(TransferError, TimeoutError):
+    """The deadline passed before the transfer was complete."""

@@ -1,0 +1,107 @@
+"""Who owns memory: an identity that no later process can have, and a way to see that its process is gone."""
+
+import os
+import secrets
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+
+from dataplane._copy import gone
+from dataplane.errors import OwnerDiedError
+
+# Field 22 of /proc/<pid>/stat, counted after the command name, which may itself hold blanks and parentheses: proc(5).
+_START_TIME_FIELD = 22 - 3
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerId:
+    """The process that a buffer belongs to.
+
+    Attributes:
+        host: Same number for processes that share a kernel and a pid namespace, and so can see each other in /proc.
+        pid: Process id within that namespace.
+        started: When the process started, in clock ticks since boot.
+        token: Random, drawn anew by every process and after every fork.
+    """
+
+    host: int
+    pid: int
+    started: int
+    token: int
+
+    def __str__(self) -> str:
+        return f"process {self.pid} of host {self.host:016x}"
+
+
+def host_id() -> int:
+    """This kernel and pid namespace as 64 bits.
+
+    Not cached: a forked child may have been moved into another pid namespace.
+    """
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    return int.from_bytes(blake2b(f"{boot}/{namespace}".encode(), digest_size=8).digest(), "little")
+
+
+def start_time(pid: int) -> int | None:
+    """When process `pid` started, in clock ticks since boot; None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(stat[stat.rindex(b")") + 2 :].split()[_START_TIME_FIELD])
+
+
+def new_owner() -> OwnerId:
+    """The identity of this process, with a fresh token."""
+    pid = os.getpid()
+    started = start_time(pid)
+    return OwnerId(host_id(), pid, started or 0, secrets.randbits(64))
+
+
+class ProcessWatch:
+    """A pidfd of another process of this host: says at once, and for ever, whether that very process is gone.
+
+    Attributes:
+        pidfd: For `_copy.guarded_copy`; -1 once closed.
+    """
+
+    __slots__ = ("__weakref__", "owner", "pidfd")
+
+    def __init__(self, owner: OwnerId) -> None:
+        """Open the pidfd, then compare start times: in this order a reused pid cannot slip in between.
+
+        Raises:
+            OwnerDiedError: There is no such process, or another one has its pid now.
+        """
+        self.owner = owner
+        self.pidfd = -1
+        try:
+            self.pidfd = os.pidfd_open(owner.pid)
+        except (ProcessLookupError, ValueError, OverflowError):
+            raise OwnerDiedError(f"{owner} is gone") from None
+        if start_time(owner.pid) != owner.started or gone(self.pidfd):
+            self.close()
+            raise OwnerDiedError(f"{owner} is gone; its pid belongs to another process now or to none")
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process has exited (a zombie has)."""
+        return self.pidfd < 0 or gone(self.pidfd)
+
+    def close(self) -> None:
+        """Give the file descriptor back. Idempotent."""
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+@cache
+def page_size() -> int:
+    """Bytes of a page of memory."""
+    return os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,123 @@
+"""Anonymous shared memory: files without a name, reached through the process that made them.
+
+The owner creates a memfd, seals its size, and writes a header into its last page. A peer of the same user opens it as
+`/proc/<pid>/fd/<n>`. Whatever a handle claims, a peer maps nothing but a sealed memfd that bears the handle's own
+random tokens: not another file that happens to have that number by now, nor one that could shrink under its feet.
+When the last process that maps it is gone, so is the memory.
+"""
+
+import fcntl
+import os
+import secrets
+import struct
+from dataclasses import dataclass
+
+from dataplane._copy import SharedMap
+from dataplane.errors import BackendUnavailableError, BufferDroppedError, OwnerDiedError, RegistrationError
+from dataplane.identity import OwnerId, page_size, start_time
+
+_MAGIC = 0x31304B4950505349
+_HEADER = struct.Struct("<QQQQ")  # magic, owner's token, file's token, bytes of payload
+_NAME = "skipper"
+_LINK = f"/memfd:{_NAME} (deleted)"
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Mapping:
+    """Shared memory as mapped here, by its owner or by a peer. Unmapped when the last reference goes.
+
+    Attributes:
+        fd: In the owner the open descriptor; in a peer -1.
+        token: Random; a later file of the same number has another.
+        address: Where it is mapped in this process.
+        nbytes: Usable bytes, a multiple of the page size.
+        memory: Holds the mapping.
+    """
+
+    fd: int
+    token: int
+    address: int
+    nbytes: int
+    memory: SharedMap
+
+    def retire(self) -> None:
+        """Owner only: give all pages back to the system although peers may still map them, and close the file."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            self.memory.remove(0, self.nbytes)
+            os.close(fd)
+
+
+def create(owner: OwnerId, nbytes: int) -> Mapping:
+    """Make shared memory of at least `nbytes` bytes, zeroed, in this process.
+
+    Raises:
+        RegistrationError: The system has no file descriptor or no memory left.
+    """
+    page = page_size()
+    nbytes = -(-nbytes // page) * page
+    token = secrets.randbits(64)
+    fd = -1
+    try:
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, nbytes + page)
+        os.pwrite(fd, _HEADER.pack(_MAGIC, owner.token, token, nbytes), nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        memory = SharedMap(fd, nbytes + page)
+    except (OSError, OverflowError, ValueError) as error:
+        if fd >= 0:
+            os.close(fd)
+        raise RegistrationError(
+            f"no {nbytes} bytes of shared memory: {error} (limits: memory, ulimit -n, ulimit -v)"
+        ) from error
+    return Mapping(fd, token, memory.address, nbytes, memory)
+
+
+def attach(owner: OwnerId, fd: int, token: int) -> Mapping:
+    """Map memory of another process of this host.
+
+    Args:
+        owner: The process that made it.
+        fd: Its descriptor's number there.
+        token: The file's token, from the handle.
+
+    Raises:
+        OwnerDiedError: The process is gone.
+        BufferDroppedError: The process lives, but that memory is no longer there.
+        BackendUnavailableError: This process may not look into that one.
+    """
+    path = f"/proc/{owner.pid}/fd/{fd}"
+    here = -1
+    try:
+        # The name first: opening anything else under that number (a pipe, a terminal) could have effects.
+        if os.readlink(path) != _LINK:
+            raise BufferDroppedError(f"{owner} has released the memory of that handle")
+        here = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return _map_checked(owner, here, token)
+    except (FileNotFoundError, ProcessLookupError):
+        if start_time(owner.pid) == owner.started:
+            raise BufferDroppedError(f"{owner} has released the memory of that handle") from None
+        raise OwnerDiedError(f"{owner} is gone") from None
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"cannot map memory of {owner}: {error}. Both processes must run as the same user and see each other "
+            "in /proc; else let the owner call dataplane.configure(export='all')"
+        ) from error
+    finally:
+        if here >= 0:
+            os.close(here)
+
+
+def _map_checked(owner: OwnerId, fd: int, token: int) -> Mapping:
+    page = page_size()
+    size = os.fstat(fd).st_size
+    sealed = fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    nbytes = size - page
+    if not sealed or nbytes <= 0 or size % page:
+        raise BufferDroppedError(f"{owner} has other memory under the descriptor of that handle")
+    header = os.pread(fd, _HEADER.size, nbytes)
+    if _HEADER.unpack(header) != (_MAGIC, owner.token, token, nbytes):
+        raise BufferDroppedError(f"{owner} has other memory under the descriptor of that handle")
+    memory = SharedMap(fd, size)
+    return Mapping(-1, token, memory.address, nbytes, memory)

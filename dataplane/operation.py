@@ -1,0 +1,140 @@
+"""What a submitted transfer returns: awaitable, waitable, and done exactly once."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
+
+from dataplane.errors import TransferTimeoutError
+from dataplane.memory import require_timeout
+
+if TYPE_CHECKING:
+    from dataplane.backends.base import Transfer
+
+Helper = Callable[[], None]
+
+
+class Operation:
+    """A transfer, or a batch of them, under way.
+
+    `await operation` in any event loop, or `operation.get()` in any thread; both return None once every byte is where
+    it should be and every epoch was found valid, or raise the first error. The memory involved is kept alive until
+    then. Not retrieving the result does not stop the transfer.
+    """
+
+    __slots__ = ("_callbacks", "_error", "_helpers", "_lock", "_pending", "_waiter")
+
+    def __init__(self, parts: int) -> None:
+        self._pending = parts
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[Operation], None]] = []
+        self._helpers: list[Helper] = []
+        self._waiter: threading.Event | None = None
+
+    @classmethod
+    def failed(cls, error: BaseException) -> "Operation":
+        """One that is over already, with an error."""
+        operation = cls(0)
+        operation._error = error
+        return operation
+
+    def done(self) -> bool:
+        """Whether it is over, in success or in error."""
+        return self._pending == 0
+
+    def get(self, timeout: float | None = None) -> None:
+        """Wait until it is over. What nobody has begun yet is done by the calling thread.
+
+        Args:
+            timeout: Seconds to wait here; None waits as long as the operation's own timeout lets it run. When it
+                passes, the operation goes on.
+
+        Raises:
+            DataplaneError: As the transfer failed; see `dataplane.errors`.
+            TransferTimeoutError: This timeout, or the operation's own, passed.
+        """
+        if self._pending:
+            self._wait(timeout)
+        if self._error is not None:
+            raise self._error
+
+    def add_done_callback(self, callback: Callable[["Operation"], None]) -> None:
+        """Call `callback(self)` when it is over: at once if it is, else in the thread that finishes it.
+
+        The callback must be quick and must not raise.
+        """
+        with self._lock:
+            if self._pending:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def __await__(self) -> Generator[asyncio.Future[None], None, None]:
+        if self._pending:
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+            self.add_done_callback(lambda _: _resolve_threadsafe(loop, future))
+            yield from future
+        if self._error is not None:
+            raise self._error
+
+    def add_helper(self, helper: Helper) -> None:
+        """For backends: something that a waiting thread can do to speed this up; does nothing when all is begun."""
+        self._helpers.append(helper)
+
+    def part_done(self, error: BaseException | None) -> None:
+        """For backends: one of the parts is over. The first error is the operation's."""
+        with self._lock:
+            if error is not None and self._error is None:
+                self._error = error
+            self._pending -= 1
+            if self._pending:
+                return
+            callbacks, self._callbacks = self._callbacks, []
+            self._helpers = []
+            if self._waiter is not None:
+                self._waiter.set()
+        for callback in callbacks:
+            callback(self)
+
+    def _wait(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + require_timeout(timeout)
+        for helper in tuple(self._helpers):
+            helper()
+        with self._lock:
+            if not self._pending:
+                return
+            if self._waiter is None:
+                self._waiter = threading.Event()
+            waiter = self._waiter
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not waiter.wait(left):
+            raise TransferTimeoutError(f"not done within {timeout} s; the operation itself goes on")
+
+
+def start_one(transfer: "Transfer", timeout: float) -> Operation:
+    """Start a transfer as an operation of its own."""
+    operation = Operation(1)
+    helper = transfer.start(time.monotonic() + timeout, operation.part_done)
+    if helper is not None:
+        operation.add_helper(helper)
+    return operation
+
+
+DONE = Operation(0)
+"""Every transfer that succeeded before its submission returned: there is nothing left to tell them apart."""
+
+
+def _resolve_threadsafe(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:
+    try:
+        loop.call_soon_threadsafe(_resolve, future)
+    except RuntimeError:
+        if not loop.is_closed():  # a loop that was closed meanwhile has nobody left who waits
+            raise
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,90 @@
+"""Builds the two C extensions of `dataplane`; everything else about the package is in pyproject.toml.
+
+`dataplane._copy` needs a C compiler and Python's headers. `dataplane.backends._ucp` also needs the headers and
+libraries of UCX. They come from the wheel `libucx-cu12` of the build environment, or from the UCX installed under the
+folder that the environment variable `UCX_HOME` names (with `include/ucp/api/ucp.h` and `lib/libucp.so.0`).
+The extension asks the loader for `libucp.so.0` by its name and carries no path: which file that is, is decided at run
+time (`dataplane.configure(ucx_library=...)`).
+"""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, CompileError, ExecError, LinkError, PlatformError
+
+FLAGS = ["-O3", "-Wno-unused-function"]
+
+
+class BuildExtensions(build_ext):
+    """`build_ext` whose failure for want of a compiler is one sentence."""
+
+    def run(self) -> None:
+        """Compile, or say in one sentence what is missing and stop."""
+        try:
+            super().run()
+        except (CCompilerError, CompileError, ExecError, LinkError, PlatformError) as error:
+            sys.exit(
+                "error: Skipper's dataplane is compiled: it needs a C compiler and Python's headers "
+                f"(Debian: apt-get install gcc libc6-dev python3-dev). The compiler said: {error}"
+            )
+
+
+def find_ucx() -> Path:
+    """The folder that holds UCX's `include` and `lib`."""
+    named = os.environ.get("UCX_HOME")
+    if named:
+        home = Path(named)
+    else:
+        spec = importlib.util.find_spec("libucx")
+        if spec is None or spec.origin is None:
+            sys.exit(
+                "error: Skipper's dataplane needs UCX to compile: install the build requirement libucx-cu12, "
+                "or name a UCX installation by UCX_HOME"
+            )
+        home = Path(spec.origin).parent
+    for needed in ("include/ucp/api/ucp.h", "lib/libucp.so.0", "lib/libucs.so.0"):
+        if not (home / needed).exists():
+            sys.exit(f"error: {home} is not an installation of UCX: it has no {needed}")
+    return home
+
+
+def extensions() -> list[Extension]:
+    """Both extensions, for cythonize."""
+    ucx = find_ucx()
+    return [
+        Extension(
+            "dataplane._copy",
+            ["dataplane/_copy.pyx"],
+            include_dirs=["dataplane"],
+            depends=["dataplane/rows.h"],
+            extra_compile_args=FLAGS,
+        ),
+        Extension(
+            "dataplane.backends._ucp",
+            ["dataplane/backends/_ucp.pyx"],
+            include_dirs=["dataplane"],
+            depends=["dataplane/rows.h", "dataplane/backends/ucp_api.pxd"],
+            library_dirs=[str(ucx / "lib")],
+            # By file name: the wheel has no libucp.so for -lucp in some of its builds, and the name that ends up in
+            # the extension is the library's soname either way. Its own dependencies are resolved at run time.
+            extra_link_args=[
+                "-l:libucp.so.0",
+                "-l:libucs.so.0",
+                "-Wl,--allow-shlib-undefined",
+                f"-Wl,-rpath-link,{ucx / 'lib'}",
+            ],
+            # As system headers: what they warn about is not ours to change.
+            extra_compile_args=[*FLAGS, "-isystem", str(ucx / "include")],
+        ),
+    ]
+
+
+setup(
+    ext_modules=cythonize(extensions(), language_level=3, annotate=False),
+    cmdclass={"build_ext": BuildExtensions},
+)

@@ -1,0 +1,213 @@
+"""The other side: an owner of memory that does what a test tells it, in a process of its own or in this one."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import dataplane
+from dataplane import RDMABuffer
+from dataplane import handle as handles
+
+ROOT = Path(__file__).resolve().parents[2]
+REPLY_S = 30.0
+
+
+class Memory:
+    """What an owner can be told to do. Runs wherever the owner is."""
+
+    def __init__(self, *, shared: bool) -> None:
+        self._shared = shared
+        self._arrays: dict[int, Any] = {}
+        self._buffers: dict[int, RDMABuffer] = {}
+        self._next = 0
+
+    def make(self, content: bytes, writable: bool = True) -> tuple[int, bytes]:
+        """Register a copy of `content`: (its name, the handle)."""
+        array = self._allocate(len(content))
+        array[:] = np.frombuffer(content, np.uint8)
+        return self._register(array, writable)
+
+    def make_filled(self, nbytes: int, value: int) -> tuple[int, bytes]:
+        array = self._allocate(nbytes)
+        array[:] = value
+        return self._register(array, True)
+
+    def content(self, name: int) -> bytes:
+        return bytes(self._arrays[name])
+
+    def fill(self, name: int, value: int) -> None:
+        self._arrays[name][:] = value
+
+    def drop(self, name: int) -> None:
+        self._buffers.pop(name).drop()
+
+    def forget(self, name: int) -> None:
+        """Let go of buffer and memory without dropping."""
+        del self._buffers[name], self._arrays[name]
+
+    def forget_memory(self, name: int) -> None:
+        """Of a buffer that was dropped."""
+        del self._arrays[name]
+
+    def drop_and_fill(self, name: int, value: int) -> None:
+        self.drop(name)
+        self.fill(name, value)
+
+    def churn(self, count: int, nbytes: int) -> None:
+        """Register, export and drop many buffers."""
+        for _ in range(count):
+            buffer = RDMABuffer(self._allocate(nbytes))
+            buffer.serialize()
+            buffer.drop()
+
+    def read(self, handle: bytes, nbytes: int, times: int) -> bytes:
+        """Be a reader: what another owner's buffer held the last time."""
+        buffer = RDMABuffer.deserialize(handle)
+        into = np.empty(nbytes, np.uint8)
+        for _ in range(times):
+            buffer.read_into(into, timeout=10).get()
+        return into.tobytes()
+
+    def write(self, handle: bytes, content: bytes, times: int) -> None:
+        """Be a writer."""
+        buffer = RDMABuffer.deserialize(handle)
+        for _ in range(times):
+            buffer.write_from(content, timeout=10).get()
+
+    def footprint(self) -> tuple[int, int]:
+        """(open file descriptors, resident KiB)."""
+        return footprint()
+
+    def _allocate(self, nbytes: int) -> Any:
+        return dataplane.empty_array(nbytes, np.uint8) if self._shared else np.empty(nbytes, np.uint8)
+
+    def _register(self, array: Any, writable: bool) -> tuple[int, bytes]:
+        self._next += 1
+        self._arrays[self._next] = array
+        self._buffers[self._next] = buffer = RDMABuffer(array, writable=writable)
+        return self._next, buffer.serialize()
+
+
+class LocalOwner:
+    """The same process as the test."""
+
+    def __init__(self, *, shared: bool) -> None:
+        self._memory = Memory(shared=shared)
+
+    def __call__(self, method: str, *args: Any) -> Any:
+        return getattr(self._memory, method)(*args)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class RemoteOwner:
+    """A spawned process."""
+
+    def __init__(self, settings: Mapping[str, Any], *, shared: bool, far: bool = False) -> None:
+        self._far = far
+        self._connection, theirs = Pipe()
+        command = [sys.executable, "-m", "tests.conformance.owner", str(theirs.fileno())]
+        self.process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+        theirs.close()
+        self._connection.send((dict(settings), shared))
+        self.reply()
+
+    def __call__(self, method: str, *args: Any) -> Any:
+        self.tell(method, *args)
+        return self.reply()
+
+    def tell(self, method: str, *args: Any) -> None:
+        """Without waiting for the answer."""
+        self._connection.send((method, args))
+
+    def reply(self) -> Any:
+        if not self._connection.poll(REPLY_S):
+            raise TimeoutError("the owner does not answer")
+        error, value = self._connection.recv()
+        if error is not None:
+            raise error
+        if self._far and isinstance(value, tuple) and isinstance(value[1], bytes):
+            name, handle = value
+            return name, from_afar(handle)
+        return value
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.process.pid, number)
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until its last thread has stopped."""
+        self.signal(signal.SIGSTOP)
+        end = time.monotonic() + REPLY_S
+        while not all(stopped(task) for task in Path(f"/proc/{self.process.pid}/task").iterdir()):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self.process.kill()
+        self.process.wait(REPLY_S)
+
+    def close(self) -> None:
+        if not self._connection.closed:
+            self.kill()
+            self._connection.close()
+
+
+def stopped(task: Path) -> bool:
+    """Whether a thread is in state T: proc(5)."""
+    stat = (task / "stat").read_text()
+    return stat[stat.rindex(")") + 2] == "T"
+
+
+def from_afar(raw: bytes) -> bytes:
+    """The handle as it would be if its owner ran on another host: no pidfd, no page in reach, only the network."""
+    return forged(raw, host=1)
+
+
+def forged(raw: bytes, **changes: Any) -> bytes:
+    """A handle with another owner in its card, otherwise the same."""
+    handle, offset, nbytes = handles.parse(*handles.split(raw))
+    owner = dataclasses.replace(handle.card.owner, **changes)
+    card = handles.Card.make(owner, handle.card.page_token, handle.card.sections)
+    return handles.join(card.encoded, handle.body(offset, nbytes))
+
+
+def footprint() -> tuple[int, int]:
+    """(open file descriptors, resident KiB) of this process."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    return len(os.listdir("/proc/self/fd")), resident
+
+
+def _serve(connection: "Connection[Any, Any]") -> None:
+    settings, shared = connection.recv()
+    dataplane.configure(**settings)
+    memory = Memory(shared=shared)
+    connection.send((None, "ready"))
+    while True:
+        try:
+            method, args = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send((None, getattr(memory, method)(*args)))
+        except Exception as error:  # noqa: BLE001 - it is the test that asked for it
+            connection.send((error, None))
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,236 @@
+"""Configuration, fork, start-up: what a process holds, and when."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dataplane
+from dataplane import ConfigurationError, process
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(script: str) -> str:
+    """A script in a fresh interpreter, its output."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_importing_has_no_side_effects() -> None:
+    run(
+        "import os, sys, threading; before = dict(os.environ); fds = len(os.listdir('/proc/self/fd'))\n"
+        "import dataplane\n"
+        "assert 'torch' not in sys.modules and 'dataplane.backends._ucp' not in sys.modules\n"
+        "assert threading.active_count() == 1 and dict(os.environ) == before\n"
+        "assert len(os.listdir('/proc/self/fd')) == fds\n"
+    )
+
+
+def test_shared_memory_alone_never_starts_ucx() -> None:
+    run(
+        "import sys, threading, dataplane, numpy as np\n"
+        "array = dataplane.empty_array(10, np.uint8)\n"
+        "buffer = dataplane.RDMABuffer(array); buffer.serialize()\n"
+        "buffer.read_into(bytearray(10)).get()\n"
+        "dataplane.RDMABuffer(np.zeros(10)).read_into(np.zeros(10)).get()\n"
+        "assert 'dataplane.backends._ucp' not in sys.modules and threading.active_count() == 1\n"
+    )
+
+
+def test_what_ucx_listens_on_is_loopback() -> None:
+    """Every TCP socket that this process listens on once UCX serves, from the kernel's own table."""
+    listening = run(
+        "import os, dataplane, numpy as np\n"
+        "buffer = dataplane.RDMABuffer(np.zeros(10)); buffer.serialize()\n"
+        "mine = {os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n.isdigit()\n"
+        "        and os.path.exists(f'/proc/self/fd/{n}')}\n"
+        "for table in ('tcp', 'tcp6'):\n"
+        "    for line in open(f'/proc/net/{table}').readlines()[1:]:\n"
+        "        field = line.split()\n"
+        "        if field[3] == '0A' and f'socket:[{field[9]}]' in mine: print(field[1].split(':')[0])\n"
+    ).split()
+    assert listening
+    assert set(listening) == {"0100007F"}  # 127.0.0.1 in the kernel's byte order
+
+
+def test_a_process_that_used_ucx_ends_cleanly() -> None:
+    assert (
+        run("import dataplane, numpy; b = dataplane.RDMABuffer(numpy.zeros(9)); b.serialize(); print('end')") == "end\n"
+    )
+
+
+def test_a_forked_child_starts_afresh_and_harms_nothing() -> None:
+    out = run(
+        "import os, gc, sys, dataplane, numpy as np\n"
+        "array = dataplane.empty_array(1 << 16, np.uint8); array[:] = 7\n"
+        "buffer = dataplane.RDMABuffer(array); raw = buffer.serialize()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    into = np.zeros(1 << 16, np.uint8)\n"
+        "    theirs = dataplane.RDMABuffer.deserialize(raw)\n"
+        "    assert theirs.backend == 'shm'\n"
+        "    theirs.read_into(into).get(); assert (into == 7).all()\n"
+        "    try: buffer.drop()\n"
+        "    except dataplane.DataplaneError as error: assert 'only its owner' in str(error)\n"
+        "    else: raise SystemExit(2)\n"
+        "    own = dataplane.empty_array(1 << 16, np.uint8); own[:] = 9\n"
+        "    del buffer, array; gc.collect()\n"
+        "    dataplane.RDMABuffer(own).serialize()\n"
+        "    sys.exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "again = dataplane.empty_array(1 << 16, np.uint8); again[:] = 1\n"
+        "into = np.zeros(1 << 16, np.uint8); buffer.read_into(into).get()\n"
+        "assert (into == 7).all() and (array == 7).all()\n"
+        "print('unharmed')\n"
+    )
+    assert out == "unharmed\n"
+
+
+def test_ucx_in_a_forked_child_is_a_typed_error_and_the_parent_goes_on() -> None:
+    out = run(
+        "import os, sys, warnings, subprocess, dataplane, numpy as np\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"
+        "array = np.arange(1000); buffer = dataplane.RDMABuffer(array); raw = buffer.serialize()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    for attempt in (lambda: dataplane.RDMABuffer.deserialize(raw).read_into(np.zeros(1000)).get(),\n"
+        "                    lambda: dataplane.RDMABuffer(np.zeros(9)).serialize()):\n"
+        "        try: attempt()\n"
+        "        except dataplane.BackendUnavailableError as error: assert 'fork' in str(error), error\n"
+        "        else: os._exit(2)\n"
+        "    ucx = next(s for s in dataplane.backends() if s.name == 'ucx')\n"
+        "    assert not ucx.usable and 'fork' in ucx.reason\n"
+        "    sys.exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "reader = ('import sys, dataplane, numpy as np; into = np.zeros(1000, np.int64);'\n"
+        "          'dataplane.RDMABuffer.deserialize(sys.stdin.buffer.read()).read_into(into, timeout=10).get();'\n"
+        "          'assert (into == np.arange(1000)).all()')\n"
+        "subprocess.run([sys.executable, '-c', reader], input=raw, check=True, timeout=30)\n"
+        "print('serving')\n"
+    )
+    assert out == "serving\n"
+
+
+def test_every_backend_says_whether_it_is_usable_and_why() -> None:
+    statuses = {status.name: status for status in dataplane.backends()}
+    assert set(statuses) == {"local", "shm", "ucx", "verbs"}
+    assert statuses["local"].usable
+    assert statuses["shm"].usable
+    assert statuses["ucx"].usable
+    assert "UCX 1." in statuses["ucx"].reason
+    assert all(status.reason for status in statuses.values())
+
+
+def test_the_rdma_backend_is_the_one_for_ordinary_memory() -> None:
+    assert dataplane.get_rdma_backend() in ("ucx", "verbs")
+    assert dataplane.is_ibverbs_available() == (
+        os.path.isdir("/sys/class/infiniband") and bool(os.listdir("/sys/class/infiniband"))
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"backend": "carrier-pigeon"},
+        {"copy_threads": 0},
+        {"copy_threads": 1.5},
+        {"export": "some"},
+        {"ucx": ["TLS"]},
+        {"ucx": {"not a name": "x"}},
+        {"ucx": {"TLS": None}},
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_refused_and_changes_nothing(wrong: dict[str, object]) -> None:
+    before = process.current().config
+    with pytest.raises(ConfigurationError):
+        dataplane.configure(**wrong)  # type: ignore[arg-type]
+    assert process.current().config == before
+
+
+def test_settings_of_ucx_come_before_its_first_use() -> None:
+    run(
+        "import dataplane, numpy\n"
+        "dataplane.configure(ucx={'UCX_TLS': 'tcp,self'})\n"
+        "dataplane.configure(ucx={'TLS': 'tcp,self', 'net_devices': 'lo'})\n"
+        "dataplane.RDMABuffer(numpy.zeros(9)).serialize()\n"
+        "dataplane.configure(ucx={'TLS': 'tcp,self', 'NET_DEVICES': 'lo'}, backend='ucx')\n"
+        "try: dataplane.configure(ucx={'TLS': 'all'})\n"
+        "except dataplane.ConfigurationError as error: assert 'runs already' in str(error)\n"
+        "else: raise SystemExit('accepted')\n"
+    )
+
+
+def test_an_option_that_ucx_does_not_take_is_a_typed_error() -> None:
+    run(
+        "import dataplane, numpy\n"
+        "dataplane.configure(ucx={'TLS': 'no_such_transport'})\n"
+        "try: dataplane.RDMABuffer(numpy.zeros(9)).serialize()\n"
+        "except dataplane.BackendUnavailableError as error: assert 'no_such_transport' in str(error), error\n"
+        "else: raise SystemExit('accepted')\n"
+    )
+
+
+def test_a_library_that_is_not_there_is_a_typed_error() -> None:
+    run(
+        "import dataplane, numpy\n"
+        "dataplane.configure(ucx_library='/nowhere/libucp.so.0')\n"
+        "ucx = next(s for s in dataplane.backends() if s.name == 'ucx')\n"
+        "assert not ucx.usable and '/nowhere' in ucx.reason\n"
+        "try: dataplane.RDMABuffer(numpy.zeros(9)).serialize()\n"
+        "except dataplane.BackendUnavailableError as error: assert '/nowhere' in str(error)\n"
+        "else: raise SystemExit('accepted')\n"
+    )
+
+
+def test_private_memory_cannot_be_exported_for_shared_memory_only() -> None:
+    run(
+        "import dataplane, numpy\n"
+        "dataplane.configure(backend='shm')\n"
+        "try: dataplane.RDMABuffer(numpy.zeros(9)).serialize()\n"
+        "except dataplane.BackendUnavailableError as error: assert 'dataplane.empty' in str(error)\n"
+        "else: raise SystemExit('accepted')\n"
+    )
+
+
+def test_export_all_makes_shared_memory_reachable_by_ucx_too() -> None:
+    raw = run(
+        "import sys, dataplane, numpy\n"
+        "dataplane.configure(export='all')\n"
+        "print(dataplane.RDMABuffer(dataplane.empty_array(9)).serialize().hex())\n"
+    )
+    buffer = dataplane.RDMABuffer.deserialize(bytes.fromhex(raw))
+    assert buffer.backend == "shm"
+    dataplane.configure(backend="ucx")
+    try:
+        assert buffer.backend == "ucx"
+    finally:
+        dataplane.configure(backend="auto")
+
+
+def test_memcpy_copies_with_any_number_of_threads() -> None:
+    source = np.random.default_rng(0).integers(0, 255, 5_000_001, np.uint8)
+    for threads in (1, 2, 5):
+        target = np.zeros_like(source)
+        dataplane.memcpy(target, source, threads=threads)
+        assert (target == source).all()
+
+
+def test_memcpy_refuses_what_does_not_fit() -> None:
+    array = np.zeros(10, np.uint8)
+    with pytest.raises(ValueError, match="bytes"):
+        dataplane.memcpy(array, bytes(9))
+    with pytest.raises(ValueError, match="overlap"):
+        dataplane.memcpy(array[:6], array[4:])
+    with pytest.raises(ValueError, match="read-only"):
+        dataplane.memcpy(bytes(3), array[:3])
+    for threads in (0, -1):
+        with pytest.raises(ValueError, match="threads"):
+            dataplane.memcpy(array, bytes(10), threads=threads)

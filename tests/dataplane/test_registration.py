@@ -1,0 +1,113 @@
+"""How long a registration lasts once its handle has left the process."""
+
+import gc
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import dataplane
+from dataplane import BufferDroppedError, RDMABuffer, process
+
+
+def handle_of(data: object) -> RDMABuffer:
+    """What a peer would get of a buffer that nobody here keeps; a handle that came home behaves the same."""
+    handle: RDMABuffer = pickle.loads(pickle.dumps(RDMABuffer(data)))
+    gc.collect()
+    return handle
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.arange(8.0),
+        dataplane.empty_array(8, np.float64),
+        torch.arange(8.0).double(),
+        dataplane.empty(8, torch.float64),
+    ],
+    ids=["array", "shared array", "tensor", "shared tensor"],
+)
+def test_a_handle_outlives_the_object_that_made_it(data: object) -> None:
+    np.asarray(data)[:] = np.arange(8.0)
+    into = np.zeros(8)
+    handle_of(data).read_into(into).get()
+    assert into.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.arange(8.0),
+        lambda: dataplane.empty_array(8, np.float64),
+        lambda: torch.arange(8.0).double(),
+        lambda: dataplane.empty(8, torch.float64),
+    ],
+    ids=["array", "shared array", "tensor", "shared tensor"],
+)
+def test_a_handle_does_not_keep_the_memory_and_is_stale_without_it(make: object) -> None:
+    data = make()  # type: ignore[operator]
+    handle = handle_of(data)
+    gone = weakref.ref(data)
+    del data
+    gc.collect()
+    assert gone() is None
+    with pytest.raises(BufferDroppedError):
+        handle.read_into(np.zeros(8)).get()
+
+
+def test_a_buffer_that_never_left_ends_with_its_object() -> None:
+    data = np.arange(8.0)
+    before = len(process.current().registrations)
+    RDMABuffer(data)
+    gc.collect()
+    assert len(process.current().registrations) == before
+
+
+def test_handing_out_the_same_memory_again_and_again_takes_no_more_room() -> None:
+    data = dataplane.empty_array(8, np.float64)
+    first = RDMABuffer(data).serialize()
+    before = len(process.current().registrations)
+    for _ in range(100):
+        assert RDMABuffer(data).serialize() == first
+    assert len(process.current().registrations) == before
+
+
+def test_two_live_buffers_of_the_same_memory_are_dropped_one_by_one() -> None:
+    data = np.arange(8.0)
+    one, other = RDMABuffer(data), RDMABuffer(data)
+    first, second = pickle.loads(pickle.dumps(one)), pickle.loads(pickle.dumps(other))
+    one.drop()
+    with pytest.raises(BufferDroppedError):
+        first.read_into(np.zeros(8)).get()
+    second.read_into(np.zeros(8)).get()
+
+
+def test_a_handle_that_came_home_can_drop_what_nobody_holds() -> None:
+    data = np.arange(8.0)
+    handle = handle_of(data)
+    handle.drop()
+    with pytest.raises(BufferDroppedError):
+        handle.read_into(np.zeros(8)).get()
+
+
+def test_memory_that_nothing_tells_the_end_of_is_kept_until_drop() -> None:
+    handle = handle_of(bytearray(b"eight by"))
+    into = bytearray(8)
+    handle.read_into(into).get()
+    assert into == b"eight by"
+    handle.drop()
+    with pytest.raises(BufferDroppedError):
+        handle.read_into(into).get()
+
+
+def test_memory_given_to_another_owner_does_not_answer_to_the_old_handle() -> None:
+    data = dataplane.empty_array(8, np.float64)
+    handle = handle_of(data)
+    del data
+    gc.collect()
+    again = dataplane.empty_array(8, np.float64)  # the arena gives the same bytes out again
+    again[:] = 7
+    with pytest.raises(BufferDroppedError):
+        handle.read_into(np.zeros(8)).get()

@@ -1,0 +1,178 @@
+"""The conversation that connects queue pairs: who may have one, and what strangers get. Needs no RDMA device."""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dataplane.backends import verbs_exchange
+from dataplane.backends.verbs_device import ENDPOINT
+from dataplane.backends.verbs_exchange import TOKEN_BYTES, Server, bind, dial, hung_up
+from dataplane.errors import BackendUnavailableError, OwnerDiedError, TransferError, TransferTimeoutError
+
+TOKEN = b"0123456789abcdef"
+MINE = ENDPOINT.pack(1, 2, b"m" * 16, 3, 4, 5)
+THEIRS = ENDPOINT.pack(6, 7, b"t" * 16, 8, 9, 10)
+
+
+class Pairs:
+    """Makes ends that note what is done to them, in place of a device's queue pairs."""
+
+    def __init__(self) -> None:
+        self.connected: list[bytes] = []
+        self.closed = threading.Semaphore(0)
+        self.error: Exception | None = None
+        self.endpoint = THEIRS
+
+    def __call__(self) -> "Pairs":
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def connect(self, theirs: bytes) -> None:
+        self.connected.append(theirs)
+
+    def close(self) -> None:
+        self.closed.release()
+
+
+@pytest.fixture
+def pairs() -> Pairs:
+    return Pairs()
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def address(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[str]:
+    listen = None if request.param == "unix" else "127.0.0.1:0"
+    listener, address = bind(listen, f"skipper-test-{os.getpid()}")
+    server = Server(listener, TOKEN, pairs)
+    yield address
+    server.close()
+    server.close()
+
+
+def soon(seconds: float = 10.0) -> float:
+    return time.monotonic() + seconds
+
+
+def connect_raw(address: str) -> socket.socket:
+    kind, _, where = address.partition(":")
+    if kind == "unix":
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(f"\0{where}")
+    else:
+        host, _, port = where.rpartition(":")
+        connection = socket.create_connection((host, int(port)))
+    connection.settimeout(10)
+    return connection
+
+
+def test_both_sides_learn_the_other_end(address: str, pairs: Pairs) -> None:
+    connection, endpoint = dial(address, TOKEN, MINE, soon())
+    assert endpoint == THEIRS
+    assert pairs.connected == [MINE]
+    assert not hung_up(connection)
+    connection.close()
+    assert pairs.closed.acquire(timeout=10)
+
+
+def test_a_wrong_token_gets_nothing(address: str, pairs: Pairs) -> None:
+    with pytest.raises(TransferError, match="token"):
+        dial(address, b"x" * TOKEN_BYTES, MINE, soon())
+    assert pairs.connected == []
+
+
+def test_a_proof_cannot_be_used_twice(address: str, pairs: Pairs) -> None:
+    sent = []
+    with connect_raw(address) as first:
+        hello = b"SKv1" + b"n" * 16
+        first.sendall(hello)
+        nonce = first.recv(20)[4:]
+        sent.append(MINE + verbs_exchange._proof(TOKEN, b"initiator", b"n" * 16 + nonce, MINE))
+        first.sendall(sent[0])
+        assert first.recv(ENDPOINT.size)[:4] == THEIRS[:4]
+    with connect_raw(address) as second:
+        second.sendall(hello)
+        second.recv(20)
+        second.sendall(sent[0])
+        assert second.recv(1) == b""
+    assert pairs.connected == [MINE]
+
+
+@pytest.mark.parametrize("message", [b"GET / HTTP/1.1\r\n\r\n...", b"\0" * 20, os.urandom(20)])
+def test_strangers_are_hung_up_on(address: str, pairs: Pairs, message: bytes) -> None:
+    with connect_raw(address) as stranger:
+        stranger.sendall(message)
+        with contextlib.suppress(ConnectionResetError):  # not all that it had sent was read
+            assert stranger.recv(1) == b""
+    assert pairs.connected == []
+
+
+def test_a_silent_stranger_holds_nobody_up_and_is_hung_up_on(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs_exchange, "_GREETING_S", 0.2)
+    with connect_raw(address) as silent:
+        connection, _ = dial(address, TOKEN, MINE, soon())
+        connection.close()
+        silent.sendall(b"SK")
+        assert silent.recv(1) == b""
+
+
+def test_an_owner_without_a_queue_pair_to_spare_hangs_up(address: str, pairs: Pairs) -> None:
+    pairs.error = TransferError("none left")
+    with pytest.raises(TransferError, match="hung up"):
+        dial(address, TOKEN, MINE, soon())
+    pairs.error = None
+    connection, _ = dial(address, TOKEN, MINE, soon())
+    connection.close()
+
+
+def test_the_end_of_the_owner_is_seen(pairs: Pairs) -> None:
+    listener, address = bind(None, f"skipper-test-end-{os.getpid()}")
+    server = Server(listener, TOKEN, pairs)
+    connection, _ = dial(address, TOKEN, MINE, soon())
+    server.close()
+    assert hung_up(connection)
+    connection.close()
+    with pytest.raises(OwnerDiedError):
+        dial(address, TOKEN, MINE, soon())
+
+
+def test_an_impostor_without_the_token_is_found_out() -> None:
+    listener, address = bind("127.0.0.1:0", "")
+    listener.setblocking(True)
+
+    def impostor() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(20)
+            connection.sendall(b"SKv1" + b"i" * 16)
+            connection.recv(ENDPOINT.size + 32)
+            connection.sendall(THEIRS + b"\0" * 32)
+            connection.recv(1)
+
+    thread = threading.Thread(target=impostor)
+    thread.start()
+    with pytest.raises(TransferError, match="not the owner"):
+        dial(address, TOKEN, MINE, soon())
+    thread.join(10)
+    listener.close()
+
+
+def test_a_deadline_is_kept_when_nobody_answers() -> None:
+    listener, address = bind(None, f"skipper-test-mute-{os.getpid()}")
+    begin = time.monotonic()
+    with pytest.raises(TransferTimeoutError):
+        dial(address, TOKEN, MINE, soon(0.2))
+    assert time.monotonic() - begin < 5
+    listener.close()
+
+
+def test_an_address_that_is_taken_is_named() -> None:
+    listener, address = bind("127.0.0.1:0", "")
+    with pytest.raises(BackendUnavailableError, match=address.removeprefix("tcp:")):
+        bind(address.removeprefix("tcp:"), "")
+    listener.close()
