@@ -1,0 +1,44 @@
+"""`get_or_spawn_controller`: the job's one actor of a name."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, TypeVar
+
+from control.actor import Actor, interface_of
+from control.future import Future
+from control.mesh import ActorMesh
+from control.runtime import job as runtime
+from control.runtime.messages import OwnerRef, SpawnRequest
+from control.runtime.supervision import ROOT_UID
+from control.shape import Extent, Shape
+from control.wire.payload import pack
+
+A = TypeVar("A", bound=Actor)
+
+
+def get_or_spawn_controller(name: str, cls: type[A], /, *args: Any, **kwargs: Any) -> Future[ActorMesh[A]]:
+    """The job's one actor called ``name``, from anywhere in the job; it is made by whoever asks first.
+
+    It lives in the script's process and is owned by the script. If its ``__init__`` raises, those who asked get the
+    error, and the next one to ask tries again.
+
+    Raises:
+        ActorDefinitionError: (a `TypeError`) the class cannot be spawned.
+        PayloadError: (a `TypeError`) the class or an argument cannot be pickled.
+    """
+    interface = interface_of(cls)
+    body = pack((cls, args, kwargs))
+    process = runtime.current()
+    request = SpawnRequest(secrets.randbits(63), name, Extent(), OwnerRef(process.root, ROOT_UID))
+    payload = (*pack((name, request, interface)), *body)
+    answer: Future[Any] = process.request(process.root, "controller", payload)
+    result: Future[ActorMesh[A]] = Future()
+
+    def open_mesh() -> ActorMesh[A]:
+        found, found_interface = answer.get(0)
+        whole = Shape.whole(Extent())
+        return ActorMesh(found.uid, found.name, (process.root,), Extent(), whole, found_interface)
+
+    answer.add_done_callback(lambda _: result._settle(open_mesh))
+    return result

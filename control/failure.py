@@ -1,0 +1,79 @@
+"""`MeshFailure`: what an owner is told when a member of one of its meshes fails."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from control.shape import Point
+
+
+class FailureKind(enum.Enum):
+    """What happened, at the root of a failure."""
+
+    CONSTRUCTION = "construction"
+    """``__init__`` raised."""
+    EXCEPTION = "exception"
+    """An endpoint raised and nobody waited for its reply, or a supervision hook raised."""
+    ABORT = "abort"
+    """The actor gave up by itself (``actor_instance.abort``)."""
+    PROCESS = "process"
+    """The process ended."""
+    UNREACHABLE = "unreachable"
+    """The process did not show a heartbeat within the bound, or the link to it broke."""
+    OWNED = "owned"
+    """A mesh that the actor owns failed and the actor did not handle it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshFailure:
+    """The failure of one member of a mesh, as its owner learns of it.
+
+    Attributes:
+        mesh_name: name of the mesh, as given to ``spawn``.
+        actor_id: the failed actor, or the process' id for a mesh of processes.
+        rank: where in the mesh it was.
+        kind: what happened.
+        message: one line for people.
+        details: a remote traceback or other text; may be empty.
+        cause: the failure further down the ownership tree that led to this one.
+    """
+
+    mesh_name: str
+    actor_id: str
+    rank: Point | None
+    kind: FailureKind
+    message: str
+    details: str = ""
+    cause: MeshFailure | None = None
+
+    def root_cause(self) -> MeshFailure:
+        """The failure that everything began with: the first error."""
+        failure = self
+        while failure.cause is not None:
+            failure = failure.cause
+        return failure
+
+    def is_recoverable(self) -> bool:
+        """Whether spawning the mesh again can be expected to help.
+
+        False where ``__init__`` raised: the same arguments would fail in the same way.
+        """
+        return self.root_cause().kind is not FailureKind.CONSTRUCTION
+
+    def report(self) -> str:
+        """The whole story: the first error as the headline, below it its details and the way up the tree."""
+        chain = []
+        failure: MeshFailure | None = self
+        while failure is not None:
+            chain.append(failure)
+            failure = failure.cause
+        first = chain[-1]
+        lines = [first.message]
+        if first.details:
+            lines += [f"  | {line}" for line in first.details.rstrip().splitlines()]
+        lines += [f"  which nobody below {above.mesh_name!r} handled: {above.message}" for above in chain[-2::-1]]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.report()

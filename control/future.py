@@ -1,0 +1,187 @@
+"""`Future`: a result that is on its way; waited for in a thread by `get`, in any event loop by ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Generator
+from time import monotonic as _now
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from control.errors import DeadlineError
+
+T = TypeVar("T")
+
+_log = logging.getLogger("control")
+
+
+class SafePoint(Protocol):
+    """A thread that may be asked to do something else while it waits: to supervise, that is."""
+
+    def enter(self, gate: threading.Lock) -> bool:
+        """Announce that the thread waits at ``gate``; False where something is already waiting to be done."""
+
+    def leave(self) -> None:
+        """Announce that the thread does not wait any more."""
+
+    def attend(self) -> None:
+        """Do what is waiting to be done."""
+
+
+class _Here(threading.local):
+    safe_point: SafePoint | None = None
+
+
+_here = _Here()
+
+
+def set_safe_point(safe_point: SafePoint | None) -> None:
+    """Let waits of the current thread take place at ``safe_point``."""
+    _here.safe_point = safe_point
+
+
+class Future(Generic[T]):
+    """The result of a call; it always ends, in a value or in an error.
+
+    A future may be waited for several times, from several threads and event loops. What arrived is unpickled in the
+    thread that asks first.
+    """
+
+    __slots__ = ("__weakref__", "_callbacks", "_error", "_lock", "_open", "_settled", "_value")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._settled = False
+        self._open: Callable[[], T] | None = None
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], object]] = []
+
+    @staticmethod
+    def of(value: T) -> Future[T]:
+        """A future that has already ended in ``value``."""
+        future: Future[T] = Future()
+        future._settle(lambda: value)
+        return future
+
+    def done(self) -> bool:
+        """Whether the result, or the error, is there."""
+        return self._settled
+
+    def get(self, timeout: float | None = None) -> T:
+        """Wait in this thread for the result.
+
+        In an actor with ``async`` endpoints use ``await`` instead: `get` keeps the actor's event loop from running.
+
+        Args:
+            timeout: seconds; None waits for as long as it takes, which ends at the latest when the actor's process
+                is found dead.
+
+        Raises:
+            DeadlineError: (a `TimeoutError`) nothing came in time; the result may still come and be fetched.
+            ActorError: the endpoint raised.
+            SupervisionError: the actor cannot answer any more.
+        """
+        if not self._settled:
+            self._wait(timeout)
+        return self._result()
+
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
+        """Have ``callback(self)`` called once this ends, or now if it has; in the thread that ends it, so be quick."""
+        self._when_settled(lambda: callback(self))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._settled:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+
+            def wake() -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            def settled() -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(wake)
+
+            self._when_settled(settled)
+            yield from waiter
+        return self._result()
+
+    def _settle(self, open_result: Callable[[], T]) -> None:
+        """End with what ``open_result`` returns or raises; whoever asks first evaluates it. Later ends are void."""
+        with self._lock:
+            if self._settled:
+                return
+            self._open = open_result
+            self._settled = True
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            _call(callback)
+
+    def _when_settled(self, callback: Callable[[], object]) -> None:
+        with self._lock:
+            if not self._settled:
+                self._callbacks.append(callback)
+                return
+        _call(callback)
+
+    def _wait(self, timeout: float | None) -> None:
+        gate = threading.Lock()
+        gate.acquire()
+        self._when_settled(lambda: _open_gate(gate))
+        point = _here.safe_point
+        if point is None:
+            gate.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+        else:
+            self._wait_at(point, gate, timeout)
+        if not self._settled:
+            raise DeadlineError(f"no result within {timeout:g} s")
+
+    def _wait_at(self, point: SafePoint, gate: threading.Lock, timeout: float | None) -> None:
+        """Wait as a sync actor does: failures of what it owns are attended to meanwhile."""
+        deadline = _Deadline(timeout)
+        while not self._settled and not deadline.passed():
+            try:
+                if point.enter(gate):
+                    gate.acquire(timeout=deadline.remaining())
+            finally:
+                point.leave()
+            point.attend()
+
+    def _result(self) -> T:
+        with self._lock:
+            if self._open is not None:
+                open_result, self._open = self._open, None
+                try:
+                    self._value = open_result()
+                except BaseException as error:  # noqa: BLE001  (kept, and raised below as often as asked for)
+                    self._error = error
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._value)
+
+
+class _Deadline:
+    def __init__(self, timeout: float | None) -> None:
+        self._end = None if timeout is None else _now() + timeout
+
+    def remaining(self) -> float:
+        """Seconds as `Lock.acquire` takes them: -1 waits for ever."""
+        return -1 if self._end is None else max(self._end - _now(), 0)
+
+    def passed(self) -> bool:
+        return self._end is not None and _now() >= self._end
+
+
+def _call(callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:  # noqa: BLE001  (it runs on a thread that has others to serve)
+        _log.exception("a callback of a future raised")
+
+
+def _open_gate(gate: threading.Lock) -> None:
+    with contextlib.suppress(RuntimeError):  # somebody else opened it at the same moment
+        gate.release()

@@ -1,0 +1,329 @@
+"""Meshes of hosts, processes and actors: what a script is written in terms of."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from control.actor import Actor, ActorInterface, interface_of
+from control.context import context
+from control.endpoint import Endpoint
+from control.future import Future
+from control.runtime import job as runtime
+from control.runtime.messages import OwnerRef, SpawnRequest
+from control.runtime.ports import Awaited, MeshReply
+from control.shape import AxisSelection, Extent, Shape
+from control.wire.envelope import Envelope, Kind, ProcessRef
+from control.wire.payload import pack
+
+A = TypeVar("A", bound=Actor)
+M = TypeVar("M", bound="_Mesh")
+
+
+class _Mesh:
+    """Members laid out along named axes; what meshes of processes and of actors have in common."""
+
+    def __init__(self, uid: int, name: str, members: tuple[ProcessRef, ...], root: Extent, view: Shape) -> None:
+        self._uid = uid
+        self._name = name
+        self._members = members
+        self._root = root
+        self._view = view
+
+    @property
+    def uid(self) -> int:
+        """Number of the mesh, shared by all its slices."""
+        return self._uid
+
+    @property
+    def name(self) -> str:
+        """As given when it was spawned."""
+        return self._name
+
+    @property
+    def extent(self) -> Extent:
+        """Axes and sizes of this mesh or slice."""
+        return self._view.extent
+
+    @property
+    def size(self) -> int:
+        """The number of members of this mesh or slice."""
+        return self._view.extent.nelements
+
+    @property
+    def root_extent(self) -> Extent:
+        """The extent of the whole mesh, of which this may be a slice."""
+        return self._root
+
+    @property
+    def root_members(self) -> Sequence[ProcessRef]:
+        """The processes of the whole mesh, in rank order."""
+        return self._members
+
+    def slice(self: M, **selection: AxisSelection) -> M:
+        """A part of the mesh: an int picks an index and drops the axis, a slice keeps a range.
+
+        Raises:
+            KeyError: there is no such axis.
+            IndexError: the selection is empty or out of range.
+        """
+        return self._with_view(self._view.select(selection))
+
+    def rename(self: M, **names: str) -> M:
+        """The same members with other names for axes: ``mesh.rename(gpus="tp")``.
+
+        Raises:
+            KeyError: there is no such axis.
+        """
+        return self._with_view(self._view.rename(names))
+
+    def flatten(self: M, name: str) -> M:
+        """The same members along one axis called ``name``.
+
+        Raises:
+            ValueError: the members of this slice are not evenly spaced.
+        """
+        return self._with_view(self._view.flatten(name))
+
+    def split(self: M, **axes: Mapping[str, int]) -> M:
+        """The same members with axes split up: ``mesh.split(gpus={"dp": 2, "tp": 4})``, outermost first.
+
+        Raises:
+            KeyError: there is no such axis.
+            ValueError: sizes do not multiply to that of the axis.
+        """
+        view = self._view
+        for axis, into in axes.items():
+            view = view.split(axis, into)
+        return self._with_view(view)
+
+    def _with_view(self: M, view: Shape) -> M:
+        raise NotImplementedError
+
+    def _view_members(self) -> tuple[ProcessRef, ...]:
+        return tuple(self._members[rank] for rank in self._view.ranks())
+
+    def _ask_all(self, method: str) -> Future[Any]:
+        """Ask the process of each member for something that it answers."""
+        process = runtime.current()
+        members = self._view_members()
+        awaited = [Awaited(member.id, self._name, method) for member in members]
+        future: Future[Any] = Future()
+        port = process.ports.open(MeshReply(future, self.extent, awaited))
+        for rank, member in enumerate(members):
+            process.send(member, Envelope(Kind.AGENT, self._uid, (), method, port, rank))
+        return future
+
+    def _key(self) -> tuple[object, ...]:
+        return (self._uid, self._view)
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, _Mesh) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name} {self.extent!r}>"
+
+
+class ActorMesh(_Mesh, Generic[A]):
+    """Actors of one class, one in each process of a mesh; a reference to them, which may be sent to other actors.
+
+    Its endpoints are attributes: ``mesh.step.call(...)`` (see `Endpoint`). Only the actor that spawned a mesh owns it;
+    everybody who holds a reference may call it.
+    """
+
+    has_actors = True
+
+    def __init__(
+        self,
+        uid: int,
+        name: str,
+        members: tuple[ProcessRef, ...],
+        root: Extent,
+        view: Shape,
+        interface: ActorInterface,
+    ) -> None:
+        super().__init__(uid, name, members, root, view)
+        self._interface = interface
+
+    @property
+    def initialized(self) -> Future[Any]:
+        """A future that ends when every actor of the mesh has been constructed, or in the first error."""
+        return self._ask_all("ready")
+
+    def stop(self) -> Future[None]:
+        """Stop these actors: each handles what it has received so far, takes nothing more, and cleans up.
+
+        Stopping is no failure. Calls that come later end with `SupervisionError`. It may be called again.
+
+        Returns:
+            A future that ends when all of them have ended.
+        """
+        process = runtime.current()
+        future = process.request_all(self._view_members(), "stop_actor", target=self._uid)
+        if self._view == Shape.whole(self._root):
+            future.add_done_callback(lambda _: process.disown(self._uid))
+        return future
+
+    def _with_view(self, view: Shape) -> ActorMesh[A]:
+        return ActorMesh(self._uid, self._name, self._members, self._root, view, self._interface)
+
+    def __getattr__(self, name: str) -> Endpoint:
+        # Reached for names that are no attribute, so once per endpoint: the object is kept.
+        interface = self.__dict__.get("_interface")
+        spec = interface.endpoints.get(name) if interface is not None else None
+        if spec is None:
+            known = ", ".join(sorted(interface.endpoints)) if interface is not None else ""
+            class_name = interface.class_name if interface is not None else "actor"
+            raise AttributeError(f"{class_name} has no endpoint {name!r}; it has: {known or 'none'}")
+        endpoint = self.__dict__[name] = Endpoint(self, spec)
+        return endpoint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ActorMesh, (self._uid, self._name, self._members, self._root, self._view, self._interface))
+
+
+class ProcMesh(_Mesh):
+    """Processes on which actors are spawned; a reference to them, which may be sent to other actors."""
+
+    has_actors = False
+
+    def __init__(
+        self, uid: int, name: str, members: tuple[ProcessRef, ...], root: Extent, view: Shape, launcher: ProcessRef
+    ) -> None:
+        super().__init__(uid, name, members, root, view)
+        self._launcher = launcher
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The hosts of these processes."""
+        return HostMesh()
+
+    @property
+    def initialized(self) -> Future[Any]:
+        """A future that ends when every process is up and answers, or in the first error."""
+        return self._ask_all("ping")
+
+    def spawn(self, name: str, cls: type[A], /, *args: Any, **kwargs: Any) -> ActorMesh[A]:
+        """Make an actor of class ``cls`` in each process, owned by the calling actor. Returns at once.
+
+        Args:
+            name: name of the mesh, for people.
+            cls: a subclass of `Actor`.
+            *args: for ``__init__``. An exception there ends the calls to the actor and is a failure of the mesh.
+            **kwargs: for ``__init__``.
+
+        Returns:
+            The mesh. Messages sent to it wait for ``__init__`` to return.
+
+        Raises:
+            ActorDefinitionError: (a `TypeError`) the class cannot be spawned.
+            PayloadError: (a `TypeError`) the class or an argument cannot be pickled.
+        """
+        interface = interface_of(cls)
+        body = pack((cls, args, kwargs))
+        process = runtime.current()
+        owner = context().actor_instance._cell
+        members = self._view_members()
+        mesh: ActorMesh[A] = ActorMesh(
+            secrets.randbits(63), name, members, self.extent, Shape.whole(self.extent), interface
+        )
+        request = SpawnRequest(mesh.uid, name, self.extent, OwnerRef(process.me, owner.uid))
+        payload = (*pack((request, interface.is_async)), *body)
+        owner.owned[mesh.uid] = mesh
+        for rank, member in enumerate(members):
+            process.send(member, Envelope(Kind.AGENT, mesh.uid, payload, "spawn", 0, rank))
+        return mesh
+
+    def stop(self) -> Future[None]:
+        """Stop the actors in these processes and then the processes, which is no failure. It may be called again.
+
+        Processes that have not ended after the stop timeout (see `configure`) are killed.
+
+        Returns:
+            A future that ends when all processes have ended.
+
+        Raises:
+            ValueError: this is a slice; processes are stopped as a whole mesh.
+        """
+        if self._view.extent.nelements != self._root.nelements:
+            raise ValueError("a slice of a mesh of processes cannot be stopped by itself: stop the whole mesh")
+        process = runtime.current()
+        if self._launcher.id != process.me.id:
+            return process.request_all((self._launcher,), "stop_mesh", target=self._uid)
+        future = process.stop_children(self._members)
+        future.add_done_callback(lambda _: process.disown(self._uid))
+        return future
+
+    def _with_view(self, view: Shape) -> ProcMesh:
+        return ProcMesh(self._uid, self._name, self._members, self._root, view, self._launcher)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ProcMesh, (self._uid, self._name, self._members, self._root, self._view, self._launcher))
+
+
+class HostMesh:
+    """Hosts on which processes are spawned. There is one so far: the host of the calling process, ``this_host()``."""
+
+    @property
+    def extent(self) -> Extent:
+        """Axes and sizes: none, which is one host."""
+        return Extent()
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        bootstrap: Callable[[], object] | None = None,
+        name: str = "procs",
+    ) -> ProcMesh:
+        """Start processes, owned by the calling actor. Returns at once; messages wait for them.
+
+        They are children of the calling process and never outlive it, however it ends. They import what the caller can
+        import, and write to its standard output and error.
+
+        Args:
+            per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process.
+            env: environment variables for them, besides the caller's own.
+            bootstrap: called in each of them before anything else; an exception there is the process' end.
+            name: name of the mesh, for people.
+
+        Raises:
+            ValueError: an axis has a size below 1.
+            TypeError: an axis, a size or an environment variable has the wrong type.
+            PayloadError: ``bootstrap`` cannot be pickled.
+        """
+        extent = Extent.of(per_host or {})
+        variables = dict(env or {})
+        for variable, value in variables.items():
+            if not isinstance(variable, str) or not isinstance(value, str):
+                raise TypeError(f"environment variables are strings, not {variable!r}={value!r}")
+        packed = () if bootstrap is None else tuple(bytes(segment) for segment in pack(bootstrap))
+        process = runtime.current()
+        owner = context().actor_instance._cell
+        members = tuple(
+            runtime.new_process_ref(f"{name}{point!r}" if point else name, process.me) for point in extent.points()
+        )
+        mesh = ProcMesh(secrets.randbits(63), name, members, extent, Shape.whole(extent), process.me)
+        owner.owned[mesh.uid] = mesh
+        process.launch(members, variables, packed)
+        return mesh
+
+    def __repr__(self) -> str:
+        return "<HostMesh this_host>"
+
+
+def this_host() -> HostMesh:
+    """The host that this process runs on."""
+    return HostMesh()
+
+
+def this_proc() -> ProcMesh:
+    """This process, as a mesh of one on which actors can be spawned; each gets a thread of its own."""
+    process = runtime.current()
+    whole = Shape.whole(Extent())
+    return ProcMesh(process.uid, process.me.name, (process.me,), Extent(), whole, process.me)

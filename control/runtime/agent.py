@@ -1,0 +1,131 @@
+"""`Agent`: what processes ask of each other besides calls to actors. Handlers run on the loop thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from control.actor import ActorInterface
+from control.errors import ControlError
+from control.failure import MeshFailure
+from control.future import Future
+from control.runtime.cell import Cell
+from control.runtime.executor import AsyncExecutor, SyncExecutor
+from control.runtime.messages import Mail, OwnerRef, SpawnRequest
+from control.runtime.replies import pack_error, pack_exception
+from control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from control.wire.payload import pack, unpack
+
+if TYPE_CHECKING:
+    from control.runtime.process import Process
+
+
+_log = logging.getLogger("control")
+
+
+class Agent:
+    """Answers the requests of other processes, and of this one."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._handlers: dict[str, Callable[[ProcessRef, Envelope], None]] = {
+            "spawn": self._spawn,
+            "stop_actor": self._stop_actor,
+            "stop_mesh": self._stop_mesh,
+            "failure": self._failure,
+            "exit": self._exit,
+            "ping": self._ping,
+            "obituary": self._obituary,
+            "ready": self._ready,
+            "controller": self._controller,
+        }
+        self._controllers: dict[str, tuple[SpawnRequest, ActorInterface, Cell]] = {}
+
+    def handle(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Do what the envelope asks for."""
+        try:
+            self._handlers[envelope.method](sender, envelope)
+        except Exception as error:  # noqa: BLE001  (a request that cannot be served costs its asker, not the link)
+            _log.exception("%s: the request %s from %s failed", self._process.me.name, envelope.method, sender.name)
+            packed = pack_exception(error, actor_id=self._process.me.name, endpoint=envelope.method)
+            self._process.reply_to(sender, envelope, Kind.ERROR, packed)
+
+    def _start(
+        self, request: SpawnRequest, rank: int, body: Payload, *, is_async: bool, asked_for: bool = False
+    ) -> Cell:
+        cell = Cell(self._process, request, rank, body, asked_for=asked_for)
+        cell.executor = AsyncExecutor(cell) if is_async else SyncExecutor(cell)
+        self._process.cells.add(cell)
+        cell.executor.start()
+        return cell
+
+    def _spawn(self, sender: ProcessRef, envelope: Envelope) -> None:
+        request, is_async = unpack(envelope.payload[:1])
+        self._start(request, envelope.rank, envelope.payload[1:], is_async=is_async)
+
+    def _stop_actor(self, sender: ProcessRef, envelope: Envelope) -> None:
+        self._acknowledge(sender, envelope, self._process.cells.stop(envelope.target))
+
+    def _stop_mesh(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Stop a mesh of processes that an actor of this process owns."""
+        mesh = self._process.find_owned(envelope.target)
+        self._acknowledge(sender, envelope, Future.of(None) if mesh is None else mesh.stop())
+
+    def _failure(self, sender: ProcessRef, envelope: Envelope) -> None:
+        owner: OwnerRef
+        failure: MeshFailure
+        owner, failure = unpack(envelope.payload)
+        self._process.deliver_failure(owner, failure)
+
+    def _exit(self, sender: ProcessRef, envelope: Envelope) -> None:
+        self._process.exit_in_good_order(lambda: self._acknowledge(sender, envelope, Future.of(None)))
+
+    def _obituary(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Answer once a child of this process is gone, with the reason."""
+        child = self._process.children.get(unpack(envelope.payload))
+        if child is None:
+            self._acknowledge(sender, envelope, Future.of("its launcher does not know it"))
+        else:
+            self._acknowledge(sender, envelope, child.ended)
+
+    def _ping(self, sender: ProcessRef, envelope: Envelope) -> None:
+        self._acknowledge(sender, envelope, Future.of(None))
+
+    def _ready(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Answer once the actor has been constructed."""
+        cell = self._process.cells.find(envelope.target)
+        mail = Mail(sender, envelope)
+
+        def settled(ready: Future[None]) -> None:
+            if cell is None or cell.has_failed():
+                self._process.cells.deliver(mail)  # which answers that the actor is gone, and why
+            else:
+                self._acknowledge(sender, envelope, ready)
+
+        (cell.ready if cell is not None else Future.of(None)).add_done_callback(settled)
+
+    def _controller(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Find or make the job's one actor of a name."""
+        name, request, interface = unpack(envelope.payload[:1])
+        known = self._controllers.get(name)
+        if known is None or known[2].failure is not None:
+            cell = self._start(request, 0, envelope.payload[1:], is_async=interface.is_async, asked_for=True)
+            known = self._controllers[name] = (request, interface, cell)
+        request, interface, cell = known
+        answer: Future[Any] = Future()
+        cell.ready.add_done_callback(lambda ready: answer._settle(lambda: (ready.get(0), (request, interface))[1]))
+        self._acknowledge(sender, envelope, answer)
+
+    def _acknowledge(self, sender: ProcessRef, envelope: Envelope, future: Future[Any]) -> None:
+        """Answer a request with the outcome of a future, once it is there."""
+
+        def answer(settled: Future[Any]) -> None:
+            try:
+                kind, payload = Kind.REPLY, pack(settled.get(0))
+            except ControlError as error:
+                kind = Kind.ERROR
+                payload = pack_error(error, actor_id=self._process.me.name, method=envelope.method)
+            self._process.reply_to(sender, envelope, kind, payload)
+
+        future.add_done_callback(answer)

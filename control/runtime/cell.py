@@ -1,0 +1,257 @@
+"""`Cell`: one actor of this process, from its construction to its end, whatever kind of thread runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from control.actor import Actor, ActorInterface, interface_of
+from control.context import ActorInstance, Context, current_context
+from control.errors import ActorError, ControlError, SupervisionError
+from control.failure import FailureKind, MeshFailure
+from control.future import Future
+from control.port import Port, ReplyAddress
+from control.runtime.messages import Mail, OwnerRef, SpawnRequest
+from control.runtime.replies import describe, pack_exception, pack_supervision
+from control.shape import Point
+from control.wire.envelope import Kind, Payload
+from control.wire.payload import pack, unpack
+
+if TYPE_CHECKING:
+    from control.runtime.executor import Executor
+    from control.runtime.process import Process
+    from control.runtime.supervision import OwnedMesh
+
+_log = logging.getLogger("control")
+
+
+class CellEndedError(BaseException):
+    """Unwinds the endpoint of a sync actor that failed while it was waiting. Never leaves the runtime."""
+
+
+class Cell:
+    """One actor of this process.
+
+    The coroutines of this class run on the actor's own thread: an async actor's event loop runs them, a sync actor's
+    thread drives them through, since nothing in them waits then.
+    """
+
+    def __init__(
+        self, process: Process, request: SpawnRequest, rank: int, body: Payload, *, asked_for: bool = False
+    ) -> None:
+        self.process = process
+        self.uid = request.uid
+        self.name = request.name
+        self.rank = Point(rank, request.extent)
+        self.owner: OwnerRef | None = request.owner
+        self.actor_id = f"{request.name}[{rank}]@{process.me.name}#{request.uid & 0xFFFFFF:06x}"
+        self.owned: dict[int, OwnedMesh] = {}
+        self.failure: MeshFailure | None = None
+        self.ready: Future[None] = Future()
+        """Ends when ``__init__`` has returned; in an error if it raised."""
+        self.ended: Future[None] = Future()
+        """Ends when the actor is gone and everything that it owned is, too."""
+        self.executor: Executor | None = None
+        self.instance = ActorInstance(self)
+        self.context = Context(self.instance, rank, request.extent)
+        """What `context` returns where no message is being handled."""
+        self.failures: deque[MeshFailure] = deque()
+        self._body: Payload = body
+        self._asked_for = asked_for
+        self._actor: Actor | None = None
+        self._interface: ActorInterface | None = None
+        self._current: Mail | None = None
+        self._unanswered: weakref.WeakSet[Port[Any]] = weakref.WeakSet()
+
+    def deliver(self, mail: Mail) -> None:
+        """Queue a message; from any thread."""
+        assert self.executor is not None  # cells enter the table with their executor
+        self.executor.submit(mail)
+
+    def answer_dead(self, mail: Mail) -> None:
+        """Tell the sender of a message that it came too late."""
+        refuse(self.process, mail, self.end_reason(), self.failure)
+
+    def has_failed(self) -> bool:
+        """Whether the actor has ended in a failure; another thread may bring that about at any moment."""
+        return self.failure is not None
+
+    def end_reason(self) -> str:
+        """Why this actor answers no more."""
+        if self.failure is not None:
+            return f"the actor has failed: {self.failure.root_cause().message}"
+        return "the actor has been stopped"
+
+    async def construct(self, *, is_async: bool) -> None:
+        """Make the actor object."""
+        body, self._body = self._body, ()
+        try:
+            cls, args, kwargs = unpack(body)
+            self._interface = interface_of(cls)
+            self._actor = cls(*args, **kwargs)
+        except CellEndedError:
+            pass  # it failed for another reason while it waited in __init__
+        except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)
+            summary, trace = _summary(error), describe(error)
+            if self._asked_for:
+                self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
+            self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace)
+            self.ready._settle(_raiser(ActorError(self.actor_id, "__init__", summary, trace, error)))
+        if self.failure is None:
+            self.ready._settle(lambda: None)
+        else:
+            self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+
+    @property
+    def label(self) -> str:
+        """The actor as error messages name it."""
+        return f"actor {self.name}{self.rank!r} in {self.process.me.name}"
+
+    async def handle(self, mail: Mail) -> None:
+        """Run one endpoint."""
+        if self.failure is not None:
+            self.answer_dead(mail)
+            return
+        envelope = mail.envelope
+        assert self._interface is not None  # messages are handled once the actor is constructed
+        assert self._actor is not None
+        current_context.set(Context(self.instance, envelope.rank, envelope.extent))
+        self._current = mail
+        port: Port[Any] | None = None
+        try:
+            spec = self._interface.endpoints[envelope.method]
+            args, kwargs = unpack(envelope.payload)
+            method = getattr(self._actor, envelope.method)
+            if spec.explicit_response_port:
+                address = ReplyAddress(mail.sender, envelope.reply_to, envelope.rank)
+                port = Port(address, owed=bool(envelope.reply_to))
+                self._unanswered.add(port)
+                result = method(port, *args, **kwargs)
+            else:
+                result = method(*args, **kwargs)
+            if spec.is_async:
+                result = await result
+            if envelope.reply_to and port is None:
+                self.process.reply(mail, Kind.REPLY, pack(result))
+        except CellEndedError:
+            return
+        except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises belongs to its caller)
+            if self.has_failed():
+                return
+            if envelope.reply_to:
+                packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
+                self.process.reply(mail, Kind.ERROR, packed)
+            else:
+                message = f"{self.label}: {envelope.method} raised {_summary(error)}, and nobody waited for its reply"
+                self.fail(FailureKind.EXCEPTION, message, describe(error))
+        if not self.has_failed():
+            self._current = None
+
+    async def supervise(self, *, is_async: bool) -> None:
+        """Attend to the failures of owned meshes."""
+        while self.failures and self.failure is None:
+            failure = self.failures.popleft()
+            try:
+                handled = self._actor.__supervise__(failure) if self._actor is not None else False
+                if is_async and asyncio.iscoroutine(handled):
+                    handled = await handled
+            except BaseException as error:  # noqa: BLE001  (raising is one way not to handle a failure)
+                if self.failure is None:
+                    message = f"{self.label}: __supervise__ raised {_summary(error)}"
+                    self.fail(FailureKind.EXCEPTION, message, describe(error), cause=failure)
+                return
+            if not handled:
+                self.fail(
+                    FailureKind.OWNED, f"{self.label} did not handle a failure of {failure.mesh_name!r}", cause=failure
+                )
+
+    def owned_failed(self, failure: MeshFailure) -> None:
+        """Take note of the failure of an owned mesh; from any thread."""
+        self.failures.append(failure)
+        assert self.executor is not None  # cells own nothing before they run
+        self.executor.interrupt()
+
+    def fail(self, kind: FailureKind, message: str, details: str = "", cause: MeshFailure | None = None) -> None:
+        """End this actor in a failure, which goes to its owner; from any thread."""
+        failure = MeshFailure(self.name, self.actor_id, self.rank, kind, message, details, cause)
+        if not self.process.cells.end(self, failure):
+            return
+        self.process.report(self.owner, failure)
+        assert self.executor is not None  # cells fail once they run
+        # The thread may be busy for long: those who wait are answered from here.
+        if (current := self._current) is not None:
+            self.answer_dead(current)
+        self.executor.drain()
+        self.executor.interrupt()
+
+    def orphan(self, reason: str) -> None:
+        """End this actor because its owner is gone; there is nobody to report to. From any thread."""
+        self.owner = None
+        self.fail(FailureKind.OWNED, f"{self.label}: {reason}")
+
+    def abort(self, reason: str) -> None:
+        """End this actor in a failure of its own choice."""
+        self.fail(FailureKind.ABORT, f"{self.label} aborted: {reason}")
+
+    def stop_itself(self) -> Future[None]:
+        """Stop in good order; from any thread."""
+        self.process.cells.stop(self.uid)
+        return self.ended
+
+    async def wind_up(self, *, is_async: bool) -> None:
+        """Everything after the last message: owned meshes first, then ``__cleanup__``."""
+        reason = self.end_reason()
+        if self._current is not None:
+            self.answer_dead(self._current)
+        for port in list(self._unanswered):
+            port._refuse(reason, self.failure)
+        await self._stop_owned(is_async=is_async)
+        error: Exception | None = SupervisionError(reason, self.failure) if self.failure else None
+        outcome: Exception | None = None
+        if self._actor is not None:
+            try:
+                cleaned = self._actor.__cleanup__(error)
+                if is_async and asyncio.iscoroutine(cleaned):
+                    await cleaned
+            except BaseException as raised:  # noqa: BLE001  (goes to whoever asked for the stop)
+                _log.error("%s: __cleanup__ raised\n%s", self.label, describe(raised))
+                outcome = SupervisionError(f"{self.label}: __cleanup__ raised {_summary(raised)}", self.failure)
+        self.bury(outcome)
+
+    def bury(self, outcome: Exception | None = None) -> None:
+        """Leave a tombstone, and tell those who wait for the end."""
+        self.process.cells.forget(self)
+        self.ended._settle(_raiser(outcome) if outcome else (lambda: None))
+
+    async def _stop_owned(self, *, is_async: bool) -> None:
+        for mesh in reversed(list(self.owned.values())):
+            try:
+                future = mesh.stop()
+                if is_async:
+                    async with asyncio.timeout(self.process.settings.stop_timeout_s):
+                        await future
+                else:
+                    future.get(self.process.settings.stop_timeout_s)
+            except (ControlError, TimeoutError) as error:
+                _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, error)
+
+
+def refuse(process: Process, mail: Mail, reason: str, failure: MeshFailure | None) -> None:
+    """Answer a message that no actor will handle."""
+    if mail.envelope.reply_to:
+        message = f"cannot answer {mail.envelope.method}: {reason}"
+        process.reply(mail, Kind.ERROR, pack_supervision(message, failure))
+
+
+def _summary(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _raiser(error: Exception) -> Any:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it

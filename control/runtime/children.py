@@ -1,0 +1,165 @@
+"""`Children`: the processes that this one has launched; their births, deaths and orderly ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from control.future import Future
+from control.runtime.launcher import Launched, Launcher, WorkerConfig
+from control.runtime.worker import EXIT_BOOTSTRAP
+from control.wire.envelope import ProcessRef
+
+EXIT_NOTICE_S = 2.0
+"""A child whose link has broken is killed if it has not ended by itself after this long."""
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A process launched from here.
+
+    Attributes:
+        ref: the process.
+        launched: its handles, once it has been started.
+        expected: whether it was told to end.
+        ended: ends when the process is gone and reaped, with the reason.
+        verdict: why it has to be killed, if we kill it.
+    """
+
+    ref: ProcessRef
+    launched: Launched | None = None
+    expected: bool = False
+    ended: Future[str] = field(default_factory=Future)
+    verdict: str | None = None
+    gone: bool = False
+
+    def kill(self, verdict: str) -> None:
+        """SIGKILL; harmless where it has ended already."""
+        if self.gone:
+            return
+        self.verdict = self.verdict or verdict
+        if self.launched is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.launched.pidfd, signal.SIGKILL)
+
+
+class Children:
+    """The children of this process. Public methods may be called from any thread.
+
+    Args:
+        loop: the loop that watches them.
+        on_end: told on the loop thread of every child that ends, with the reason.
+        connect_timeout_s: how long a child may take to show up on its link.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_end: Callable[[Child, str], None],
+        *,
+        connect_timeout_s: float,
+    ) -> None:
+        self._loop = loop
+        self._on_end = on_end
+        self._connect_timeout_s = connect_timeout_s
+        self._launcher: Launcher | None = None
+        self._children: dict[str, Child] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def launch(self, configs: Sequence[WorkerConfig], env: Mapping[str, str]) -> None:
+        """Start children; returns at once, and their failure to start is an end like any other."""
+        if self._launcher is None:
+            self._launcher = Launcher()
+        for config in configs:
+            child = self._children[config.me.id] = Child(config.me)
+            self._launcher.launch(config, env, self._notifier(child))
+
+    def get(self, process_id: str) -> Child | None:
+        """The child with this id, also if it has ended."""
+        return self._children.get(process_id)
+
+    def expect_end(self, process_id: str) -> None:
+        """Note that the child was told to end."""
+        if (child := self._children.get(process_id)) is not None:
+            child.expected = True
+
+    def connected(self, process_id: str) -> None:
+        """Note that the child's link stands. On the loop thread."""
+        if (timer := self._timers.pop(process_id, None)) is not None:
+            timer.cancel()
+
+    def link_lost(self, process_id: str, reason: str) -> bool:
+        """Deal with a lost link; True where it is a child's, whose end will be told when it is seen. On the loop."""
+        child = self._children.get(process_id)
+        if child is None:
+            return False
+        verdict = f"was killed because {reason}"
+        if child.launched is None or "no sign of life" in reason:
+            child.kill(verdict)
+        else:
+            self._loop.call_later(EXIT_NOTICE_S, child.kill, verdict)
+        return True
+
+    def kill(self, process_ids: Sequence[str], verdict: str) -> None:
+        """SIGKILL these children."""
+        for process_id in process_ids:
+            if (child := self._children.get(process_id)) is not None:
+                child.expected = True
+                child.kill(verdict)
+
+    def alive(self) -> list[Child]:
+        """The children that have not ended."""
+        return [child for child in self._children.values() if not child.gone]
+
+    def close(self) -> None:
+        """End the launcher; every child has to be gone."""
+        if self._launcher is not None:
+            self._launcher.close()
+
+    def _notifier(self, child: Child) -> Callable[[Launched | OSError], None]:
+        def done(result: Launched | OSError) -> None:
+            self._loop.call_soon_threadsafe(self._started, child, result)
+
+        return done
+
+    def _started(self, child: Child, result: Launched | OSError) -> None:
+        if isinstance(result, OSError):
+            self._end(child, f"could not be started: {result}")
+            return
+        child.launched = result
+        self._loop.add_reader(result.pidfd, self._exited, child, result)
+        if child.verdict is not None:
+            child.kill(child.verdict)
+        verdict = f"was killed because it did not connect within {self._connect_timeout_s:g} s"
+        self._timers[child.ref.id] = self._loop.call_later(self._connect_timeout_s, child.kill, verdict)
+
+    def _exited(self, child: Child, launched: Launched) -> None:
+        self._loop.remove_reader(launched.pidfd)
+        status = launched.popen.wait()  # does not wait: the pidfd is readable
+        os.close(launched.pidfd)
+        os.close(launched.lifeline)
+        self.connected(child.ref.id)
+        self._end(child, f"pid {launched.popen.pid} {child.verdict or describe_exit(status)}")
+
+    def _end(self, child: Child, reason: str) -> None:
+        child.gone = True
+        child.launched = None
+        self._on_end(child, reason)
+        child.ended._settle(lambda: reason)
+
+
+def describe_exit(status: int) -> str:
+    """An exit status as `subprocess` gives it, in words."""
+    if status == EXIT_BOOTSTRAP:
+        return "ended because its bootstrap raised (the traceback is on its standard error)"
+    if status >= 0:
+        return f"exited with code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-status} ({name})"

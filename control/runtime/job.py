@@ -1,0 +1,103 @@
+"""The runtime of this process as the one that there is: started with its first use, ended when the script ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import threading
+from typing import TYPE_CHECKING
+
+from control import settings as bounds
+from control.runtime.launcher import WorkerConfig
+from control.runtime.process import CLOSE_TIMEOUT_S, Process
+from control.runtime.supervision import RootCell
+from control.wire.auth import new_secret
+from control.wire.envelope import ProcessRef
+
+if TYPE_CHECKING:
+    from control.runtime.loop import LoopThread
+
+_current: Process | None = None
+_loop_thread: LoopThread | None = None
+_lock = threading.Lock()
+
+
+def current() -> Process:
+    """The runtime of this process; in a script it starts with the first use."""
+    return _current or _start_root()
+
+
+def is_running() -> bool:
+    """Whether this process is part of a job at the moment."""
+    return _current is not None
+
+
+def new_process_ref(name: str, launcher: ProcessRef | None = None) -> ProcessRef:
+    """A reference for a process of this host that is about to start; without a launcher, for a script and its job."""
+    job = secrets.token_hex(4) if launcher is None else launcher.job
+    process_id = f"{job}-{secrets.token_hex(8)}"
+    return ProcessRef(process_id, f"unix-abstract:skipper-{process_id}", name, launcher)
+
+
+def join_job(config: WorkerConfig) -> None:
+    """Start the runtime of a child process."""
+    global _current
+    bounds.adopt(config.settings)
+    process = Process(config.me, config.root, config.secret, _shared_loop())
+    _current = process
+    process.transport.be_patient_with(config.parent)
+    process.transport.link(config.parent)
+
+
+def shutdown(*, grace_s: float | None = None) -> None:
+    """Stop everything that the script has spawned and leave no process behind; the next use starts afresh.
+
+    It runs by itself when the script ends, and may be called again. In an actor's process it does nothing: that one's
+    life is its owner's business.
+
+    Args:
+        grace_s: seconds that actors get to handle what they have received and to run ``__cleanup__``, before they are
+            killed; None means `Settings.exit_grace_s`.
+    """
+    global _current
+    with _lock:
+        process = _current
+        if process is None or process.root_cell is None:
+            return
+        process.shutdown(grace_s=process.settings.exit_grace_s if grace_s is None else grace_s)
+        _current = None
+
+
+def _start_root() -> Process:
+    global _current
+    with _lock:
+        if _current is None:
+            me = new_process_ref("script")
+            process = Process(me, me, new_secret(), _shared_loop())
+            process.root_cell = RootCell(process)
+            _current = process
+        return _current
+
+
+def _shared_loop() -> LoopThread:
+    from control.runtime.loop import LoopThread
+
+    global _loop_thread
+    if _loop_thread is None:
+        _loop_thread = LoopThread()
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_forget)
+    return _loop_thread
+
+
+def _at_exit() -> None:
+    shutdown()
+    if _loop_thread is not None:
+        _loop_thread.close(timeout=CLOSE_TIMEOUT_S)
+
+
+def _forget() -> None:
+    """A forked copy of this process has none of its threads: it is no part of the job."""
+    global _current, _loop_thread
+    _current = _loop_thread = None

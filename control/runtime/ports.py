@@ -1,0 +1,220 @@
+"""The ports of a process: numbered places where replies arrive, and what becomes of them there."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from control.errors import SupervisionError
+from control.future import Future
+from control.runtime.replies import open_reply
+from control.shape import Extent
+from control.value_mesh import ValueMesh
+from control.wire.envelope import Kind, Payload
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """Whose answer is waited for."""
+
+    process_id: str
+    actor: str
+    endpoint: str
+
+    def raiser(self, reason: str) -> Callable[[], Any]:
+        """A function that raises what a caller is told when this answer will never come."""
+        message = f"{self.actor} cannot answer {self.endpoint}: {reason}"
+
+        def raise_supervision_error() -> Any:
+            raise SupervisionError(message)
+
+        return raise_supervision_error
+
+
+class Reply(Protocol):
+    """What stands behind a port."""
+
+    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        """Take a reply, on the thread that brought it; True where nothing more is expected."""
+
+    def process_lost(self, process_id: str, reason: str) -> bool:
+        """Give up on the replies of a process; True where nothing more is expected."""
+
+
+class PortTable:
+    """The open ports of a process; safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Reply] = {}
+
+    def open(self, reply: Reply) -> int:
+        """A new port's number; never 0."""
+        number = next(self._numbers)
+        self._open[number] = reply
+        return number
+
+    def close(self, number: int) -> None:
+        """Forget a port; what still arrives for it is dropped."""
+        self._open.pop(number, None)
+
+    def deliver(self, number: int, rank: int, kind: Kind, payload: Payload) -> None:
+        """Bring a reply to its port."""
+        reply = self._open.get(number)
+        if reply is not None and reply.deliver(rank, kind, payload):
+            self.close(number)
+
+    def process_lost(self, process_id: str, reason: str) -> None:
+        """Tell every port that nothing more will come from a process."""
+        for number, reply in list(self._open.items()):
+            if reply.process_lost(process_id, reason):
+                self.close(number)
+
+
+class OneReply:
+    """One reply, for a future."""
+
+    __slots__ = ("_awaited", "_future")
+
+    def __init__(self, future: Future[Any], awaited: Awaited) -> None:
+        self._future = future
+        self._awaited = awaited
+
+    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        """Take a reply."""
+        self._future._settle(lambda: open_reply(kind, payload))
+        return True
+
+    def process_lost(self, process_id: str, reason: str) -> bool:
+        """Give up on the replies of a process."""
+        if process_id != self._awaited.process_id:
+            return False
+        self._future._settle(self._awaited.raiser(reason))
+        return True
+
+
+class MeshReply:
+    """A reply from each member of a mesh, for one future; the first error settles it."""
+
+    __slots__ = ("_awaited", "_extent", "_future", "_missing", "_payloads")
+
+    def __init__(self, future: Future[ValueMesh[Any]], extent: Extent, awaited: Sequence[Awaited]) -> None:
+        self._future = future
+        self._extent = extent
+        self._awaited = awaited
+        self._payloads: list[Payload | None] = [None] * len(awaited)
+        self._missing = set(range(len(awaited)))
+
+    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        """Take a reply."""
+        if kind is Kind.ERROR:
+            self._future._settle(lambda: open_reply(kind, payload))
+            return True
+        if rank not in self._missing:
+            return False
+        self._payloads[rank] = payload
+        self._missing.discard(rank)
+        if self._missing:
+            return False
+        self._future._settle(self._open_all)
+        return True
+
+    def process_lost(self, process_id: str, reason: str) -> bool:
+        """Give up on the replies of a process."""
+        for rank in sorted(self._missing):
+            if self._awaited[rank].process_id == process_id:
+                self._future._settle(self._awaited[rank].raiser(reason))
+                return True
+        return False
+
+    def _open_all(self) -> ValueMesh[Any]:
+        payloads = (payload for payload in self._payloads if payload is not None)
+        return ValueMesh(self._extent, [open_reply(Kind.REPLY, payload) for payload in payloads])
+
+
+class ResponseStream:
+    """The results of a call to several actors, in the order in which they come.
+
+    ``async for`` yields results; ``for`` yields futures, the n-th of which ends with the n-th result to come. An
+    error is raised where its result would have been, and the stream goes on behind it.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._futures: list[Future[Any]] = [Future() for _ in range(size)]
+        self._next = 0
+        self._unsettled = deque(self._futures)
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def __iter__(self) -> Iterator[Future[Any]]:
+        return iter(self._futures)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._next == len(self._futures):
+            raise StopAsyncIteration
+        self._next += 1
+        return await self._futures[self._next - 1]
+
+    def _push(self, open_result: Callable[[], Any]) -> None:
+        self._unsettled.popleft()._settle(open_result)
+
+
+class StreamReply:
+    """A reply from each member of a mesh, for a stream."""
+
+    __slots__ = ("_awaited", "_missing", "_stream")
+
+    def __init__(self, stream: ResponseStream, awaited: Sequence[Awaited]) -> None:
+        self._stream = stream
+        self._awaited = awaited
+        self._missing = set(range(len(awaited)))
+
+    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        """Take a reply."""
+        if rank in self._missing:
+            self._missing.discard(rank)
+            self._stream._push(lambda: open_reply(kind, payload))
+        return not self._missing
+
+    def process_lost(self, process_id: str, reason: str) -> bool:
+        """Give up on the replies of a process."""
+        for rank in sorted(self._missing):
+            if self._awaited[rank].process_id == process_id:
+                self._missing.discard(rank)
+                self._stream._push(self._awaited[rank].raiser(reason))
+        return not self._missing
+
+
+class Acknowledgements:
+    """An acknowledgement from each of several processes; one that is gone counts as having given it."""
+
+    def __init__(self, future: Future[None], process_ids: Sequence[str]) -> None:
+        self._future = future
+        self._process_ids = process_ids
+        self._missing = set(range(len(process_ids)))
+        self._error: Callable[[], Any] | None = None
+
+    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        """Take a reply."""
+        if kind is Kind.ERROR and self._error is None:
+            self._error = lambda: open_reply(kind, payload)
+        return self._acknowledged({rank})
+
+    def process_lost(self, process_id: str, reason: str) -> bool:
+        """Give up on the replies of a process."""
+        return self._acknowledged({rank for rank in self._missing if self._process_ids[rank] == process_id})
+
+    def _acknowledged(self, ranks: set[int]) -> bool:
+        self._missing -= ranks
+        if not self._missing:
+            self._future._settle(self._error or (lambda: None))
+        return not self._missing

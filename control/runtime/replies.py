@@ -1,0 +1,74 @@
+"""Values and errors as they travel back to a port."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from control.errors import ActorError, ControlError, PayloadError, SupervisionError
+from control.failure import MeshFailure
+from control.wire.envelope import Kind, Payload
+from control.wire.payload import pack, unpack
+
+_ACTOR, _SUPERVISION = "actor", "supervision"
+
+
+def pack_exception(error: BaseException, *, actor_id: str, endpoint: str) -> Payload:
+    """An exception that an endpoint raised.
+
+    The exception itself is packed apart from its description, so that one that cannot be pickled, or not be
+    unpickled by the caller, costs the caller only `ActorError.cause`.
+    """
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    return pack((_ACTOR, actor_id, endpoint, summary, describe(error), _pack_cause(error)))
+
+
+def pack_error(error: ControlError, *, actor_id: str, method: str) -> Payload:
+    """An error of this package, which is raised again as what it is where it arrives."""
+    if isinstance(error, SupervisionError):
+        return pack_supervision(error.message, error.failure)
+    if isinstance(error, ActorError):
+        cause = None if error.cause is None else _pack_cause(error.cause)
+        return pack((_ACTOR, error.actor_id, error.endpoint, error.summary, error.remote_traceback, cause))
+    return pack_exception(error, actor_id=actor_id, endpoint=method)
+
+
+def _pack_cause(error: BaseException) -> Payload | None:
+    try:
+        return tuple(bytes(segment) for segment in pack(error))
+    except PayloadError:
+        return None
+
+
+def describe(error: BaseException) -> str:
+    """The traceback of an exception, or what could be had of it."""
+    return "".join(traceback.format_exception(error))
+
+
+def pack_supervision(message: str, failure: MeshFailure | None) -> Payload:
+    """That an actor cannot answer."""
+    return pack((_SUPERVISION, message, failure))
+
+
+def open_reply(kind: Kind, payload: Payload) -> Any:
+    """The value that a reply brought.
+
+    Raises:
+        ActorError: the endpoint raised.
+        SupervisionError: the actor cannot answer.
+        PayloadError: the value cannot be unpickled here.
+    """
+    content = unpack(payload)
+    if kind is Kind.REPLY:
+        return content
+    if content[0] == _SUPERVISION:
+        _, message, failure = content
+        raise SupervisionError(message, failure)
+    _, actor_id, endpoint, summary, remote_traceback, packed_cause = content
+    cause = None
+    if packed_cause is not None:
+        try:
+            cause = unpack(packed_cause)
+        except PayloadError:
+            cause = None
+    raise ActorError(actor_id, endpoint, summary, remote_traceback, cause)

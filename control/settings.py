@@ -1,0 +1,74 @@
+"""The time bounds of the runtime, set once by the script and handed down to every process."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Bounds, in seconds.
+
+    Attributes:
+        heartbeat_s: a process that shows no sign of life for this long counts as dead.
+        connect_timeout_s: how long a process may take to be reachable, from its launch.
+        stop_timeout_s: how long `stop` waits for an actor to drain its messages and clean up.
+        exit_grace_s: how long actors get for their ``__cleanup__`` when the script ends; then they are killed.
+    """
+
+    heartbeat_s: float = 10.0
+    connect_timeout_s: float = 60.0
+    stop_timeout_s: float = 30.0
+    exit_grace_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise TypeError(f"{field.name} must be a number of seconds, not {value!r}")
+            if value <= 0:
+                raise ValueError(f"{field.name} must be positive, got {value}")
+
+
+_settings = Settings()
+
+
+def configure(
+    *,
+    heartbeat_s: float | None = None,
+    connect_timeout_s: float | None = None,
+    stop_timeout_s: float | None = None,
+    exit_grace_s: float | None = None,
+) -> Settings:
+    """Change bounds for what starts from now on, here and in the processes spawned later; None keeps a bound.
+
+    Call it in the script before the first mesh is spawned: processes that already run keep what they were born with.
+
+    Returns:
+        The settings in force.
+
+    Raises:
+        ValueError: a bound is not positive.
+        TypeError: a bound is no number.
+    """
+    global _settings
+    given = {
+        "heartbeat_s": heartbeat_s,
+        "connect_timeout_s": connect_timeout_s,
+        "stop_timeout_s": stop_timeout_s,
+        "exit_grace_s": exit_grace_s,
+    }
+    _settings = dataclasses.replace(_settings, **{name: bound for name, bound in given.items() if bound is not None})
+    return _settings
+
+
+def settings() -> Settings:
+    """The settings in force."""
+    return _settings
+
+
+def adopt(settings: Settings) -> None:
+    """Take over the settings of the process that launched this one."""
+    global _settings
+    _settings = settings

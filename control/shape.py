@@ -1,0 +1,265 @@
+"""Extents, points and shapes: how the members of a mesh are laid out and addressed by named axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+AxisSelection: TypeAlias = "int | slice"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extent(Mapping[str, int]):
+    """The named axes of a mesh and their sizes, in row-major order; a mapping from axis to size.
+
+    An extent without axes describes exactly one member.
+    """
+
+    axes: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.axes) != len(self.sizes):
+            raise ValueError(f"{len(self.axes)} axes {self.axes} do not match {len(self.sizes)} sizes {self.sizes}")
+        if len(set(self.axes)) != len(self.axes):
+            raise ValueError(f"an axis is named twice in {self.axes}")
+        for axis, size in zip(self.axes, self.sizes, strict=True):
+            if not isinstance(axis, str) or not axis:
+                raise TypeError(f"an axis is named by a non-empty string, not {axis!r}")
+            if not isinstance(size, int) or isinstance(size, bool):
+                raise TypeError(f"the size of axis {axis!r} must be an int, not {size!r}")
+            if size < 1:
+                raise ValueError(f"axis {axis!r} needs a size of at least 1, got {size}")
+
+    @staticmethod
+    def of(sizes: Mapping[str, int]) -> Extent:
+        """The extent of a plain mapping such as ``{"hosts": 2, "gpus": 8}``.
+
+        Raises:
+            ValueError: an axis has a size below 1.
+            TypeError: a name is no string or a size is no int.
+        """
+        if isinstance(sizes, Extent):
+            return sizes
+        return Extent(tuple(sizes), tuple(sizes.values()))
+
+    @property
+    def nelements(self) -> int:
+        """The number of members."""
+        return math.prod(self.sizes)
+
+    def point(self, rank: int) -> Point:
+        """The point with this row-major rank.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        return Point(rank, self)
+
+    def points(self) -> Iterator[Point]:
+        """Every point, in rank order."""
+        return (Point(rank, self) for rank in range(self.nelements))
+
+    def rank_of(self, coordinates: Mapping[str, int]) -> int:
+        """The row-major rank of the point with exactly these coordinates.
+
+        Raises:
+            KeyError: the axes are not this extent's.
+            IndexError: a coordinate lies outside its axis.
+        """
+        if set(coordinates) != set(self.axes):
+            raise KeyError(f"coordinates {dict(coordinates)} do not name the axes {self.axes}")
+        rank = 0
+        for axis, size in zip(self.axes, self.sizes, strict=True):
+            rank = rank * size + _index(axis, coordinates[axis], size)
+        return rank
+
+    def __getitem__(self, axis: str) -> int:
+        try:
+            return self.sizes[self.axes.index(axis)]
+        except ValueError:
+            raise KeyError(axis) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.axes)
+
+    def __len__(self) -> int:
+        return len(self.axes)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Extent):
+            return self.axes == other.axes and self.sizes == other.sizes
+        if isinstance(other, Mapping):
+            return list(self.items()) == list(other.items())
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.axes, self.sizes))
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point(Mapping[str, int]):
+    """One position in an extent: a mapping from axis to index that also knows its row-major ``rank``."""
+
+    rank: int
+    extent: Extent
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.extent.nelements:
+            raise IndexError(f"rank {self.rank} lies outside {self.extent!r} ({self.extent.nelements} members)")
+
+    @property
+    def size(self) -> int:
+        """The number of members of the whole extent."""
+        return self.extent.nelements
+
+    def __getitem__(self, axis: str) -> int:
+        try:
+            position = self.extent.axes.index(axis)
+        except ValueError:
+            raise KeyError(axis) from None
+        inner = math.prod(self.extent.sizes[position + 1 :])
+        return self.rank // inner % self.extent.sizes[position]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.extent.axes)
+
+    def __len__(self) -> int:
+        return len(self.extent.axes)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Point):
+            return self.rank == other.rank and self.extent == other.extent
+        if isinstance(other, Mapping):
+            return dict(self) == dict(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.rank, self.extent))
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A strided view of the members of a root mesh: which of its ranks belong to the view, and how they are laid out.
+
+    Attributes:
+        extent: axes and sizes of the view.
+        offset: root rank of the view's first member.
+        strides: distance in root ranks between neighbours along each axis.
+    """
+
+    extent: Extent
+    offset: int
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def whole(extent: Extent) -> Shape:
+        """The view that is the whole mesh."""
+        strides = tuple(math.prod(extent.sizes[axis + 1 :]) for axis in range(len(extent.sizes)))
+        return Shape(extent, 0, strides)
+
+    def ranks(self) -> tuple[int, ...]:
+        """The root ranks of the view's members, in the view's row-major order."""
+        ranks = [self.offset]
+        for size, stride in zip(self.extent.sizes, self.strides, strict=True):
+            ranks = [rank + step * stride for rank in ranks for step in range(size)]
+        return tuple(ranks)
+
+    def select(self, selection: Mapping[str, AxisSelection]) -> Shape:
+        """Narrow the view: an int picks one index and drops the axis, a slice keeps a range of it.
+
+        Raises:
+            KeyError: the view has no such axis.
+            IndexError: an index lies outside its axis, or a slice selects nothing.
+            TypeError: a selection is neither an int nor a slice.
+        """
+        for axis in selection:
+            if axis not in self.extent:
+                raise KeyError(f"no axis {axis!r} in {self.extent!r}")
+        offset = self.offset
+        kept: list[tuple[str, int, int]] = []
+        for axis, size, stride in zip(self.extent.axes, self.extent.sizes, self.strides, strict=True):
+            chosen: Any = selection.get(axis, slice(None))
+            if isinstance(chosen, slice):
+                steps = range(*chosen.indices(size))
+                if not steps:
+                    raise IndexError(f"{axis}={chosen} selects nothing of {size} members")
+                offset += steps.start * stride
+                kept.append((axis, len(steps), steps.step * stride))
+            else:
+                offset += _index(axis, chosen, size) * stride
+        axes, sizes, strides = zip(*kept, strict=True) if kept else ((), (), ())
+        return Shape(Extent(axes, sizes), offset, strides)
+
+    def rename(self, names: Mapping[str, str]) -> Shape:
+        """Give axes other names, keeping their order.
+
+        Raises:
+            KeyError: the view has no such axis.
+            ValueError: two axes would share a name.
+        """
+        for axis in names:
+            if axis not in self.extent:
+                raise KeyError(f"no axis {axis!r} in {self.extent!r}")
+        axes = tuple(names.get(axis, axis) for axis in self.extent.axes)
+        return Shape(Extent(axes, self.extent.sizes), self.offset, self.strides)
+
+    def flatten(self, name: str) -> Shape:
+        """Merge all axes into one called ``name``.
+
+        Raises:
+            ValueError: the members are not evenly spaced in the root mesh, so that one axis cannot describe them.
+        """
+        size, stride = 1, 1
+        for inner_size, inner_stride in zip(reversed(self.extent.sizes), reversed(self.strides), strict=True):
+            if inner_size == 1:
+                continue
+            if size == 1:
+                stride = inner_stride
+            elif inner_stride != stride * size:
+                raise ValueError(
+                    f"{self.extent!r} with strides {self.strides} is not evenly spaced: flatten before slicing"
+                )
+            size *= inner_size
+        return Shape(Extent((name,), (size,)), self.offset, (stride,))
+
+    def split(self, axis: str, into: Mapping[str, int]) -> Shape:
+        """Split ``axis`` into several, outermost first; the product of their sizes must be the axis' size.
+
+        Raises:
+            KeyError: the view has no such axis.
+            ValueError: the sizes do not multiply to the axis' size.
+        """
+        if axis not in self.extent:
+            raise KeyError(f"no axis {axis!r} in {self.extent!r}")
+        inner = Shape.whole(Extent.of(into))
+        if inner.extent.nelements != self.extent[axis]:
+            raise ValueError(f"{dict(into)} does not multiply to {axis}={self.extent[axis]}")
+        axes: tuple[str, ...] = ()
+        sizes: tuple[int, ...] = ()
+        strides: tuple[int, ...] = ()
+        for name, size, stride in zip(self.extent.axes, self.extent.sizes, self.strides, strict=True):
+            if name == axis:
+                axes += inner.extent.axes
+                sizes += inner.extent.sizes
+                strides += tuple(stride * step for step in inner.strides)
+            else:
+                axes, sizes, strides = (*axes, name), (*sizes, size), (*strides, stride)
+        return Shape(Extent(axes, sizes), self.offset, strides)
+
+
+def _index(axis: str, index: object, size: int) -> int:
+    """``index`` along ``axis`` counted from the front, negative ones from the back."""
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise TypeError(f"axis {axis!r} is indexed by an int, not {index!r}")
+    if not -size <= index < size:
+        raise IndexError(f"{axis}={index} lies outside of {size} members")
+    return index % size

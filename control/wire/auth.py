@@ -1,0 +1,51 @@
+"""Mutual proof that both ends of a stream know the job's secret.
+
+Each end picks a nonce. The server proves itself in its initial metadata, the client in its first message, each with an
+HMAC-SHA256 over its role, both nonces and both process references. Nonces are fresh, so nothing can be replayed, and
+the roles differ, so nothing can be reflected.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+
+VERSION = "1"
+"""Version of the protocol; both ends must speak the same."""
+
+NONCE_NBYTES = 32
+PROOF_NBYTES = 32
+SECRET_NBYTES = 32
+
+
+def new_secret() -> bytes:
+    """A job's secret."""
+    return secrets.token_bytes(SECRET_NBYTES)
+
+
+def new_nonce() -> bytes:
+    """A nonce for one stream."""
+    return secrets.token_bytes(NONCE_NBYTES)
+
+
+def client_proof(secret: bytes, *transcript: bytes) -> bytes:
+    """The client's proof over the transcript: client nonce, server nonce, client, server; 32 bytes."""
+    return _mac(secret, b"client", transcript)
+
+
+def server_proof(secret: bytes, *transcript: bytes) -> bytes:
+    """The server's proof over the same transcript; 32 bytes."""
+    return _mac(secret, b"server", transcript)
+
+
+def verify(expected: bytes, given: object) -> bool:
+    """Whether ``given`` is the expected proof, in time that does not depend on where they differ."""
+    return isinstance(given, bytes) and len(given) == PROOF_NBYTES and hmac.compare_digest(expected, given)
+
+
+def _mac(secret: bytes, role: bytes, transcript: tuple[bytes, ...]) -> bytes:
+    mac = hmac.new(secret, digestmod="sha256")
+    for part in (b"skipper link", VERSION.encode(), role, *transcript):
+        mac.update(len(part).to_bytes(8, "little"))  # lengths keep neighbouring parts apart
+        mac.update(part)
+    return mac.digest()

@@ -1,0 +1,130 @@
+"""Meshes for the tests, and the rule that a failure nobody expected fails its test."""
+
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import control
+from control import MeshFailure, ProcMesh, this_host
+
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_S = 20.0
+"""Bound on waits that take milliseconds where nothing is wrong."""
+
+
+class Failures(list[MeshFailure]):
+    """What reached the root unhandled; a test that asks for the fixture expects it."""
+
+    expected = False
+
+    def wait(self) -> MeshFailure:
+        """The first failure, once it is there."""
+        wait_until(lambda: bool(self), "a failure at the root")
+        return self[0]
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, timeout: float = PATIENCE_S) -> None:
+    """Poll for something that happens in another process."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out after {timeout} s: {what}"
+        time.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture(autouse=True)
+def root_failures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failures]:
+    failures = Failures()
+    monkeypatch.setattr(control, "unhandled_fault_hook", failures.append)
+    yield failures
+    assert failures.expected or not failures, f"unexpected failures: {[str(failure) for failure in failures]}"
+
+
+@pytest.fixture
+def failures(root_failures: Failures) -> Failures:
+    root_failures.expected = True
+    return root_failures
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leave_nothing_behind() -> Iterator[None]:
+    yield
+    children = psutil.Process().children(recursive=True)
+    control.shutdown()
+    for child in children:
+        wait_until(lambda child=child: not alive(child.pid), f"{child} ends")
+
+
+@pytest.fixture(scope="module")
+def procs() -> ProcMesh:
+    """Two processes that the tests of a module share."""
+    return this_host().spawn_procs(per_host={"gpus": 2})
+
+
+@pytest.fixture
+def own_procs() -> Iterator[Callable[..., ProcMesh]]:
+    """Spawns processes that end with the test."""
+    spawned: list[ProcMesh] = []
+
+    def spawn(per_host: dict[str, int] | None = None, **options: object) -> ProcMesh:
+        spawned.append(this_host().spawn_procs(per_host, **options))
+        return spawned[-1]
+
+    yield spawn
+    for mesh in spawned:
+        mesh.stop().get(PATIENCE_S)
+
+
+class Script:
+    """A script of its own process, written to a file and run there."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        path.write_text(textwrap.dedent(text))
+        self.process = subprocess.Popen(
+            [sys.executable, str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=path.parent,
+            env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+
+    def line(self) -> str:
+        """The next line of its standard output."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def finish(self) -> tuple[int, str, str]:
+        """Exit code, rest of the standard output, standard error."""
+        try:
+            out, err = self.process.communicate(timeout=PATIENCE_S)
+        finally:
+            self.process.kill()
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[[str], Script]]:
+    scripts: list[Script] = []
+
+    def run(text: str) -> Script:
+        scripts.append(Script(tmp_path / f"script{len(scripts)}.py", text))
+        return scripts[-1]
+
+    yield run
+    for started in scripts:
+        with started.process:  # closes its pipes
+            started.process.kill()

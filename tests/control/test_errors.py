@@ -1,0 +1,55 @@
+import pickle
+
+import pytest
+
+import control
+from control import ActorError, ControlError, FailureKind, MeshFailure, SupervisionError, errors
+from control.shape import Extent
+
+EXPORTED = """
+    Actor ActorDefinitionError ActorError ActorInstance ActorMesh AuthenticationError Channel ChannelClosedError
+    Context ControlError DeadlineError Endpoint Extent FailureKind Future HostMesh MeshFailure
+    NoActorContextError PayloadError Point Port PortReceiver ProcMesh ProtocolError ResponseStream Settings
+    Shape SupervisionError ValueMesh WireError configure context current_rank current_size endpoint
+    get_or_spawn_controller shutdown this_host this_proc unhandled_fault_hook
+"""
+FAILURE = MeshFailure("mesh", "mesh[0]", Extent(("gpus",), (2,)).point(1), FailureKind.PROCESS, "it died")
+
+
+def test_every_error_stands_in_the_tree_at_the_top_of_the_file() -> None:
+    defined = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
+    assert all(issubclass(error, ControlError) for error in defined)
+    drawing = errors.__doc__ or ""
+    assert [error.__name__ for error in defined if error.__name__ not in drawing] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (errors.DeadlineError, TimeoutError),
+        (errors.ActorDefinitionError, TypeError),
+        (errors.PayloadError, TypeError),
+        (errors.NoActorContextError, RuntimeError),
+    ],
+)
+def test_errors_are_also_what_python_calls_them(error: type[Exception], builtin: type[Exception]) -> None:
+    assert issubclass(error, builtin)
+
+
+def test_errors_survive_pickling() -> None:
+    error = pickle.loads(pickle.dumps(ActorError("a[0]", "step", "ValueError: x", "Traceback", ValueError("x"))))
+    assert (error.actor_id, error.endpoint, error.summary, error.remote_traceback) == (
+        "a[0]",
+        "step",
+        "ValueError: x",
+        "Traceback",
+    )
+    assert isinstance(error.cause, ValueError)
+    assert error.__cause__ is error.cause
+    again = pickle.loads(pickle.dumps(SupervisionError("gone", FAILURE)))
+    assert (str(again), again.failure) == ("gone", FAILURE)
+
+
+def test_the_exported_names_are_those_of_this_list() -> None:
+    assert sorted(control.__all__) == EXPORTED.split()
+    assert all(hasattr(control, name) for name in control.__all__)

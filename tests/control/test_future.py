@@ -1,0 +1,102 @@
+import asyncio
+import threading
+import time
+
+import pytest
+
+from control import DeadlineError, Future
+
+
+def settle_later(future: Future[int], value: int) -> threading.Thread:
+    thread = threading.Thread(target=lambda: future._settle(lambda: value))
+    thread.start()
+    return thread
+
+
+def test_get_waits_for_the_value_and_may_be_repeated() -> None:
+    future: Future[int] = Future()
+    assert not future.done()
+    thread = settle_later(future, 5)
+    assert future.get(10) == 5
+    assert future.get() == 5
+    assert future.done()
+    thread.join()
+
+
+def test_get_raises_a_timeout_error_and_the_value_can_still_come() -> None:
+    future: Future[int] = Future()
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"0.05 s") as caught:
+        future.get(0.05)
+    assert isinstance(caught.value, DeadlineError)
+    assert time.monotonic() - began >= 0.05
+    with pytest.raises(DeadlineError):
+        future.get(0)
+    settle_later(future, 6).join()
+    assert future.get(0) == 6
+
+
+async def test_await_works_in_any_loop_and_together_with_get() -> None:
+    future: Future[int] = Future()
+    waiters = [asyncio.ensure_future(wait(future)) for _ in range(3)]
+    await asyncio.sleep(0)
+    settle_later(future, 7).join()
+    assert await asyncio.gather(*waiters) == [7, 7, 7]
+    assert await future == future.get(0) == 7
+
+
+async def wait(future: Future[int]) -> int:
+    return await future
+
+
+async def test_a_cancelled_wait_leaves_the_future_alone() -> None:
+    future: Future[int] = Future()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(wait(future), 0.01)
+    settle_later(future, 8).join()
+    assert await future == 8
+
+
+def test_an_error_is_raised_to_everyone_who_asks() -> None:
+    future: Future[int] = Future()
+
+    def fail() -> int:
+        raise KeyError("gone")
+
+    future._settle(fail)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="gone"):
+            future.get()
+
+
+def test_the_first_end_counts_and_callbacks_run_once() -> None:
+    future: Future[int] = Future()
+    seen: list[int] = []
+    future.add_done_callback(lambda settled: seen.append(settled.get(0)))
+    future._settle(lambda: 1)
+    future._settle(lambda: 2)
+    future.add_done_callback(lambda settled: seen.append(settled.get(0)))
+    assert seen == [1, 1]
+    assert Future.of(3).get(0) == 3
+
+
+def test_a_callback_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    future: Future[int] = Future()
+    seen: list[int] = []
+    future.add_done_callback(lambda _: 1 / 0)
+    future.add_done_callback(lambda settled: seen.append(settled.get(0)))
+    future._settle(lambda: 1)
+    assert seen == [1]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_many_threads_wait_for_one_future() -> None:
+    future: Future[int] = Future()
+    results: list[int] = []
+    threads = [threading.Thread(target=lambda: results.append(future.get(10))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    future._settle(lambda: 9)
+    for thread in threads:
+        thread.join()
+    assert results == [9] * 8

@@ -1,0 +1,68 @@
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import control
+from control import SupervisionError, this_host
+
+from .actors import Echo
+from .conftest import PATIENCE_S, Failures, Script, alive
+
+BOUND_S = 3.0
+"""Long enough for a machine that is busy with other things to show a sign of life in time."""
+
+
+@pytest.fixture(autouse=True)
+def short_heartbeats() -> Iterator[None]:
+    before = control.configure()
+    control.configure(heartbeat_s=BOUND_S)
+    yield
+    control.shutdown()
+    control.configure(heartbeat_s=before.heartbeat_s)
+
+
+def test_a_frozen_process_is_found_within_the_bound_and_killed(failures: Failures) -> None:
+    echoes = this_host().spawn_procs({"gpus": 2}).spawn("echoes", Echo)
+    pid = echoes.pid.call().get(PATIENCE_S)[0]
+    began = time.monotonic()
+    with pytest.raises(SupervisionError, match="no sign of life for 3 s"):
+        echoes.slice(gpus=0).freeze.call_one().get(PATIENCE_S)
+    assert time.monotonic() - began < 2 * BOUND_S
+    assert not alive(pid)
+    assert "no sign of life" in failures.wait().message
+    assert echoes.slice(gpus=1).sleep.call_one(4.0).get(PATIENCE_S) == 4.0  # a busy one is not a frozen one
+
+
+def test_a_script_that_was_frozen_goes_on_with_its_processes_afterwards(script: Callable[[str], Script]) -> None:
+    running = script(
+        """
+        import os, sys, time
+        import control
+        from control import Actor, endpoint, this_host
+
+        class Worker(Actor):
+            @endpoint
+            def pid(self):
+                return os.getpid()
+
+        control.configure(heartbeat_s=2)
+        worker = this_host().spawn_procs().spawn("worker", Worker)
+        pid = worker.pid.call_one().get()
+        print("ready", flush=True)
+        frozen_s = 0
+        while frozen_s < 2:
+            before = time.monotonic()
+            time.sleep(0.01)
+            frozen_s = time.monotonic() - before
+        time.sleep(1)
+        print(worker.pid.call_one().get() == pid)
+        """
+    )
+    assert running.line() == "ready"
+    os.kill(running.process.pid, signal.SIGSTOP)
+    time.sleep(4)  # twice the bound
+    os.kill(running.process.pid, signal.SIGCONT)
+    assert running.finish() == (0, "True\n", "")

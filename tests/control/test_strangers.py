@@ -1,0 +1,179 @@
+"""Whoever does not know the job's secret gets nothing, and costs nobody else anything."""
+
+import asyncio
+import contextlib
+import dataclasses
+import pickle
+import socket
+from typing import Any
+
+import grpc
+import pytest
+
+from control import ActorMesh, ProcMesh
+from control.runtime import job as runtime
+from control.wire import auth, transport
+from control.wire.envelope import Envelope, Kind, ProcessRef
+from control.wire.frames import encode, encode_process
+from control.wire.payload import pack
+
+from .actors import Echo
+from .conftest import PATIENCE_S
+
+METHOD = "/skipper.control.v1.Link/Connect"
+STRANGER = ProcessRef("stranger", "unix-abstract:stranger", "stranger")
+unpickled: list[str] = []
+
+
+class Trap:
+    """Leaves a trace wherever it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (unpickled.append, ("here",))
+
+
+@pytest.fixture(scope="module")
+def echo(procs: ProcMesh) -> ActorMesh[Echo]:
+    echo = procs.slice(gpus=0).spawn("echo", Echo)
+    echo.pid.call_one().get(PATIENCE_S)
+    return echo
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_unpickled_and_nobody_was_harmed(echo: ActorMesh[Echo]) -> Any:
+    yield
+    assert unpickled == []
+    assert echo.echo.call_one(1).get(PATIENCE_S) == 1
+
+
+def connect(address: str, metadata: tuple[tuple[str, Any], ...], messages: list[bytes]) -> tuple[Any, list[bytes]]:
+    """What a client gets: the status, and the messages that came before it."""
+    received: list[bytes] = []
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(METHOD)(iter(messages), metadata=metadata, timeout=PATIENCE_S)
+        with contextlib.suppress(grpc.RpcError):
+            received.extend(call)
+        return call.code(), received
+
+
+def hello(nonce: bytes = b"n" * auth.NONCE_NBYTES, version: str = auth.VERSION) -> tuple[tuple[str, Any], ...]:
+    process = encode_process(STRANGER)
+    return (("skipper-version", version), ("skipper-process-bin", process), ("skipper-nonce-bin", nonce))
+
+
+def targets(echo: ActorMesh[Echo]) -> list[str]:
+    """The script itself and a worker."""
+    return [runtime.current().me.address, echo.root_members[0].address]
+
+
+def frames(echo: ActorMesh[Echo]) -> list[bytes]:
+    trap = pack(Trap())
+    return list(encode([Envelope(Kind.CALL, echo.uid, trap, "echo"), Envelope(Kind.AGENT, 0, trap, "spawn")]))
+
+
+def test_a_wrong_proof_is_turned_away_before_anything_is_decoded(echo: ActorMesh[Echo]) -> None:
+    for address in targets(echo):
+        for proof in (bytes(32), b"", b"short", bytes(33), *frames(echo)):
+            status, received = connect(address, hello(), [proof, *frames(echo)])
+            assert (status, received) == (grpc.StatusCode.UNAUTHENTICATED, [])
+
+
+def test_a_hello_without_nonce_or_of_another_version_is_turned_away(echo: ActorMesh[Echo]) -> None:
+    for address in targets(echo):
+        assert connect(address, hello(nonce=b"short"), frames(echo)) == (grpc.StatusCode.UNAUTHENTICATED, [])
+        assert connect(address, hello(version="0"), frames(echo)) == (grpc.StatusCode.FAILED_PRECONDITION, [])
+        assert connect(address, (), frames(echo)) == (grpc.StatusCode.FAILED_PRECONDITION, [])
+
+
+def test_a_proof_cannot_be_replayed(echo: ActorMesh[Echo]) -> None:
+    me = runtime.current()
+    address = echo.root_members[0]
+    nonce = b"n" * auth.NONCE_NBYTES
+    with grpc.insecure_channel(address.address) as channel:
+        call = channel.stream_stream(METHOD)(iter(()), metadata=hello(nonce), timeout=PATIENCE_S)
+        theirs = dict(call.initial_metadata())["skipper-nonce-bin"]
+    transcript = (nonce, theirs, encode_process(STRANGER), encode_process(address))
+    once_valid = auth.client_proof(me.secret, *transcript)
+    assert connect(address.address, hello(nonce), [once_valid, *frames(echo)])[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_message_above_the_limit_is_refused_unread(echo: ActorMesh[Echo]) -> None:
+    for address in targets(echo):
+        status, received = connect(address, hello(), [bytes(8 << 20)])
+        assert status is not grpc.StatusCode.OK
+        assert received == []
+
+
+def test_garbage_on_the_socket_costs_only_its_connection(echo: ActorMesh[Echo]) -> None:
+    for address in targets(echo):
+        name = "\0" + address.removeprefix("unix-abstract:")
+        for garbage in (b"\xff" * 4096, b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(500)):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.settimeout(PATIENCE_S)
+                stranger.connect(name)
+                try:
+                    stranger.sendall(garbage)
+                    while stranger.recv(4096):
+                        pass
+                except ConnectionError:
+                    continue
+
+
+def test_a_silent_stranger_is_turned_away_after_a_while(echo: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 0.2)
+    address = runtime.current().me.address
+
+    async def stay_silent() -> Any:
+        async with asyncio.timeout(PATIENCE_S):
+            return await asyncio.to_thread(wait_for_the_end)
+
+    def wait_for_the_end() -> Any:
+        import threading
+
+        forever = threading.Event()
+        with grpc.insecure_channel(address) as channel:
+            call = channel.stream_stream(METHOD)(iter(forever.wait, True), metadata=hello(), timeout=PATIENCE_S)
+            try:
+                list(call)
+            except grpc.RpcError:
+                return call.code()
+            finally:
+                forever.set()
+
+    assert asyncio.run(stay_silent()) is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_an_impostor_server_is_found_out(echo: ActorMesh[Echo]) -> None:
+    """Somebody listens at the address of a process but does not know the secret."""
+
+    def answer(requests: Any, context: Any) -> Any:
+        context.send_initial_metadata((("skipper-nonce-bin", bytes(32)), ("skipper-proof-bin", bytes(32))))
+        yield from frames(echo)
+
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        handlers = {"Connect": grpc.stream_stream_rpc_method_handler(answer)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("skipper.control.v1.Link", handlers),))
+        impostor = dataclasses.replace(runtime.new_process_ref("impostor", runtime.current().me), launcher=None)
+        server.add_insecure_port(impostor.address)
+        server.start()
+        try:
+            future = runtime.current().request(impostor, "ping", ())
+            with pytest.raises(Exception, match="does not know the job's secret"):
+                future.get(PATIENCE_S)
+        finally:
+            server.stop(None).wait(PATIENCE_S)
+
+
+def test_the_secret_stands_in_no_argument_and_no_environment(echo: ActorMesh[Echo]) -> None:
+    secret = runtime.current().secret
+    pid = echo.pid.call_one().get(PATIENCE_S)
+    for file in ("cmdline", "environ"):
+        with open(f"/proc/{pid}/{file}", "rb") as content:
+            text = content.read()
+        assert secret not in text
+        assert secret.hex().encode() not in text
+    assert secret.hex() not in repr(runtime.current().__dict__)
+    assert pickle.dumps(secret)  # it is a plain value; only its places are restricted
