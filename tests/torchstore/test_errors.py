@@ -1,0 +1,67 @@
+import inspect
+import pickle
+
+import pytest
+
+import torchstore
+from torchstore import errors
+
+SAMPLES = [
+    errors.StoreError("something"),
+    errors.StoreNotInitializedError("main"),
+    errors.StoreTimeoutError("after 1 s: nothing came"),
+    errors.KeyNotFoundError("a/b"),
+    errors.VersionNotFoundError("a", 3, (4, 5)),
+    errors.PartiallyPublishedError("a", 3, ("the shard of rank (1,)",)),
+    errors.VersionExistsError("a", 3, 4),
+    errors.MismatchError("a", "does not fit"),
+    errors.LayoutMismatchError("a", "another shape"),
+    errors.UnsupportedPlacementError("a", "Partial"),
+    errors.CoverageError("a", (((0, 2), (1, 1)),)),
+    errors.DTypeMismatchError("a", "float against int"),
+    errors.KindMismatchError("a", "an object"),
+    errors.StateDictMismatchError("a", ("x",), ("y",)),
+    errors.SourceChangedError("a", 3, "it moved"),
+    errors.PublisherLostError("a", 3, "process 7 has died"),
+    errors.VolumeLostError("0", "process 7 has died"),
+    errors.StrategyError("no volume"),
+]
+
+
+@pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
+def test_errors_survive_the_way_between_processes(error: errors.StoreError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+def test_every_error_of_the_tree_is_sampled_and_exported() -> None:
+    tree = {value for _, value in inspect.getmembers(errors, inspect.isclass) if issubclass(value, errors.StoreError)}
+    assert tree == {type(error) for error in SAMPLES}
+    assert {error.__name__ for error in tree} <= set(torchstore.__all__)
+
+
+def test_the_tree_at_the_top_of_the_file_names_every_error() -> None:
+    assert errors.__doc__ is not None
+    for error in SAMPLES:
+        assert type(error).__name__ in errors.__doc__
+
+
+def test_errors_are_also_what_python_calls_them() -> None:
+    for error, kind in [
+        (errors.KeyNotFoundError, KeyError),
+        (errors.PartiallyPublishedError, KeyError),
+        (errors.StoreTimeoutError, TimeoutError),
+        (errors.LayoutMismatchError, ValueError),
+        (errors.DTypeMismatchError, TypeError),
+        (errors.KindMismatchError, TypeError),
+        (errors.VersionExistsError, ValueError),
+    ]:
+        assert issubclass(error, kind)
+
+
+def test_a_hole_is_described_by_key_and_box() -> None:
+    assert str(errors.CoverageError("w", (((0, 2), (4, 1)),))) == (
+        "'w': no source holds [offsets (0, 2), shape (4, 1)]"
+    )

@@ -1,0 +1,117 @@
+"""Tensors by name, shared by the processes of a job: versions, resharding, weight sync at memory speed.
+
+```python
+import torchstore as ts
+
+await ts.initialize()                                          # in the script
+await ts.put_state_dict(model.state_dict(), "policy")          # in every trainer: its shards
+await ts.get_state_dict("policy", generator.state_dict())      # in every generator: its own layout, in place
+```
+"""
+
+from torchstore.api import (
+    DEFAULT_STORE_NAME,
+    client,
+    delete,
+    delete_batch,
+    exists,
+    fence,
+    get,
+    get_batch,
+    get_state_dict,
+    initialize,
+    keys,
+    last_sync,
+    put,
+    put_batch,
+    put_state_dict,
+    reset_client,
+    shutdown,
+    versions,
+    wait_for_readers,
+)
+from torchstore.client import LocalClient
+from torchstore.errors import (
+    CoverageError,
+    DTypeMismatchError,
+    KeyNotFoundError,
+    KindMismatchError,
+    LayoutMismatchError,
+    MismatchError,
+    PartiallyPublishedError,
+    PublisherLostError,
+    SourceChangedError,
+    StateDictMismatchError,
+    StoreError,
+    StoreNotInitializedError,
+    StoreTimeoutError,
+    StrategyError,
+    UnsupportedPlacementError,
+    VersionExistsError,
+    VersionNotFoundError,
+    VolumeLostError,
+)
+from torchstore.records import SyncRecord
+from torchstore.share import share_memory_
+from torchstore.slices import TensorSlice
+from torchstore.strategy import (
+    ControllerStorageVolumes,
+    HostStrategy,
+    LocalRankStrategy,
+    SingletonStrategy,
+    TorchStoreStrategy,
+)
+
+__all__ = [
+    # a store
+    "initialize",
+    "shutdown",
+    "client",
+    "reset_client",
+    "LocalClient",
+    "DEFAULT_STORE_NAME",
+    # values
+    "put",
+    "put_batch",
+    "get",
+    "get_batch",
+    "delete",
+    "delete_batch",
+    "keys",
+    "exists",
+    "TensorSlice",
+    # state dicts and versions
+    "put_state_dict",
+    "get_state_dict",
+    "versions",
+    "wait_for_readers",
+    "fence",
+    "share_memory_",
+    "last_sync",
+    "SyncRecord",
+    # which volume
+    "TorchStoreStrategy",
+    "ControllerStorageVolumes",
+    "SingletonStrategy",
+    "HostStrategy",
+    "LocalRankStrategy",
+    # errors
+    "StoreError",
+    "StoreNotInitializedError",
+    "StoreTimeoutError",
+    "KeyNotFoundError",
+    "VersionNotFoundError",
+    "PartiallyPublishedError",
+    "VersionExistsError",
+    "MismatchError",
+    "LayoutMismatchError",
+    "UnsupportedPlacementError",
+    "CoverageError",
+    "DTypeMismatchError",
+    "KindMismatchError",
+    "StateDictMismatchError",
+    "SourceChangedError",
+    "PublisherLostError",
+    "VolumeLostError",
+    "StrategyError",
+]

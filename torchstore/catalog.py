@@ -1,0 +1,121 @@
+"""What a reader has been told before: manifests and bindings by id, so that they are sent to it once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from threading import Lock
+from typing import TypeVar
+
+from torchstore.manifest import Binding, Grant, Manifest, TensorItem
+from torchstore.plan import Source
+from torchstore.process import ProcessId
+
+R = TypeVar("R", Manifest, Binding)
+
+_KEYS = 256
+_RECORDS_PER_KEY = 64  # of one key: every publisher's manifest and its few bindings
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A grant whose ids have been replaced by the records that they name.
+
+    Attributes:
+        generations: For each source, what its seal must say (direct mode).
+        writers: For each source, who published it.
+    """
+
+    grant: Grant
+    sources: tuple[Source, ...]
+    generations: tuple[int, ...]
+    writers: tuple[ProcessId, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Names layouts and memory of all sources: equal ids, equal plan."""
+        return tuple(source.id for source in self.sources)
+
+    @property
+    def kind(self) -> str:
+        """Of the value: "value" or "state_dict"."""
+        return self.sources[0].manifest.kind
+
+    @property
+    def mode(self) -> str:
+        """Where the bytes are: "direct" or "snapshot"."""
+        return next((source.binding.mode for source in self.sources if source.binding), "snapshot")
+
+    def tensors(self) -> dict[str, TensorItem]:
+        """The tensors by name, each as its first source describes it."""
+        found: dict[str, TensorItem] = {}
+        for source in self.sources:
+            for name, item in source.manifest.tensors.items():
+                found.setdefault(name, item)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What was known about a key when its reader asked: the answer may refer to any of it by id."""
+
+    key: str
+    records: dict[str, Manifest | Binding]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What the controller need not spell out."""
+        return tuple(self.records)
+
+
+class Catalog:
+    """The records of one client, by key; bounded in both directions. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, dict[str, Manifest | Binding]] = OrderedDict()
+        self._lock = Lock()
+
+    def recall(self, key: str) -> Recalled:
+        """What is known about a key now."""
+        with self._lock:
+            return Recalled(key, dict(self._records.get(key, {})))
+
+    def open(self, recalled: Recalled, grant: Grant) -> Opened:
+        """Resolve a grant's ids, and remember the records that came with it."""
+        records = recalled.records
+        sources: list[Source] = []
+        used: dict[str, Manifest | Binding] = {}
+        for share in grant.shares:
+            manifest = _resolve(records, share.manifest, Manifest)
+            binding = None if share.binding is None else _resolve(records, share.binding, Binding)
+            sources.append(Source(manifest, binding))
+            used.update({record.id: record for record in (manifest, binding) if record is not None})
+        with self._lock:
+            # The records of this version first, then those of the versions before, as many as have room.
+            room = max(_RECORDS_PER_KEY, 4 * len(grant.shares))
+            self._records[recalled.key] = dict(islice((used | records).items(), room))
+            self._records.move_to_end(recalled.key)
+            while len(self._records) > _KEYS:
+                self._records.popitem(last=False)
+        return Opened(
+            grant,
+            tuple(sources),
+            tuple(share.generation for share in grant.shares),
+            tuple(share.writer for share in grant.shares),
+        )
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop what is kept for some keys."""
+        with self._lock:
+            for key in keys:
+                self._records.pop(key, None)
+
+
+def _resolve(records: dict[str, Manifest | Binding], given: R | str, kind: type[R]) -> R:
+    """The record behind an id, or the record itself."""
+    record = records[given] if isinstance(given, str) else given
+    if not isinstance(record, kind):
+        raise LookupError(f"{given} names a record of another kind")
+    return record

@@ -1,0 +1,172 @@
+"""One process' view of one store: what the functions of `torchstore.api` are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+
+from torchstore.errors import KindMismatchError
+from torchstore.fetch import Fetcher, Request
+from torchstore.manifest import Mode, Selector
+from torchstore.publish import Publisher
+from torchstore.records import SyncRecord
+from torchstore.remote import DEFAULT_TIMEOUT_S, Remote
+from torchstore.slices import TensorSlice
+
+VersionSelector = int | Literal["latest"] | tuple[Literal["newer_than"], int]
+
+
+class LocalClient:
+    """Puts and gets for the calling process; `torchstore.client()` makes one for each store.
+
+    Its methods are those of `torchstore`, where they are described.
+    """
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._publisher = Publisher(remote)
+        self._fetcher = Fetcher(remote)
+        self.last_sync: SyncRecord | None = None
+
+    async def put(self, key: str, value: Any, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.put`."""
+        await self.put_batch({key: value}, timeout=timeout)
+
+    async def put_batch(self, entries: Mapping[str, Any], *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.put_batch`."""
+        for key in entries:
+            _check_key(key)
+        record = await self._publisher.put_values(entries, timeout)
+        self.last_sync = record or self.last_sync
+
+    async def get(
+        self,
+        key: str,
+        inplace_tensor: torch.Tensor | None = None,
+        tensor_slice_spec: TensorSlice | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Any:
+        """See `torchstore.get`."""
+        request = _request(key, inplace_tensor, tensor_slice_spec)
+        values, self.last_sync = await self._fetcher.get_values({key: request}, timeout)
+        return values[key]
+
+    async def get_batch(
+        self,
+        keys: Iterable[str] | Mapping[str, torch.Tensor | TensorSlice | None],
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """See `torchstore.get_batch`."""
+        wanted = keys if isinstance(keys, Mapping) else dict.fromkeys(keys)
+        requests = {
+            key: _request(key, None, want) if isinstance(want, TensorSlice) else _request(key, want, None)
+            for key, want in wanted.items()
+        }
+        values, record = await self._fetcher.get_values(requests, timeout)
+        self.last_sync = record or self.last_sync
+        return values
+
+    async def put_state_dict(
+        self,
+        state_dict: Mapping[Any, Any],
+        key: str,
+        *,
+        mode: Mode = "snapshot",
+        version: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> int:
+        """See `torchstore.put_state_dict`."""
+        _check_key(key)
+        if mode not in ("snapshot", "direct"):
+            raise ValueError(f"mode is 'snapshot' or 'direct', not {mode!r}")
+        if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
+            raise TypeError(f"a version is a number, not {version!r}")
+        self.last_sync = await self._publisher.put_state_dict(state_dict, key, mode, version, timeout)
+        return self.last_sync.version
+
+    async def get_state_dict(
+        self,
+        key: str,
+        user_state_dict: Mapping[Any, Any] | None = None,
+        *,
+        strict: bool = True,
+        version: VersionSelector = "latest",
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> dict[Any, Any]:
+        """See `torchstore.get_state_dict`."""
+        _check_key(key)
+        state, self.last_sync = await self._fetcher.get_state_dict(
+            key, user_state_dict, _selector(version), strict=strict, timeout=timeout
+        )
+        return state
+
+    async def wait_for_readers(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.wait_for_readers`."""
+        await self._remote.fence(key, close=False, timeout=timeout)
+
+    async def fence(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.fence`."""
+        await self._remote.fence(key, close=True, timeout=timeout)
+        self._publisher.withdraw(key)
+
+    async def delete(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.delete`."""
+        await self._remote.delete((key,), missing_ok=False, timeout=timeout)
+        self._forget((key,))
+
+    async def delete_batch(self, keys: Iterable[str], *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.delete_batch`."""
+        gone = tuple(keys)
+        await self._remote.delete(gone, missing_ok=True, timeout=timeout)
+        self._forget(gone)
+
+    async def keys(self, prefix: str | None = None, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[str]:
+        """See `torchstore.keys`."""
+        return await self._remote.keys(prefix or "", timeout)
+
+    async def exists(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
+        """See `torchstore.exists`."""
+        return await self._remote.exists(key, timeout)
+
+    async def versions(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[int, ...]:
+        """See `torchstore.versions`."""
+        return await self._remote.versions(key, timeout)
+
+    def close(self) -> None:
+        """Let go of registrations and plans. What this process published in direct mode ends here."""
+        self._publisher.close()
+
+    def _forget(self, keys: tuple[str, ...]) -> None:
+        self._publisher.forget(keys)
+        self._fetcher.forget(keys)
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str):
+        raise TypeError(f"a key is a string, not {key!r}")
+
+
+def _request(key: str, into: object, part: object) -> Request:
+    _check_key(key)
+    if into is not None and not isinstance(into, torch.Tensor):
+        raise KindMismatchError(key, f"inplace_tensor is a tensor or a DTensor, not {type(into).__name__}")
+    if part is not None and not isinstance(part, TensorSlice):
+        raise TypeError(f"tensor_slice_spec is a TensorSlice, not {type(part).__name__}")
+    return Request(into, part)
+
+
+def _selector(version: object) -> Selector:
+    match version:
+        case "latest":
+            return Selector()
+        case bool():
+            pass
+        case int():
+            return Selector(exact=version)
+        case ("newer_than", int(number)):
+            return Selector(newer_than=number)
+    raise ValueError(f"version is a number, 'latest' or ('newer_than', number), not {version!r}")

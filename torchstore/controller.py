@@ -1,0 +1,347 @@
+"""The store's controller: one actor per store that knows which versions there are and where they lie.
+
+No tensor passes through it (values of a few KiB excepted). A publisher calls it once per version, a reader
+once, plus one message without an answer when it is done. Whoever has to wait (for a version that is not
+there yet, for readers to leave) leaves its response port here and is answered when it happens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from control import Actor, ActorMesh, Port, ProcMesh, endpoint
+from torchstore.errors import StoreError, StoreNotInitializedError, StrategyError
+from torchstore.index import Index, grant
+from torchstore.manifest import Binding, Grant, Part, Publication, Published, Retired, Selector, Wanted
+from torchstore.process import ProcessId
+from torchstore.strategy import TorchStoreStrategy
+from torchstore.version import Contribution
+from torchstore.volume import StorageVolume
+from torchstore.volumes import Volumes
+from torchstore.waiting import WaitingRoom
+from torchstore.watch import ProcessWatch
+
+_REMEMBERED = 4096
+
+
+class UnknownIdError(StoreError):
+    """A publication named a manifest or binding that is not remembered here: send it whole."""
+
+
+class ArenaFreedError(StoreError):
+    """A publication's arena was freed before it came, because its key was deleted: write it again elsewhere."""
+
+    def __init__(self, arena: str) -> None:
+        super().__init__(f"arena {arena} has been freed")
+        self.arena = arena
+
+
+class StaleClientError(StoreError):
+    """The store has been shut down and initialized again since this client was made: make a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo:
+    """What a client needs to know about a store.
+
+    Attributes:
+        volumes: By the names that the strategy gives them.
+        processes: In which each volume lives.
+        client: A number for the client that asked: shorter to say than who it is.
+    """
+
+    strategy: TorchStoreStrategy
+    volumes: dict[str, ActorMesh[StorageVolume]]
+    processes: dict[str, ProcessId]
+    client: int
+
+
+class StoreController(Actor):
+    """Keeps the index of one store, its volumes, and who waits for what.
+
+    Args:
+        store_name: Named in errors.
+    """
+
+    def __init__(self, store_name: str) -> None:
+        self._store_name = store_name
+        self._volumes: Volumes | None = None
+        self._index = Index(self._memory_is_idle, self._key_is_gone)
+        self._known: OrderedDict[str, Any] = OrderedDict()  # manifests and bindings by id
+        self._freed: OrderedDict[str, None] = OrderedDict()  # ids of arenas
+        self._retired: dict[ProcessId, list[Retired]] = {}
+        self._clients: dict[int, ProcessId] = {}
+        self._client_numbers = count(1)  # goes on after a shutdown, so that clients from before are known as such
+        self._waiting = WaitingRoom()
+        self._watch = ProcessWatch(self._process_died)
+
+    def __supervise__(self, failure: object) -> bool:
+        """A volume that dies is reported to those who use it; it does not take the store down."""
+        return True
+
+    # The store ------------------------------------------------------------------------------------------
+
+    @endpoint
+    async def init(self, num_storage_volumes: int, strategy: TorchStoreStrategy, mesh: ProcMesh | None) -> None:
+        """Start the volumes. Doing it twice without a shutdown between is an error.
+
+        Raises:
+            StrategyError: The volumes have equal names: too few hosts or ranks for that many volumes.
+        """
+        if self._volumes is not None:
+            raise StrategyError(f"the store {self._store_name!r} is initialized already; shut it down first")
+        volumes = await Volumes.start(self._store_name, num_storage_volumes, strategy, mesh)
+        for process in volumes.processes.values():
+            self._watch.add(process)
+        self._volumes = volumes
+
+    @endpoint
+    async def info(self, process: ProcessId) -> StoreInfo:
+        """Welcome a client. From here on the store knows when its process dies."""
+        volumes = self._initialized()
+        number = next(self._client_numbers)
+        self._clients[number] = process
+        self._watch.add(process)
+        return StoreInfo(volumes.strategy, volumes.actors, volumes.processes, number)
+
+    @endpoint
+    async def check(self, client: int) -> None:
+        """Raise StaleClientError for a client of a store that was shut down meanwhile."""
+        self._process_of(client)
+
+    @endpoint
+    async def teardown(self) -> None:
+        """Forget every key, free all memory and stop the volumes."""
+        volumes, self._volumes = self._volumes, None
+        self._waiting.dismiss_all(StoreNotInitializedError(self._store_name))
+        self._watch.close()
+        self._index.clear()
+        for state in (self._known, self._freed, self._retired, self._clients):
+            state.clear()
+        if volumes is not None:
+            await volumes.stop()
+
+    # Publishing -----------------------------------------------------------------------------------------
+
+    @endpoint
+    async def publish(self, client: int, publications: tuple[Publication, ...]) -> tuple[Published, ...]:
+        """Add contributions, in order; each may complete a version, which then becomes visible at once.
+
+        Raises:
+            UnknownIdError: A publication holds only an id, and it is not remembered. Nothing was added.
+            ArenaFreedError: A publication's arena is gone. Nothing was added.
+            VersionExistsError: The version is there already.
+        """
+        writer = self._process_of(client)
+        resolved = [(publication, self._contribution(publication)) for publication in publications]
+        answers: list[Published] = []
+        for publication, contribution in resolved:
+            number, ready = self._index.contribute(publication.key, contribution, publication.version)
+            answers.append(Published(number, ready))
+        if answers:
+            answers[-1] = replace(answers[-1], retired=tuple(self._retired.pop(writer, ())))
+        self._waiting.wake()
+        return tuple(answers)
+
+    @endpoint
+    async def put_inline(self, client: int, key: str, value: bytes) -> int:
+        """Add a whole small value as the next version of a key. Returns its number."""
+        contribution = Contribution(self._process_of(client), Part(), None, None, inline=value)
+        number, _ = self._index.contribute(key, contribution, None)
+        self._waiting.wake()
+        return number
+
+    @endpoint
+    async def reclaim(self, client: int) -> tuple[Retired, ...]:
+        """Memory of this client's process that was retired since its last publication."""
+        return tuple(self._retired.pop(self._process_of(client), ()))
+
+    def _contribution(self, publication: Publication) -> Contribution:
+        manifest = self._resolve(publication.manifest)
+        binding = self._resolve(publication.binding)
+        if binding is not None and binding.id in self._freed:
+            raise ArenaFreedError(binding.id)
+        return Contribution(
+            writer=publication.writer,
+            part=manifest.part if manifest is not None else Part(),
+            manifest=manifest,
+            binding=binding,
+            generation=publication.generation,
+            objects=publication.objects,
+            inline=publication.inline,
+        )
+
+    def _resolve(self, given: Any) -> Any:
+        """The record behind an id; a record itself is remembered under its id."""
+        if given is None:
+            return None
+        name = given if isinstance(given, str) else given.id
+        if not isinstance(given, str):
+            _remember(self._known, name, given)
+        elif name not in self._known:
+            raise UnknownIdError(name)
+        self._known.move_to_end(name)
+        return self._known[name]
+
+    # Reading --------------------------------------------------------------------------------------------
+
+    @endpoint(explicit_response_port=True)
+    async def acquire(
+        self,
+        port: Port[Grant | bytes],
+        client: int,
+        key: str,
+        exact: int | None,
+        newer_than: int | None,
+        known: str,
+        timeout: float,
+    ) -> None:
+        """Grant one version of one key to a client; answers when it is ready.
+
+        All arguments are plain, and so is the answer for a value that travels inline (8 bytes of version, then
+        the value): control moves those without a step in Python, which is most of the cost of a small get.
+
+        Raises:
+            KeyNotFoundError: The key, or that version of it, does not exist and is not waited for.
+            StoreTimeoutError: A version that was waited for did not come in ``timeout`` seconds.
+        """
+        wanted = Wanted(key, Selector(exact, newer_than), tuple(known.split()))
+
+        def attempt() -> Grant | bytes | None:
+            grants = self._grants((wanted,), client)
+            if grants is None:
+                return None
+            (only,) = grants
+            return only.version.to_bytes(8) + only.inline if only.inline else only
+
+        self._waiting.answer(port, attempt, timeout, lambda: f"no version of {key!r} as asked for")
+
+    @endpoint(explicit_response_port=True)
+    async def acquire_batch(
+        self, port: Port[tuple[Grant, ...]], client: int, wanted: tuple[Wanted, ...], timeout: float
+    ) -> None:
+        """`acquire` for several keys: all of them or none; answers when the last of them is ready."""
+        keys = ", ".join(repr(request.key) for request in wanted[:3])
+        self._waiting.answer(
+            port, lambda: self._grants(wanted, client), timeout, lambda: f"no version of {keys} as asked for"
+        )
+
+    @endpoint
+    async def release(self, leases: tuple[tuple[str, int], ...]) -> None:
+        """Give leases back; nobody waits for an answer."""
+        for key, lease in leases:
+            self._index.release(key, lease)
+        self._waiting.wake()
+
+    def _grants(self, wanted: tuple[Wanted, ...], client: int) -> tuple[Grant, ...] | None:
+        """Leases on all the wanted versions; None while one of them has to be waited for."""
+        reader = self._process_of(client)
+        found = [(request, self._index.find(request)) for request in wanted]
+        if any(where is None for _, where in found):
+            return None
+        return tuple(grant(request, reader, *where) for request, where in found if where is not None)
+
+    # Taking back ----------------------------------------------------------------------------------------
+
+    @endpoint(explicit_response_port=True)
+    async def fence(self, port: Port[bool], client: int, key: str, close: bool, timeout: float) -> None:
+        """Answer when nobody reads from this client's process any more; with ``close`` nobody may begin to.
+
+        Raises:
+            StoreTimeoutError: Readers are still there after ``timeout`` seconds; the message names them.
+        """
+        publisher = self._clients.get(client)
+        history = self._index.get(key)
+        if close and history is not None and publisher is not None:
+            history.close(publisher)
+
+        def attempt() -> bool | None:
+            who = self._process_of(client)
+            return True if history is None else history.is_drained(who) or None
+
+        def waited_for() -> str:
+            readers = history.readers(self._process_of(client)) if history is not None else ()
+            return f"{key!r} is still being read by {', '.join(map(str, dict.fromkeys(readers)))}"
+
+        self._waiting.answer(port, attempt, timeout, waited_for)
+
+    @endpoint
+    async def delete(self, keys: tuple[str, ...], missing_ok: bool) -> None:
+        """See `Index.delete`."""
+        self._initialized()
+        self._index.delete(keys, missing_ok=missing_ok)
+        self._waiting.wake()
+
+    # Listing --------------------------------------------------------------------------------------------
+
+    @endpoint
+    async def keys(self, prefix: str) -> list[str]:
+        """See `Index.keys`."""
+        self._initialized()
+        return self._index.keys(prefix)
+
+    @endpoint
+    async def exists(self, key: str) -> bool:
+        """See `Index.exists`."""
+        self._initialized()
+        return self._index.exists(key)
+
+    @endpoint
+    async def versions(self, key: str) -> tuple[int, ...]:
+        """The ready versions of a key, oldest first."""
+        self._initialized()
+        history = self._index.get(key)
+        return tuple(sorted(history.ready)) if history is not None else ()
+
+    # Housekeeping ---------------------------------------------------------------------------------------
+
+    def _process_of(self, client: int) -> ProcessId:
+        self._initialized()
+        if client not in self._clients:
+            raise StaleClientError(f"this client is of an earlier store {self._store_name!r}")
+        return self._clients[client]
+
+    def _initialized(self) -> Volumes:
+        if self._volumes is None:
+            raise StoreNotInitializedError(self._store_name)
+        return self._volumes
+
+    def _memory_is_idle(self, writer: ProcessId, binding: Binding) -> None:
+        """Its writer may use it again; a dead one does not need it."""
+        if writer.is_alive():
+            self._tell_later(writer, Retired(binding.id, binding.volume))
+        else:
+            self._free(binding)
+
+    def _key_is_gone(self, memory: list[tuple[ProcessId, Binding]]) -> None:
+        """Writers keep memory for the next version of a key: of this one there will be none."""
+        for writer, binding in memory:
+            self._free(binding)
+            if writer.is_alive():
+                self._tell_later(writer, Retired(binding.id, binding.volume, gone=True))
+
+    def _tell_later(self, writer: ProcessId, retired: Retired) -> None:
+        """In the answer to its next publication."""
+        self._retired.setdefault(writer, []).append(retired)
+
+    def _free(self, binding: Binding) -> None:
+        if binding.mode == "snapshot" and self._volumes is not None:
+            _remember(self._freed, binding.id, None)
+            self._volumes.free(binding.volume, binding.id)
+
+    def _process_died(self, process: ProcessId) -> None:
+        self._retired.pop(process, None)
+        volumes = self._volumes.living_in(process) if self._volumes is not None else []
+        kept = self._index.process_died(process, volumes)
+        if self._volumes is not None and not volumes:
+            self._volumes.free_writer(process, tuple(kept))
+        self._waiting.wake()
+
+
+def _remember(records: OrderedDict[str, Any], name: str, record: Any) -> None:
+    records[name] = record
+    while len(records) > _REMEMBERED:
+        records.popitem(last=False)

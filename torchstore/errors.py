@@ -1,0 +1,206 @@
+"""What can go wrong in the store, and to whom.
+
+```
+StoreError
+├── StoreNotInitializedError        (RuntimeError)  no initialize() was done under this store name
+├── StoreTimeoutError               (TimeoutError)  a wait for a version, a reader or a transfer ended
+├── KeyNotFoundError                (KeyError)      nobody ever put this key, or it was deleted
+│   ├── VersionNotFoundError                        the key is there, this version of it is not (any more)
+│   └── PartiallyPublishedError                     shards are missing: the boxes that nobody put are named
+├── VersionExistsError              (ValueError)    versions are immutable; this one is ready already
+├── MismatchError                   (ValueError)    what is stored and what is asked for do not fit
+│   ├── LayoutMismatchError                         shapes, slices or placements
+│   │   ├── UnsupportedPlacementError               Partial, or a placement that this store does not know
+│   │   └── CoverageError                           a hole: some box of the destination has no source
+│   ├── DTypeMismatchError          (TypeError)     dtypes: the store never converts silently
+│   ├── KindMismatchError           (TypeError)     an object where a tensor was asked for, or the reverse
+│   └── StateDictMismatchError                      names missing on one side
+├── SourceChangedError                              direct mode: the publisher moved on while it was read
+├── PublisherLostError                              direct mode: the process that owns the bytes is gone
+├── VolumeLostError                                 the process that kept the copies is gone
+└── StrategyError                   (ValueError)    no volume for this client, or volumes that do not fit
+```
+
+Errors cross process boundaries inside messages, so each of them pickles by its attributes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class StoreError(Exception):
+    """Root of everything that the store raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions rebuild from `args` by default, which fails for constructors with keywords.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of its only argument.
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+def _rebuild(kind: type[StoreError], args: tuple[Any, ...], state: dict[str, Any]) -> StoreError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class StoreNotInitializedError(StoreError, RuntimeError):
+    """No store of this name: call ``initialize(store_name=...)`` in the script first."""
+
+    def __init__(self, store_name: str) -> None:
+        super().__init__(
+            f"the store {store_name!r} is not initialized: await torchstore.initialize("
+            f"store_name={store_name!r}) in the script before the first put or get"
+        )
+        self.store_name = store_name
+
+
+class StoreTimeoutError(StoreError, TimeoutError):
+    """The time given to an operation ran out; the message says what was waited for."""
+
+
+class KeyNotFoundError(StoreError, KeyError):
+    """Nothing is stored under this key."""
+
+    def __init__(self, key: str, message: str | None = None) -> None:
+        super().__init__(message or f"no value under the key {key!r}")
+        self.key = key
+
+
+class VersionNotFoundError(KeyNotFoundError):
+    """The key exists, but not in the version asked for."""
+
+    def __init__(self, key: str, version: int, available: tuple[int, ...]) -> None:
+        kept = ", ".join(map(str, available)) or "none"
+        super().__init__(key, f"version {version} of {key!r} is not kept; ready versions: {kept}")
+        self.version = version
+        self.available = available
+
+
+class PartiallyPublishedError(KeyNotFoundError):
+    """Some ranks have put their shards, others have not; nothing of it is visible yet.
+
+    Attributes:
+        version: The version that is being assembled.
+        missing: A line for each thing that is missing (a rank of the mesh, a box of a tensor).
+    """
+
+    def __init__(self, key: str, version: int, missing: tuple[str, ...]) -> None:
+        shown = "; ".join(missing[:4]) + ("; ..." if len(missing) > 4 else "")
+        super().__init__(key, f"version {version} of {key!r} is only partially published; missing: {shown}")
+        self.version = version
+        self.missing = missing
+
+
+class VersionExistsError(StoreError, ValueError):
+    """This version is ready; a version never changes once it is."""
+
+    def __init__(self, key: str, version: int, newest: int) -> None:
+        super().__init__(
+            f"version {version} of {key!r} cannot be put: versions are immutable and the newest one is "
+            f"{newest}; give a higher number, or none"
+        )
+        self.key = key
+        self.version = version
+        self.newest = newest
+
+
+class MismatchError(StoreError, ValueError):
+    """What is stored does not fit what was asked for."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key!r}: {message}" if key else message)
+        self.key = key
+
+
+class LayoutMismatchError(MismatchError):
+    """Shapes, slices or placements do not fit together."""
+
+
+class UnsupportedPlacementError(LayoutMismatchError):
+    """A placement that holds no bytes of the tensor (Partial), or one that is unknown here."""
+
+
+class CoverageError(LayoutMismatchError):
+    """No source holds some of the bytes that the destination needs.
+
+    Attributes:
+        holes: The boxes without a source, each as (offsets, shape) in the global tensor.
+    """
+
+    def __init__(self, key: str, holes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> None:
+        shown = ", ".join(f"[offsets {offsets}, shape {shape}]" for offsets, shape in holes[:3])
+        more = f" and {len(holes) - 3} more" if len(holes) > 3 else ""
+        super().__init__(key, f"no source holds {shown}{more}")
+        self.holes = holes
+
+
+class DTypeMismatchError(MismatchError, TypeError):
+    """Stored and requested dtypes differ. Convert before the put or after the get."""
+
+
+class KindMismatchError(MismatchError, TypeError):
+    """An object is stored where a tensor was asked for, or a tensor where a state dict was."""
+
+
+class StateDictMismatchError(MismatchError):
+    """The names of the stored state dict and of the given one differ (``strict=True``).
+
+    Attributes:
+        missing: Names that were asked for and are not stored.
+        unexpected: Names that are stored and were not asked for.
+    """
+
+    def __init__(self, key: str, missing: tuple[str, ...], unexpected: tuple[str, ...]) -> None:
+        def shorten(names: tuple[str, ...]) -> str:
+            return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+        parts = [f"not stored: {shorten(missing)}"] if missing else []
+        parts += [f"stored but not in the given state dict: {shorten(unexpected)}"] if unexpected else []
+        super().__init__(key, "; ".join(parts) + " (strict=False takes what is there)")
+        self.missing = missing
+        self.unexpected = unexpected
+
+
+class SourceChangedError(StoreError):
+    """Direct mode: the publisher took the version back while it was being read.
+
+    What has been read so far may mix two versions: do not use it; get the newest version again.
+    """
+
+    def __init__(self, key: str, version: int, reason: str) -> None:
+        super().__init__(f"version {version} of {key!r} changed while it was being read: {reason}")
+        self.key = key
+        self.version = version
+
+
+class PublisherLostError(StoreError):
+    """Direct mode: a process whose memory holds part of the version is gone, and the bytes with it."""
+
+    def __init__(self, key: str, version: int, reason: str) -> None:
+        super().__init__(
+            f"version {version} of {key!r} was published in direct mode and lived in its publisher's memory, "
+            f"which is gone ({reason}); put it again, or use mode='snapshot' to outlive the publisher"
+        )
+        self.key = key
+        self.version = version
+
+
+class VolumeLostError(StoreError):
+    """A storage volume died; the versions that it held are gone.
+
+    Attributes:
+        volume: Its id, as the strategy names it.
+    """
+
+    def __init__(self, volume: str, reason: str) -> None:
+        super().__init__(f"storage volume {volume!r} is lost: {reason}; put again, or initialize the store anew")
+        self.volume = volume
+
+
+class StrategyError(StoreError, ValueError):
+    """The strategy finds no volume for this client, or does not fit the volumes that there are."""

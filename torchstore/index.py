@@ -1,0 +1,181 @@
+"""All keys of one store and their histories: found, listed, deleted. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torchstore.errors import KeyNotFoundError
+from torchstore.manifest import Binding, Grant, Share, Wanted
+from torchstore.process import ProcessId
+from torchstore.version import Contribution, Version
+from torchstore.versions import History
+
+OnIdle = Callable[[ProcessId, Binding], None]
+OnGone = Callable[[list[tuple[ProcessId, Binding]]], None]
+
+
+class Index:
+    """Histories by key.
+
+    Args:
+        on_idle: Called with memory that no version uses any more, and the process that put it.
+        on_gone: Called, when nothing is left of a key, with all memory that its versions have ever used.
+    """
+
+    def __init__(self, on_idle: OnIdle, on_gone: OnGone) -> None:
+        self._histories: dict[str, History] = {}
+        self._on_idle = on_idle
+        self._on_gone = on_gone
+
+    def contribute(self, key: str, contribution: Contribution, version: int | None) -> tuple[int, bool]:
+        """Add a contribution to a key. Returns the version's number, and whether it is ready.
+
+        Raises:
+            VersionExistsError: See `History.contribute`.
+        """
+        history = self._histories.get(key)
+        if history is None:
+            history = self._histories[key] = History(key)
+        number = history.contribute(contribution, version).number
+        self._settle(history)
+        return number, number in history.ready
+
+    def find(self, wanted: Wanted) -> tuple[History, Version, str] | None:
+        """The version that a request means, with the name of the entry that its key leads to; None: wait.
+
+        Raises:
+            KeyNotFoundError: There is no such thing and none in the making.
+            StoreError: Its bytes are lost.
+        """
+        key, item = self._locate(wanted.key)
+        history = self._histories.get(key)
+        if history is None:
+            if wanted.selector.newer_than is not None:
+                return None
+            raise KeyNotFoundError(wanted.key)
+        version = history.select(wanted.selector)
+        return None if version is None else (history, version, item)
+
+    def get(self, key: str) -> History | None:
+        """The history of a key."""
+        return self._histories.get(key)
+
+    def release(self, key: str, lease: int) -> None:
+        """Give a lease back."""
+        history = self._histories.get(key)
+        if history is not None:
+            history.release(lease)
+            self._settle(history)
+
+    def delete(self, keys: tuple[str, ...], *, missing_ok: bool) -> None:
+        """Forget keys; an entry of a state dict can be deleted by itself, the last one takes the rest along.
+
+        Raises:
+            KeyNotFoundError: A key does not exist; none has been deleted.
+        """
+        located = [(key, *self._locate(key)) for key in keys]
+        absent = [key for key, where, _ in located if where not in self._histories]
+        if absent and not missing_ok:
+            raise KeyNotFoundError(absent[0])
+        for _, key, item in located:
+            history = self._histories.get(key)
+            if history is None:
+                continue
+            if item:
+                history.hidden.add(item)
+            if not item or not history.names():
+                history.delete()
+                self._settle(history)
+
+    def keys(self, prefix: str) -> list[str]:
+        """Every key that begins with ``prefix``, sorted; entries of state dicts as ``key/name``."""
+        listed = (
+            f"{key}/{name}" if name else key
+            for key, history in self._histories.items()
+            if key.startswith(prefix[: len(key)])
+            for name in history.names()
+        )
+        return sorted(key for key in listed if key.startswith(prefix))
+
+    def exists(self, key: str) -> bool:
+        """Whether there is a ready version to read under a key."""
+        history = self._histories.get(self._locate(key)[0])
+        return history is not None and history.newest is not None
+
+    def process_died(self, process: ProcessId, volumes: list[str]) -> set[str]:
+        """Drop what a dead process has begun, and mark what was lost with it and with its volumes.
+
+        Returns:
+            Ids of the memory that it has put and that versions still use.
+        """
+        kept: set[str] = set()
+        for history in list(self._histories.values()):
+            history.process_died(process, f"{process} has died")
+            for volume in volumes:
+                history.volume_died(volume, f"{process} has died")
+            kept.update(history.bindings_of(process))
+            self._settle(history)
+        return kept
+
+    def clear(self) -> None:
+        """Forget everything, without telling anybody."""
+        self._histories.clear()
+
+    def _locate(self, key: str) -> tuple[str, str]:
+        """The key itself, or the state dict that it names an entry of, with the entry's name."""
+        if key in self._histories:
+            return key, ""
+        end = key.rfind("/")
+        while end > 0:
+            history = self._histories.get(key[:end])
+            if history is not None and history.holds(key[end + 1 :]):
+                return key[:end], key[end + 1 :]
+            end = key.rfind("/", 0, end)
+        return key, ""
+
+    def _settle(self, history: History) -> None:
+        idle = history.reap()
+        if not history.ready and not history.staging and not history.draining:
+            del self._histories[history.key]
+            self._on_gone(list(history.memory.values()))
+        else:
+            for writer, binding in idle:
+                self._on_idle(writer, binding)
+
+
+def grant(wanted: Wanted, reader: ProcessId, history: History, version: Version, item: str) -> Grant:
+    """Lease a version to a reader, and say what it needs to know to read it.
+
+    Raises:
+        KeyNotFoundError: The whole state dict is wanted, of which an entry has been deleted.
+    """
+    # In the order of the ranks, not of their coming: equal sources are then equal to the reader's plans.
+    first, *_ = contributions = [version.contributions[at] for at in sorted(version.contributions)]
+    if first.inline:
+        return Grant(history.key, version.number, inline=first.inline)
+    if history.hidden and not item:
+        raise KeyNotFoundError(f"{history.key}/{min(history.hidden)}")
+    shares = tuple(_shares(contributions, set(wanted.known)))
+    return Grant(history.key, version.number, history.lease(version, reader), shares, item=item)
+
+
+def _shares(contributions: list[Contribution], known: set[str]) -> Iterator[Share]:
+    """Ids in place of what the reader knows; equal objects only once."""
+
+    def brief(record: Any) -> Any:
+        return record.id if record is not None and record.id in known else record
+
+    told: set[str] = set()
+    for contribution in contributions:
+        if contribution.manifest is None:
+            continue
+        news = not told.issuperset(contribution.manifest.objects)
+        told.update(contribution.manifest.objects)
+        yield Share(
+            brief(contribution.manifest),
+            brief(contribution.binding),
+            contribution.generation,
+            contribution.writer,
+            contribution.objects if news else b"",
+        )

@@ -1,0 +1,126 @@
+"""Which bytes of a value lie where: from tensors to a manifest, in an arena or in the tensors' own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from torchstore.layout import Replicate, contiguous_strides
+from torchstore.manifest import Kind, Manifest, Mode, Part, TensorItem
+from torchstore.state_dict import Path
+from torchstore.tensors import LocalTensor, describe, storage_of
+
+_ALIGNMENT = 64  # a cache line: every tensor of an arena starts on one
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A value, described: what a put of the same tensors need not work out again.
+
+    Attributes:
+        mark: The fingerprint of the tensors; () for a value that is put once.
+        tensors: The local tensors behind the manifest's items.
+        nbytes: Of the arena that holds them; 0 in direct mode.
+        storages: Direct mode: the memory to register, in the order of the manifest's buffer indices.
+    """
+
+    mark: tuple[Any, ...]
+    manifest: Manifest
+    tensors: Mapping[str, LocalTensor]
+    nbytes: int
+    storages: tuple[torch.Tensor, ...] = ()
+
+
+def pack(
+    key: str,
+    kind: Kind,
+    mode: Mode,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    paths: Mapping[str, Path] | None = None,
+    objects: tuple[str, ...] = (),
+    mark: tuple[Any, ...] = (),
+    pickled: bool = False,
+) -> Packed:
+    """Describe the tensors of a value and lay them out.
+
+    Args:
+        key: Named in errors.
+        kind: A plain value (its only tensor is named "") or a state dict.
+        mode: "snapshot" lays the tensors out one after the other, "direct" finds them where they are.
+        tensors: By name.
+        paths: How names lead back into the nested dict.
+        objects: Names of the entries that are not tensors.
+        mark: The fingerprint that the result is found by, () if it will not be looked for.
+        pickled: The tensor is a pickled object.
+
+    Raises:
+        MismatchError: A tensor cannot be stored (`tensors.describe` says when).
+    """
+    locals_ = {name: describe(tensor, key=f"{key}/{name}" if name else key) for name, tensor in tensors.items()}
+    part = _part(locals_.values())
+    items: dict[str, TensorItem] = {}
+    storages: dict[int, tuple[int, torch.Tensor]] = {}
+    end = 0
+    for name, local in locals_.items():
+        tensor = local.tensor
+        itemsize = tensor.element_size()
+        pieces = local.pieces
+        if mode == "direct":
+            buffer, start = 0, 0
+            if pieces:
+                storage = storage_of(tensor)
+                buffer, storage = storages.setdefault(storage.data_ptr(), (len(storages), storage))
+                start = tensor.data_ptr() - storage.data_ptr()
+            strides = tensor.stride()
+        else:
+            if _is_second_copy(local, part):
+                pieces = ()
+            buffer, start, strides = 0, end, contiguous_strides(tensor.shape)
+            if pieces:
+                end += -(-prod(tensor.shape) * itemsize // _ALIGNMENT) * _ALIGNMENT
+        items[name] = TensorItem(
+            dtype=str(tensor.dtype),
+            global_shape=local.global_shape,
+            pieces=pieces,
+            buffer=buffer,
+            offset=start,
+            strides=tuple(stride * itemsize for stride in strides),
+            itemsize=itemsize,
+            pickled=pickled,
+        )
+    manifest = Manifest.of(kind, part, items, objects, paths or {})
+    return Packed(mark, manifest, locals_, end, tuple(storage for _, storage in storages.values()))
+
+
+def _part(tensors: Iterable[LocalTensor]) -> Part:
+    """The mesh that a value is spread over: the largest one along which some tensor is sharded.
+
+    A value without sharded tensors stands alone, replicated DTensors included: each put of it is complete.
+    """
+    best = Part()
+    for local in tensors:
+        layout = local.layout
+        if layout is None or not layout.sharded_axes() or not local.coordinate:
+            continue
+        if layout.mesh_shape == best.mesh_shape:
+            axes = tuple(sorted({*best.sharded_axes, *layout.sharded_axes()}))
+            best = Part(best.coordinate, best.mesh_shape, axes)
+        elif prod(layout.mesh_shape) > prod(best.mesh_shape) or not best.mesh_shape:
+            best = Part(local.coordinate, layout.mesh_shape, layout.sharded_axes())
+    return best
+
+
+def _is_second_copy(local: LocalTensor, part: Part) -> bool:
+    """Whether a rank of the same publication with a lower coordinate stores the same elements."""
+    layout = local.layout
+    if layout is None or not part.mesh_shape or layout.mesh_shape != part.mesh_shape:
+        return False
+    return any(
+        isinstance(placement, Replicate) and index > 0
+        for placement, index in zip(layout.placements, local.coordinate, strict=True)
+    )

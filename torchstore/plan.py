@@ -1,0 +1,237 @@
+"""From boxes to bytes: the plan of a read, compiled once and replayed.
+
+`compile_read` matches what the sources hold with what the destination needs, proves that nothing is missing
+before the first byte moves, and writes the answer down as one `dataplane.RDMAAction`. Running the plan again
+costs one submit, whatever the number of tensors.
+
+A plan depends on the layouts of both sides, the dtypes and the addresses. Bindings have an id per memory and
+`tensors.fingerprint` holds the rest: `PlanCache` keeps plans under (binding ids, fingerprint).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+
+from dataplane import RDMAAction, RDMABuffer, RemoteLayout
+from dataplane.errors import TransferTimeoutError
+from torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchError
+from torchstore.layout import Ints, Match, match
+from torchstore.manifest import Binding, Manifest
+from torchstore.tensors import LocalTensor, check_destination
+
+_AT_ONCE_BYTES = 1 << 20  # some 100 us of copying: about what switching to another task and back costs
+_AT_ONCE_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One publisher's manifest with the memory behind it."""
+
+    manifest: Manifest
+    binding: Binding | None
+
+    @property
+    def id(self) -> str:
+        """Changes with layout and with memory."""
+        return f"{self.manifest.id}@{self.binding.id if self.binding else ''}"
+
+
+class Plan:
+    """A compiled read, to be run any number of times; also says what it moves.
+
+    Attributes:
+        nbytes: Bytes that one run moves.
+        transfers: Blocks before neighbours were joined.
+        compile_s: What building it cost.
+    """
+
+    def __init__(self, action: RDMAAction, seals: Seals, *, nbytes: int, transfers: int, compile_s: float) -> None:
+        self.action = action
+        self.seals = seals
+        self.nbytes = nbytes
+        self.transfers = transfers
+        self.compile_s = compile_s
+
+    @property
+    def segments(self) -> int:
+        """Contiguous runs after coalescing; 0 when nothing has to be moved."""
+        return self.action.segments if self.nbytes else 0
+
+
+class Seals:
+    """The words that say which generation each publisher's memory holds (direct mode), read one-sidedly."""
+
+    def __init__(self, seals: Sequence[RDMABuffer | None]) -> None:
+        present = [(index, seal) for index, seal in enumerate(seals) if seal is not None]
+        self._which = [index for index, _ in present]
+        self._words = torch.zeros(len(present), dtype=torch.int64)
+        self._action = RDMAAction()
+        for position, (_, seal) in enumerate(present):
+            self._action.read_remote(self._words[position : position + 1], seal)
+
+    async def read(self, timeout: float) -> dict[int, int]:
+        """The generation that each source (by index) has published at this moment; 0 for none."""
+        if not self._which:
+            return {}
+        await execute(self._action, self._words.nbytes, timeout)
+        return dict(zip(self._which, self._words.tolist(), strict=True))
+
+
+def compile_read(key: str, sources: Sequence[Source], targets: Mapping[str, LocalTensor], *, reader: int = 0) -> Plan:
+    """Decide which bytes of which handle go to which bytes of the destination.
+
+    Every byte of the destination is read once: where several sources hold the same box, ``reader`` and the
+    position of the tensor choose one of them, so that readers and tensors spread over the replicas.
+
+    Args:
+        key: Named in errors.
+        sources: Of one version, in any order.
+        targets: By name; every name must be in some source.
+        reader: Any number that differs between readers.
+
+    Raises:
+        CoverageError: Some box of a target lies in no source. Names key and box; nothing has been moved.
+        DTypeMismatchError: Source and target of a name have different dtypes.
+        LayoutMismatchError: They are parts of tensors of different shapes.
+    """
+    begin = time.perf_counter()
+    action = RDMAAction()
+    nbytes = transfers = 0
+    # Layers repeat: tensors of one layout share their piece tuples, so the match is made once for all of them.
+    matches: dict[tuple[int, ...], Match] = {}
+    for position, (name, target) in enumerate(targets.items()):
+        full_name = f"{key}/{name}" if name else key
+        check_destination(target.tensor, full_name)
+        holders = [
+            (source.binding, item) for source in sources if (item := source.manifest.tensors.get(name)) is not None
+        ]
+        if holders:  # the sources of one version agree about dtype and shape
+            check_same(full_name, holders[0][1].dtype, holders[0][1].global_shape, target)
+        turn = (reader + position) % max(len(holders), 1)
+        alike = (turn, id(target.pieces), *(id(item.pieces) for _, item in holders))
+        found = matches.get(alike)
+        if found is None:
+            pieces = tuple(item.pieces for _, item in holders)
+            found = matches[alike] = match(pieces, target.pieces, preference=turn)
+        if found.holes:
+            raise CoverageError(full_name, tuple((hole.offsets, hole.shape) for hole in found.holes))
+        for transfer in found.transfers:
+            binding, item = holders[transfer.source]
+            if binding is None:  # pieces without memory: the publisher has made a mistake
+                raise CoverageError(full_name, ((transfer.target_local, transfer.shape),))
+            action.read_remote(
+                cut(target.tensor, transfer.target_local, transfer.shape),
+                binding.buffers[item.buffer],
+                layout=RemoteLayout(
+                    offset=item.offset
+                    + sum(at * stride for at, stride in zip(transfer.source_local, item.strides, strict=True)),
+                    shape=transfer.shape,
+                    strides=item.strides,
+                    itemsize=item.itemsize,
+                ),
+            )
+        transfers += len(found.transfers)
+        nbytes += sum(piece.box.numel for piece in target.pieces) * target.tensor.element_size()
+    seals = Seals([source.binding.seal if source.binding else None for source in sources])
+    return Plan(action, seals, nbytes=nbytes, transfers=transfers, compile_s=time.perf_counter() - begin)
+
+
+def compile_write(arena: RDMABuffer, manifest: Manifest, tensors: Mapping[str, LocalTensor]) -> RDMAAction:
+    """The copy of local tensors (of any strides) into one arena, at the places that the manifest says."""
+    action = RDMAAction()
+    for name, item in manifest.tensors.items():
+        local = tensors[name].tensor
+        if item.pieces:  # an empty shard holds nothing, a replica leaves it to the first of them
+            action.write_remote(
+                arena,
+                local,
+                layout=RemoteLayout(
+                    offset=item.offset, shape=tuple(local.shape), strides=item.strides, itemsize=item.itemsize
+                ),
+            )
+    return action
+
+
+async def execute(action: RDMAAction, nbytes: int, timeout: float) -> None:
+    """Run an action: a small one right here, a large one without holding up the event loop."""
+    operation = action.submit(timeout=timeout)
+    if nbytes <= _AT_ONCE_BYTES:
+        with suppress(TransferTimeoutError):  # not done at once: a slow link, so wait like for a large one
+            operation.get(_AT_ONCE_S)
+    await operation
+
+
+def check_same(name: str, dtype: str, global_shape: Ints, target: LocalTensor) -> None:
+    """Refuse a destination of another dtype or global shape.
+
+    Raises:
+        DTypeMismatchError: See above.
+        LayoutMismatchError: See above.
+    """
+    if dtype != str(target.tensor.dtype):
+        raise DTypeMismatchError(
+            name, f"stored as {dtype}, asked for as {target.tensor.dtype}; the store never converts silently"
+        )
+    if global_shape != target.global_shape:
+        raise LayoutMismatchError(
+            name, f"stored with the global shape {global_shape}, asked for with {target.global_shape}"
+        )
+
+
+def cut(tensor: torch.Tensor, offsets: Ints, shape: Ints) -> torch.Tensor:
+    """The view of a block of a tensor."""
+    for dim, (start, size) in enumerate(zip(offsets, shape, strict=True)):
+        if size != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, start, size)
+    return tensor
+
+
+class PlanCache:
+    """Plans by key, destination and sources; bounded, because a plan keeps its destination's memory alive.
+
+    Per key the last `destinations` fingerprints are kept (a model in two precisions, say), and for each of
+    them the last `sources` sets of bindings (a snapshot alternates between a few arenas).
+    """
+
+    def __init__(self, *, keys: int = 32, destinations: int = 2, sources: int = 8) -> None:
+        self._limits = (keys, destinations, sources)
+        self._plans: OrderedDict[str, OrderedDict[Any, OrderedDict[tuple[str, ...], Plan]]] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, key: str, destination: Any, sources: tuple[str, ...]) -> Plan | None:
+        """The plan of the same read done before, if it is still kept."""
+        with self._lock:
+            by_destination = self._plans.get(key)
+            by_source = by_destination.get(destination) if by_destination else None
+            plan = by_source.get(sources) if by_source else None
+            if by_destination and by_source and plan:
+                self._plans.move_to_end(key)
+                by_destination.move_to_end(destination)
+                by_source.move_to_end(sources)
+            return plan
+
+    def keep(self, key: str, destination: Any, sources: tuple[str, ...], plan: Plan) -> None:
+        """Remember a plan; the ones that were used least recently go."""
+        keys, destinations, kept = self._limits
+        with self._lock:
+            by_destination = self._plans.setdefault(key, OrderedDict())
+            by_source = by_destination.setdefault(destination, OrderedDict())
+            by_source[sources] = plan
+            self._plans.move_to_end(key)
+            by_destination.move_to_end(destination)
+            for mapping, limit in ((self._plans, keys), (by_destination, destinations), (by_source, kept)):
+                while len(mapping) > limit:
+                    mapping.popitem(last=False)
+
+    def forget(self, key: str) -> None:
+        """Drop the plans of a key (its sources failed, or it was deleted)."""
+        with self._lock:
+            self._plans.pop(key, None)

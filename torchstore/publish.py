@@ -1,0 +1,244 @@
+"""The publisher's side of the store: from values to publications.
+
+*Snapshot*: local tensors are written one-sidedly into an arena of a volume. *Direct*: their own memory is
+published and nothing is copied. Either way the put ends with one control call that carries ids, not tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dataplane.errors import BufferDroppedError, OwnerDiedError, TransferTimeoutError
+from torchstore.arenas import Arena, ArenaPool
+from torchstore.controller import ArenaFreedError, UnknownIdError
+from torchstore.direct import DirectMemory
+from torchstore.errors import StoreTimeoutError
+from torchstore.manifest import Binding, Manifest, Mode, Publication, Published, Retired
+from torchstore.packing import Packed, pack
+from torchstore.plan import compile_write, execute
+from torchstore.process import this_process
+from torchstore.records import Cost, SyncRecord
+from torchstore.remote import Remote
+from torchstore.state_dict import flatten
+from torchstore.tensors import fingerprint
+from torchstore.values import dump, inline_object, inline_tensor
+
+_REMEMBERED = 8192
+
+
+class Publisher:
+    """Puts values of one process into one store; keeps its arenas and registrations."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._me = this_process()
+        self._arenas = ArenaPool(remote, self._retire)
+        self._direct = DirectMemory()
+        self._packed: dict[str, Packed] = {}
+        self._seen: dict[str, int] = {}  # hash of the fingerprint that was put last
+        self._sent: set[str] = set()  # ids of manifests and bindings that the controller has been sent
+
+    async def put_values(self, values: Mapping[str, Any], timeout: float) -> SyncRecord | None:
+        """Put plain values, each visible by itself; one control call for all of them.
+
+        Returns:
+            What it cost; None when there was nothing to put.
+        """
+        if not values:
+            return None
+        cost = Cost("put", time.perf_counter())
+        key, *_ = values
+        small: dict[str, bytes] = {}
+        large: dict[str, Packed] = {}
+        for name, value in values.items():
+            small[name], packed = _encode(name, value)
+            if packed is not None:
+                large[name] = packed
+        if len(values) == 1 and not large:  # the shortest way: plain arguments and a plain answer
+            with cost.spent_on("control"):
+                number = await self._remote.put_inline(key, small[key], timeout)
+            return cost.record(key, number, self._remote.take_calls())
+
+        async def publications() -> list[Publication]:
+            return [
+                await self._snapshot(name, large[name], cost, timeout)
+                if name in large
+                else Publication(name, None, self._me, inline=inline)
+                for name, inline in small.items()
+            ]
+
+        published = await self._publish(publications, cost, timeout)
+        return cost.record(key, published[0].version, self._remote.take_calls())
+
+    async def put_state_dict(
+        self, state_dict: Mapping[Any, Any], key: str, mode: Mode, version: int | None, timeout: float
+    ) -> SyncRecord:
+        """Put this rank's part of a state dict as one version; one control call when warm."""
+        cost = Cost("put", time.perf_counter())
+        leaves, paths = flatten(state_dict)
+        packed = self._pack_state_dict(key, mode, leaves, paths, cost)
+        names = packed.manifest.objects
+        objects = dump({name: leaves[name] for name in names}) if names else b""
+
+        async def publications() -> list[Publication]:
+            if mode == "direct":
+                cost.mode = "direct"
+                with cost.spent_on("compile"):
+                    binding, generation = self._direct.publish(key, packed)
+                return [Publication(key, version, self._me, packed.manifest, binding, generation, objects)]
+            written = await self._snapshot(key, packed, cost, timeout)
+            return [replace(written, version=version, objects=objects)]
+
+        (published,) = await self._publish(publications, cost, timeout)
+        return cost.record(key, published.version, self._remote.take_calls())
+
+    def withdraw(self, key: str) -> None:
+        """Direct mode: break the seal of what this process has published under ``key``."""
+        self._direct.withdraw(key)
+
+    def forget(self, keys: tuple[str, ...]) -> None:
+        """The keys were deleted: let go of what belongs to them."""
+        for key in keys:
+            self._arenas.forget(key)
+            self._direct.forget(key)
+            self._packed.pop(key, None)
+            self._seen.pop(key, None)
+
+    def close(self) -> None:
+        """Let go of everything; versions that this process published in direct mode end here."""
+        self._direct.close()
+        self._packed.clear()
+
+    # Steps ----------------------------------------------------------------------------------------------
+
+    def _pack_state_dict(
+        self, key: str, mode: Mode, leaves: Mapping[str, Any], paths: Mapping[str, Any], cost: Cost
+    ) -> Packed:
+        """Describe a state dict, or find that it is the one of last time."""
+        with cost.spent_on("compile"):
+            mark = (mode, fingerprint(leaves))
+            found = self._direct.registered(key, mark) if mode == "direct" else self._packed.get(key)
+            if found is not None and found.mark == mark:
+                return found
+            cost.hit = False
+            tensors = {name: value for name, value in leaves.items() if isinstance(value, torch.Tensor)}
+            objects = tuple(name for name in leaves if name not in tensors)
+            packed = pack(key, "state_dict", mode, tensors, paths=paths, objects=objects, mark=mark)
+            # A plan keeps its tensors alive. Parameters come again step after step, but a temporary copy
+            # that comes once must not be held: only what is seen twice is kept.
+            self._packed.pop(key, None)
+            if mode == "snapshot" and self._seen.get(key) == hash(mark):
+                self._packed[key] = packed
+            self._seen[key] = hash(mark)
+            return packed
+
+    async def _snapshot(self, key: str, packed: Packed, cost: Cost, timeout: float) -> Publication:
+        cost.mode = "snapshot"
+        binding: Binding | None = None
+        while packed.nbytes and binding is None:
+            with cost.spent_on("control"):
+                arena = await self._arenas.take(key, packed.nbytes, timeout)
+            try:
+                await self._write(arena, packed, cost, timeout)
+                binding = arena.binding
+            except BufferDroppedError:
+                # The volume has freed it since, because the key was deleted elsewhere; a new one is there.
+                self._arenas.discard(arena.binding.id)
+                if not arena.used:
+                    raise
+        return Publication(key, None, self._me, packed.manifest, binding)
+
+    async def _write(self, arena: Arena, packed: Packed, cost: Cost, timeout: float) -> None:
+        write = arena.write if packed.mark and arena.mark == packed.mark else None
+        if write is None:
+            cost.hit = False
+            with cost.spent_on("compile"):
+                write = compile_write(arena.binding.buffers[0], packed.manifest, packed.tensors)
+        # Nothing is kept until the write is done, and then only for tensors that come again.
+        arena.mark, arena.write = (), None
+        try:
+            with cost.spent_on("transfer"):
+                await execute(write, packed.nbytes, timeout)
+        except BufferDroppedError:
+            raise
+        except OwnerDiedError as error:
+            self._arenas.discard(arena.binding.id)
+            await self._remote.volume_lost(arena.binding.volume, error, timeout)
+        except TransferTimeoutError as error:
+            self._arenas.abandon(arena)
+            raise StoreTimeoutError(f"writing {arena.key!r}: {error}") from error
+        except BaseException:
+            self._arenas.abandon(arena)
+            raise
+        if self._packed.get(arena.key) is packed:
+            arena.mark, arena.write = packed.mark, write
+        arena.used = True
+        cost.nbytes += packed.nbytes
+        cost.segments += write.segments
+
+    async def _publish(
+        self, make: Callable[[], Awaitable[list[Publication]]], cost: Cost, timeout: float
+    ) -> tuple[Published, ...]:
+        """Tell the controller; make the publications again if their key was deleted under them."""
+        while True:
+            publications = await make()
+            try:
+                published = await self._tell(publications, cost, timeout)
+                break
+            except ArenaFreedError as error:
+                self._arenas.discard(error.arena)
+                for publication in publications:
+                    if isinstance(publication.binding, Binding):
+                        self._arenas.recycle(Retired(publication.binding.id, publication.binding.volume))
+        if len(self._sent) > _REMEMBERED:
+            self._sent.clear()
+        for publication in publications:
+            self._sent.update(
+                record.id
+                for record in (publication.manifest, publication.binding)
+                if isinstance(record, Manifest | Binding)
+            )
+        for answer in published:
+            for retired in answer.retired:
+                self._retire(retired)
+        return published
+
+    def _retire(self, retired: Retired) -> None:
+        if retired.volume:
+            self._arenas.recycle(retired)
+        else:
+            self._direct.retire(retired.binding)
+
+    async def _tell(self, publications: list[Publication], cost: Cost, timeout: float) -> tuple[Published, ...]:
+        with cost.spent_on("control"):
+            try:
+                return await self._remote.publish(tuple(map(self._brief, publications)), timeout)
+            except UnknownIdError:  # the controller remembers a bounded number of records
+                return await self._remote.publish(tuple(publications), timeout)
+
+    def _brief(self, publication: Publication) -> Publication:
+        """The publication with ids in place of what the controller knows."""
+        manifest, binding = publication.manifest, publication.binding
+        if isinstance(manifest, Manifest) and manifest.id in self._sent:
+            manifest = manifest.id
+        if isinstance(binding, Binding) and binding.id in self._sent:
+            binding = binding.id
+        return replace(publication, manifest=manifest, binding=binding)
+
+
+def _encode(key: str, value: Any) -> tuple[bytes, Packed | None]:
+    """A value as bytes for the message, or else described for an arena."""
+    if isinstance(value, torch.Tensor):
+        inline = inline_tensor(value)
+        return inline, None if inline else pack(key, "value", "snapshot", {"": value})
+    data = dump(value)
+    inline = inline_object(data)
+    if inline:
+        return inline, None
+    whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return b"", pack(key, "value", "snapshot", {"": whole}, pickled=True)

@@ -1,0 +1,203 @@
+"""The store as a client sees it: controller and volumes, behind calls that raise the store's own errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
+from dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
+from torchstore.controller import StoreController, StoreInfo
+from torchstore.errors import (
+    PublisherLostError,
+    SourceChangedError,
+    StoreError,
+    StoreTimeoutError,
+    VolumeLostError,
+)
+from torchstore.manifest import Binding, Grant, Publication, Published, Retired, Selector, Wanted
+from torchstore.process import ProcessId, this_process
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 60.0
+"""How long an operation may take when nobody says otherwise."""
+
+_GRACE_S = 5.0  # the controller's own deadline gives the better message: let it be first
+
+
+@dataclass(slots=True)
+class Remote:
+    """One store, seen from one process.
+
+    Attributes:
+        calls: How many control messages this client has sent.
+    """
+
+    store_name: str
+    controller: ActorMesh[StoreController]
+    info: StoreInfo
+    calls: int = 0
+
+    async def publish(self, publications: tuple[Publication, ...], timeout: float) -> tuple[Published, ...]:
+        """See `StoreController.publish`."""
+        return await self._ask(self.controller.publish.call_one(self.info.client, publications), timeout)
+
+    async def reclaim(self, timeout: float) -> tuple[Retired, ...]:
+        """See `StoreController.reclaim`."""
+        return await self._ask(self.controller.reclaim.call_one(self.info.client), timeout)
+
+    async def put_inline(self, key: str, value: bytes, timeout: float) -> int:
+        """See `StoreController.put_inline`."""
+        return await self._ask(self.controller.put_inline.call_one(self.info.client, key, value), timeout)
+
+    async def acquire(self, key: str, selector: Selector, known: tuple[str, ...], timeout: float) -> Grant:
+        """See `StoreController.acquire`."""
+        call = self.controller.acquire.call_one(
+            self.info.client, key, selector.exact, selector.newer_than, " ".join(known), timeout
+        )
+        answer: Grant | bytes = await self._granted(call, timeout)
+        if isinstance(answer, bytes):
+            return Grant(key, int.from_bytes(answer[:8]), inline=answer[8:])
+        return answer
+
+    async def acquire_batch(self, wanted: tuple[Wanted, ...], timeout: float) -> tuple[Grant, ...]:
+        """See `StoreController.acquire_batch`."""
+        call = self.controller.acquire_batch.call_one(self.info.client, wanted, timeout)
+        grants: tuple[Grant, ...] = await self._granted(call, timeout)
+        return grants
+
+    async def _granted(self, call: Future[Any], timeout: float) -> Any:
+        """Wait for a grant. One that comes after the caller has left is given back at once."""
+        try:
+            return await self._ask(call, timeout + _GRACE_S)
+        except (asyncio.CancelledError, StoreTimeoutError):
+            call.add_done_callback(self._release_late)
+            raise
+
+    def _release_late(self, call: Future[Any]) -> None:
+        with suppress(ControlError):  # the answer was an error: nothing was granted
+            answer = call.get(0)
+            self.release(answer if isinstance(answer, tuple) else (answer,) if isinstance(answer, Grant) else ())
+
+    def release(self, grants: tuple[Grant, ...]) -> None:
+        """Give leases back, without waiting."""
+        leases = tuple((grant.key, grant.lease) for grant in grants if grant.lease)
+        if leases:
+            self.calls += 1
+            self.controller.release.broadcast(leases)
+
+    async def fence(self, key: str, *, close: bool, timeout: float) -> None:
+        """See `StoreController.fence`."""
+        await self._ask(self.controller.fence.call_one(self.info.client, key, close, timeout), timeout + _GRACE_S)
+
+    async def delete(self, keys: tuple[str, ...], *, missing_ok: bool, timeout: float) -> None:
+        """See `StoreController.delete`."""
+        await self._ask(self.controller.delete.call_one(keys, missing_ok), timeout)
+
+    async def keys(self, prefix: str, timeout: float) -> list[str]:
+        """See `StoreController.keys`."""
+        return await self._ask(self.controller.keys.call_one(prefix), timeout)
+
+    async def exists(self, key: str, timeout: float) -> bool:
+        """See `StoreController.exists`."""
+        return await self._ask(self.controller.exists.call_one(key), timeout)
+
+    async def versions(self, key: str, timeout: float) -> tuple[int, ...]:
+        """See `StoreController.versions`."""
+        return await self._ask(self.controller.versions.call_one(key), timeout)
+
+    def choose_volume(self) -> str:
+        """The volume that this process writes to."""
+        return self.info.strategy.choose(tuple(self.info.volumes))
+
+    async def allocate(self, volume: str, nbytes: int, timeout: float) -> Binding:
+        """A new arena. See `StorageVolume.allocate`."""
+        call = self.info.volumes[volume].allocate.call_one(this_process(), nbytes)
+        try:
+            return await self._ask(call, timeout)
+        except SupervisionError as error:
+            return await self.volume_lost(volume, error, timeout)
+
+    async def volume_lost(self, volume: str, cause: BaseException, timeout: float) -> NoReturn:
+        """Say why a volume does not answer.
+
+        Raises:
+            StaleClientError: Because its store was shut down; there is a new one.
+            StoreNotInitializedError: Because its store was shut down; there is no other.
+            VolumeLostError: Because it died.
+        """
+        await self._ask(self.controller.check.call_one(self.info.client), timeout)
+        raise VolumeLostError(volume, str(cause)) from cause
+
+    def free(self, volume: str, arenas: tuple[str, ...]) -> None:
+        """Drop arenas, without waiting."""
+        if arenas and volume in self.info.volumes:
+            self.calls += 1
+            self.info.volumes[volume].free.broadcast(arenas)
+
+    def take_calls(self) -> int:
+        """How many control messages were sent since this was asked last."""
+        calls, self.calls = self.calls, 0
+        return calls
+
+    async def _ask(self, call: Awaitable[T], timeout: float) -> T:
+        self.calls += 1
+        return await ask(call, timeout)
+
+
+async def ask(call: Awaitable[T], timeout: float) -> T:
+    """Wait for an actor's answer and unwrap the store's own errors.
+
+    Raises:
+        StoreError: What the endpoint raised.
+        StoreTimeoutError: No answer in time.
+        SupervisionError: The actor is dead.
+        ActorError: The endpoint failed otherwise.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            return await call
+    except TimeoutError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreTimeoutError(f"the store did not answer in {timeout:g} s") from error
+    except ActorError as error:
+        if isinstance(error.cause, StoreError):
+            raise error.cause from error
+        raise
+
+
+def explain_transfer(
+    error: DataplaneError, key: str, version: int, shares: Sequence[tuple[Binding, ProcessId]]
+) -> NoReturn:
+    """Say what a failed read means: the one place where dataplane's errors become the store's.
+
+    Args:
+        error: As dataplane raised it.
+        key: What was read.
+        version: Of it.
+        shares: The memory that was read from, each with the process that has it: the publisher in direct
+            mode, the volume in snapshot mode.
+
+    Raises:
+        PublisherLostError: Direct mode: the owner of the memory is dead.
+        SourceChangedError: Direct mode: the owner has dropped the memory.
+        VolumeLostError: Snapshot mode: the volume is dead or has dropped the copy.
+        StoreTimeoutError: The deadline has passed.
+        DataplaneError: Anything else, as it was.
+    """
+    dead = [(binding, owner) for binding, owner in shares if not owner.is_alive()]
+    if dead or isinstance(error, OwnerDiedError | BufferDroppedError):
+        binding, owner = (dead or list(shares))[0]
+        if binding.mode == "snapshot":
+            raise VolumeLostError(binding.volume, str(error)) from error
+        if isinstance(error, BufferDroppedError) and not dead:
+            raise SourceChangedError(key, version, "the publisher has dropped the memory") from error
+        raise PublisherLostError(key, version, f"{owner} has died") from error
+    if isinstance(error, TransferTimeoutError):
+        raise StoreTimeoutError(f"reading version {version} of {key!r}: {error}") from error
+    raise error

@@ -1,0 +1,48 @@
+"""`TensorSlice`: a rectangular part of a tensor, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TensorSlice:
+    """A block of a tensor of ``global_shape``: ``local_shape`` elements from ``offsets`` on.
+
+    ``coordinates`` and ``mesh_shape`` say which rank of which mesh the slice belongs to; a read needs
+    neither.
+
+    Raises:
+        ValueError: The numbers of dims differ, or the slice reaches out of the tensor.
+    """
+
+    offsets: tuple[int, ...]
+    coordinates: tuple[int, ...]
+    global_shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    mesh_shape: tuple[int, ...]
+
+    def __init__(
+        self,
+        offsets: Sequence[int],
+        coordinates: Sequence[int] | None = (),
+        global_shape: Sequence[int] = (),
+        local_shape: Sequence[int] = (),
+        mesh_shape: Sequence[int] = (),
+    ) -> None:
+        given: dict[str, Any] = {
+            "offsets": offsets,
+            "coordinates": coordinates or (),
+            "global_shape": global_shape,
+            "local_shape": local_shape,
+            "mesh_shape": mesh_shape,
+        }
+        for name, numbers in given.items():
+            object.__setattr__(self, name, tuple(int(number) for number in numbers))
+        if not len(self.offsets) == len(self.global_shape) == len(self.local_shape):
+            raise ValueError(f"offsets, global_shape and local_shape of {self} need one number for each dim")
+        for start, size, whole in zip(self.offsets, self.local_shape, self.global_shape, strict=True):
+            if start < 0 or size < 0 or start + size > whole:
+                raise ValueError(f"{self} reaches out of the tensor")

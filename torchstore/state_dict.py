@@ -1,0 +1,107 @@
+"""Nested state dicts as flat names and back.
+
+``{"model": {"weight": w, "bias": b}, "step": 3}`` becomes ``{"model.weight": w, "model.bias": b, "step": 3}``
+plus, for each name, the path that leads back. Lists and tuples are opened only where they hold tensors; any
+other value is a leaf of its own, to be pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+Path = tuple[Any, ...]
+"""Steps from the root: a dict key as it is, or an `_Index` into a list or tuple."""
+
+
+class _Index(int):
+    """A position in a list (or tuple): told from a dict's integer key by its type."""
+
+    kind: type[list[Any]] | type[tuple[Any, ...]]
+
+    def __new__(cls, position: int, kind: type[list[Any]] | type[tuple[Any, ...]] = list) -> _Index:
+        index = super().__new__(cls, position)
+        index.kind = kind
+        return index
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Index, (int(self), self.kind)
+
+
+def flatten(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Name every leaf of a nested dict.
+
+    Returns:
+        The leaves by name (the steps joined by "."), and the path of each name.
+
+    Raises:
+        TypeError: ``state_dict`` is not a mapping.
+        ValueError: Two leaves would have the same name, as in ``{"a.b": 1, "a": {"b": 2}}``.
+    """
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"a state dict is a mapping, not {type(state_dict).__name__}")
+    if all(isinstance(value, torch.Tensor) and type(key) is str for key, value in state_dict.items()):
+        return dict(state_dict), {key: (key,) for key in state_dict}  # a model's: nothing to open
+    leaves: dict[str, Any] = {}
+    paths: dict[str, Path] = {}
+    for path, value in _walk((), state_dict):
+        name = ".".join(map(str, path))
+        if name in leaves:
+            raise ValueError(f"two entries of the state dict are both named {name!r}: rename one of them")
+        leaves[name] = value
+        paths[name] = path
+    return leaves, paths
+
+
+def _walk(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, Mapping) and (value or not path):
+        for key, item in value.items():
+            # The common case, a tensor right here, without another generator per parameter.
+            if isinstance(item, torch.Tensor):
+                yield (*path, key), item
+            else:
+                yield from _walk((*path, key), item)
+    elif isinstance(value, list | tuple) and _holds_tensors(value):
+        kind: type[list[Any]] | type[tuple[Any, ...]] = list if isinstance(value, list) else tuple
+        for position, item in enumerate(value):
+            yield from _walk((*path, _Index(position, kind)), item)
+    else:
+        yield path, value
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, Mapping):
+        return any(map(_holds_tensors, value.values()))
+    # A named tuple would lose its type on the way back: it stays a leaf.
+    plain = isinstance(value, list) or type(value) is tuple
+    return plain and any(map(_holds_tensors, value))
+
+
+def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[Any, Any]:
+    """Rebuild the nested dict; names without a value are left out.
+
+    Raises:
+        KeyError: A leaf has no path.
+    """
+    root: dict[Any, Any] = {}
+    sequences: list[tuple[dict[Any, Any], Any, type[Any]]] = []
+    for name, value in leaves.items():
+        path = paths[name]
+        here = root
+        for step, following in pairwise(path):
+            if step not in here:
+                here[step] = {}
+                if isinstance(following, _Index):
+                    sequences.append((here, step, following.kind))
+            here = here[step]
+        here[path[-1]] = value
+    # Innermost first: a list within a list is complete before the outer one copies it.
+    for parent, step, kind in reversed(sequences):
+        items = parent[step]
+        parent[step] = kind(items[position] for position in sorted(items))
+    return root

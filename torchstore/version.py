@@ -1,0 +1,120 @@
+"""One version of one key: which ranks have contributed, and whether anything is missing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from torchstore.errors import StoreError
+from torchstore.layout import Ints, uncovered
+from torchstore.manifest import Binding, Manifest, Part
+from torchstore.process import ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one rank has put into one version."""
+
+    writer: ProcessId
+    part: Part
+    manifest: Manifest | None
+    binding: Binding | None
+    generation: int = 0
+    objects: bytes = b""
+    inline: bytes = b""
+
+
+@dataclass(slots=True)
+class Version:
+    """One version of one key.
+
+    Attributes:
+        contributions: By the rank's coordinate in the mesh; () for a publication that stands alone.
+        leases: Who reads it now, by lease number.
+        closed: Direct mode: taken back; nobody may start to read it.
+        lost: Set when part of the bytes is gone: makes the error that readers get.
+    """
+
+    number: int
+    contributions: dict[Ints, Contribution] = field(default_factory=dict)
+    leases: dict[int, ProcessId] = field(default_factory=dict)
+    closed: bool = False
+    lost: Callable[[], StoreError] | None = None
+
+    def bindings(self) -> Iterator[tuple[ProcessId, Binding]]:
+        """The memory that this version uses, with the process that put it."""
+        for contribution in self.contributions.values():
+            if contribution.binding is not None:
+                yield contribution.writer, contribution.binding
+
+    def accepts(self, new: Contribution) -> bool:
+        """Whether a contribution can belong to this version: same mesh, no conflict about a tensor."""
+        for old in self.contributions.values():
+            if old.part.mesh_shape != new.part.mesh_shape or (old.manifest is None) != (new.manifest is None):
+                return False
+            if old.manifest is not None and new.manifest is not None:
+                return bool(_agreement.get((old.manifest, new.manifest), _agree))
+        return True
+
+    def missing(self) -> tuple[str, ...]:
+        """What is not there yet, one line each; empty when the version is complete."""
+        contributions = list(self.contributions.values())
+        part = contributions[0].part
+        shards = {contribution.part.shard() for contribution in contributions}
+        axes = [range(part.mesh_shape[axis]) for axis in part.sharded_axes]
+        absent = [shard for shard in product(*axes) if shard not in shards]
+        if absent:
+            return tuple(f"the shard of rank {shard} along axes {part.sharded_axes}" for shard in absent)
+        manifests = tuple(c.manifest for c in contributions if c.manifest is not None)
+        holes: tuple[str, ...] = _coverage.get(manifests, _holes)
+        return holes
+
+
+class _Remembered:
+    """Answers about sets of manifests, by their ids: every step of a training run asks the same again."""
+
+    def __init__(self, limit: int = 256) -> None:
+        self._answers: dict[frozenset[str], Any] = {}
+        self._limit = limit
+
+    def get(self, manifests: tuple[Manifest, ...], ask: Callable[[tuple[Manifest, ...]], Any]) -> Any:
+        ids = frozenset(manifest.id for manifest in manifests)
+        if ids not in self._answers:
+            if len(self._answers) >= self._limit:
+                self._answers.clear()
+            self._answers[ids] = ask(manifests)
+        return self._answers[ids]
+
+
+_agreement = _Remembered()
+_coverage = _Remembered()
+
+
+def _agree(manifests: tuple[Manifest, ...]) -> bool:
+    """Whether the first two manifests can be of one version: no tensor is said to be two things."""
+    left, right = manifests[0], manifests[-1]
+    return left.kind == right.kind and all(
+        (left.tensors[name].dtype, left.tensors[name].global_shape)
+        == (right.tensors[name].dtype, right.tensors[name].global_shape)
+        for name in left.tensors.keys() & right.tensors.keys()
+    )
+
+
+def _holes(manifests: tuple[Manifest, ...]) -> tuple[str, ...]:
+    """The boxes that these manifests leave open: none is the proof that the version is whole."""
+    lines: list[str] = []
+    for name in dict.fromkeys(name for manifest in manifests for name in manifest.tensors):
+        holders = [manifest for manifest in manifests if name in manifest.tensors]
+        shape = holders[0].tensors[name].global_shape
+        boxes = frozenset(box for manifest in holders for box in manifest.boxes(name))
+        lines.extend(
+            f"{name or 'the tensor'}[offsets {box.offsets}, shape {box.shape}]" for box in uncovered(shape, boxes)
+        )
+    return tuple(lines)
+
+
+def lives_in(version: Version, process: ProcessId) -> bool:
+    """Whether bytes of the version lie in this process' own memory (direct mode)."""
+    return any(writer == process and binding.mode == "direct" for writer, binding in version.bindings())

@@ -1,0 +1,268 @@
+"""The life of the versions of one key: staging → ready → (closed) → retired. No I/O, no clock, no actor.
+
+A version is assembled from the contributions of all ranks of a mesh and becomes ready, in one step, when
+every shard is there and their boxes cover every tensor. From then on it never changes. Readers hold leases;
+a version that was replaced is retired when its last lease is given back, and only then may its memory be
+used again.
+
+In direct mode the memory belongs to the publisher, who is about to change it: `close` takes the version
+back from new readers, and `is_drained` says when the last reader has left.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+
+from torchstore.errors import (
+    KeyNotFoundError,
+    PartiallyPublishedError,
+    PublisherLostError,
+    SourceChangedError,
+    VersionExistsError,
+    VersionNotFoundError,
+    VolumeLostError,
+)
+from torchstore.layout import Ints
+from torchstore.manifest import Binding, Manifest, Selector
+from torchstore.process import ProcessId
+from torchstore.version import Contribution, Version, lives_in
+
+
+class History:
+    """All versions of one key.
+
+    Args:
+        key: Named in errors.
+        keep: How many ready versions stay readable.
+    """
+
+    _lease_numbers = count(1)
+
+    def __init__(self, key: str, *, keep: int = 1) -> None:
+        self.key = key
+        self.keep = keep
+        self.staging: dict[int, Version] = {}
+        self.ready: dict[int, Version] = {}
+        self.draining: list[Version] = []
+        self.hidden: set[str] = set()
+        # All memory that versions have used: their writers keep it for the next one.
+        self.memory: dict[str, tuple[ProcessId, Binding]] = {}
+        self._newest = 0
+        self._last: dict[Ints, int] = {}  # the version that each coordinate contributed to last
+
+    # Publishing -----------------------------------------------------------------------------------------
+
+    def contribute(self, new: Contribution, number: int | None) -> Version:
+        """Add one rank's part to a version; the version becomes ready if nothing is missing any more.
+
+        Args:
+            new: The contribution.
+            number: The version, or None: the first one that waits for this rank, else a new one.
+
+        Raises:
+            VersionExistsError: The number is that of a ready version, or older than one.
+        """
+        at = new.part.coordinate
+        for version in list(self.staging.values()):
+            previous = version.contributions.get(at)
+            if previous is not None and previous.writer != new.writer:
+                # The rank was started again: what its predecessor began will never be whole.
+                self._abandon(version)
+        version = self._choose(new, number)
+        self._last[at] = version.number
+        replaced = version.contributions.get(at)
+        if replaced is not None:
+            self.draining.append(Version(version.number, {at: replaced}))
+        version.contributions[at] = new
+        if new.binding is not None:
+            self.memory[new.binding.id] = (new.writer, new.binding)
+        if new.binding is not None and new.binding.mode == "direct":
+            self._supersede(new.binding, version)
+        # A ready version only gains a replica that came late.
+        if version.number in self.staging and not version.missing():
+            self._make_ready(version)
+        return version
+
+    def _choose(self, new: Contribution, number: int | None) -> Version:
+        at = new.part.coordinate
+        if number is None:
+            for candidate in sorted(self.staging.items()) + sorted(self.ready.items()):
+                found, version = candidate
+                waits = at not in version.contributions and found > self._last.get(at, 0)
+                if waits and new.part.mesh_shape and version.accepts(new):
+                    return version
+            number = self._newest + 1
+        elif number in self.ready and at not in self.ready[number].contributions:
+            if self.ready[number].accepts(new) and new.part.mesh_shape:
+                return self.ready[number]
+            raise VersionExistsError(self.key, number, self._newest)
+        elif number <= max(self.ready, default=number - 1):
+            raise VersionExistsError(self.key, number, max(self.ready))
+        staged = self.staging.get(number)
+        if staged is not None and not staged.accepts(new):
+            self._abandon(staged)  # another shape, dtype or mesh under the same number: begin again
+        self._newest = max(self._newest, number)
+        return self.staging.setdefault(number, Version(number))
+
+    def _supersede(self, binding: Binding, by: Version) -> None:
+        """The memory of older versions in the same binding holds the new one now."""
+        for version in [*self.ready.values(), *self.draining]:
+            if version is not by and any(old.id == binding.id for _, old in version.bindings()):
+                version.closed = True
+
+    def _make_ready(self, version: Version) -> None:
+        del self.staging[version.number]
+        self.ready[version.number] = version
+        self.hidden.clear()
+        for number in [n for n in self.staging if n < version.number]:
+            self._abandon(self.staging[number])
+        for number in sorted(self.ready)[: -self.keep]:
+            self.draining.append(self.ready.pop(number))
+
+    def _abandon(self, version: Version) -> None:
+        del self.staging[version.number]
+        self.draining.append(version)
+
+    # Reading --------------------------------------------------------------------------------------------
+
+    def select(self, selector: Selector) -> Version | None:
+        """The version that the selector means, or None: wait for it.
+
+        Raises:
+            KeyNotFoundError: There is no such version and none in the making.
+            StoreError: Its bytes are lost.
+        """
+        if selector.exact is not None:
+            return self._exact(selector.exact)
+        after = selector.newer_than
+        readable = [version for n, version in sorted(self.ready.items()) if after is None or n > after]
+        whole = [version for version in readable if version.lost is None]
+        if whole:
+            return None if whole[-1].closed else whole[-1]
+        if readable and readable[-1].lost is not None:
+            raise readable[-1].lost()
+        if after is not None:
+            return None
+        if self.staging:
+            version = self.staging[max(self.staging)]
+            raise PartiallyPublishedError(self.key, version.number, version.missing())
+        raise KeyNotFoundError(self.key)
+
+    def _exact(self, number: int) -> Version:
+        version = self.ready.get(number)
+        if version is None:
+            if number in self.staging:
+                raise PartiallyPublishedError(self.key, number, self.staging[number].missing())
+            raise VersionNotFoundError(self.key, number, tuple(sorted(self.ready)))
+        if version.lost is not None:
+            raise version.lost()
+        if version.closed:
+            raise SourceChangedError(self.key, number, "its publisher has taken it back")
+        return version
+
+    def lease(self, version: Version, reader: ProcessId) -> int:
+        """Keep a version as it is until `release`."""
+        number = next(self._lease_numbers)
+        version.leases[number] = reader
+        return number
+
+    def release(self, lease: int) -> None:
+        """Give a lease back; an unknown one (its holder was thought dead) is ignored."""
+        for version in self._all():
+            version.leases.pop(lease, None)
+
+    # Taking back ----------------------------------------------------------------------------------------
+
+    def close(self, publisher: ProcessId) -> None:
+        """Direct mode: let nobody start to read what lies in this process' memory."""
+        for version in self.ready.values():
+            if lives_in(version, publisher):
+                version.closed = True
+
+    def is_drained(self, publisher: ProcessId) -> bool:
+        """Direct mode: whether nobody reads from this process' memory."""
+        return not self.readers(publisher)
+
+    def readers(self, publisher: ProcessId) -> tuple[ProcessId, ...]:
+        """Direct mode: who reads from this process' memory now."""
+        versions = [version for version in self._all() if lives_in(version, publisher)]
+        return tuple(reader for version in versions for reader in version.leases.values())
+
+    def process_died(self, process: ProcessId, reason: str) -> None:
+        """Drop a dead process' leases and unfinished versions; what lived in its memory is lost."""
+        for version in list(self.staging.values()):
+            if any(c.writer == process for c in version.contributions.values()):
+                self._abandon(version)
+        for version in self._all():
+            version.leases = {n: reader for n, reader in version.leases.items() if reader != process}
+            if version.lost is None and lives_in(version, process):
+                version.lost = partial(PublisherLostError, self.key, version.number, reason)
+
+    def volume_died(self, volume: str, reason: str) -> None:
+        """The copies that this volume held are gone."""
+        for version in self._all():
+            if any(binding.volume == volume for _, binding in version.bindings()):
+                if version.number in self.staging:
+                    self._abandon(version)
+                version.lost = partial(VolumeLostError, volume, reason)
+
+    def delete(self) -> None:
+        """Forget every version; leases may still be held."""
+        self.draining += [*self.staging.values(), *self.ready.values()]
+        self.staging, self.ready = {}, {}
+
+    def reap(self) -> list[tuple[ProcessId, Binding]]:
+        """Remove the versions that nobody reads any more.
+
+        Returns:
+            The bindings, with their writers, that no remaining version uses.
+        """
+        gone = [version for version in self.draining if not version.leases]
+        if not gone:
+            return []
+        self.draining = [version for version in self.draining if version.leases]
+        used = {binding.id for version in self._all() for _, binding in version.bindings()}
+        freed = {
+            binding.id: (writer, binding)
+            for version in gone
+            for writer, binding in version.bindings()
+            if binding.id not in used
+        }
+        return list(freed.values())
+
+    def bindings_of(self, writer: ProcessId) -> set[str]:
+        """Ids of the memory that some version uses and this process has put."""
+        return {binding.id for version in self._all() for by, binding in version.bindings() if by == writer}
+
+    # Listing --------------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> Version | None:
+        """The newest ready version."""
+        return self.ready[max(self.ready)] if self.ready else None
+
+    def names(self) -> dict[str, None]:
+        """The names inside the newest version (only "" for a plain value), without those deleted singly."""
+        names: dict[str, None] = {}
+        for manifest in self._newest_manifests():
+            if manifest is None or manifest.kind == "value":
+                return {"": None}
+            names.update(dict.fromkeys([*manifest.tensors, *manifest.objects]))
+        return {name: None for name in names if name not in self.hidden}
+
+    def holds(self, name: str) -> bool:
+        """Whether the newest version is a state dict with an entry of this name."""
+        return name not in self.hidden and any(
+            manifest is not None
+            and manifest.kind == "state_dict"
+            and (name in manifest.tensors or name in manifest.objects)
+            for manifest in self._newest_manifests()
+        )
+
+    def _newest_manifests(self) -> list[Manifest | None]:
+        version = self.newest
+        return [c.manifest for c in version.contributions.values()] if version is not None else []
+
+    def _all(self) -> list[Version]:
+        return [*self.staging.values(), *self.ready.values(), *self.draining]

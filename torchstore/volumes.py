@@ -1,0 +1,80 @@
+"""The volumes of one store, as its controller holds them: started, told what to free, stopped."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from control import ActorMesh, ProcMesh, SupervisionError, this_host, this_proc
+from torchstore.errors import StrategyError
+from torchstore.process import ProcessId
+from torchstore.strategy import ControllerStorageVolumes, TorchStoreStrategy
+from torchstore.volume import StorageVolume
+
+
+@dataclass(slots=True)
+class Volumes:
+    """Running volumes.
+
+    Attributes:
+        strategy: Which client writes to which.
+        actors: By the names that the strategy gives them.
+        processes: In which each of them lives.
+        procs: The processes, where they were started for this store.
+    """
+
+    strategy: TorchStoreStrategy
+    actors: dict[str, ActorMesh[StorageVolume]] = field(default_factory=dict)
+    processes: dict[str, ProcessId] = field(default_factory=dict)
+    procs: ProcMesh | None = None
+
+    @staticmethod
+    async def start(store_name: str, number: int, strategy: TorchStoreStrategy, mesh: ProcMesh | None) -> Volumes:
+        """Start one volume in each process of ``mesh``, or in ``number`` new ones, or in this process.
+
+        Raises:
+            StrategyError: The strategy names two volumes alike.
+        """
+        volumes = Volumes(strategy)
+        if mesh is None and isinstance(strategy, ControllerStorageVolumes):
+            mesh = this_proc()
+        elif mesh is None:
+            mesh = volumes.procs = this_host().spawn_procs(per_host={"gpus": number})
+        spawned = mesh.spawn(f"{store_name}-volumes", StorageVolume, strategy.get_volume_id)
+        for point, (name, process) in (await spawned.identify.call()).items():
+            if name in volumes.actors:
+                await volumes.stop()
+                raise StrategyError(
+                    f"{type(strategy).__name__} names two volumes {name!r}: it does not fit a mesh of "
+                    f"{spawned.size} volumes"
+                )
+            volumes.actors[name] = spawned.slice(**dict(point)) if spawned.size > 1 else spawned
+            volumes.processes[name] = process
+        return volumes
+
+    def living_in(self, process: ProcessId) -> list[str]:
+        """The volumes of a process."""
+        return [name for name, where in self.processes.items() if where == process]
+
+    def free(self, volume: str, arena: str) -> None:
+        """Drop one arena."""
+        self.actors[volume].free.broadcast((arena,))
+
+    def free_writer(self, writer: ProcessId, keep: tuple[str, ...]) -> None:
+        """Drop the arenas of a dead publisher, but those that hold versions."""
+        for actor in self.actors.values():
+            actor.free_writer.broadcast(writer, keep)
+
+    async def stop(self) -> None:
+        """Drop all memory and stop the volumes."""
+        for actor in self.actors.values():
+            actor.reset.broadcast()
+            await _stopped(actor)
+        if self.procs is not None:
+            await _stopped(self.procs)
+
+
+async def _stopped(mesh: ActorMesh[Any] | ProcMesh) -> None:
+    with suppress(SupervisionError):  # it was dead already, which is as good
+        await mesh.stop()
