@@ -1,0 +1,145 @@
+"""The process that owns the memory: ``python -m benchmarks.bandwidth.child FD PARENT CLIENT NET_DEVICES``.
+
+Each client gets one of its own, so that each pays, and measures, what first use really costs, and so that no
+client can leave anything behind for the next: not memory, not settings, not a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+
+from benchmarks.bandwidth import ceiling
+from benchmarks.bandwidth.channel import CONNECT_TIMEOUT_S, Channel
+from benchmarks.bandwidth.far_side import patience
+from benchmarks.bandwidth.feasible import require_feasible
+from benchmarks.bandwidth.messages import (
+    Alive,
+    Connect,
+    Corrupt,
+    Done,
+    Elapsed,
+    Fill,
+    Goodbye,
+    Offer,
+    Request,
+    Transfer,
+    Verdict,
+    Verify,
+    Workload,
+    answer,
+    read_request,
+    refuse,
+)
+from benchmarks.bandwidth.side import Side, configure, footprint
+from benchmarks.errors import PeerError
+from dataplane.errors import DataplaneError
+
+_TIMEOUT_S = 60.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+# Bad input, a failed transfer, no memory: told to the client.
+_CLIENTS_TO_KNOW = (DataplaneError, ValueError, TypeError, OSError, RuntimeError, MemoryError)
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one client over the socket that the parent left open here; end with it, or with the parent.
+
+    Without a name of the client, nothing is said of how it went: then the client is the parent itself.
+    """
+    fileno, parent, client, net_devices = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
+    # Ctrl-C reaches the whole process group; the parent alone answers it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above could tie this process to it
+        return 1
+    with Channel(socket.socket(fileno=fileno), peer=client or "the client", timeout=_TIMEOUT_S) as channel:
+        try:
+            serve_client(channel, net_devices=net_devices or None)
+        except PeerError as error:
+            if client:
+                print(error, file=sys.stderr, flush=True)
+            return 1
+    return 0
+
+
+def serve_client(channel: Channel, *, net_devices: str | None) -> None:
+    """Do what one client asks for, until it says goodbye.
+
+    Raises:
+        PeerError: The client is lost, silent for longer than its own work can take, or talks nonsense.
+            Its memory has been given back.
+    """
+    workload = read_request(channel, timeout=CONNECT_TIMEOUT_S)
+    if not isinstance(workload, Workload):
+        raise PeerError(f"{channel.peer} begins with {type(workload).__name__}")
+    try:
+        side = _open(channel, workload, net_devices)
+    except PeerError:
+        raise
+    except _CLIENTS_TO_KNOW as error:
+        refuse(channel, error)
+        return
+    with contextlib.closing(side):
+        while not isinstance(request := read_request(channel, timeout=patience(workload)), Goodbye):
+            try:
+                _handle(channel, side, request)
+            except PeerError:
+                raise
+            except _CLIENTS_TO_KNOW as error:
+                refuse(channel, error)
+    answer(channel, Done())
+
+
+def _open(channel: Channel, workload: Workload, net_devices: str | None) -> Side:
+    require_feasible(workload, footprint(workload, client=False))
+    configure(workload, net_devices)
+    side = Side(workload, exposes=True, transfers=workload.bidirectional)
+    try:
+        descriptors, register_us = side.expose()
+        started = ceiling.started(os.getpid())
+        answer(
+            channel,
+            Offer(
+                register_us=register_us,
+                boot_id=ceiling.boot_id(),
+                pid=os.getpid(),
+                started=-1 if started is None else started,
+                addresses=side.addresses,
+            ),
+        )
+        for descriptor in descriptors:
+            channel.send(descriptor)
+    except BaseException:
+        side.close()
+        raise
+    return side
+
+
+def _handle(channel: Channel, side: Side, request: Request) -> None:
+    match request:
+        case Connect(handles):
+            side.connect([channel.receive() for _ in range(handles)])
+            answer(channel, Done())
+        case Fill(where, size, seed):
+            side.fill(where, size, seed=seed)
+            answer(channel, Done())
+        case Verify(where, size, seed):
+            answer(channel, Verdict(side.verify(where, size, seed=seed)))
+        case Corrupt(where, size, at):
+            side.corrupt(where, size, at=at)
+            answer(channel, Done())
+        case Transfer(size, runs):
+            answer(channel, Elapsed(side.transfer(size, runs=runs)))
+        case Alive():
+            pass
+        case _:
+            raise PeerError(f"{channel.peer} asks for {type(request).__name__} in the middle of a session")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

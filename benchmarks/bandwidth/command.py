@@ -1,0 +1,163 @@
+"""``skipper bw`` from the command line to the exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+
+from benchmarks import output
+from benchmarks.bandwidth.channel import Channel, connect
+from benchmarks.bandwidth.feasible import require_feasible
+from benchmarks.bandwidth.options import TOKEN_VARIABLE, Options, parse
+from benchmarks.bandwidth.server import listen, local_server, serve
+from benchmarks.bandwidth.session import run
+from benchmarks.bandwidth.side import configure, footprint
+from benchmarks.bandwidth.table import table
+from benchmarks.errors import BelowMinimumError, BenchmarkError, UsageError
+from benchmarks.plot import plot_rates
+from benchmarks.report import Report, Result
+from benchmarks.sizes import format_size
+from dataplane.errors import DataplaneError
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper bw") -> int:
+    """Run the bandwidth benchmark.
+
+    Args:
+        argv: The arguments, without the program's name.
+        prog: What was typed before them; shown in messages, and in the command for the client.
+
+    Returns:
+        The exit code; ``--help`` lists them.
+    """
+    try:
+        options = parse(argv, prog=prog)
+        if options.role == "server":
+            return _serve(options, prog)
+        return _measure(options, [*prog.split(), *argv], prog)
+    except SystemExit as leave:  # argparse's, after --help
+        return leave.code if isinstance(leave.code, int) else 0
+    except BenchmarkError as error:
+        _complain(prog, error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _serve(options: Options, prog: str) -> int:
+    token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(16)
+    try:
+        listener = listen(options.host, options.port)
+    except OSError as error:
+        where = f"{options.host}, port {options.port}"
+        raise UsageError(f"cannot listen on {where}: {error.strerror or error}; see --bind, --port") from error
+    with listener:
+        port: int = listener.getsockname()[1]
+        print(_greeting(options, token, port, prog), flush=True)
+        serve(listener, token.encode(), net_devices=options.net_devices, log=_log)
+    return 0
+
+
+def _greeting(options: Options, token: str, port: int, prog: str) -> str:
+    everywhere = options.host in ("0.0.0.0", "::")
+    host = socket.gethostname() if everywhere else options.host
+    peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    command = " ".join([f"{TOKEN_VARIABLE}={token}", prog, peer, *options.client_flags])
+    return f"Waiting for clients on {peer}, until Ctrl-C. On the client, type:\n\n    {command}\n"
+
+
+def _measure(options: Options, typed: list[str], prog: str) -> int:
+    workload = options.workload
+    nbytes = footprint(workload, client=True)
+    if options.role == "local":
+        nbytes += footprint(workload, client=False)
+    require_feasible(workload, nbytes)
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if options.role == "client" and not token:
+        raise UsageError(f"a client needs the server's token: set {TOKEN_VARIABLE}, as the server printed it")
+
+    results: list[Result] = []
+    errors: list[str] = []
+    exit_code = 0
+    try:
+        with _channel(options, token.encode()) as channel:
+            configure(workload, options.net_devices)
+            for row in run(channel, workload, options.sizes, measure=options.measure):
+                results.append(row)
+                _show_progress(row)
+        _require_minimum(results, options)
+    except BenchmarkError as error:
+        errors.append(str(error))
+        exit_code = error.exit_code
+    except (DataplaneError, OSError, MemoryError) as error:
+        errors.append(f"{type(error).__name__}: {error}")
+        exit_code = 1
+    except KeyboardInterrupt:
+        errors.append("interrupted")
+        exit_code = _INTERRUPTED
+    for sentence in errors:
+        _complain(prog, sentence)
+    _publish(Report(argv=typed, config=options.config(), results=results, errors=errors), options)
+    return exit_code
+
+
+@contextlib.contextmanager
+def _channel(options: Options, token: bytes) -> Iterator[Channel]:
+    timeout = options.workload.timeout_s
+    if options.role == "local":
+        with local_server(net_devices=options.net_devices, timeout=timeout) as channel:
+            yield channel
+    else:
+        with connect(options.host, options.port, token, timeout=timeout) as channel:
+            yield channel
+
+
+def _require_minimum(results: Sequence[Result], options: Options) -> None:
+    if options.min_bw is None:
+        return
+    low = [
+        f"{format_size(int(str(row.parameters['size'])))} at {row.value:.3g} GB/s"
+        for row in results
+        if row.name == f"{options.workload.op}_bandwidth" and row.value < options.min_bw
+    ]
+    if low:
+        raise BelowMinimumError(f"below --min-bw {options.min_bw:g} GB/s: {', '.join(low)}")
+
+
+def _publish(report: Report, options: Options) -> None:
+    if report.results:
+        workload = options.workload
+        backend = report.results[0].parameters["backend"]
+        ways = ", both directions at once" if workload.bidirectional else ""
+        title = f"{workload.op}, {backend}, {workload.mem} memory{ways}"
+        output.console(json_on_stdout=options.json == output.STDOUT).print(table(report.results, title=title))
+        if options.csv is not None:
+            output.write_csv(report.results, options.csv)
+        if options.plot is not None:
+            plot_rates(report.results, options.plot, title=title)
+    if options.json is not None:
+        output.write_json(report, options.json)
+
+
+def _show_progress(row: Result) -> None:
+    """Tell a person who waits that another row is there; the table comes when all are."""
+    if sys.stderr.isatty():
+        size = row.parameters.get("size")
+        label = f" {format_size(size)}" if isinstance(size, int) else ""
+        _log(f"{row.name}{label}: {output.significant(row.value)} {row.unit}")
+
+
+def _complain(prog: str, what: object) -> None:
+    print(f"{prog}: {what}", file=sys.stderr)
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,268 @@
+"""The command line of ``skipper bw``: what was asked for, and whether it can be."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from benchmarks.bandwidth.messages import Workload
+from benchmarks.errors import UsageError
+from benchmarks.output import STDOUT, check_writable
+from benchmarks.plot import check_can_plot
+from benchmarks.sizes import SWEEP, format_size, parse_size
+
+__all__ = ["DEFAULT_PORT", "TOKEN_VARIABLE", "Measure", "Options", "parse"]
+
+DEFAULT_PORT = 18515
+"""The port that perftest's tools use."""
+
+MAX_BATCH = 100_000
+"""Most buffers of one transfer; the side channel's longest message holds the addresses of as many."""
+
+TOKEN_VARIABLE = "SKIPPER_BW_TOKEN"
+
+LOOPBACK = "127.0.0.1"
+
+_EPILOG = f"""\
+With no HOST and without --local this is a server: it prints the command to type on the client, which then
+chooses everything else. Sizes are powers of two: 4K, 4800K, 64M, 1G. GB/s are decimal, Gb/s are bits.
+The token that both sides must hold comes from {TOKEN_VARIABLE}; a server without one makes one up.
+
+exit codes: 0 all is well; 1 the run could not be finished; 2 asked for something impossible, nothing was
+started; 3 --check found wrong data; 4 a bandwidth below --min-bw; 130 interrupted
+"""
+
+_PEER = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?")
+_MEM = re.compile(r"host|cuda(:[0-9]{1,3})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How the client measures. ``None``: chosen for each size, see `timing`."""
+
+    iterations: int | None
+    warmup: int | None
+    duration_s: float | None
+    check: bool
+    latency: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One command line, checked in itself. Whether this machine can do it is `feasible`'s to say.
+
+    Attributes:
+        role: ``server``, ``client`` or ``local``.
+        host: Server to reach, or address to listen on.
+        client_flags: The flags that a client repeats, as they were typed.
+    """
+
+    role: str
+    host: str
+    port: int
+    workload: Workload
+    sizes: tuple[int, ...]
+    measure: Measure
+    min_bw: float | None
+    json: str | None
+    csv: str | None
+    plot: str | None
+    net_devices: str | None
+    client_flags: tuple[str, ...]
+
+    def config(self) -> dict[str, Any]:
+        """What a report says about the run; no paths, no addresses."""
+        return {
+            "tool": "bandwidth",
+            "role": self.role,
+            "sizes": list(self.sizes),
+            **asdict(self.workload),
+            **asdict(self.measure),
+            "min_bw_gb_per_s": self.min_bw,
+            "net_devices": self.net_devices,
+        }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of exiting, so that every complaint takes the same way out."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def parse(argv: Sequence[str], *, prog: str) -> Options:
+    """Read the command line.
+
+    Raises:
+        UsageError: It contradicts itself, or names something unknown.
+        SystemExit: ``--help`` was asked for and printed.
+    """
+    given = _parser(prog).parse_args(list(argv))
+    role = "local" if given.local else "server" if given.peer is None else "client"
+    _require_consistent(given, role)
+    for path in (given.json, given.csv, given.plot):
+        check_writable(path)
+    if given.plot is not None:
+        check_can_plot()
+    host, port = _address(given)
+    sizes = _sizes(given)
+    workload = Workload(
+        op=given.op,
+        backend=given.backend,
+        mem=given.mem,
+        batch=given.batch,
+        largest=max(sizes),
+        bidirectional=given.bidirectional,
+        timeout_s=given.timeout,
+    )
+    return Options(
+        role=role,
+        host=host,
+        port=port,
+        workload=workload,
+        sizes=sizes,
+        measure=Measure(
+            iterations=given.iters,
+            warmup=given.warmup,
+            duration_s=given.duration,
+            check=given.check,
+            latency=given.latency,
+        ),
+        min_bw=given.min_bw,
+        json=given.json,
+        csv=given.csv,
+        plot=given.plot,
+        net_devices=given.net_devices,
+        client_flags=_client_flags(argv),
+    )
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=prog,
+        description="Bandwidth and latency of one-sided reads and writes, beside memcpy in the same run.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    ends = parser.add_argument_group("the two ends")
+    ends.add_argument("peer", nargs="?", metavar="HOST[:PORT]", help="be the client of the server there")
+    ends.add_argument("--local", action="store_true", help="start a server process too, and be its client")
+    ends.add_argument("--bind", metavar="ADDRESS", help=f"where a server listens (default: {LOOPBACK})")
+    ends.add_argument("-p", "--port", type=_whole(0), help=f"TCP port (default: {DEFAULT_PORT}; 0: any free)")
+    ends.add_argument(
+        "--net-devices", metavar="NAMES", help="network devices that UCX may use (default: loopback only)"
+    )
+    ends.add_argument(
+        "--timeout", type=_positive, default=60.0, metavar="S", help="deadline of one transfer (default: 60)"
+    )
+
+    work = parser.add_argument_group("what is transferred")
+    work.add_argument("-s", "--size", action="append", type=_size, help="bytes; repeat for several")
+    sweep = f"{format_size(SWEEP[0])} to {format_size(SWEEP[-1])}"
+    work.add_argument("-a", "--all", action="store_true", help=f"sizes from {sweep}, each four times the last")
+    work.add_argument("--op", choices=("read", "write"), default="read", help="as the client sees it")
+    work.add_argument("-b", "--bidirectional", action="store_true", help="both ends transfer at once")
+    work.add_argument("--backend", choices=("auto", "shm", "ucx", "verbs"), default="auto")
+    work.add_argument("--mem", type=_mem, default="host", metavar="host|cuda[:N]", help="at both ends")
+    work.add_argument("--batch", type=_whole(1, MAX_BATCH), default=1, metavar="N", help="buffers in one transfer")
+
+    how = parser.add_argument_group("how it is measured")
+    how.add_argument("-n", "--iters", type=_whole(1), metavar="N", help="timed transfers of each size")
+    how.add_argument("-w", "--warmup", type=_whole(0), metavar="N", help="untimed transfers before them")
+    how.add_argument("-D", "--duration", type=_positive, metavar="S", help="seconds for each size instead")
+    how.add_argument("--latency", action="store_true", help="report the time of a transfer, not the rate")
+    how.add_argument("--check", action="store_true", help="verify the data, and that a wrong byte is noticed")
+
+    out = parser.add_argument_group("what comes of it")
+    out.add_argument("--min-bw", type=_positive, metavar="GB/s", help="fail when a median lies below")
+    out.add_argument("-J", "--json", metavar="PATH", help="write the report; - for standard output, alone")
+    out.add_argument("--csv", metavar="PATH", help="write the rows")
+    out.add_argument("--plot", metavar="PATH.png", help="draw the rates over the sizes")
+    return parser
+
+
+def _require_consistent(given: argparse.Namespace, role: str) -> None:
+    if given.peer is not None and given.local:
+        raise UsageError("--local starts its own server; leave the host away, or --local")
+    if given.bind is not None and role != "server":
+        raise UsageError("--bind says where a server listens; it means nothing here")
+    if given.latency and (given.bidirectional or given.min_bw is not None):
+        raise UsageError("--latency times one transfer at a time; --bidirectional and --min-bw ask for rates")
+    if given.json == STDOUT and role == "server":
+        raise UsageError("a server measures nothing; ask its client for --json")
+
+
+def _address(given: argparse.Namespace) -> tuple[str, int]:
+    """Where the server is, or listens."""
+    host, port = (given.bind or LOOPBACK, None) if given.peer is None else _peer(given.peer)
+    if given.port is not None and port is not None and port != given.port:
+        raise UsageError(f"{given.peer} and --port {given.port} name two ports")
+    port = next(value for value in (port, given.port, DEFAULT_PORT) if value is not None)
+    if port > 65535:
+        raise UsageError(f"there is no port {port}")
+    return host, port
+
+
+def _sizes(given: argparse.Namespace) -> tuple[int, ...]:
+    if given.all and given.size:
+        raise UsageError("--all and --size exclude each other")
+    default = parse_size("4K") if given.latency else parse_size("64M")
+    return SWEEP if given.all else tuple(dict.fromkeys(given.size or [default]))
+
+
+def _peer(text: str) -> tuple[str, int | None]:
+    match = _PEER.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not HOST or HOST:PORT (an IPv6 address in brackets: [::1]:18515)")
+    return match["six"] or match["host"], None if match["port"] is None else int(match["port"])
+
+
+def _client_flags(argv: Sequence[str]) -> tuple[str, ...]:
+    """``argv`` without what concerns a server alone, for the command that it prints."""
+    kept: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
+        if flag in ("--bind", "--port", "--net-devices") or argument == "-p":
+            if not equals:
+                next(arguments, None)
+        elif not re.fullmatch(r"-p[0-9]+", argument):
+            kept.append(argument)
+    return tuple(kept)
+
+
+def _whole(least: int, most: int = 10**12) -> Any:
+    def whole(text: str) -> int:
+        value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        return value
+
+    return whole
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def _mem(text: str) -> str:
+    if not _MEM.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither host nor cuda nor cuda:N")
+    return text

@@ -1,0 +1,88 @@
+"""The server: waits for clients, one after another, and starts for each the process that serves it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+from benchmarks.bandwidth.channel import Channel, accept
+from benchmarks.errors import PeerError
+
+__all__ = ["listen", "local_server", "serve"]
+
+_CHILD = "benchmarks.bandwidth.child"
+_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 10.0
+_STDERR = 2
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open the listening socket.
+
+    Raises:
+        OSError: The address is not of this machine, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family)
+
+
+def serve(listener: socket.socket, token: bytes, *, net_devices: str | None, log: Callable[[str], None]) -> None:
+    """Serve one client after another until interrupted. No client can end it, whatever it does or sends.
+
+    Args:
+        listener: From `listen`.
+        token: What clients must prove to hold.
+        net_devices: Network devices that UCX may use here; ``None`` for the loopback.
+        log: Takes a line about each client.
+    """
+    while True:
+        try:
+            channel = accept(listener, token, timeout=_TIMEOUT_S)
+        except PeerError as error:
+            log(str(error))
+            continue
+        with channel, _server_process(channel.fileno(), channel.peer, net_devices) as child:
+            log(f"{channel.peer} begins")
+            channel.close()  # the child holds the connection now, and its end must be seen by the client
+            status = child.wait()
+            log(f"{channel.peer} is done" if status == 0 else f"{channel.peer} ended with status {status}")
+
+
+@contextlib.contextmanager
+def local_server(*, net_devices: str | None, timeout: float) -> Iterator[Channel]:
+    """Start a server for this process alone, and see to its end.
+
+    There is no port to find and no token to prove, since nobody else can hold the other end.
+
+    Args:
+        net_devices: As for `serve`.
+        timeout: Default deadline of the channel, in seconds.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs, _server_process(theirs.fileno(), "", net_devices) as child:
+        theirs.close()
+        with Channel(ours, peer=f"the server process {child.pid}", timeout=timeout) as channel:
+            yield channel
+
+
+@contextlib.contextmanager
+def _server_process(fileno: int, client: str, net_devices: str | None) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the process that owns the memory, give it the socket, and see to its end.
+
+    It ends with this process too, however this process ends: the socket closes, and the kernel kills it.
+    """
+    # A program of its own, not a fork: UCX does not survive one. Its words go to standard error, since
+    # standard output may be for JSON alone.
+    command = [sys.executable, "-m", _CHILD, str(fileno), str(os.getpid()), client, net_devices or ""]
+    child = subprocess.Popen(command, pass_fds=[fileno], stdin=subprocess.DEVNULL, stdout=_STDERR)
+    try:
+        yield child
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_STOP_TIMEOUT_S)
+    finally:
+        child.kill()  # no effect on one that has ended
+        child.wait()

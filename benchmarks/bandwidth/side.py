@@ -1,0 +1,198 @@
+"""One end of the benchmark: memory that the peer works on one-sidedly, and transfers of its own.
+
+Client and server are the same `Side`. The client drives its own by calls and the server's by requests
+(`far_side.FarSide` has the same methods), so reads, writes and both directions at once are one code.
+
+A size may stand for many buffers (``--batch``): they form one stream of ``batch * size`` bytes, in which
+byte ``i * size`` is the first of buffer ``i``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import dataplane
+from benchmarks.bandwidth import memory
+from benchmarks.bandwidth.memory import Memory, allocate
+from benchmarks.bandwidth.messages import Mismatch, Where, Workload
+
+__all__ = ["End", "Side", "configure", "footprint"]
+
+FIRST_TRANSFER = 4096
+"""Bytes of the very first transfer, whose time is the price of connecting."""
+
+
+class End(Protocol):
+    """What the proof of integrity needs from either end."""
+
+    def fill(self, where: Where, size: int, *, seed: int) -> None:
+        """Write the pattern of ``seed``."""
+
+    def verify(self, where: Where, size: int, *, seed: int) -> Mismatch | None:
+        """The first byte that is not of the pattern."""
+
+    def corrupt(self, where: Where, size: int, *, at: int) -> None:
+        """Flip one byte of the stream."""
+
+    def transfer(self, size: int, *, runs: int) -> int:
+        """Transfer ``runs`` times, and say how many ns that took together."""
+
+
+class Side:
+    """This process' end. Allocates when made; transfers once connected; gives all back in `close`."""
+
+    def __init__(self, workload: Workload, *, exposes: bool, transfers: bool) -> None:
+        """Allocate what ``workload`` needs, pages in place.
+
+        Args:
+            workload: What both ends agreed on.
+            exposes: The peer works on this end's memory: ``batch`` buffers of the largest size.
+            transfers: This end transfers: one run of memory from or to which all buffers go.
+        """
+        self._workload = workload
+        # What goes through shared memory must lie in it. Another backend gets plain memory, as a
+        # program that never heard of this library would hand it over.
+        shared = workload.backend in ("auto", "shm")
+        count = workload.batch if exposes else 0
+        self._exposed = [allocate(workload.mem, workload.largest, shared=shared) for _ in range(count)]
+        total = workload.largest * workload.batch
+        self._local: Memory | None = allocate(workload.mem, total) if transfers else None
+        self._buffers: list[dataplane.RDMABuffer] = []
+        self._remote: list[dataplane.RDMABuffer] = []
+        self._movers: dict[int, Callable[[], object]] = {}
+
+    def expose(self) -> tuple[list[bytes], float]:
+        """Register the exposed buffers.
+
+        Returns:
+            Their descriptors for the peer, and what registering cost in µs (including, the first time,
+            starting the backend).
+        """
+        begin_ns = time.perf_counter_ns()
+        views = [piece.part(0, piece.nbytes) for piece in self._exposed]
+        self._buffers = [dataplane.RDMABuffer(view) for view in views]
+        descriptors = [buffer.serialize() for buffer in self._buffers]
+        return descriptors, (time.perf_counter_ns() - begin_ns) / 1e3
+
+    def connect(self, descriptors: list[bytes]) -> float:
+        """Take the peer's buffers, and transfer a few bytes once.
+
+        Returns:
+            What that cost in µs: reading the descriptors, reaching the peer, mapping its memory.
+        """
+        begin_ns = time.perf_counter_ns()
+        self._remote = [dataplane.RDMABuffer.deserialize(descriptor) for descriptor in descriptors]
+        first = min(FIRST_TRANSFER, self._workload.largest)
+        self._one_buffer(self._remote[0].at(0, first), self.local.part(0, first))()
+        return (time.perf_counter_ns() - begin_ns) / 1e3
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend that transfers from here use."""
+        return self._remote[0].backend
+
+    @property
+    def addresses(self) -> list[int]:
+        """Where the exposed buffers lie, for memory of the host."""
+        return [piece.address for piece in self._exposed if piece.address is not None]
+
+    @property
+    def local(self) -> Memory:
+        """What this end transfers from or to, all buffers one after another."""
+        if self._local is None:
+            raise RuntimeError("this end was made without memory to transfer from")
+        return self._local
+
+    def mover(self, size: int) -> Callable[[], object]:
+        """A call that transfers ``batch`` buffers of ``size`` bytes once and returns when they are there."""
+        if size not in self._movers:
+            buffers = [buffer.at(0, size) for buffer in self._remote]
+            locals_ = [self.local.part(i * size, (i + 1) * size) for i in range(len(buffers))]
+            if len(buffers) == 1:
+                self._movers[size] = self._one_buffer(buffers[0], locals_[0])
+            else:
+                action = dataplane.RDMAAction()
+                for buffer, part in zip(buffers, locals_, strict=True):
+                    if self._workload.op == "read":
+                        action.read_remote(part, buffer)
+                    else:
+                        action.write_remote(buffer, part)
+                self._movers[size] = lambda: action.submit(timeout=self._workload.timeout_s).get()
+        return self._movers[size]
+
+    def _one_buffer(self, buffer: dataplane.RDMABuffer, part: object) -> Callable[[], object]:
+        timeout = self._workload.timeout_s
+        if self._workload.op == "read":
+            return lambda: buffer.read_into(part, timeout=timeout).get()
+        return lambda: buffer.write_from(part, timeout=timeout).get()
+
+    def fill(self, where: Where, size: int, *, seed: int) -> None:
+        """Write the pattern of ``seed`` into the stream."""
+        for piece, begin, offset in self._pieces(where, size):
+            memory.fill(piece, begin, begin + size, seed=seed, offset=offset)
+
+    def verify(self, where: Where, size: int, *, seed: int) -> Mismatch | None:
+        """Find the first byte of the stream that is not of the pattern of ``seed``."""
+        for piece, begin, offset in self._pieces(where, size):
+            mismatch = memory.first_mismatch(piece, begin, begin + size, seed=seed, offset=offset)
+            if mismatch is not None:
+                return mismatch
+        return None
+
+    def corrupt(self, where: Where, size: int, *, at: int) -> None:
+        """Flip the bits of byte ``at`` of the stream."""
+        for piece, begin, offset in self._pieces(where, size):
+            if offset <= at < offset + size:
+                place = begin + at - offset
+                piece.put(place, ~piece.peek(place, place + 1))
+                return
+        raise ValueError(f"there is no byte {at} in {self._workload.batch} x {size} bytes")
+
+    def transfer(self, size: int, *, runs: int) -> int:
+        """Transfer ``runs`` times, and say how many ns that took together."""
+        mover = self.mover(size)
+        begin_ns = time.perf_counter_ns()
+        for _ in range(runs):
+            mover()
+        return time.perf_counter_ns() - begin_ns
+
+    def close(self) -> None:
+        """Drop the buffers and let go of the memory; safe to repeat."""
+        self._movers.clear()
+        self._remote.clear()
+        for buffer in self._buffers:
+            buffer.drop()
+        self._buffers.clear()
+        self._exposed.clear()
+        self._local = None
+
+    def _pieces(self, where: Where, size: int) -> Iterator[tuple[Memory, int, int]]:
+        """Each buffer's memory, where it begins there, and its offset in the stream."""
+        if not 0 < size <= self._workload.largest:
+            raise ValueError(f"{size} bytes do not fit the {self._workload.largest} agreed on")
+        for index in range(self._workload.batch):
+            if where == "exposed":
+                yield self._exposed[index], 0, index * size
+            else:
+                yield self.local, index * size, index * size
+
+
+def configure(workload: Workload, net_devices: str | None) -> None:
+    """Tell the data plane of this process what the run is to use.
+
+    Args:
+        workload: Names the backend.
+        net_devices: Network devices that UCX may use; ``None`` for the loopback.
+    """
+    ucx = {} if net_devices is None else {"NET_DEVICES": net_devices}
+    dataplane.configure(backend=workload.backend, ucx=ucx)
+
+
+def footprint(workload: Workload, *, client: bool) -> int:
+    """Bytes of payload memory that one end allocates for ``workload``."""
+    total = workload.largest * workload.batch
+    if client:
+        return total * (3 if workload.bidirectional else 2)  # local, the yardstick's copy, exposed
+    return total * (2 if workload.bidirectional else 1)  # exposed, local

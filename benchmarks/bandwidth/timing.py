@@ -1,0 +1,140 @@
+"""The timed part of one size: transfers and yardsticks in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.bandwidth import ceiling
+from benchmarks.bandwidth.far_side import FarSide
+from benchmarks.bandwidth.memory import Memory
+from benchmarks.bandwidth.messages import Alive, tell
+from benchmarks.bandwidth.options import Measure
+from benchmarks.bandwidth.side import Side
+from benchmarks.statistics import Contestant, Samples, Schedule, interleave
+
+__all__ = ["MEMCPY", "TRANSFER", "Timed", "time_transfers"]
+
+TRANSFER, MEMCPY = "transfer", "memcpy"
+
+DEFAULT_BYTES = 8 << 30
+"""What all timed transfers of a size move, unless that makes fewer than 20 or more than 1000 of them."""
+
+BLOCK_BYTES = 16 << 20
+"""About what the transfers of one block move: little enough to change places often, and for small sizes
+enough to be long against the change."""
+
+_ALIVE_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What was timed for one size.
+
+    Attributes:
+        size: Bytes of one buffer.
+        transfers_per_run: Transfers that a sample of `TRANSFER` covers: 1, or, in both directions at
+            once, those of one burst and one direction.
+        bytes_per_run: What such a sample moved, both directions together.
+        bytes_per_copy: What one sample of every yardstick moved.
+        samples: Durations by contestant.
+    """
+
+    size: int
+    transfers_per_run: int
+    bytes_per_run: int
+    bytes_per_copy: int
+    samples: dict[str, Samples]
+
+    def nbytes(self, name: str) -> int:
+        """Bytes that a sample of this contestant moved."""
+        return self.bytes_per_run if name == TRANSFER else self.bytes_per_copy
+
+    def rates(self, name: str) -> list[float]:
+        """Bytes per ns, which is GB/s, of every kept sample."""
+        return [self.nbytes(name) / max(duration, 1) for duration in self.samples[name].kept_ns()]
+
+    def times_us(self, name: str) -> list[float]:
+        """µs per transfer, or per copy, of every kept sample."""
+        count = self.transfers_per_run if name == TRANSFER else 1
+        return [duration / 1e3 / count for duration in self.samples[name].kept_ns()]
+
+
+class Heartbeat:
+    """Tells the server, about once a second and never inside anything timed, that this side is at work."""
+
+    def __init__(self, far: FarSide) -> None:
+        self._far = far
+        self._last = time.monotonic()
+
+    def beat(self) -> None:
+        """Send a sign of life when the last is old enough."""
+        now = time.monotonic()
+        if now - self._last >= _ALIVE_EVERY_S:
+            tell(self._far.channel, Alive())
+            self._last = now
+
+
+def time_transfers(
+    near: Side,
+    far: FarSide,
+    size: int,
+    *,
+    measure: Measure,
+    scratch: Memory,
+    kernel_copy: Callable[[], object] | None,
+) -> Timed:
+    """Time transfers of ``size`` in turns with a memcpy of as many bytes.
+
+    Args:
+        near: This end, connected.
+        far: The other.
+        size: Bytes of each of the batch's buffers.
+        measure: How often.
+        scratch: Where the yardsticks copy to. The memcpy reads what the transfers use on this side, so
+            both touch equally warm memory, and leaves it as it is.
+        kernel_copy: A further yardstick, if there is one.
+    """
+    workload = far.workload
+    total = size * workload.batch
+    block = max(1, min(100, BLOCK_BYTES // total))
+    iterations = measure.iterations
+    if iterations is None and measure.duration_s is None:
+        iterations = max(20, min(1000, DEFAULT_BYTES // total))
+    warmup = max(2, block) if measure.warmup is None else measure.warmup
+    burst = 1
+    if workload.bidirectional:
+        # A signal starts the server's half, so a burst is long beside the signal; yet there are ten of them.
+        burst = block if iterations is None else max(1, min(block, iterations // 10))
+        block = 1
+        iterations = None if iterations is None else max(1, iterations // burst)
+    transfer = _both_ways(near, far, size, burst) if workload.bidirectional else near.mover(size)
+
+    contestants = [
+        Contestant(TRANSFER, transfer),
+        Contestant(MEMCPY, scratch.copier(near.local, total)),
+    ]
+    if kernel_copy is not None:
+        contestants.append(Contestant(ceiling.NAME, kernel_copy))
+    schedule = Schedule(iterations=iterations, duration_s=measure.duration_s, block=block, warmup=warmup)
+    samples = interleave(contestants, schedule, after_round=Heartbeat(far).beat)
+    both = 2 if workload.bidirectional else 1
+    return Timed(
+        size=size,
+        transfers_per_run=burst,
+        bytes_per_run=both * burst * total,
+        bytes_per_copy=total,
+        samples=samples,
+    )
+
+
+def _both_ways(near: Side, far: FarSide, size: int, burst: int) -> Callable[[], object]:
+    """A call in which both ends transfer at once; it returns when both have finished."""
+
+    def run() -> None:
+        far.start_transfer(size, runs=burst)
+        near.transfer(size, runs=burst)
+        far.finish_transfer(runs=burst)
+
+    return run

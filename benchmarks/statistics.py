@@ -1,0 +1,223 @@
+"""How every benchmark here measures: warm, interleaved, and by order statistics.
+
+A figure of a shared machine says little; the ratio of two figures says much, provided that both met
+the same weather. So the things to be compared take turns within one run (`interleave`), each is warmed
+first, and what is reported is a percentile that was really observed (nearest rank), never a mean that a
+single interruption can move.
+
+Pure: no I/O, no threads, no third-party imports. Durations are whole nanoseconds throughout.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+__all__ = ["Contestant", "Samples", "Schedule", "Summary", "interleave", "percentile", "summarize"]
+
+Clock = Callable[[], int]
+
+
+def percentile(ordered: Sequence[float], rank: float) -> float:
+    """The nearest-rank percentile: the smallest sample that at least ``rank`` percent do not exceed.
+
+    Args:
+        ordered: Samples in ascending order, at least one.
+        rank: 0 < rank <= 100. ``99.9`` means exactly that; binary rounding does not shift the rank.
+
+    Returns:
+        One of the samples. With fewer than ``100 / (100 - rank)`` of them it is the largest.
+
+    Raises:
+        ValueError: No samples, or ``rank`` out of range.
+    """
+    if not ordered:
+        raise ValueError("a percentile of no samples is undefined")
+    if not 0 < rank <= 100:
+        raise ValueError(f"a percentile's rank lies in (0, 100], not at {rank}")
+    # str() gives the shortest decimal that means this float, so 99.9 becomes 999/1000 and not a hair more,
+    # which would push an exact rank (the 999th of 1000) up by one.
+    return ordered[math.ceil(Fraction(str(rank)) * len(ordered) / 100) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Order statistics of one set of samples, in their own unit; ``p50`` is the median."""
+
+    n: int
+    min: float
+    p50: float
+    p99: float
+    p99_9: float
+    max: float
+
+
+def summarize(samples: Sequence[float]) -> Summary:
+    """Summarize samples given in any order.
+
+    Raises:
+        ValueError: No samples.
+    """
+    ordered = sorted(samples)
+    if not ordered:
+        raise ValueError("no samples to summarize")
+    return Summary(
+        n=len(ordered),
+        min=ordered[0],
+        p50=percentile(ordered, 50),
+        p99=percentile(ordered, 99),
+        p99_9=percentile(ordered, 99.9),
+        max=ordered[-1],
+    )
+
+
+class Samples:
+    """Durations in nanoseconds, in bounded memory however long the run.
+
+    Count, sum and extremes are exact. Percentiles come from every sample until ``limit`` of them are
+    kept, then from every second, every fourth, ...: evenly spaced over the run, so slow drift stays in.
+    """
+
+    __slots__ = ("_kept", "_limit", "_stride", "count", "max_ns", "min_ns", "total_ns")
+
+    def __init__(self, *, limit: int = 1 << 18) -> None:
+        if limit < 2:
+            raise ValueError(f"percentiles need room for at least 2 samples, not {limit}")
+        self._kept = array("q")
+        self._limit = limit
+        self._stride = 1
+        self.count = 0
+        self.total_ns = 0
+        self.min_ns = 0
+        self.max_ns = 0
+
+    def extend(self, durations_ns: Sequence[int]) -> None:
+        """Add durations in the order in which they were taken."""
+        if not durations_ns:
+            return
+        self.min_ns = min(min(durations_ns), self.min_ns if self.count else durations_ns[0])
+        self.max_ns = max(max(durations_ns), self.max_ns)
+        self.total_ns += sum(durations_ns)
+        self._kept.extend(durations_ns[-self.count % self._stride :: self._stride])
+        self.count += len(durations_ns)
+        while len(self._kept) > self._limit:
+            del self._kept[1::2]
+            self._stride *= 2
+
+    def kept_ns(self) -> list[int]:
+        """The samples that percentiles are taken from, in the order in which they were taken."""
+        return list(self._kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One of the things that take turns: a name, and a call that does it once, to its end."""
+
+    name: str
+    run: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How often each contestant runs.
+
+    Attributes:
+        iterations: Timed runs of each contestant; ``None`` leaves it to ``duration_s``.
+        duration_s: Go on in whole rounds until this much time has passed; ``None`` leaves it to
+            ``iterations``. With both, whichever comes first ends the measurement.
+        block: Timed runs of one contestant in a row before the next has its turn. A block of more than
+            one begins with one run that is not timed: it brings the contestant's own memory back into
+            the caches, where the others have just been. Choose 1 for what no cache can hold.
+        warmup: Runs of each contestant before the first timed one.
+    """
+
+    iterations: int | None = None
+    duration_s: float | None = None
+    block: int = 1
+    warmup: int = 1
+
+    def __post_init__(self) -> None:
+        if self.iterations is None and self.duration_s is None:
+            raise ValueError("a schedule needs iterations or a duration, or it would never end")
+        if self.iterations is not None and self.iterations < 1:
+            raise ValueError(f"at least one iteration is needed, not {self.iterations}")
+        if self.duration_s is not None and not self.duration_s > 0:
+            raise ValueError(f"the duration must be positive, not {self.duration_s}")
+        if self.block < 1:
+            raise ValueError(f"a block has at least one run, not {self.block}")
+        if self.warmup < 0:
+            raise ValueError(f"there cannot be {self.warmup} warm-up runs")
+
+
+def interleave(
+    contestants: Sequence[Contestant],
+    schedule: Schedule,
+    *,
+    clock: Clock = time.perf_counter_ns,
+    after_round: Callable[[], None] | None = None,
+) -> dict[str, Samples]:
+    """Run the contestants in turns, and time each run.
+
+    A round gives every contestant one block; who begins rotates from round to round, so that nobody
+    always follows the same neighbour. All contestants get the same number of timed runs.
+
+    Args:
+        contestants: At least one, with names that differ.
+        schedule: How often each runs.
+        clock: Monotonic time in ns; tests pass their own.
+        after_round: Called between rounds, outside anything timed, and after the warm-up.
+
+    Returns:
+        The timed samples of each contestant, by name.
+
+    Raises:
+        ValueError: No contestants, or two of one name. What a contestant raises passes through.
+    """
+    samples = {contestant.name: Samples() for contestant in contestants}
+    if not contestants or len(samples) != len(contestants):
+        raise ValueError("interleaving needs contestants, each with a name of its own")
+    for contestant in contestants:
+        for _ in range(schedule.warmup):
+            contestant.run()
+    if after_round is not None:
+        after_round()
+
+    begin_ns = clock()
+    done = 0
+    turn = 0
+    while not _finished(schedule, done, clock() - begin_ns):
+        left = schedule.block if schedule.iterations is None else schedule.iterations - done
+        runs = min(schedule.block, left)
+        for position in range(len(contestants)):
+            contestant = contestants[(turn + position) % len(contestants)]
+            block = _time_block(contestant, runs, lead_in=schedule.block > 1, clock=clock)
+            samples[contestant.name].extend(block)
+        done += runs
+        turn += 1
+        if after_round is not None:
+            after_round()
+    return samples
+
+
+def _finished(schedule: Schedule, done: int, elapsed_ns: int) -> bool:
+    if done == 0:
+        return False
+    if schedule.iterations is not None and done >= schedule.iterations:
+        return True
+    return schedule.duration_s is not None and elapsed_ns >= schedule.duration_s * 1e9
+
+
+def _time_block(contestant: Contestant, runs: int, *, lead_in: bool, clock: Clock) -> list[int]:
+    run = contestant.run
+    durations: list[int] = []
+    if lead_in:
+        run()
+    for _ in range(runs):
+        begin_ns = clock()
+        run()
+        durations.append(clock() - begin_ns)
+    return durations

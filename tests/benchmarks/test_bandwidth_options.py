@@ -1,0 +1,90 @@
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bandwidth.options import DEFAULT_PORT, Options, parse
+from benchmarks.errors import UsageError
+from benchmarks.sizes import SWEEP
+
+
+def options(*argv: str) -> Options:
+    return parse(argv, prog="skipper bw")
+
+
+def test_no_argument_starts_a_server_on_the_loopback() -> None:
+    given = options()
+    assert (given.role, given.host, given.port) == ("server", "127.0.0.1", DEFAULT_PORT)
+
+
+@pytest.mark.parametrize(
+    ("argv", "host", "port"),
+    [
+        (["node7"], "node7", DEFAULT_PORT),
+        (["node7:99"], "node7", 99),
+        (["node7", "-p", "99"], "node7", 99),
+        (["[::1]:99"], "::1", 99),
+        (["[fe80::1]"], "fe80::1", DEFAULT_PORT),
+    ],
+)
+def test_a_host_makes_a_client(argv: list[str], host: str, port: int) -> None:
+    given = options(*argv)
+    assert (given.role, given.host, given.port) == ("client", host, port)
+
+
+def test_sizes_repeat_in_the_order_given_and_once() -> None:
+    assert options("--local", "-s", "1M", "-s", "4K", "-s", "1024K").sizes == (1 << 20, 4096)
+    assert options("--local", "-a").sizes == SWEEP
+    assert options("--local").sizes == (64 << 20,)
+    assert options("--local", "--latency").sizes == (4096,)
+
+
+def test_the_workload_says_what_both_sides_prepare_for() -> None:
+    given = options("--local", "-s", "4K", "-s", "1M", "--op", "write", "-b", "--batch", "3", "--timeout", "5")
+    assert given.workload.largest == 1 << 20
+    assert (given.workload.op, given.workload.batch) == ("write", 3)
+    assert (given.workload.bidirectional, given.workload.timeout_s) == (True, 5.0)
+
+
+def test_the_printed_client_command_repeats_what_concerns_the_client() -> None:
+    argv = ["--bind", "0.0.0.0", "-s", "1M", "-p", "7", "--check", "--port=8", "-p9", "--net-devices", "eth0"]
+    assert options(*argv[:7]).client_flags == ("-s", "1M", "--check")
+    assert options(*argv[2:4], *argv[7:]).client_flags == ("-s", "1M")
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--local", "node7"], "--local"),
+        (["a:b:c"], "HOST:PORT"),
+        (["node7:70000"], "port"),
+        (["node7:1", "-p", "2"], "two ports"),
+        (["node7", "--bind", "0.0.0.0"], "--bind"),
+        (["--local", "-s", "4KB"], "not a size"),
+        (["--local", "-a", "-s", "4K"], "exclude"),
+        (["--local", "-n", "0"], "whole number"),
+        (["--local", "-n", "1.5"], "whole number"),
+        (["--local", "-w", "-1"], "expected one argument|whole number"),
+        (["--local", "-D", "0"], "positive"),
+        (["--local", "-D", "nan"], "positive"),
+        (["--local", "--min-bw", "lots"], "positive"),
+        (["--local", "--batch", "0"], "whole number"),
+        (["--local", "--batch", "100001"], "from 1 to 100000"),
+        (["--local", "--op", "copy"], "--op"),
+        (["--local", "--backend", "carrier-pigeon"], "--backend"),
+        (["--local", "--mem", "cuda:x"], "host nor cuda"),
+        (["--local", "--latency", "-b"], "--latency"),
+        (["--local", "--latency", "--min-bw", "1"], "--latency"),
+        (["--json", "-"], "measures nothing"),
+        (["--local", "--json", "no/such/folder/x.json"], "no folder"),
+        (["--local", "--bogus"], "--bogus"),
+    ],
+)
+def test_contradictions_are_refused_in_words(argv: list[str], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        options(*argv)
+
+
+def test_the_config_of_a_report_holds_no_path_and_no_address(tmp_path: Path) -> None:
+    given = options("10.1.2.3:4", "--json", str(tmp_path / "x.json"))
+    assert str(tmp_path) not in str(given.config())
+    assert "10.1.2.3" not in str(given.config())
