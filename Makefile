@@ -3,15 +3,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-SOURCES := $(shell find dataplane -name '*.pyx' -o -name '*.pxd') setup.py pyproject.toml constraints.txt
+SOURCES := $(shell find dataplane -name '*.pyx' -o -name '*.pxd' -o -name '*.h') setup.py pyproject.toml constraints.txt
 TESTS  ?= tests
 ARGS   ?=
 
-.PHONY: help setup demo test check format bench bench-smoke proto clean
+.PHONY: help setup demo test test-verbs check format bench bench-smoke proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
 	@echo "make test     run the tests           (TESTS=tests/control ARGS='-x' to choose)"
+	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in a guest kernel"
 	@echo "make check    linters, types, import contracts, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
 	@echo "make proto    regenerate the protobuf code"
@@ -22,6 +23,9 @@ setup: $(STAMP)
 $(STAMP): $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Skipper needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@command -v "$${CC:-gcc}" >/dev/null || \
+	  { echo "Skipper's dataplane is compiled, and there is no C compiler: apt-get install gcc libc6-dev python3-dev" >&2; \
+	    exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "The venv module is missing: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -32,6 +36,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+# The guest is a throw-away kernel with Soft-RoCE; it is built (minutes) where no cache has it. See tests/rdma_guest.
+test-verbs: $(STAMP)
+	tests/rdma_guest/guest run --two-hosts --timeout 900 \
+	  $(BIN)/python -m pytest -m verbs tests/conformance tests/rdma_guest $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

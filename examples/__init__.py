@@ -1,0 +1,1 @@
+"""Programs that show Skipper at work; each is run as ``python -m examples.NAME``."""

@@ -1,0 +1,66 @@
+"""A ``torch.distributed`` process group across the actors of one mesh.
+
+FSDP2 and tensor parallelism inside a mesh need one. Each mesh has its own: trainers and generators
+never meet in a collective, so that neither waits for the other.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from control import Actor, context, endpoint
+
+LOOPBACK = "127.0.0.1"
+
+ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+"""For ``spawn_procs(env=...)``: gloo talks over loopback only, and no process takes more than one core."""
+
+
+def _store(port: int, size: int, timeout_s: float, **options: bool) -> Any:
+    timeout = timedelta(seconds=timeout_s)
+    return dist.TCPStore(LOOPBACK, port, size, timeout=timeout, **options)  # type: ignore[attr-defined]
+
+
+class GroupMember(Actor):
+    """Base of the actors that compute together; one of them is one rank of the group."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        point = context().actor_instance.rank
+        self.rank: int = point.rank
+        self.size: int = point.size
+        self._rendezvous: Any = None
+
+    @endpoint
+    async def open_rendezvous(self, timeout_s: float) -> int:
+        """On the first rank: start the store through which the ranks find one another; its port."""
+        # Port 0: the system picks a free one. The other ranks come later, so do not wait for them here.
+        self._rendezvous = _store(0, self.size, timeout_s, is_master=True, wait_for_workers=False)
+        return int(self._rendezvous.port)
+
+    @endpoint
+    async def join(self, port: int, timeout_s: float) -> None:
+        """Join the group; every rank must. ``timeout_s`` bounds each collective from now on."""
+        store = self._rendezvous or _store(port, self.size, timeout_s)
+        timeout = timedelta(seconds=timeout_s)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=timeout)
+
+    def device_mesh(self, *shape: int) -> DeviceMesh:
+        """A device mesh over the group, one axis with all ranks where no ``shape`` is given."""
+        return init_device_mesh("cpu", shape or (self.size,))
+
+
+async def connect(members: Any, *, timeout_s: float) -> None:
+    """Make the actors of ``members``, a mesh of `GroupMember` with the axis ``gpus``, one process group.
+
+    Raises:
+        ActorError: A rank could not join within ``timeout_s``.
+        SupervisionError: One of them died.
+    """
+    port = await members.slice(gpus=0).open_rendezvous.call_one(timeout_s)
+    await members.join.call(port, timeout_s)

@@ -1,0 +1,82 @@
+"""The actor that answers: one rank of a tensor-parallel group that samples with the newest weights."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import torchstore as ts
+from control import endpoint
+from examples.process_group import GroupMember
+from examples.rl.model import Transformer
+from examples.rl.policy import sample
+from examples.rl.settings import WEIGHTS, Settings
+from examples.rl.task import Rollout, make_prompts
+from examples.verify import mismatched_names
+
+
+def tensor_parallel_plan(layers: int) -> dict[str, ParallelStyle]:
+    """Which way each linear layer is cut; all other parameters stay whole in every process."""
+    plan: dict[str, ParallelStyle] = {"head": ColwiseParallel(output_layouts=Replicate())}
+    for layer in range(layers):
+        block = f"blocks.{layer}"
+        plan |= {f"{block}.attention.{name}": ColwiseParallel() for name in ("query", "key", "value")}
+        plan |= {f"{block}.attention.output": RowwiseParallel()}
+        plan |= {f"{block}.up": ColwiseParallel(), f"{block}.down": RowwiseParallel()}
+    return plan
+
+
+class Generator(GroupMember):
+    """Holds a slice of the heads and of the MLP, in another layout than any trainer's."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.version = -1
+
+    @endpoint
+    async def build(self) -> None:
+        """Make the policy, after `join`."""
+        policy = Transformer(self.settings.model).requires_grad_(False)
+        parallelize_module(policy, self.device_mesh(), tensor_parallel_plan(self.settings.model.layers))
+        self.policy = policy
+        self.weights = policy.state_dict()
+
+    @endpoint
+    async def pull(self, version: int) -> ts.SyncRecord:
+        """Read ``version`` straight from the trainers' memory into this policy's own; what it took."""
+        await ts.get_state_dict(WEIGHTS, self.weights, version=version, timeout=self.settings.timeout_s)
+        self.version = version
+        record = ts.last_sync()
+        if record is None:
+            raise RuntimeError("the store kept no record of the transfer")
+        return record
+
+    @endpoint
+    async def generate(self, batch: int) -> Rollout | None:
+        """Answer the prompts of ``batch`` with the last pulled weights; ``None`` but on the first rank."""
+        settings = self.settings
+        chance = torch.Generator().manual_seed(settings.seed * 1_000_003 + batch)
+        rollout = sample(
+            self.policy,
+            make_prompts(settings.prompts, settings.digits, chance),
+            version=self.version,
+            group=settings.group,
+            layers=settings.model.layers,
+            generator=chance,
+            agree=lambda tokens: dist.broadcast(tokens, src=0),
+        )
+        return rollout if self.rank == 0 else None
+
+    @endpoint
+    async def check(self, whole: dict[str, Tensor]) -> list[str]:
+        """Names of the parameters whose part here is not, bit for bit, that part of ``whole``."""
+        return mismatched_names(self.weights, whole)

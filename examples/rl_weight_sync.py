@@ -1,0 +1,131 @@
+"""Asynchronous reinforcement learning whose weights travel from trainer memory to generator memory.
+
+Two meshes of processes learn to reverse eight digits, from nothing but a program that checks answers:
+trainers (FSDP2) compute version v + 1 while generators (tensor parallel) sample with version v. After each
+step the generators read the new weights, differently sharded, straight from the trainers' memory.
+
+    python -m examples.rl_weight_sync                     # about a minute; a table and rl_weight_sync.png
+    python -m examples.rl_weight_sync --steps 3 --verify --json -
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+# So that `python examples/rl_weight_sync.py` works as well as `python -m examples.rl_weight_sync`.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torchstore as ts
+from benchmarks.errors import UsageError
+from benchmarks.output import STDOUT, check_writable, console, write_json
+from control import ControlError, shutdown
+from dataplane.errors import DataplaneError
+from examples.faults import FirstFault
+from examples.rl.loop import History, Loop
+from examples.rl.outcome import Outcome
+from examples.rl.progress import StepLine
+from examples.rl.settings import Settings
+from examples.yardstick import time_memcpy
+from torchstore.errors import StoreError
+
+STEPS = 60
+GOAL = 0.9
+"""The mean reward that a run of the usual length must reach."""
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; exits with status 2 on one that makes no sense."""
+    summary, _, _ = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(prog="python -m examples.rl_weight_sync", description=summary)
+    parser.add_argument("--steps", type=int, metavar="N", help=f"training steps (default: {STEPS})")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of prompts and weights (default: 0)")
+    parser.add_argument("--trainers", type=int, default=2, metavar="N", help="trainer processes (default: 2)")
+    parser.add_argument(
+        "--generators", type=int, default=2, metavar="N", choices=(1, 2, 4), help="1, 2 or 4 (default: 2)"
+    )
+    parser.add_argument(
+        "--min-reward",
+        type=float,
+        metavar="R",
+        help=f"fail when the last mean reward is lower (default: {GOAL}, or none when --steps is given)",
+    )
+    parser.add_argument("--verify", action="store_true", help="compare all received weights bit for bit")
+    parser.add_argument("--json", metavar="PATH", help="write the figures there; - prints them alone on stdout")
+    parser.add_argument(
+        "--png", metavar="PATH", default="rl_weight_sync.png", help="the picture (default: %(default)s)"
+    )
+    options = parser.parse_args(argv)
+    if options.min_reward is None:
+        options.min_reward = GOAL if options.steps is None else 0.0
+    options.steps = STEPS if options.steps is None else options.steps
+    if options.steps < 1:
+        parser.error("--steps must be at least 1")
+    if not 0 <= options.seed < 2**31:
+        parser.error("--seed must be between 0 and 2147483647")
+    most = Settings(options.seed).prompts
+    if not 1 <= options.trainers <= most:
+        parser.error(f"--trainers must be between 1 and {most}: each of them needs a prompt to learn from")
+    try:
+        check_writable(options.json)
+        check_writable(options.png)
+    except UsageError as error:
+        parser.error(str(error))
+    return options
+
+
+async def run(options: argparse.Namespace, settings: Settings, line: StepLine) -> History:
+    """Start both meshes, turn the loop, stop everything."""
+    loop = Loop(
+        settings,
+        trainers=options.trainers,
+        generators=options.generators,
+        verify=options.verify,
+        on_step=line.update,
+    )
+    history = await loop.run(options.steps)
+    await ts.shutdown()
+    return history
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the example; 0 when it did what it says."""
+    options = parse(argv)
+    settings = Settings(seed=options.seed)
+    people = console(json_on_stdout=options.json == STDOUT)
+    faults = FirstFault()
+    try:
+        with StepLine(people, options.steps) as line:
+            history = asyncio.run(faults.guard(run(options, settings, line)))
+    except (ControlError, StoreError, DataplaneError, TimeoutError) as error:
+        people.print(f"[bold red]failed[/]: {faults.explain(error)}", soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        people.print("interrupted")
+        return 130
+    finally:
+        shutdown()
+    outcome = Outcome(history, time_memcpy(history.nbytes))
+    people.print(outcome.table())
+    outcome.draw(options.png)
+    people.print(f"curves: {options.png}")
+    errors = []
+    if history.mismatched:
+        errors.append(f"{history.mismatched} tensors arrived wrong")
+    if history.final_reward < options.min_reward:
+        errors.append(f"the last mean reward is {history.final_reward:.3f}, below {options.min_reward}")
+    for sentence in errors:
+        people.print(f"[bold red]failed[/]: {sentence}")
+    if options.json is not None:
+        chosen = ("steps", "trainers", "generators", "min_reward", "verify")
+        config = {name: getattr(options, name) for name in chosen} | asdict(settings)
+        write_json(outcome.report(sys.argv[1:] if argv is None else argv, config, errors), options.json)
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Every code block of the README and of docs/ does what the page says: it runs."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:|#)(?P<target>[^)#]+)")
+COVERED_ELSEWHERE = {"make test": "this very run", "make demo": "test_demo_reaches_its_reward_and_leaves_its_report"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One runnable piece of a page."""
+
+    page: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def _scripts(page: Path) -> list[Block]:
+    """The page's python blocks; one marked `continued` runs after those before it, as one script."""
+    found: list[Block] = []
+    text = page.read_text()
+    for fence in FENCE.finditer(text):
+        info = fence["info"].split()
+        if not info or info[0] != "python":
+            continue
+        line = text.count("\n", 0, fence.start()) + 1
+        body = fence["body"]
+        if "continued" in info[1:]:
+            body = found[-1].text + "\n" + body
+        found.append(Block(str(page.relative_to(ROOT)), line, body))
+    return found
+
+
+def _commands(page: Path) -> list[Block]:
+    """The lines that a `console` block tells the reader to type."""
+    found: list[Block] = []
+    text = page.read_text()
+    for fence in FENCE.finditer(text):
+        if fence["info"].split()[:1] != ["console"]:
+            continue
+        line = text.count("\n", 0, fence.start()) + 1
+        for number, typed in enumerate(fence["body"].splitlines(), line + 1):
+            command = typed.removeprefix("$ ").split("  #")[0].strip()
+            if typed.startswith("$ ") and "# not run here" not in typed and command not in COVERED_ELSEWHERE:
+                found.append(Block(str(page.relative_to(ROOT)), number, command))
+    return found
+
+
+def _environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+
+
+@pytest.mark.parametrize("block", [b for page in PAGES for b in _scripts(page)], ids=str)
+def test_python_block_runs(block: Block, tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(block.text)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("command", [c for page in PAGES for c in _commands(page)], ids=str)
+def test_command_runs_as_printed(command: Block, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-ec", command.text], cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, f"{command}: {command.text}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text())
+    broken = [m["target"] for m in LINK.finditer(text) if not (page.parent / m["target"]).exists()]
+    assert broken == []
+
+
+def test_the_readme_has_blocks_to_run() -> None:
+    readme = ROOT / "README.md"
+    assert _scripts(readme)
+    assert _commands(readme)
+
+
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    shown = _scripts(ROOT / "README.md")[0].text
+    assert shown == (ROOT / "examples" / "hello_mesh.py").read_text()

@@ -1,0 +1,117 @@
+"""The main job as a user runs it: short, verified, below its goal, and with processes killed under it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.example_process import ExampleProcess, run, running, wait_until
+
+RL = ("-m", "examples.rl_weight_sync")
+START_S = 60.0
+ENDS_WITHIN_S = 10.0
+"""From a kill to the script's own end, on a machine whose two cores all processes share."""
+
+
+def files_in_shm() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def test_three_verified_steps_print_nothing_but_json_on_stdout(tmp_path: Path) -> None:
+    before = files_in_shm()
+    picture = tmp_path / "curves.png"
+    example = run(*RL, "--steps", "3", "--verify", "--json", "-", "--png", str(picture))
+    assert example.process.returncode == 0, example.stderr
+    report = json.loads(example.stdout)
+    rows = {row["name"]: row for row in report["results"]}
+    assert {"reward_first", "reward_last", "sync_s", "sync_gb_per_s"} <= rows.keys()
+    assert report["mismatched_tensors"] == 0
+    # Two generators compare each of the 41 tensors after the first sync and after each of three steps.
+    assert report["compared_tensors"] == 2 * 41 * 4
+    assert report["errors"] == []
+    assert report["config"]["steps"] == 3
+    assert 0.0 <= rows["reward_first"]["value"] < 0.3
+    assert rows["sync_s"]["n"] == 3
+    assert rows["sync_s"]["nbytes"] > 9_000_000
+    assert rows["sync_s"]["reference"]["name"] == "memcpy"
+    assert rows["staleness"]["max"] == 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "ratio to memcpy" in example.stderr
+    assert "Warning" not in example.stderr
+    assert files_in_shm() <= before
+
+
+def test_other_mesh_sizes_sync_as_exactly_and_a_reward_below_the_goal_is_a_failure(tmp_path: Path) -> None:
+    where = tmp_path / "report.json"
+    sizes = ("--trainers", "3", "--generators", "1")
+    goal = ("--steps", "1", "--min-reward", "0.99")
+    example = run(*RL, *sizes, *goal, "--verify", "--json", str(where), "--png", str(tmp_path / "curves.png"))
+    assert example.process.returncode == 1, example.stderr
+    report = json.loads(where.read_text())
+    assert report["mismatched_tensors"] == 0
+    assert report["compared_tensors"] == 41 * 2
+    (error,) = report["errors"]
+    assert "below 0.99" in error
+    assert error in example.stdout
+    assert "ratio to memcpy" in example.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--steps", "0"), ("--trainers", "0"), ("--generators", "3"), ("--json", "no/such/folder/report.json")],
+)
+def test_a_senseless_command_line_is_refused_before_anything_starts(arguments: tuple[str, ...]) -> None:
+    example = run(*RL, *arguments)
+    assert example.process.returncode == 2
+    assert "error:" in example.stderr
+
+
+def long_run(folder: Path) -> tuple[str, ...]:
+    return (*RL, "--steps", "10000", "--png", str(folder / "curves.png"))
+
+
+def members(example: ExampleProcess, role: str) -> list[int]:
+    """The processes of a mesh, which bear its name."""
+    return sorted(pid for pid, command in example.family().items() if f" {role}{{" in command)
+
+
+def wait_for(example: ExampleProcess, condition: Callable[[], object]) -> None:
+    wait_until(condition, START_S, lambda: f"not in {START_S} s:\n{example.stdout}\n{example.stderr}")
+    assert example.process.poll() is None, example.stderr
+
+
+@pytest.mark.parametrize("role", ["trainers", "generators"])
+def test_a_member_killed_in_the_loop_ends_the_run_and_is_named_first(role: str, tmp_path: Path) -> None:
+    with running(*long_run(tmp_path)) as example:
+        wait_for(example, lambda: "step 1/" in example.stdout)
+        os.kill(members(example, role)[1], signal.SIGKILL)
+        assert example.wait(ENDS_WITHIN_S) == 1
+        assert f"SupervisionError: actor {role}{{'gpus': 1}} died" in example.stdout
+        assert "SIGKILL" in example.stdout
+        assert "Traceback" not in example.stdout + example.stderr
+        example.assert_nobody_left()
+
+
+@pytest.mark.parametrize("victim", ["trainers", "generators", "script"])
+def test_a_kill_at_any_moment_leaves_nobody_and_no_file(victim: str, tmp_path: Path) -> None:
+    chance = random.Random()
+    after = chance.uniform(0.0, 8.0)
+    before = files_in_shm()
+    with running(*long_run(tmp_path)) as example:
+        # From the birth of the processes, through their imports and the first sync, into the loop.
+        wait_for(example, lambda: members(example, "trainers") and members(example, "generators"))
+        with pytest.raises(subprocess.TimeoutExpired):
+            example.process.wait(after)
+        pid = example.process.pid if victim == "script" else chance.choice(members(example, victim))
+        os.kill(pid, signal.SIGKILL)
+        code = example.wait(ENDS_WITHIN_S)
+        assert code == (-signal.SIGKILL if victim == "script" else 1), f"killed {victim} after {after} s"
+        example.assert_nobody_left()
+    assert files_in_shm() <= before
