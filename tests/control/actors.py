@@ -65,6 +65,7 @@ class Echo(Actor):
     @endpoint
     def freeze(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)  # the stop may take a moment: no answer before it
 
 
 class Recorder(Actor):
