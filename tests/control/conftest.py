@@ -61,8 +61,9 @@ def failures(root_failures: Failures) -> Failures:
 
 @pytest.fixture(scope="module", autouse=True)
 def leave_nothing_behind() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))  # of other suites in the same run
     yield
-    children = psutil.Process().children(recursive=True)
+    children = set(psutil.Process().children(recursive=True)) - before
     control.shutdown()
     for child in children:
         wait_until(lambda child=child: not alive(child.pid), f"{child} ends")
