@@ -198,7 +198,7 @@ class Fetcher:
             with cost.spent_on("transfer"):
                 await self._check_seals(key, opened, plan, timeout)
                 if plan.transfers:
-                    await execute(plan.action, plan.nbytes, timeout)
+                    await execute(plan.action, plan.nbytes, timeout, fresh=not cost.hit)
                 await self._check_seals(key, opened, plan, timeout)
         except DataplaneError as error:
             self._plans.forget(key)

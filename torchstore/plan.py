@@ -10,6 +10,7 @@ A plan depends on the layouts of both sides, the dtypes and the addresses. Bindi
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -160,8 +161,17 @@ def compile_write(arena: RDMABuffer, manifest: Manifest, tensors: Mapping[str, L
     return action
 
 
-async def execute(action: RDMAAction, nbytes: int, timeout: float) -> None:
-    """Run an action: a small one right here, a large one without holding up the event loop."""
+async def execute(action: RDMAAction, nbytes: int, timeout: float, *, fresh: bool = False) -> None:
+    """Run an action: a small one right here, a large one without holding up the event loop.
+
+    Args:
+        action: What to run.
+        nbytes: How much it moves.
+        timeout: In seconds.
+        fresh: It runs for the first time: peers' memory has to be mapped first, which takes its time.
+    """
+    if fresh and nbytes > _AT_ONCE_BYTES:
+        await asyncio.to_thread(lambda: action.segments)
     operation = action.submit(timeout=timeout)
     if nbytes <= _AT_ONCE_BYTES:
         with suppress(TransferTimeoutError):  # not done at once: a slow link, so wait like for a large one

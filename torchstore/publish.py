@@ -155,6 +155,7 @@ class Publisher:
 
     async def _write(self, arena: Arena, packed: Packed, cost: Cost, timeout: float) -> None:
         write = arena.write if packed.mark and arena.mark == packed.mark else None
+        fresh = write is None
         if write is None:
             cost.hit = False
             with cost.spent_on("compile"):
@@ -163,7 +164,7 @@ class Publisher:
         arena.mark, arena.write = (), None
         try:
             with cost.spent_on("transfer"):
-                await execute(write, packed.nbytes, timeout)
+                await execute(write, packed.nbytes, timeout, fresh=fresh)
         except BufferDroppedError:
             raise
         except OwnerDiedError as error:

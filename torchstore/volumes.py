@@ -41,17 +41,22 @@ class Volumes:
             mesh = this_proc()
         elif mesh is None:
             mesh = volumes.procs = this_host().spawn_procs(per_host={"gpus": number})
-        spawned = mesh.spawn(f"{store_name}-volumes", StorageVolume, strategy.get_volume_id)
+        try:
+            await volumes._identify(mesh.spawn(f"{store_name}-volumes", StorageVolume, strategy.get_volume_id))
+        except BaseException:
+            await volumes.stop()
+            raise
+        return volumes
+
+    async def _identify(self, spawned: ActorMesh[StorageVolume]) -> None:
         for point, (name, process) in (await spawned.identify.call()).items():
-            if name in volumes.actors:
-                await volumes.stop()
+            if name in self.actors:
                 raise StrategyError(
-                    f"{type(strategy).__name__} names two volumes {name!r}: it does not fit a mesh of "
+                    f"{type(self.strategy).__name__} names two volumes {name!r}: it does not fit a mesh of "
                     f"{spawned.size} volumes"
                 )
-            volumes.actors[name] = spawned.slice(**dict(point)) if spawned.size > 1 else spawned
-            volumes.processes[name] = process
-        return volumes
+            self.actors[name] = spawned.slice(**dict(point)) if spawned.size > 1 else spawned
+            self.processes[name] = process
 
     def living_in(self, process: ProcessId) -> list[str]:
         """The volumes of a process."""

@@ -110,7 +110,7 @@ class Outcome:
         upper.plot(numbers, [step.solved for step in steps], label="answers right in every digit")
         upper.axhline(0.1, color="grey", linestyle=":", label="chance, one digit")
         upper.set(ylabel="share", ylim=(0, 1.02), title="Reinforcement learning, weights one version old")
-        upper.legend(loc="center right")
+        upper.legend(loc="lower right", bbox_to_anchor=(1.0, 0.12))
         lower.plot(numbers, [step.sync.seconds * 1e3 for step in steps], marker=".", label="sync")
         lower.plot(numbers, [step.sync.pull_seconds * 1e3 for step in steps], label="in the slowest generator")
         lower.axhline(self.memcpy_seconds * 1e3, color="grey", linestyle="--", label="memcpy of the same bytes")

@@ -255,3 +255,11 @@ async def test_wrong_arguments_are_refused_before_anything_is_sent() -> None:
         await ts.initialize(0, store_name="none")
     with pytest.raises(ts.StrategyError, match="LocalRankStrategy"):
         await ts.initialize(2, store_name="none")
+
+
+async def test_synchronous_code_uses_the_store_through_asyncio_run() -> None:
+    def work() -> Any:
+        asyncio.run(ts.put("k", torch.ones(LARGE)))
+        return asyncio.run(ts.get("k"))
+
+    assert torch.equal(await asyncio.to_thread(work), torch.ones(LARGE))
