@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-SOURCES := $(shell find dataplane -name '*.pyx' -o -name '*.pxd' -o -name '*.h') setup.py pyproject.toml constraints.txt
+SOURCES := $(shell find dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py pyproject.toml constraints.txt
 TESTS  ?= tests
 ARGS   ?=
 

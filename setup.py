@@ -68,7 +68,7 @@ def extensions() -> list[Extension]:
             "dataplane.backends._ucp",
             ["dataplane/backends/_ucp.pyx"],
             include_dirs=["dataplane"],
-            depends=["dataplane/rows.h", "dataplane/backends/ucp_api.pxd"],
+            depends=["dataplane/rows.h", "dataplane/backends/ucp_api.pxd", "dataplane/backends/_ucp_batch.pxi"],
             library_dirs=[str(ucx / "lib")],
             # By file name: the wheel has no libucp.so for -lucp in some of its builds, and the name that ends up in
             # the extension is the library's soname either way. Its own dependencies are resolved at run time.

@@ -1,3 +1,4 @@
+# cython: boundscheck=False, wraparound=False
 """Copies, epoch words and buffer addresses, in C and without the GIL.
 
 Nothing here checks an address: `memory`, `layout` and the backends do, before they come here.

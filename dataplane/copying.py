@@ -5,6 +5,7 @@ none waits for another that was slower. A thread that waits for the result takes
 no thread switch to begin.
 """
 
+import asyncio
 import functools
 import itertools
 import threading
@@ -25,11 +26,12 @@ from dataplane.memory import HOST, Region
 from dataplane.operation import Helper
 
 INLINE_BYTES = 1 << 20
-"""Copied in the calling thread, also of an event loop: some 100 us, where handing over and back costs half of that."""
+"""Copied in the calling thread, also in that of an event loop: some 50 us, as much as handing over and back costs."""
 
 
 PART_BYTES = 8 << 20
-"""Of a large copy: little enough to share out evenly, enough that handing it over costs nothing beside copying it."""
+"""Of a large copy: little enough to share out evenly, enough that handing it over costs nothing beside copying it. A
+copy of one part gains nothing from other threads, and is done in the calling one unless that runs an event loop."""
 
 
 STREAM_BYTES = 16 << 20
@@ -98,7 +100,6 @@ class CopyTransfer(Transfer):
         to_remote: bool,
         pool: CopyPool,
         watch: ProcessWatch | None,
-        inline: bool,
         pin: Callable[[], object] = lambda: None,
     ) -> None:
         self.to_remote = to_remote
@@ -110,8 +111,8 @@ class CopyTransfer(Transfer):
         self._words: NDArray[np.uint64] = np.array([remote.word for remote in remotes], dtype=np.uint64)
         self._epochs: NDArray[np.uint64] = np.array([remote.handle.epoch for remote in remotes], dtype=np.uint64)
         self.parts = parts
-        self._inline = inline
-        self.stream = sum(int(row_bytes(rows).sum()) for rows in parts) >= STREAM_BYTES
+        self._nbytes = sum(int(row_bytes(rows).sum()) for rows in parts)
+        self.stream = self._nbytes >= STREAM_BYTES
         self.local = (locals_[0].kind, locals_[0].device)
         self.places = [(remote.handle.kind, remote.handle.device) for remote in remotes]
         self.on_host = {self.local, *self.places} == {(HOST, 0)}
@@ -122,11 +123,11 @@ class CopyTransfer(Transfer):
             pinned = self._pin()
             if self.to_remote:
                 self.check()
-        except BufferDroppedError as error:
+        except (BufferDroppedError, OwnerDiedError) as error:
             done(error)
             return None
         run = _Run(self, deadline, done, pinned)
-        if self._inline:
+        if at_once(self._nbytes):
             run.help()
             return None
         self._pool.offer(run.help, min(len(self.parts), self._pool.threads))
@@ -190,10 +191,22 @@ class _Run:
         self._done(error)
 
 
-def parts_of(rows: Rows) -> tuple[list[Rows], bool]:
-    """Rows as the parts to copy them in, and whether that is little enough for the calling thread."""
-    nbytes = int(row_bytes(rows).sum())
-    return stripes(rows, max(1, -(-nbytes // PART_BYTES))), nbytes <= INLINE_BYTES
+def at_once(nbytes: int) -> bool:
+    """Whether a copy is done by the thread that asks for it, before it goes on."""
+    return nbytes <= INLINE_BYTES or (nbytes <= PART_BYTES and not _in_event_loop())
+
+
+def _in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def parts_of(rows: Rows) -> list[Rows]:
+    """Rows as the parts to copy them in."""
+    return stripes(rows, max(1, -(-int(row_bytes(rows).sum()) // PART_BYTES)))
 
 
 def dropped(handle: Handle) -> BufferDroppedError:

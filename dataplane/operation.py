@@ -1,6 +1,7 @@
 """What a submitted transfer returns: awaitable, waitable, and done exactly once."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -11,6 +12,8 @@ from dataplane.memory import require_timeout
 
 if TYPE_CHECKING:
     from dataplane.backends.base import Transfer
+
+_LOG = logging.getLogger(__name__)
 
 Helper = Callable[[], None]
 
@@ -63,7 +66,7 @@ class Operation:
     def add_done_callback(self, callback: Callable[["Operation"], None]) -> None:
         """Call `callback(self)` when it is over: at once if it is, else in the thread that finishes it.
 
-        The callback must be quick and must not raise.
+        The callback must be quick. An exception of it is logged, if it does not run at once.
         """
         with self._lock:
             if self._pending:
@@ -97,7 +100,11 @@ class Operation:
             if self._waiter is not None:
                 self._waiter.set()
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001 - whatever the caller's own code raises
+                # The thread that runs it carries other operations too, and their end must not depend on it.
+                _LOG.exception("a done-callback of an operation raised")
 
     def _wait(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + require_timeout(timeout)

@@ -51,12 +51,14 @@ class Selector:
             peer = self._peers.get(key)
             if peer is not None and peer.usable():
                 return peer
-            if peer is not None:
-                del self._peers[key]
-                peer.close()
             self._sweep()
-            peer = self._peers[key] = backend.connect(handle.card)
-            return peer
+        # Without the lock: the first connection of a backend starts it, and nobody else should wait for that.
+        fresh = backend.connect(handle.card)
+        with self._lock:
+            peer = self._peers.setdefault(key, fresh)
+        if peer is not fresh:
+            fresh.close()
+        return peer
 
     def _sweep(self) -> None:
         """Let go of owners that have died since the last connection: each costs descriptors and mappings."""

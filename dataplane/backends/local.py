@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dataplane._copy import OK, guarded_copy
 from dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
-from dataplane.copying import INLINE_BYTES, PART_BYTES, CopyPool, CopyTransfer, dropped, parts_of
+from dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
 from dataplane.handle import Card, Handle, Sections
 from dataplane.layout import Rows, single_stripes
 from dataplane.memory import HOST, MemoryKind, Region
@@ -73,16 +73,15 @@ class LocalPeer(Peer):
         address = remote.address + offset
         if address < local.address + local.nbytes and local.address < address + local.nbytes:
             raise ValueError("source and destination overlap")
-        if local.nbytes > INLINE_BYTES or local.kind is not HOST or region.kind is not HOST:
+        if not at_once(local.nbytes) or local.kind is not HOST or region.kind is not HOST:
             parts = single_stripes(local.address, address, local.nbytes, step=PART_BYTES)
-            return start_one(self._transfer(parts, (remote,), (local,), to_remote, inline=False), timeout)
+            return start_one(self._transfer(parts, (remote,), (local,), to_remote), timeout)
         status = guarded_copy(local.address, address, local.nbytes, to_remote, remote.word, remote.handle.epoch, -1)
         return DONE if status == OK else Operation.failed(dropped(remote.handle))
 
     def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
         """See `Peer`."""
-        parts, inline = parts_of(rows)
-        return self._transfer(parts, remotes, locals_, to_remote, inline=inline)
+        return self._transfer(parts_of(rows), remotes, locals_, to_remote)
 
     def _transfer(
         self,
@@ -90,8 +89,6 @@ class LocalPeer(Peer):
         remotes: Sequence[Remote],
         locals_: Sequence[Region],
         to_remote: bool,
-        *,
-        inline: bool,
     ) -> CopyTransfer:
         def pin() -> list[Region]:
             regions = [remote.key.region for remote in remotes]
@@ -100,6 +97,4 @@ class LocalPeer(Peer):
                     raise dropped(remote.handle)
             return regions
 
-        return CopyTransfer(
-            parts, remotes, locals_, to_remote=to_remote, pool=self._pool, watch=None, inline=inline, pin=pin
-        )
+        return CopyTransfer(parts, remotes, locals_, to_remote=to_remote, pool=self._pool, watch=None, pin=pin)

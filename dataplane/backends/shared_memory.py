@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataplane import memfd
 from dataplane._copy import CHANGED, OK, guarded_copy
 from dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
-from dataplane.copying import INLINE_BYTES, PART_BYTES, CopyPool, CopyTransfer, dropped, parts_of
+from dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
 from dataplane.epochs import WORD
 from dataplane.errors import DescriptorError, OwnerDiedError
 from dataplane.handle import SHM, Card, Handle, Sections, unpack_section
@@ -105,9 +105,9 @@ class SharedMemoryPeer(Peer):
 
     def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
         """See `Peer`."""
-        if local.nbytes > INLINE_BYTES or local.kind is not HOST:
+        if not at_once(local.nbytes) or local.kind is not HOST:
             parts = single_stripes(local.address, remote.address + offset, local.nbytes, step=PART_BYTES)
-            return start_one(self._transfer(parts, (remote,), (local,), to_remote, inline=False), timeout)
+            return start_one(self._transfer(parts, (remote,), (local,), to_remote), timeout)
         status = guarded_copy(
             local.address,
             remote.address + offset,
@@ -125,8 +125,7 @@ class SharedMemoryPeer(Peer):
 
     def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
         """See `Peer`."""
-        parts, inline = parts_of(rows)
-        return self._transfer(parts, remotes, locals_, to_remote, inline=inline)
+        return self._transfer(parts_of(rows), remotes, locals_, to_remote)
 
     def _transfer(
         self,
@@ -134,12 +133,8 @@ class SharedMemoryPeer(Peer):
         remotes: Sequence[Remote],
         locals_: Sequence[Region],
         to_remote: bool,
-        *,
-        inline: bool,
     ) -> CopyTransfer:
-        return CopyTransfer(
-            parts, remotes, locals_, to_remote=to_remote, pool=self._pool, watch=self._watch, inline=inline
-        )
+        return CopyTransfer(parts, remotes, locals_, to_remote=to_remote, pool=self._pool, watch=self._watch)
 
     def _map(self, fd: int, token: int) -> memfd.Mapping:
         with self._lock:

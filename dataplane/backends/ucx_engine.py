@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from dataplane.backends import _ucp
 
 # RNDV_THRESH: with peer error handling UCX would otherwise give up zero-copy within a host (CMA) and emulate every get
-# over TCP. NET_DEVICES: nothing may listen beyond this host unless somebody asks for it.
-_DEFAULTS = {"RNDV_THRESH": "inf", "NET_DEVICES": "lo"}
+# over TCP. NET_DEVICES: nothing may listen beyond this host unless somebody asks for it. TCP_CONN_NB: to connect must
+# not block (no deadline would hold against a silent host), and a connection that is refused at once leaks its socket.
+_DEFAULTS = {"RNDV_THRESH": "inf", "NET_DEVICES": "lo", "TCP_CONN_NB": "y"}
 _LOG_LEVEL = "LOG_LEVEL"
 _IDLE_S = 3600.0
 _JOIN_S = 5.0
@@ -158,7 +159,10 @@ class Engine:
         self.client.wake()
 
     def close(self) -> None:
-        """Stop the threads and shut UCX down; only for the end of the process. Idempotent."""
+        """Stop both threads; for the end of the process. Idempotent.
+
+        Contexts and workers are left to the end of the process: a daemon thread of the caller's may be inside of them.
+        """
         if self._closing or os.getpid() != self._pid:
             return
         self._closing = True
@@ -168,11 +172,6 @@ class Engine:
         self._server.stop()
         for thread in self._threads:
             thread.join(_JOIN_S)
-        if any(thread.is_alive() for thread in self._threads):
-            return  # somebody copies: the end of the process will end that
-        self.client.close()
-        self._server.close()
-        self._context.close()
 
     def _map(self, address: int, nbytes: int, kind: MemoryKind) -> "_Registered":
         try:

@@ -30,7 +30,7 @@ GID_INDEX = 1
 ACCESS = e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
 RETRIES = 6  # 7 means for ever
 ACK_TIMEOUT = 14  # 4.096 us * 2**14 = 67 ms
-PIECE = 8 << 20  # the largest message that rxe admits to
+PIECE = 1 << 20  # of a larger transfer: the response to a longer READ overruns the receiver's queue
 
 
 class End:

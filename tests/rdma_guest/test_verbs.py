@@ -84,10 +84,10 @@ def test_bytes_cross_the_link_both_ways(far):
 
 
 def test_a_link_cut_during_a_transfer_is_an_error_and_other_peers_go_on(far, near):
-    _, over_the_link = buffer_of(far, 64 * MIB)
+    _, over_the_link = buffer_of(far, 256 * MIB)  # the best part of a second on its way, ten times what cutting takes
     _, beside_it = buffer_of(near, 4096)
-    into, small = np.zeros(64 * MIB, np.uint8), np.zeros(4096, np.uint8)
-    over_the_link.read_into(into).get()
+    into, small = np.zeros(256 * MIB, np.uint8), np.zeros(4096, np.uint8)
+    over_the_link.at(0, MIB).read_into(into[:MIB]).get()
     beside_it.read_into(small).get()
     under_way = over_the_link.read_into(into, timeout=30)
     with cut_link():
@@ -97,6 +97,8 @@ def test_a_link_cut_during_a_transfer_is_an_error_and_other_peers_go_on(far, nea
             under_way.get()
         assert time.monotonic() - begin < 10
         assert failure.value.status == NO_ANSWER
+        assert (into[:MIB] == 7).all()
+        assert not (into[-MIB:] == 7).all(), "all was there before the link was cut: the test has proved nothing"
         beside_it.read_into(small).get()
     into[:] = 0
     over_the_link.read_into(into, timeout=30).get()

@@ -1,0 +1,98 @@
+"""What only UCX has to get right: threads that sleep, sockets that close, batches larger than its window."""
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataplane import OwnerDiedError, RDMAAction, RDMABuffer, RemoteLayout
+from dataplane.backends.ucx_engine import options
+from dataplane.config import Config
+from tests.conformance.owner import RemoteOwner, footprint
+
+TCP = {"backend": "ucx", "ucx": {"TLS": "tcp,self"}}
+
+
+@pytest.fixture(params=["cma", "tcp", "far"])
+def owner(request: pytest.FixtureRequest) -> Iterator[RemoteOwner]:
+    started = RemoteOwner({} if request.param == "cma" else TCP, shared=False, far=request.param == "far")
+    yield started
+    started.close()
+
+
+def cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def test_thousands_of_segments_in_one_action(owner: RemoteOwner) -> None:
+    count = 3000
+    name, raw = owner("make_filled", count * 64, 5)
+    into = np.zeros((count, 32), np.uint8)
+    layout = RemoteLayout(0, (count, 32), (64, 1), 1)
+    buffer = RDMABuffer.deserialize(raw)
+    action = RDMAAction().read_remote(into, buffer, layout=layout)
+    action.submit().get()
+    assert action.segments == count
+    assert (into == 5).all()
+    RDMAAction().write_remote(buffer, into * 2, layout=layout).submit().get()
+    after = np.frombuffer(owner("content", name), np.uint8).reshape(count, 64)
+    assert (after[:, :32] == 10).all()
+    assert (after[:, 32:] == 5).all()
+
+
+def test_transfers_larger_than_a_piece_and_a_turn(owner: RemoteOwner) -> None:
+    nbytes = (80 << 20) + 1
+    _, raw = owner("make_filled", nbytes, 3)
+    into = np.zeros(nbytes, np.uint8)
+    RDMABuffer.deserialize(raw).read_into(into).get()
+    assert (into == 3).all()
+
+
+def test_nobody_spins_while_nothing_happens(owner: RemoteOwner) -> None:
+    _, raw = owner("make", bytes(100))
+    buffer = RDMABuffer.deserialize(raw)
+    buffer.read_into(bytearray(100)).get()
+    pids = (owner.process.pid, os.getpid())
+    before = [cpu_ticks(pid) for pid in pids]
+    assert not owner._connection.poll(0.5)  # half a second, in which a spinning thread would take 50 ticks
+    assert all(cpu_ticks(pid) - was < 10 for pid, was in zip(pids, before, strict=True))
+
+
+def test_trying_a_dead_owner_again_and_again_leaves_no_socket() -> None:
+    owner = RemoteOwner(TCP, shared=False, far=True)
+    _, raw = owner("make", bytes(100))
+    buffer = RDMABuffer.deserialize(raw)
+    buffer.read_into(bytearray(100)).get()
+    owner.close()
+
+    def attempt() -> None:
+        with pytest.raises(OwnerDiedError):
+            buffer.read_into(bytearray(100), timeout=10).get()
+
+    attempt()
+    gc.collect()
+    before, _ = footprint()
+    for _ in range(30):
+        attempt()
+    assert footprint()[0] <= before + 3
+
+
+def test_no_name_of_shared_memory_is_left_in_the_file_system(owner: RemoteOwner) -> None:
+    _, raw = owner("make", bytes(100))
+    RDMABuffer.deserialize(raw).read_into(bytearray(100)).get()
+    owner.close()
+    first, second = os.listdir("/dev/shm"), os.listdir("/dev/shm")  # a process that just starts has one for a moment
+    assert not [name for name in first if name in second and "ucx" in name]
+
+
+def test_options_are_ours_below_the_environment_and_the_callers_above_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    assert options(Config())["NET_DEVICES"] == "lo"
+    monkeypatch.setenv("UCX_NET_DEVICES", "eth0")
+    assert "NET_DEVICES" not in options(Config())
+    chosen = options(Config(ucx={"NET_DEVICES": "eth1", "RNDV_THRESH": "1k"}))
+    assert (chosen["NET_DEVICES"], chosen["RNDV_THRESH"]) == ("eth1", "1k")
