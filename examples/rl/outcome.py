@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from benchmarks.output import significant
@@ -115,6 +116,7 @@ class Outcome:
         lower.plot(numbers, [step.sync.pull_seconds * 1e3 for step in steps], label="in the slowest generator")
         lower.axhline(self.memcpy_seconds * 1e3, color="grey", linestyle="--", label="memcpy of the same bytes")
         lower.set(xlabel="step", ylabel="ms", ylim=(0, None))
+        lower.xaxis.set_major_locator(MaxNLocator(integer=True))
         lower.set_title(f"{self.history.nbytes / 1e6:.1f} MB from trainers' memory to generators' memory")
         lower.legend(loc="upper right")
         for axes in (upper, lower):
