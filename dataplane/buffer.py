@@ -126,8 +126,7 @@ class RDMABuffer:
             ValueError: Sizes differ, `dst` is read-only, not contiguous, has no bytes, or overlaps the buffer.
         """
         region = contiguous(dst, "dst")
-        if region.readonly:
-            require_writable(region, "dst")
+        require_writable(region, "dst")
         if region.nbytes != self._nbytes:
             raise ValueError(f"dst has {region.nbytes} bytes, the buffer {self._nbytes}")
         return self._copy(region, False, timeout)
@@ -151,7 +150,7 @@ class RDMABuffer:
         region = contiguous(src, "src")
         if region.nbytes != self._nbytes:
             raise ValueError(f"src has {region.nbytes} bytes, the buffer {self._nbytes}")
-        self._require_writable()
+        self.require_writable()
         return self._copy(region, True, timeout)
 
     def drop(self) -> None:
@@ -225,8 +224,6 @@ class RDMABuffer:
         """Raise ValueError when the owner lets peers only read."""
         if not self._source().writable:
             raise ValueError(f"{self!r} was registered as read-only")
-
-    _require_writable = require_writable
 
     def _copy(self, region: Any, to_remote: bool, timeout: float) -> Operation:
         seconds = timeout if type(timeout) is float and timeout > 0 else require_timeout(timeout)

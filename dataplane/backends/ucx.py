@@ -306,7 +306,6 @@ class UcxTransfer(Transfer):
         self, peer: UcxPeer, rows: Rows, remotes: tuple[Remote, ...], locals_: tuple[Region, ...], to_remote: bool
     ) -> None:
         self._peer = peer
-        self._rows = rows
         self._remotes = remotes
         self._locals = locals_
         self._to_remote = to_remote
