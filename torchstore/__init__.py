@@ -10,27 +10,20 @@ await ts.get_state_dict("policy", generator.state_dict())      # in every genera
 """
 
 from torchstore.api import (
-    DEFAULT_STORE_NAME,
-    client,
     delete,
     delete_batch,
     exists,
-    fence,
     get,
     get_batch,
-    get_state_dict,
+    get_meta,
     initialize,
     keys,
-    last_sync,
     put,
     put_batch,
-    put_state_dict,
-    reset_client,
     shutdown,
-    versions,
-    wait_for_readers,
 )
 from torchstore.client import LocalClient
+from torchstore.clients import DEFAULT_STORE_NAME, client, last_sync, reset_client
 from torchstore.errors import (
     CoverageError,
     DTypeMismatchError,
@@ -51,6 +44,8 @@ from torchstore.errors import (
     VersionNotFoundError,
     VolumeLostError,
 )
+from torchstore.explanation import Explanation, Link
+from torchstore.meta import TensorMeta, ValueMeta
 from torchstore.records import SyncRecord
 from torchstore.share import share_memory_
 from torchstore.slices import TensorSlice
@@ -60,6 +55,15 @@ from torchstore.strategy import (
     LocalRankStrategy,
     SingletonStrategy,
     TorchStoreStrategy,
+)
+from torchstore.weights import (
+    explain,
+    fence,
+    get_state_dict,
+    put_state_dict,
+    rollback,
+    versions,
+    wait_for_readers,
 )
 
 __all__ = [
@@ -79,11 +83,18 @@ __all__ = [
     "delete_batch",
     "keys",
     "exists",
+    "get_meta",
+    "TensorMeta",
+    "ValueMeta",
     "TensorSlice",
     # state dicts and versions
     "put_state_dict",
     "get_state_dict",
     "versions",
+    "rollback",
+    "explain",
+    "Explanation",
+    "Link",
     "wait_for_readers",
     "fence",
     "share_memory_",

@@ -1,34 +1,25 @@
-"""The store's functions. The script initializes a store; the script and every actor of its job use it.
+"""Stores, and the values in them. The script initializes a store; the script and every actor of its job use it.
 
 Each function takes ``store_name``, so that several stores live side by side, and ``timeout`` in seconds.
 Names and argument order up to ``store_name`` are those of Meta's torchstore; what is keyword-only is ours.
+State dicts and their versions are in `torchstore.weights`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from threading import Lock
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
-from control import ActorMesh, ProcMesh, get_or_spawn_controller
-from torchstore.client import LocalClient, VersionSelector
-from torchstore.controller import StaleClientError, StoreController
+from control import ProcMesh
+from torchstore.client import check_keep
+from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
 from torchstore.errors import StrategyError
-from torchstore.manifest import Mode
-from torchstore.process import this_process
-from torchstore.records import SyncRecord
-from torchstore.remote import DEFAULT_TIMEOUT_S, Remote, ask
+from torchstore.meta import ValueMeta
+from torchstore.remote import DEFAULT_TIMEOUT_S, ask
 from torchstore.slices import TensorSlice
 from torchstore.strategy import ControllerStorageVolumes, TorchStoreStrategy
-
-DEFAULT_STORE_NAME = "default"
-
-T = TypeVar("T")
-
-_clients: dict[str, LocalClient] = {}
-_clients_lock = Lock()
 
 
 async def initialize(
@@ -37,6 +28,7 @@ async def initialize(
     store_name: str = DEFAULT_STORE_NAME,
     mesh: ProcMesh | None = None,
     *,
+    keep_versions: int = 1,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Start a store: its controller and its storage volumes. Call it once, in the script.
@@ -47,12 +39,15 @@ async def initialize(
             `ControllerStorageVolumes`.
         store_name: Stores of different names know nothing of each other.
         mesh: Processes to start the volumes in, one in each, in place of new ones.
+        keep_versions: How many ready versions of each key stay readable, beside those that somebody reads;
+            `put_state_dict` can say otherwise for its key.
         timeout: In seconds.
 
     Raises:
         StrategyError: More than one volume and no strategy, a strategy that names two volumes alike, or a
             store of this name that is running already.
     """
+    check_keep(keep_versions)
     if num_storage_volumes < 1:
         raise ValueError(f"a store needs at least one storage volume, not {num_storage_volumes}")
     if strategy is None:
@@ -62,50 +57,15 @@ async def initialize(
             )
         strategy = ControllerStorageVolumes()
     reset_client(store_name)
-    controller = await _controller(store_name, timeout)
-    await ask(controller.init.call_one(num_storage_volumes, strategy, mesh), timeout)
+    controller = await controller_of(store_name, timeout)
+    await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, keep_versions), timeout)
 
 
 async def shutdown(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
     """Forget all that is stored and stop the volumes. The store can be initialized anew afterwards."""
     reset_client(store_name)
-    controller = await _controller(store_name, timeout)
+    controller = await controller_of(store_name, timeout)
     await ask(controller.teardown.call_one(), timeout)
-
-
-async def client(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> LocalClient:
-    """This process' client of a store, made at the first use.
-
-    Raises:
-        StoreNotInitializedError: Nobody has initialized a store of this name.
-    """
-    found = _clients.get(store_name)
-    if found is None:
-        controller = await _controller(store_name, timeout)
-        info = await ask(controller.info.call_one(this_process()), timeout)
-        with _clients_lock:  # two actors of one process may get here together: they share one client
-            found = _clients.setdefault(store_name, LocalClient(Remote(store_name, controller, info)))
-    return found
-
-
-def reset_client(store_name: str = DEFAULT_STORE_NAME) -> None:
-    """Forget this process' client (after a store was shut down and initialized again, for instance).
-
-    Plans and registrations go with it; what this process published in direct mode cannot be read any more.
-    """
-    with _clients_lock:
-        found = _clients.pop(store_name, None)
-    if found is not None:
-        found.close()
-
-
-async def _run(store_name: str, timeout: float, operation: Callable[[LocalClient], Awaitable[T]]) -> T:
-    """Do something with this process' client; with a new one if its store is of an earlier `initialize`."""
-    try:
-        return await operation(await client(store_name, timeout=timeout))
-    except StaleClientError:
-        reset_client(store_name)
-        return await operation(await client(store_name, timeout=timeout))
 
 
 async def put(
@@ -120,14 +80,14 @@ async def put(
         MismatchError: The tensor cannot be stored (a Partial placement, no dense memory).
         VolumeLostError: The storage volume is dead.
     """
-    await _run(store_name, timeout, lambda own: own.put(key, value, timeout=timeout))
+    await run(store_name, timeout, lambda own: own.put(key, value, timeout=timeout))
 
 
 async def put_batch(
     entries: Mapping[str, Any], store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S
 ) -> None:
     """`put` many values with one message to the controller; each is visible by itself."""
-    await _run(store_name, timeout, lambda own: own.put_batch(entries, timeout=timeout))
+    await run(store_name, timeout, lambda own: own.put_batch(entries, timeout=timeout))
 
 
 async def get(
@@ -155,7 +115,7 @@ async def get(
         DTypeMismatchError: The store never converts silently (a `TypeError`).
         KindMismatchError: An object is stored and a tensor was given, or it is a state dict.
     """
-    return await _run(store_name, timeout, lambda own: own.get(key, inplace_tensor, tensor_slice_spec, timeout=timeout))
+    return await run(store_name, timeout, lambda own: own.get(key, inplace_tensor, tensor_slice_spec, timeout=timeout))
 
 
 async def get_batch(
@@ -174,7 +134,7 @@ async def get_batch(
     Raises:
         KeyNotFoundError: Some key is missing; no tensor has been touched.
     """
-    return await _run(store_name, timeout, lambda own: own.get_batch(keys, timeout=timeout))
+    return await run(store_name, timeout, lambda own: own.get_batch(keys, timeout=timeout))
 
 
 async def delete(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S) -> None:
@@ -183,14 +143,14 @@ async def delete(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: flo
     Raises:
         KeyNotFoundError: There is no such key.
     """
-    await _run(store_name, timeout, lambda own: own.delete(key, timeout=timeout))
+    await run(store_name, timeout, lambda own: own.delete(key, timeout=timeout))
 
 
 async def delete_batch(
     keys: Iterable[str], *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
 ) -> None:
     """`delete` many keys; those that are not there are passed over, so a cleanup can be repeated."""
-    await _run(store_name, timeout, lambda own: own.delete_batch(keys, timeout=timeout))
+    await run(store_name, timeout, lambda own: own.delete_batch(keys, timeout=timeout))
 
 
 async def keys(
@@ -200,143 +160,18 @@ async def keys(
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> list[str]:
     """Every key that begins with ``prefix``, sorted. Entries of state dicts are listed as ``key/name``."""
-    return await _run(store_name, timeout, lambda own: own.keys(prefix, timeout=timeout))
+    return await run(store_name, timeout, lambda own: own.keys(prefix, timeout=timeout))
 
 
 async def exists(key: str, store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
     """Whether there is something to read: a value whose shards are not all there does not count."""
-    return await _run(store_name, timeout, lambda own: own.exists(key, timeout=timeout))
+    return await run(store_name, timeout, lambda own: own.exists(key, timeout=timeout))
 
 
-async def versions(
-    key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
-) -> tuple[int, ...]:
-    """The versions of a key that can be read, oldest first; none for an unknown key."""
-    return await _run(store_name, timeout, lambda own: own.versions(key, timeout=timeout))
-
-
-async def put_state_dict(
-    state_dict: Mapping[Any, Any],
-    key: str,
-    store_name: str = DEFAULT_STORE_NAME,
-    direct_rdma: bool = False,
-    *,
-    mode: Mode | None = None,
-    version: int | None = None,
-    timeout: float = DEFAULT_TIMEOUT_S,
-) -> int:
-    """Publish this rank's part of a state dict as one version, which becomes visible whole or not at all.
-
-    Args:
-        state_dict: Nested dicts (lists, tuples) of tensors, DTensors and picklable objects. Ranks of one
-            mesh put the same names; each contributes its shards.
-        key: Where.
-        store_name: Which store.
-        direct_rdma: The older name of ``mode="direct"``.
-        mode: "snapshot" (the default) copies into a storage volume, and the version outlives this process.
-            "direct" copies nothing: readers take the bytes from these tensors, which must stay alive and
-            unchanged until `fence` (or `wait_for_readers`) says that nobody reads them any more.
-        version: A number higher than those before; by default the next one. Ranks that give none are
-            matched by order: the n-th put of each rank of the mesh makes the n-th version.
-        timeout: In seconds.
-
-    Returns:
-        The version's number. Other ranks may not have put their parts yet.
+async def get_meta(key: str, store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> ValueMeta:
+    """What is stored under a key (names, dtypes, shapes, versions, where the bytes are), without reading it.
 
     Raises:
-        VersionExistsError: That version is ready already, or a newer one is.
-        MismatchError: A tensor cannot be stored.
-        VolumeLostError: The storage volume is dead.
+        KeyNotFoundError: Nothing is there, or in direct mode nothing that can be read at the moment.
     """
-    return await _run(
-        store_name,
-        timeout,
-        lambda own: own.put_state_dict(
-            state_dict,
-            key,
-            mode=mode or ("direct" if direct_rdma else "snapshot"),
-            version=version,
-            timeout=timeout,
-        ),
-    )
-
-
-async def get_state_dict(
-    key: str,
-    user_state_dict: Mapping[Any, Any] | None = None,
-    strict: bool = True,
-    store_name: str = DEFAULT_STORE_NAME,
-    direct_rdma: bool = False,
-    *,
-    version: VersionSelector = "latest",
-    timeout: float = DEFAULT_TIMEOUT_S,
-) -> dict[Any, Any]:
-    """Read one version of a state dict, into the tensors of ``user_state_dict`` where there are some.
-
-    Args:
-        key: As it was put.
-        user_state_dict: Its tensors are filled in place; DTensors take their own shard, in whatever layout.
-            Names are compared as `put_state_dict` flattens them.
-        strict: Refuse when the names of the two state dicts differ. Otherwise what is stored is read: into
-            the given tensor where there is one, into a new one where there is none.
-        store_name: Which store.
-        direct_rdma: Accepted and not needed: a version knows where its bytes are.
-        version: "latest", a number, or ("newer_than", number), which waits for the next version.
-        timeout: In seconds, the wait for a version included.
-
-    Returns:
-        The state dict, nested as it was put, holding the given tensors.
-
-    Raises:
-        KeyNotFoundError: No such key or version.
-        PartiallyPublishedError: No version is whole yet.
-        StoreTimeoutError: ("newer_than", n): no such version in time.
-        CoverageError, DTypeMismatchError, LayoutMismatchError, StateDictMismatchError: The two do not fit;
-            found before the first byte was moved.
-        SourceChangedError: Direct mode, exact version: its publisher took it back.
-        PublisherLostError: Direct mode: the publisher is dead.
-        VolumeLostError: Snapshot mode: the volume is dead.
-    """
-    return await _run(
-        store_name,
-        timeout,
-        lambda own: own.get_state_dict(key, user_state_dict, strict=strict, version=version, timeout=timeout),
-    )
-
-
-async def wait_for_readers(
-    key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
-) -> None:
-    """Direct mode: wait until nobody reads what this process has published under ``key``.
-
-    New readers may come at any moment; `fence` keeps them away as well.
-
-    Raises:
-        StoreTimeoutError: Somebody still reads; the message names the processes.
-    """
-    await _run(store_name, timeout, lambda own: own.wait_for_readers(key, timeout=timeout))
-
-
-async def fence(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-    """Direct mode: take the published version back, and return when the tensors may be written again.
-
-    From the call on, nobody can begin to read the version: who asks for the latest one waits for the next.
-    The call returns when those who were reading are done. A reader that is late all the same finds the
-    seal broken and gets `SourceChangedError`, never a mixture.
-
-    Raises:
-        StoreTimeoutError: Somebody still reads; the message names the processes. The version stays closed.
-    """
-    await _run(store_name, timeout, lambda own: own.fence(key, timeout=timeout))
-
-
-def last_sync(store_name: str = DEFAULT_STORE_NAME) -> SyncRecord | None:
-    """What this process' last finished put or get on a store did; None before the first."""
-    found = _clients.get(store_name)
-    return found.last_sync if found is not None else None
-
-
-async def _controller(store_name: str, timeout: float) -> ActorMesh[StoreController]:
-    if not isinstance(store_name, str):
-        raise TypeError(f"store_name is a string, not {store_name!r}")
-    return await ask(get_or_spawn_controller(f"torchstore/{store_name}", StoreController, store_name), timeout)
+    return await run(store_name, timeout, lambda own: own.get_meta(key, timeout=timeout))

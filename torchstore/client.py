@@ -8,8 +8,10 @@ from typing import Any, Literal
 import torch
 
 from torchstore.errors import KindMismatchError
+from torchstore.explanation import Explanation
 from torchstore.fetch import Fetcher, Request
 from torchstore.manifest import Mode, Selector
+from torchstore.meta import ValueMeta
 from torchstore.publish import Publisher
 from torchstore.records import SyncRecord
 from torchstore.remote import DEFAULT_TIMEOUT_S, Remote
@@ -77,15 +79,18 @@ class LocalClient:
         *,
         mode: Mode = "snapshot",
         version: int | None = None,
+        keep: int | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> int:
         """See `torchstore.put_state_dict`."""
         _check_key(key)
         if mode not in ("snapshot", "direct"):
             raise ValueError(f"mode is 'snapshot' or 'direct', not {mode!r}")
-        if version is not None and (not isinstance(version, int) or isinstance(version, bool)):
-            raise TypeError(f"a version is a number, not {version!r}")
-        self.last_sync = await self._publisher.put_state_dict(state_dict, key, mode, version, timeout)
+        if version is not None:
+            _check_version(version)
+        if keep is not None:
+            check_keep(keep)
+        self.last_sync = await self._publisher.put_state_dict(state_dict, key, mode, version, keep, timeout)
         return self.last_sync.version
 
     async def get_state_dict(
@@ -104,6 +109,24 @@ class LocalClient:
         )
         return state
 
+    async def explain(
+        self,
+        key: str,
+        user_state_dict: Mapping[Any, Any] | None = None,
+        *,
+        strict: bool = True,
+        version: VersionSelector = "latest",
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Explanation:
+        """See `torchstore.explain`."""
+        _check_key(key)
+        return await self._fetcher.explain(key, user_state_dict, _selector(version), strict=strict, timeout=timeout)
+
+    async def get_meta(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> ValueMeta:
+        """See `torchstore.get_meta`."""
+        _check_key(key)
+        return await self._remote.meta(key, timeout)
+
     async def wait_for_readers(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.wait_for_readers`."""
         await self._remote.fence(key, close=False, timeout=timeout)
@@ -112,6 +135,12 @@ class LocalClient:
         """See `torchstore.fence`."""
         await self._remote.fence(key, close=True, timeout=timeout)
         self._publisher.withdraw(key)
+
+    async def rollback(self, key: str, version: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.rollback`."""
+        _check_key(key)
+        _check_version(version)
+        await self._remote.rollback(key, version, timeout)
 
     async def delete(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.delete`."""
@@ -148,6 +177,19 @@ class LocalClient:
 def _check_key(key: object) -> None:
     if not isinstance(key, str):
         raise TypeError(f"a key is a string, not {key!r}")
+
+
+def _check_version(version: object) -> None:
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise TypeError(f"a version is a number, not {version!r}")
+
+
+def check_keep(keep: object) -> None:
+    """Raise TypeError or ValueError for what is no number of versions to keep."""
+    if not isinstance(keep, int) or isinstance(keep, bool):
+        raise TypeError(f"how many versions are kept is a number, not {keep!r}")
+    if keep < 1:
+        raise ValueError(f"at least one version is kept, not {keep}")
 
 
 def _request(key: str, into: object, part: object) -> Request:

@@ -13,9 +13,10 @@ from itertools import count
 from typing import Any
 
 from control import Actor, ActorMesh, Port, ProcMesh, endpoint
-from torchstore.errors import StoreError, StoreNotInitializedError, StrategyError
+from torchstore.errors import KeyNotFoundError, StoreError, StoreNotInitializedError, StrategyError
 from torchstore.index import Index, grant
 from torchstore.manifest import Binding, Grant, Part, Publication, Published, Retired, Selector, Wanted
+from torchstore.meta import ValueMeta, describe_version
 from torchstore.process import ProcessId
 from torchstore.strategy import TorchStoreStrategy
 from torchstore.version import Contribution
@@ -85,7 +86,9 @@ class StoreController(Actor):
     # The store ------------------------------------------------------------------------------------------
 
     @endpoint
-    async def init(self, num_storage_volumes: int, strategy: TorchStoreStrategy, mesh: ProcMesh | None) -> None:
+    async def init(
+        self, num_storage_volumes: int, strategy: TorchStoreStrategy, mesh: ProcMesh | None, keep_versions: int
+    ) -> None:
         """Start the volumes. Doing it twice without a shutdown between is an error.
 
         Raises:
@@ -97,6 +100,7 @@ class StoreController(Actor):
         for process in volumes.processes.values():
             self._watch.add(process)
         self._volumes = volumes
+        self._index.keep = keep_versions
 
     @endpoint
     async def info(self, process: ProcessId) -> StoreInfo:
@@ -139,7 +143,9 @@ class StoreController(Actor):
         resolved = [(publication, self._contribution(publication)) for publication in publications]
         answers: list[Published] = []
         for publication, contribution in resolved:
-            number, ready = self._index.contribute(publication.key, contribution, publication.version)
+            number, ready = self._index.contribute(
+                publication.key, contribution, publication.version, keep=publication.keep
+            )
             answers.append(Published(number, ready))
         if answers:
             answers[-1] = replace(answers[-1], retired=tuple(self._retired.pop(writer, ())))
@@ -269,6 +275,13 @@ class StoreController(Actor):
         self._waiting.answer(port, attempt, timeout, waited_for)
 
     @endpoint
+    async def rollback(self, key: str, version: int) -> None:
+        """See `Index.rollback`."""
+        self._initialized()
+        self._index.rollback(key, version)
+        self._waiting.wake()
+
+    @endpoint
     async def delete(self, keys: tuple[str, ...], missing_ok: bool) -> None:
         """See `Index.delete`."""
         self._initialized()
@@ -291,10 +304,24 @@ class StoreController(Actor):
 
     @endpoint
     async def versions(self, key: str) -> tuple[int, ...]:
-        """The ready versions of a key, oldest first."""
+        """The readable versions of a key, oldest first."""
         self._initialized()
         history = self._index.get(key)
-        return tuple(sorted(history.ready)) if history is not None else ()
+        return history.readable() if history is not None else ()
+
+    @endpoint
+    async def meta(self, key: str) -> ValueMeta:
+        """What the newest readable version of a key holds.
+
+        Raises:
+            KeyNotFoundError: There is none.
+        """
+        self._initialized()
+        found = self._index.find(Wanted(key))
+        if found is None:  # direct mode: taken back for the moment
+            raise KeyNotFoundError(key, f"no version of {key!r} can be read at the moment")
+        history, version, item = found
+        return describe_version(key, version, history.readable(), item)
 
     # Housekeeping ---------------------------------------------------------------------------------------
 

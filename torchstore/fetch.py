@@ -23,6 +23,7 @@ from torchstore.errors import (
     StateDictMismatchError,
     StoreTimeoutError,
 )
+from torchstore.explanation import Explanation, explain_plan
 from torchstore.manifest import Binding, Grant, Selector, TensorItem, Wanted
 from torchstore.plan import Plan, PlanCache, compile_read, execute
 from torchstore.process import ProcessId, this_process
@@ -32,6 +33,8 @@ from torchstore.slices import TensorSlice
 from torchstore.state_dict import flatten, unflatten
 from torchstore.tensors import LocalTensor, check_destination, describe, describe_slice, fingerprint
 from torchstore.values import dtype_named, load, open_inline, part_of
+
+_TELLING_BYTES = 1 << 20  # a smaller read says more about its messages than about the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class Fetcher:
         self._remote = remote
         self._plans = PlanCache()
         self._catalog = Catalog()
+        self._last_rate = 0.0  # bytes per second of the last large read
 
     async def get_values(
         self, requests: Mapping[str, Request], timeout: float
@@ -125,6 +129,21 @@ class Fetcher:
                 self._remote.release(grants)
             return state, cost.record(key, grant.version, self._remote.take_calls())
 
+    async def explain(
+        self, key: str, into: Mapping[Any, Any] | None, selector: Selector, *, strict: bool, timeout: float
+    ) -> Explanation:
+        """The plan of a `get_state_dict` with the same arguments, in figures; it is kept for that read."""
+        cost = Cost("explain", time.perf_counter())
+        destination = _Destination.of(into, strict=strict)
+        recalled = self._catalog.recall(key)
+        grants = await self._acquire([recalled], selector, cost, timeout)
+        try:
+            opened = self._open_state_dict(recalled, grants[0])
+            plan, _ = self._plan(key, destination, opened, cost)
+            return explain_plan(key, opened, plan, known=cost.hit, last_rate=self._last_rate)
+        finally:
+            self._remote.release(grants)
+
     def forget(self, keys: tuple[str, ...]) -> None:
         """The keys were deleted: drop what is kept for them."""
         self._catalog.forget(keys)
@@ -177,10 +196,22 @@ class Fetcher:
         self, recalled: Recalled, destination: _Destination, grant: Grant, cost: Cost, timeout: float
     ) -> dict[Any, Any]:
         key = recalled.key
+        opened = self._open_state_dict(recalled, grant)
+        cost.mode = opened.mode
+        plan, created = self._plan(key, destination, opened, cost)
+        await self._run(key, opened, plan, cost, timeout)
+        return _rebuild(destination, created, opened)
+
+    def _open_state_dict(self, recalled: Recalled, grant: Grant) -> Opened:
         opened = self._catalog.open(recalled, grant) if grant.shares else None
         if opened is None or opened.kind != "state_dict" or grant.item:
-            raise KindMismatchError(key, "a single value is stored there: use get")
-        cost.mode = opened.mode
+            raise KindMismatchError(recalled.key, "a single value is stored there: use get")
+        return opened
+
+    def _plan(
+        self, key: str, destination: _Destination, opened: Opened, cost: Cost
+    ) -> tuple[Plan, dict[str, torch.Tensor]]:
+        """The plan of a read, and the tensors that had to be created because none were given for them."""
         plan = self._plans.find(key, destination.mark, opened.ids)
         created: dict[str, torch.Tensor] = {}
         if plan is None:
@@ -189,8 +220,7 @@ class Fetcher:
                 plan, created = _compile_state_dict(key, destination, opened)
             if not created:
                 self._plans.keep(key, destination.mark, opened.ids, plan)
-        await self._run(key, opened, plan, cost, timeout)
-        return _rebuild(destination, created, opened)
+        return plan, created
 
     async def _run(self, key: str, opened: Opened, plan: Plan, cost: Cost, timeout: float) -> None:
         """Move the bytes; in direct mode make sure that they were one version's, before and after."""
@@ -205,6 +235,8 @@ class Fetcher:
             explain_transfer(error, key, opened.grant.version, self._memory(opened))
         cost.nbytes += plan.nbytes
         cost.segments += plan.segments
+        if cost.hit and plan.nbytes >= _TELLING_BYTES:
+            self._last_rate = plan.nbytes / cost.transfer_s
 
     async def _check_seals(self, key: str, opened: Opened, plan: Plan, timeout: float) -> None:
         for index, generation in (await plan.seals.read(timeout)).items():

@@ -21,22 +21,35 @@ class Index:
     Args:
         on_idle: Called with memory that no version uses any more, and the process that put it.
         on_gone: Called, when nothing is left of a key, with all memory that its versions have ever used.
+
+    Attributes:
+        keep: How many ready versions a key keeps where no put of it says so.
     """
 
     def __init__(self, on_idle: OnIdle, on_gone: OnGone) -> None:
         self._histories: dict[str, History] = {}
+        self.keep = 1
         self._on_idle = on_idle
         self._on_gone = on_gone
 
-    def contribute(self, key: str, contribution: Contribution, version: int | None) -> tuple[int, bool]:
+    def contribute(
+        self, key: str, contribution: Contribution, version: int | None, *, keep: int | None = None
+    ) -> tuple[int, bool]:
         """Add a contribution to a key. Returns the version's number, and whether it is ready.
+
+        Args:
+            key: Of the value.
+            contribution: One rank's part.
+            version: Its number; None: see `History.contribute`.
+            keep: How many ready versions the key keeps from now on; None: as many as before.
 
         Raises:
             VersionExistsError: See `History.contribute`.
         """
         history = self._histories.get(key)
         if history is None:
-            history = self._histories[key] = History(key)
+            history = self._histories[key] = History(key, keep=self.keep)
+        history.keep = keep or history.keep
         number = history.contribute(contribution, version).number
         self._settle(history)
         return number, number in history.ready
@@ -56,6 +69,18 @@ class Index:
             raise KeyNotFoundError(wanted.key)
         version = history.select(wanted.selector)
         return None if version is None else (history, version, item)
+
+    def rollback(self, key: str, version: int) -> None:
+        """See `History.rollback`.
+
+        Raises:
+            KeyNotFoundError: There is no such key or version.
+        """
+        history = self._histories.get(key)
+        if history is None:
+            raise KeyNotFoundError(key)
+        history.rollback(version)
+        self._settle(history)
 
     def get(self, key: str) -> History | None:
         """The history of a key."""

@@ -214,6 +214,7 @@ class Publication:
         generation: Direct mode: what the seal says while this version is the published one.
         objects: Pickled dict of the entries that are not tensors.
         inline: The whole value as `values.inline_tensor` makes it, instead of all the other fields.
+        keep: How many ready versions the key keeps from now on; None: as many as before.
     """
 
     key: str
@@ -224,6 +225,7 @@ class Publication:
     generation: int = 0
     objects: bytes = b""
     inline: bytes = b""
+    keep: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

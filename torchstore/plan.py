@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from threading import Lock
 from typing import Any
 
@@ -50,16 +51,34 @@ class Plan:
 
     Attributes:
         nbytes: Bytes that one run moves.
-        transfers: Blocks before neighbours were joined.
+        needed: Bytes of the destination.
+        tensors: How many are filled.
+        of_source: For each source, the bytes that are read from it and in how many blocks.
         compile_s: What building it cost.
     """
 
-    def __init__(self, action: RDMAAction, seals: Seals, *, nbytes: int, transfers: int, compile_s: float) -> None:
+    def __init__(
+        self,
+        action: RDMAAction,
+        seals: Seals,
+        *,
+        needed: int,
+        tensors: int,
+        of_source: tuple[tuple[int, int], ...],
+        compile_s: float,
+    ) -> None:
         self.action = action
         self.seals = seals
-        self.nbytes = nbytes
-        self.transfers = transfers
+        self.nbytes = action.nbytes
+        self.needed = needed
+        self.tensors = tensors
+        self.of_source = of_source
         self.compile_s = compile_s
+
+    @property
+    def transfers(self) -> int:
+        """Blocks, before neighbours are joined."""
+        return sum(blocks for _, blocks in self.of_source)
 
     @property
     def segments(self) -> int:
@@ -105,27 +124,30 @@ def compile_read(key: str, sources: Sequence[Source], targets: Mapping[str, Loca
     """
     begin = time.perf_counter()
     action = RDMAAction()
-    nbytes = transfers = 0
+    needed = 0
+    moved, blocks = [0] * len(sources), [0] * len(sources)
     # Layers repeat: tensors of one layout share their piece tuples, so the match is made once for all of them.
     matches: dict[tuple[int, ...], Match] = {}
     for position, (name, target) in enumerate(targets.items()):
         full_name = f"{key}/{name}" if name else key
         check_destination(target.tensor, full_name)
         holders = [
-            (source.binding, item) for source in sources if (item := source.manifest.tensors.get(name)) is not None
+            (index, source.binding, item)
+            for index, source in enumerate(sources)
+            if (item := source.manifest.tensors.get(name)) is not None
         ]
         if holders:  # the sources of one version agree about dtype and shape
-            check_same(full_name, holders[0][1].dtype, holders[0][1].global_shape, target)
+            check_same(full_name, holders[0][2].dtype, holders[0][2].global_shape, target)
         turn = (reader + position) % max(len(holders), 1)
-        alike = (turn, id(target.pieces), *(id(item.pieces) for _, item in holders))
+        alike = (turn, id(target.pieces), *(id(item.pieces) for _, _, item in holders))
         found = matches.get(alike)
         if found is None:
-            pieces = tuple(item.pieces for _, item in holders)
+            pieces = tuple(item.pieces for _, _, item in holders)
             found = matches[alike] = match(pieces, target.pieces, preference=turn)
         if found.holes:
             raise CoverageError(full_name, tuple((hole.offsets, hole.shape) for hole in found.holes))
         for transfer in found.transfers:
-            binding, item = holders[transfer.source]
+            index, binding, item = holders[transfer.source]
             if binding is None:  # pieces without memory: the publisher has made a mistake
                 raise CoverageError(full_name, ((transfer.target_local, transfer.shape),))
             action.read_remote(
@@ -139,10 +161,18 @@ def compile_read(key: str, sources: Sequence[Source], targets: Mapping[str, Loca
                     itemsize=item.itemsize,
                 ),
             )
-        transfers += len(found.transfers)
-        nbytes += sum(piece.box.numel for piece in target.pieces) * target.tensor.element_size()
+            moved[index] += prod(transfer.shape) * item.itemsize
+            blocks[index] += 1
+        needed += sum(piece.box.numel for piece in target.pieces) * target.tensor.element_size()
     seals = Seals([source.binding.seal if source.binding else None for source in sources])
-    return Plan(action, seals, nbytes=nbytes, transfers=transfers, compile_s=time.perf_counter() - begin)
+    return Plan(
+        action,
+        seals,
+        needed=needed,
+        tensors=len(targets),
+        of_source=tuple(zip(moved, blocks, strict=True)),
+        compile_s=time.perf_counter() - begin,
+    )
 
 
 def compile_write(arena: RDMABuffer, manifest: Manifest, tensors: Mapping[str, LocalTensor]) -> RDMAAction:

@@ -76,7 +76,13 @@ class Publisher:
         return cost.record(key, published[0].version, self._remote.take_calls())
 
     async def put_state_dict(
-        self, state_dict: Mapping[Any, Any], key: str, mode: Mode, version: int | None, timeout: float
+        self,
+        state_dict: Mapping[Any, Any],
+        key: str,
+        mode: Mode,
+        version: int | None,
+        keep: int | None,
+        timeout: float,
     ) -> SyncRecord:
         """Put this rank's part of a state dict as one version; one control call when warm."""
         cost = Cost("put", time.perf_counter())
@@ -90,9 +96,9 @@ class Publisher:
                 cost.mode = "direct"
                 with cost.spent_on("compile"):
                     binding, generation = self._direct.publish(key, packed)
-                return [Publication(key, version, self._me, packed.manifest, binding, generation, objects)]
+                return [Publication(key, version, self._me, packed.manifest, binding, generation, objects, keep=keep)]
             written = await self._snapshot(key, packed, cost, timeout)
-            return [replace(written, version=version, objects=objects)]
+            return [replace(written, version=version, objects=objects, keep=keep)]
 
         (published,) = await self._publish(publications, cost, timeout)
         return cost.record(key, published.version, self._remote.take_calls())

@@ -19,6 +19,7 @@ from torchstore.errors import (
     VolumeLostError,
 )
 from torchstore.manifest import Binding, Grant, Publication, Published, Retired, Selector, Wanted
+from torchstore.meta import ValueMeta
 from torchstore.process import ProcessId, this_process
 
 T = TypeVar("T")
@@ -94,6 +95,10 @@ class Remote:
         """See `StoreController.fence`."""
         await self._ask(self.controller.fence.call_one(self.info.client, key, close, timeout), timeout + _GRACE_S)
 
+    async def rollback(self, key: str, version: int, timeout: float) -> None:
+        """See `StoreController.rollback`."""
+        await self._ask(self.controller.rollback.call_one(key, version), timeout)
+
     async def delete(self, keys: tuple[str, ...], *, missing_ok: bool, timeout: float) -> None:
         """See `StoreController.delete`."""
         await self._ask(self.controller.delete.call_one(keys, missing_ok), timeout)
@@ -105,6 +110,10 @@ class Remote:
     async def exists(self, key: str, timeout: float) -> bool:
         """See `StoreController.exists`."""
         return await self._ask(self.controller.exists.call_one(key), timeout)
+
+    async def meta(self, key: str, timeout: float) -> ValueMeta:
+        """See `StoreController.meta`."""
+        return await self._ask(self.controller.meta.call_one(key), timeout)
 
     async def versions(self, key: str, timeout: float) -> tuple[int, ...]:
         """See `StoreController.versions`."""

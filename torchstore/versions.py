@@ -34,7 +34,7 @@ class History:
 
     Args:
         key: Named in errors.
-        keep: How many ready versions stay readable.
+        keep: How many ready versions stay readable, beside those that somebody reads.
     """
 
     _lease_numbers = count(1)
@@ -117,12 +117,27 @@ class History:
         self.hidden.clear()
         for number in [n for n in self.staging if n < version.number]:
             self._abandon(self.staging[number])
-        for number in sorted(self.ready)[: -self.keep]:
+        # Direct mode: what lay in the memory that holds the new version now is readable no more.
+        outdated = {n for n, old in self.ready.items() if old.closed and n < version.number}
+        current = sorted(self.ready.keys() - outdated)
+        for number in sorted(outdated) + current[: -self.keep]:
             self.draining.append(self.ready.pop(number))
 
     def _abandon(self, version: Version) -> None:
         del self.staging[version.number]
         self.draining.append(version)
+
+    def rollback(self, number: int) -> None:
+        """Make a kept version the newest again: those after it, staged ones included, are forgotten.
+
+        Raises:
+            KeyNotFoundError: It is not kept.
+            StoreError: Its bytes are lost, or its publisher has taken it back.
+        """
+        self._exact(number)
+        self.draining += [self.ready.pop(later) for later in sorted(self.ready) if later > number]
+        for staged in list(self.staging.values()):
+            self._abandon(staged)
 
     # Reading --------------------------------------------------------------------------------------------
 
@@ -236,6 +251,10 @@ class History:
         return {binding.id for version in self._all() for by, binding in version.bindings() if by == writer}
 
     # Listing --------------------------------------------------------------------------------------------
+
+    def readable(self) -> tuple[int, ...]:
+        """The versions that can be read now, oldest first."""
+        return tuple(n for n, version in sorted(self.ready.items()) if not version.closed and version.lost is None)
 
     @property
     def newest(self) -> Version | None:

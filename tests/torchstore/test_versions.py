@@ -32,6 +32,7 @@ def manifest(layout: Layout, coordinate: tuple[int, ...], *, dtype: str = "torch
 
 
 ROWS = Layout((4,), (2,), (Shard(0),))
+ONE = Layout((4,), (1,), (Shard(0),))
 REPLICATED_ROWS = Layout((4,), (2, 2), (Replicate(), Shard(0)))
 
 
@@ -242,3 +243,52 @@ def test_delete_frees_everything_once_it_is_unread() -> None:
     assert history.reap() == []
     history.release(lease)
     assert len(history.reap()) == 2
+
+
+def test_kept_versions_stay_readable_until_as_many_newer_ones_are_ready() -> None:
+    history = History("w", keep=3)
+    for number in range(1, 5):
+        history.contribute(shard(0, layout=ONE, binding=f"m{number}"), None)
+    assert history.readable() == (2, 3, 4)
+    assert [binding.id for _, binding in history.reap()] == ["m1"]
+
+
+def test_a_version_that_is_read_is_kept_beyond_its_number() -> None:
+    history = History("w", keep=1)
+    one = history.contribute(shard(0, layout=ONE, binding="m1"), None)
+    lease = history.lease(one, READER)
+    history.contribute(shard(0, layout=ONE, binding="m2"), None)
+    assert history.reap() == []
+    history.release(lease)
+    assert [binding.id for _, binding in history.reap()] == ["m1"]
+
+
+def test_overwritten_direct_memory_counts_for_no_kept_version() -> None:
+    history = History("w", keep=3)
+    for _ in range(4):
+        history.contribute(shard(0, layout=ONE, mode="direct"), None)
+    assert history.readable() == (4,)
+    assert set(history.ready) == {4}
+
+
+def test_rollback_forgets_newer_versions_and_never_reuses_their_numbers() -> None:
+    history = History("w", keep=3)
+    two = [history.contribute(shard(0, layout=ONE, binding=f"m{number}"), None) for number in (1, 2, 3)][1]
+    lease = history.lease(history.ready[3], READER)
+    history.contribute(shard(0, binding="staged"), None)
+    history.rollback(2)
+    assert history.select(LATEST) is two
+    assert {binding.id for _, binding in history.reap()} == {"staged"}
+    history.release(lease)
+    assert [binding.id for _, binding in history.reap()] == ["m3"]
+    assert history.contribute(shard(0, layout=ONE, binding="m5"), None).number == 5
+
+
+@pytest.mark.parametrize("number", [1, 7])
+def test_rollback_to_a_version_that_is_not_kept_changes_nothing(number: int) -> None:
+    history = History("w", keep=2)
+    for version in (1, 2, 3):
+        history.contribute(shard(0, layout=ONE, binding=f"m{version}"), None)
+    with pytest.raises(VersionNotFoundError, match="ready versions: 2, 3"):
+        history.rollback(number)
+    assert history.readable() == (2, 3)

@@ -1,0 +1,69 @@
+"""This process' clients of the stores that it uses, one for each, made when they are first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from threading import Lock
+from typing import TypeVar
+
+from control import ActorMesh, get_or_spawn_controller
+from torchstore.client import LocalClient
+from torchstore.controller import StaleClientError, StoreController
+from torchstore.process import this_process
+from torchstore.records import SyncRecord
+from torchstore.remote import DEFAULT_TIMEOUT_S, Remote, ask
+
+DEFAULT_STORE_NAME = "default"
+
+T = TypeVar("T")
+
+_clients: dict[str, LocalClient] = {}
+_clients_lock = Lock()
+
+
+async def client(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> LocalClient:
+    """This process' client of a store, made at the first use.
+
+    Raises:
+        StoreNotInitializedError: Nobody has initialized a store of this name.
+    """
+    found = _clients.get(store_name)
+    if found is None:
+        controller = await controller_of(store_name, timeout)
+        info = await ask(controller.info.call_one(this_process()), timeout)
+        with _clients_lock:  # two actors of one process may get here together: they share one client
+            found = _clients.setdefault(store_name, LocalClient(Remote(store_name, controller, info)))
+    return found
+
+
+def reset_client(store_name: str = DEFAULT_STORE_NAME) -> None:
+    """Forget this process' client (after a store was shut down and initialized again, for instance).
+
+    Plans and registrations go with it; what this process published in direct mode cannot be read any more.
+    """
+    with _clients_lock:
+        found = _clients.pop(store_name, None)
+    if found is not None:
+        found.close()
+
+
+def last_sync(store_name: str = DEFAULT_STORE_NAME) -> SyncRecord | None:
+    """What this process' last finished put or get on a store did; None before the first."""
+    found = _clients.get(store_name)
+    return found.last_sync if found is not None else None
+
+
+async def run(store_name: str, timeout: float, operation: Callable[[LocalClient], Awaitable[T]]) -> T:
+    """Do something with this process' client; with a new one if its store is of an earlier `initialize`."""
+    try:
+        return await operation(await client(store_name, timeout=timeout))
+    except StaleClientError:
+        reset_client(store_name)
+        return await operation(await client(store_name, timeout=timeout))
+
+
+async def controller_of(store_name: str, timeout: float) -> ActorMesh[StoreController]:
+    """The controller of a store, initialized or not."""
+    if not isinstance(store_name, str):
+        raise TypeError(f"store_name is a string, not {store_name!r}")
+    return await ask(get_or_spawn_controller(f"torchstore/{store_name}", StoreController, store_name), timeout)

@@ -1,0 +1,180 @@
+"""State dicts as versions: published by the ranks of one mesh, read into the layout of another.
+
+Each function takes ``store_name`` and ``timeout`` as those of `torchstore.api` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchstore.client import VersionSelector
+from torchstore.clients import DEFAULT_STORE_NAME, run
+from torchstore.explanation import Explanation
+from torchstore.manifest import Mode
+from torchstore.remote import DEFAULT_TIMEOUT_S
+
+
+async def put_state_dict(
+    state_dict: Mapping[Any, Any],
+    key: str,
+    store_name: str = DEFAULT_STORE_NAME,
+    direct_rdma: bool = False,
+    *,
+    mode: Mode | None = None,
+    version: int | None = None,
+    keep: int | None = None,
+    timeout: float = DEFAULT_TIMEOUT_S,
+) -> int:
+    """Publish this rank's part of a state dict as one version, which becomes visible whole or not at all.
+
+    Args:
+        state_dict: Nested dicts (lists, tuples) of tensors, DTensors and picklable objects. Ranks of one
+            mesh put the same names; each contributes its shards.
+        key: Where.
+        store_name: Which store.
+        direct_rdma: The older name of ``mode="direct"``.
+        mode: "snapshot" (the default) copies into a storage volume, and the version outlives this process.
+            "direct" copies nothing: readers take the bytes from these tensors, which must stay alive and
+            unchanged until `fence` (or `wait_for_readers`) says that nobody reads them any more.
+        version: A number higher than those before; by default the next one. Ranks that give none are
+            matched by order: the n-th put of each rank of the mesh makes the n-th version.
+        keep: How many ready versions of this key stay readable from now on, beside those that somebody reads;
+            None: as many as before, at first as many as `initialize` said. In direct mode a publisher's memory
+            holds one version, whatever is kept.
+        timeout: In seconds.
+
+    Returns:
+        The version's number. Other ranks may not have put their parts yet.
+
+    Raises:
+        VersionExistsError: That version is ready already, or a newer one is.
+        MismatchError: A tensor cannot be stored.
+        VolumeLostError: The storage volume is dead.
+    """
+    return await run(
+        store_name,
+        timeout,
+        lambda own: own.put_state_dict(
+            state_dict,
+            key,
+            mode=mode or ("direct" if direct_rdma else "snapshot"),
+            version=version,
+            keep=keep,
+            timeout=timeout,
+        ),
+    )
+
+
+async def get_state_dict(
+    key: str,
+    user_state_dict: Mapping[Any, Any] | None = None,
+    strict: bool = True,
+    store_name: str = DEFAULT_STORE_NAME,
+    direct_rdma: bool = False,
+    *,
+    version: VersionSelector = "latest",
+    timeout: float = DEFAULT_TIMEOUT_S,
+) -> dict[Any, Any]:
+    """Read one version of a state dict, into the tensors of ``user_state_dict`` where there are some.
+
+    Args:
+        key: As it was put.
+        user_state_dict: Its tensors are filled in place; DTensors take their own shard, in whatever layout.
+            Names are compared as `put_state_dict` flattens them.
+        strict: Refuse when the names of the two state dicts differ. Otherwise what is stored is read: into
+            the given tensor where there is one, into a new one where there is none.
+        store_name: Which store.
+        direct_rdma: Accepted and not needed: a version knows where its bytes are.
+        version: "latest", a number, or ("newer_than", number), which waits for the next version.
+        timeout: In seconds, the wait for a version included.
+
+    Returns:
+        The state dict, nested as it was put, holding the given tensors.
+
+    Raises:
+        KeyNotFoundError: No such key or version.
+        PartiallyPublishedError: No version is whole yet.
+        StoreTimeoutError: ("newer_than", n): no such version in time.
+        CoverageError, DTypeMismatchError, LayoutMismatchError, StateDictMismatchError: The two do not fit;
+            found before the first byte was moved.
+        SourceChangedError: Direct mode, exact version: its publisher took it back.
+        PublisherLostError: Direct mode: the publisher is dead.
+        VolumeLostError: Snapshot mode: the volume is dead.
+    """
+    return await run(
+        store_name,
+        timeout,
+        lambda own: own.get_state_dict(key, user_state_dict, strict=strict, version=version, timeout=timeout),
+    )
+
+
+async def explain(
+    key: str,
+    user_state_dict: Mapping[Any, Any] | None = None,
+    strict: bool = True,
+    store_name: str = DEFAULT_STORE_NAME,
+    *,
+    version: VersionSelector = "latest",
+    timeout: float = DEFAULT_TIMEOUT_S,
+) -> Explanation:
+    """What `get_state_dict` with these arguments would do: bytes for each link, segments, time; moves nothing.
+
+    The plan that it makes is kept: a read that follows finds it.
+
+    Raises:
+        KeyNotFoundError, CoverageError, MismatchError: As `get_state_dict` would.
+    """
+    return await run(
+        store_name,
+        timeout,
+        lambda own: own.explain(key, user_state_dict, strict=strict, version=version, timeout=timeout),
+    )
+
+
+async def versions(
+    key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
+) -> tuple[int, ...]:
+    """The versions of a key that can be read, oldest first; none for an unknown key."""
+    return await run(store_name, timeout, lambda own: own.versions(key, timeout=timeout))
+
+
+async def rollback(
+    key: str, version: int, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
+) -> None:
+    """Make a kept version the latest again, and forget those after it; who reads one of them finishes.
+
+    Their numbers are not used again: the next put makes a version newer than all that ever were. Do it while
+    nobody puts: what some ranks of a mesh have put and others have not is forgotten too.
+
+    Raises:
+        KeyNotFoundError: There is no such key, or the version is not kept.
+        SourceChangedError: Direct mode: its publisher has taken it back.
+    """
+    await run(store_name, timeout, lambda own: own.rollback(key, version, timeout=timeout))
+
+
+async def fence(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+    """Direct mode: take the published version back, and return when the tensors may be written again.
+
+    From the call on, nobody can begin to read the version: who asks for the latest one waits for the next.
+    The call returns when those who were reading are done. A reader that is late all the same finds the
+    seal broken and gets `SourceChangedError`, never a mixture.
+
+    Raises:
+        StoreTimeoutError: Somebody still reads; the message names the processes. The version stays closed.
+    """
+    await run(store_name, timeout, lambda own: own.fence(key, timeout=timeout))
+
+
+async def wait_for_readers(
+    key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
+) -> None:
+    """Direct mode: wait until nobody reads what this process has published under ``key``.
+
+    New readers may come at any moment; `fence` keeps them away as well.
+
+    Raises:
+        StoreTimeoutError: Somebody still reads; the message names the processes.
+    """
+    await run(store_name, timeout, lambda own: own.wait_for_readers(key, timeout=timeout))
