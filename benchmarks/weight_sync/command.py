@@ -1,0 +1,103 @@
+"""``python -m benchmarks.weight_sync`` from the command line to the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from benchmarks import output
+from benchmarks.errors import BenchmarkError
+from benchmarks.report import Report, Result
+from benchmarks.weight_sync.job import Workload, run
+from benchmarks.weight_sync.model import Model
+from control import ControlError, shutdown
+from dataplane.errors import DataplaneError
+from torchstore.errors import StoreError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+_FULL = Workload(Model(), 2, 2, 8, 10, 25, 300, 10_000, (64, 48))
+_QUICK = Workload(Model(layers=2, vocabulary=4096), 2, 2, 3, 2, 2, 20, 480, (8, 6))
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
+    """Run the weight-sync benchmark.
+
+    Args:
+        argv: The arguments, without the program's name.
+        prog: What was typed before them.
+
+    Returns:
+        The exit code: 0 when everything was measured, 1 for a failure, 3 for wrong data.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
+    )
+    parser.add_argument("--quick", action="store_true", help="a small model and few turns: for correctness, not speed")
+    parser.add_argument("--json", metavar="PATH", help="write the report there; - is standard output")
+    try:
+        arguments = parser.parse_args(argv)
+        output.check_writable(arguments.json)
+    except SystemExit as leave:  # argparse's, after --help
+        return leave.code if isinstance(leave.code, int) else 0
+    except BenchmarkError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return error.exit_code
+    workload = _QUICK if arguments.quick else _FULL
+    rows: list[Result] = []
+    errors: list[str] = []
+    exit_code = 0
+    try:
+        asyncio.run(_collect(workload, rows))
+    except (BenchmarkError, ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError) as error:
+        errors.append(f"{type(error).__name__}: {error}")
+        exit_code = getattr(error, "exit_code", 1)
+    except KeyboardInterrupt:
+        errors.append("interrupted")
+        exit_code = _INTERRUPTED
+    finally:
+        shutdown()
+    for sentence in errors:
+        print(f"{prog}: {sentence}", file=sys.stderr)
+    if rows:
+        output.console(json_on_stdout=arguments.json == output.STDOUT).print(_table(rows))
+    if arguments.json is not None:
+        config = {"tool": "weight_sync", "quick": arguments.quick, **asdict(workload)}
+        output.write_json(Report([*prog.split(), *argv], config, rows, errors), arguments.json)
+    return exit_code
+
+
+async def _collect(workload: Workload, rows: list[Result]) -> None:
+    async for row in run(workload):
+        rows.append(row)
+        if sys.stderr.isatty():
+            print(f"{row.name}: {output.significant(row.value)} {row.unit}", file=sys.stderr, flush=True)
+
+
+def _table(rows: Sequence[Result]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title="weights from trainers to generators", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("what", no_wrap=True)
+    for column in ("n", "p50", "p99"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("unit")
+    table.add_column("beside", no_wrap=True)
+    table.add_column("ratio", justify="right", no_wrap=True)
+    for row in rows:
+        beside = row.reference and f"{row.reference.name} {output.significant(row.reference.value, 3)}"
+        ratio = "" if row.ratio is None else output.significant(row.ratio, 3)
+        figures = (output.significant(value, 3) for value in (row.value, row.p99))
+        table.add_row(row.name, str(row.n), *figures, row.unit, beside or "", ratio)
+    return table

@@ -1,0 +1,174 @@
+"""The parts of a run, one after another: each starts its processes, measures, and stops them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+import torchstore as ts
+from benchmarks.report import Reference, Result
+from benchmarks.weight_sync.actors import Client, Cut, Echo, Generator, Trainer
+from benchmarks.weight_sync.model import Model
+from benchmarks.weight_sync.planning import measure_planning
+from benchmarks.weight_sync.sync import Syncs, measure_syncs, measure_wake_ups
+from control import Actor, ActorMesh, get_or_spawn_controller, this_host
+from torchstore.manifest import Mode
+
+__all__ = ["Workload", "run"]
+
+_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+_TIMEOUT = timedelta(seconds=60)
+_TINY = Model(layers=0, hidden=16, vocabulary=16)  # two tensors: what counts is the way, not the bytes
+
+A = TypeVar("A", bound=Actor)
+_Job = tuple[ActorMesh[Trainer], ActorMesh[Generator]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a run does.
+
+    Attributes:
+        model: What the syncs move.
+        trainers: Ranks that publish it, sharded as FSDP does.
+        generators: Ranks that read it, sharded as tensor parallelism does.
+        readers: How many read the whole of a smaller model at once, beside one that does so alone.
+        iterations: Measured syncs of each kind.
+        rounds: Of 20 small puts, gets and calls each.
+        wake_ups: Measured wake-ups.
+        plan_tensors: Tensors of the job whose plan is made.
+        plan_ranks: That job's trainers and generators.
+    """
+
+    model: Model
+    trainers: int
+    generators: int
+    readers: int
+    iterations: int
+    rounds: int
+    wake_ups: int
+    plan_tensors: int
+    plan_ranks: tuple[int, int]
+
+    @property
+    def smaller_model(self) -> Model:
+        """A fraction of the model, of which every reader has room for all."""
+        return replace(self.model, layers=max(1, self.model.layers // 6), vocabulary=self.model.vocabulary // 16)
+
+
+async def run(workload: Workload) -> AsyncIterator[Result]:
+    """Measure everything; rows come as soon as they are known."""
+    await ts.initialize()
+    try:
+        for row in await _syncs(workload, "direct"):
+            yield row
+        for row in await _syncs(workload, "snapshot"):
+            yield row
+        yield await _readers(workload)
+        yield await _wake_ups(workload)
+        for row in await _small(workload):
+            yield row
+    finally:
+        await ts.shutdown()
+    for row in _plans(workload):
+        yield row
+
+
+async def _syncs(workload: Workload, mode: Mode) -> list[Result]:
+    """A whole model from trainers to generators, each side with its own sharding."""
+    async with _job(workload.model, workload.trainers, workload.generators, "tensor_parallel", mode) as (ours, theirs):
+        syncs = await measure_syncs(ours, theirs, key=mode, mode=mode, iterations=workload.iterations)
+    where = {"nbytes": syncs.nbytes, "tensors": len(workload.model.shapes())}
+    memcpy = Result.from_samples("memcpy", "s", syncs.memcpy_s)
+    rows = [
+        Result.from_samples(
+            f"sync_{mode}", "s", syncs.seconds, reference=Reference("memcpy", memcpy.value), parameters=where
+        )
+    ]
+    if mode == "direct":
+        records = [pull.record for pull in syncs.pulls]
+        moved = [sum(record.nbytes for record in records) / len(syncs.seconds) / syncs.nbytes]
+        calls = [float(record.control_calls) for record in records]
+        rows += [
+            Result.from_samples("wire_amplification", "x", moved, parameters=where),
+            Result.from_samples("control_rpcs_per_sync", "messages", calls, parameters=where),
+        ]
+    return rows
+
+
+async def _readers(workload: Workload) -> Result:
+    """Many readers of one version beside one: seconds for each byte that they take together."""
+    per_gb: dict[int, Syncs] = {}
+    for readers in (1, workload.readers):
+        async with _job(workload.smaller_model, 1, readers, "whole", "direct") as (trainers, generators):
+            per_gb[readers] = await measure_syncs(
+                trainers, generators, key="whole", mode="direct", iterations=2 * workload.iterations, memcpy=False
+            )
+    one, many = (
+        Result.from_samples("s_per_gb", "s/GB", [s / syncs.nbytes * 1e9 for s in syncs.seconds])
+        for syncs in per_gb.values()
+    )
+    return replace(
+        many,
+        name=f"readers_{workload.readers}_vs_1",
+        reference=Reference("one reader", one.value),
+        parameters={"nbytes": per_gb[workload.readers].nbytes, "readers": workload.readers},
+    )
+
+
+async def _wake_ups(workload: Workload) -> Result:
+    async with _job(_TINY, 1, 1, "whole", "direct") as (trainers, generators):
+        taken_ms = await measure_wake_ups(trainers, generators, key="tiny", iterations=workload.wake_ups)
+    row = Result.from_samples("newer_than_wake_ms", "ms", taken_ms)
+    return Result.single("newer_than_wake_p99_ms", "ms", row.p99, parameters={"wake_ups": row.n, "p50_ms": row.p50})
+
+
+async def _small(workload: Workload) -> list[Result]:
+    """64 bytes put and got by a process that is not the controller's, beside a call to the controller's process."""
+    async with _spawned(1, Client) as client:
+        echo = await get_or_spawn_controller("weight-sync-echo", Echo)
+        taken_us = await client.measure.call_one(echo, workload.rounds)
+    call = Reference("call_one", Result.from_samples("call_one", "us", taken_us["call_one"]).value)
+    return [
+        Result.from_samples(f"{name}_64B_p50_us", "us", taken_us[name], reference=call, parameters={"nbytes": 64})
+        for name in ("put", "get")
+    ]
+
+
+def _plans(workload: Workload) -> Iterator[Result]:
+    """The plan of one reader of a large job; how many processes there are does not matter to it, so there is one."""
+    sources, readers = workload.plan_ranks
+    planned = measure_planning(
+        tensors=workload.plan_tensors, sources=sources, readers=readers, iterations=min(3, workload.iterations)
+    )
+    where = {"tensors": planned.tensors, "sources": sources, "readers": readers, "segments": planned.segments}
+    yield Result.from_samples("plan_compile_s", "s", planned.compile_s, parameters=where)
+    yield Result.from_samples("plan_replay_us_per_op", "us", planned.replay_us, parameters=where)
+
+
+@asynccontextmanager
+async def _job(model: Model, trainers: int, generators: int, cut: Cut, mode: Mode) -> AsyncIterator[_Job]:
+    """Trainers and generators; in direct mode the trainers' memory is such that readers can map it."""
+    rendezvous = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)  # type: ignore[attr-defined]
+    port = rendezvous.port
+    async with (
+        _spawned(trainers, Trainer, model, "fsdp", port, "trainers", mode == "direct") as publishing,
+        _spawned(generators, Generator, model, cut, port, "generators", False) as reading,
+    ):
+        yield publishing, reading
+
+
+@asynccontextmanager
+async def _spawned(size: int, cls: type[A], *args: Any) -> AsyncIterator[ActorMesh[A]]:
+    procs = this_host().spawn_procs(per_host={"gpus": size}, env=_ENVIRONMENT)
+    try:
+        mesh = procs.spawn(cls.__name__.lower(), cls, *args)
+        await mesh.initialized
+        yield mesh
+    finally:
+        await procs.stop()
