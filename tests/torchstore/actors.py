@@ -1,6 +1,9 @@
 """Actors that the store's tests run in real processes."""
 
+import importlib
+import inspect
 import os
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -118,6 +121,42 @@ class Peer(Actor):
         await client._remote.acquire(key, Selector(), (), 20.0)
 
 
+class Mortal(Peer):
+    """A peer that kills its own process at a step of its choice."""
+
+    @endpoint
+    async def die(self, when: str, step: str) -> None:
+        """Be killed when the process gets to a step, or leaves it.
+
+        Args:
+            when: "before" or "after".
+            step: What the step is done by: ``module:function`` or ``module:Class.method``.
+        """
+        place, _, path = step.partition(":")
+        *owners, name = path.split(".")
+        owner: Any = importlib.import_module(place)
+        for part in owners:
+            owner = getattr(owner, part)
+        done = getattr(owner, name)
+
+        def end() -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        async def asynchronously(*args: Any, **kwargs: Any) -> Any:
+            if when == "before":
+                end()
+            await done(*args, **kwargs)
+            end()
+
+        def at_once(*args: Any, **kwargs: Any) -> Any:
+            if when == "before":
+                end()
+            done(*args, **kwargs)
+            end()
+
+        setattr(owner, name, asynchronously if inspect.iscoroutinefunction(done) else at_once)
+
+
 class Keeper(Actor):
     """Owns a process that is made to be killed, and takes its death calmly."""
 
@@ -128,8 +167,8 @@ class Keeper(Actor):
         return True
 
     @endpoint
-    async def spawn(self) -> ActorMesh[Peer]:
-        return self.procs.spawn("victim", Peer)
+    async def spawn(self) -> ActorMesh[Mortal]:
+        return self.procs.spawn("victim", Mortal)
 
 
 def make_model(*, share: bool) -> dict[str, torch.Tensor]:

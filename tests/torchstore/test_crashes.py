@@ -1,0 +1,131 @@
+"""SIGKILL at every step of the protocol: the last ready version stays readable, nothing hangs, memory comes back."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import torchstore as ts
+from control import SupervisionError, this_proc
+from tests.torchstore.actors import Keeper, model_values
+
+LIMIT_S = 20.0
+
+OLD, NEW, NEXT = 1, 2, 3
+
+# Each step of a put of version NEW, in order, with the version that is the latest one when its process dies there.
+SNAPSHOT_PUT = [
+    ("before", "torchstore.publish:pack", OLD),
+    ("before", "torchstore.arenas:ArenaPool.take", OLD),
+    ("after", "torchstore.arenas:ArenaPool.take", OLD),
+    ("before", "torchstore.publish:execute", OLD),
+    ("after", "torchstore.publish:execute", OLD),
+    ("before", "torchstore.remote:Remote.publish", OLD),
+    ("after", "torchstore.remote:Remote.publish", NEW),
+]
+DIRECT_PUT = [
+    ("before", "torchstore.direct:DirectMemory.publish", OLD),
+    ("after", "torchstore.direct:DirectMemory.publish", OLD),
+    ("before", "torchstore.remote:Remote.publish", OLD),
+    ("after", "torchstore.remote:Remote.publish", NEW),
+]
+FENCE = [
+    ("before", "torchstore.remote:Remote.fence"),
+    ("after", "torchstore.remote:Remote.fence"),
+    ("after", "torchstore.publish:Publisher.withdraw"),
+]
+GET = [
+    ("before", "torchstore.remote:Remote.acquire"),
+    ("after", "torchstore.remote:Remote.acquire"),
+    ("before", "torchstore.fetch:execute"),
+    ("after", "torchstore.fetch:execute"),
+    ("before", "torchstore.remote:Remote.release"),
+]
+
+
+@pytest.fixture
+def victim() -> Iterator[Any]:
+    keeper = this_proc().spawn("keeper", Keeper)
+    yield keeper.spawn.call_one().get(timeout=LIMIT_S)
+    keeper.stop().get(timeout=LIMIT_S)
+
+
+@pytest.fixture
+async def survivor(peers: Any, store: None) -> Any:
+    """An actor that has put version OLD as a snapshot."""
+    actor = peers.slice(gpus=0)
+    await actor.put_state_dict.call_one("m", OLD, "snapshot")
+    return actor
+
+
+async def perish(call: Any) -> None:
+    """Wait for the death of the process that handles a call: a typed error, within the limit."""
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(SupervisionError):
+            await call
+
+
+async def arenas() -> int:
+    (volume,) = (await ts.client())._remote.info.volumes.values()
+    count: int = (await volume.usage.call_one())[0]
+    return count
+
+
+async def settled_at(count: int) -> None:
+    """Wait until the volume holds so many arenas; each question goes there and back."""
+    async with asyncio.timeout(LIMIT_S):
+        while await arenas() != count:
+            pass
+
+
+async def goes_on(survivor: Any) -> None:
+    """The next version can be put and read, and only its memory and that of its writer's last one are left."""
+    await survivor.put_state_dict.call_one("m", NEXT, "snapshot")
+    assert model_values(await ts.get_state_dict("m", timeout=LIMIT_S)) == {NEXT}
+    assert await arenas() <= 2
+
+
+@pytest.mark.parametrize(("when", "step", "latest"), SNAPSHOT_PUT)
+async def test_a_snapshot_put_is_whole_or_was_never(
+    victim: Any, survivor: Any, when: str, step: str, latest: int
+) -> None:
+    await victim.die.call_one(when, step)
+    await perish(victim.put_state_dict.call_one("m", NEW, "snapshot"))
+    assert model_values(await ts.get_state_dict("m", timeout=LIMIT_S)) == {latest}
+    await settled_at(1 if latest == OLD else 2)  # the survivor keeps its idle one for its next version
+    await goes_on(survivor)
+    await settled_at(1 if latest == NEW else 2)
+
+
+@pytest.mark.parametrize(("when", "step", "latest"), DIRECT_PUT)
+async def test_a_direct_put_is_whole_or_was_never(
+    victim: Any, survivor: Any, when: str, step: str, latest: int
+) -> None:
+    await victim.die.call_one(when, step)
+    await perish(victim.put_state_dict.call_one("m", NEW, "direct"))
+    if latest == OLD:
+        assert model_values(await ts.get_state_dict("m", timeout=LIMIT_S)) == {OLD}
+    else:
+        with pytest.raises(ts.PublisherLostError, match=f"version {NEW}"):
+            await ts.get_state_dict("m", timeout=LIMIT_S)
+    await goes_on(survivor)
+
+
+@pytest.mark.parametrize(("when", "step"), FENCE)
+async def test_a_publisher_that_dies_in_its_fence_is_named(victim: Any, survivor: Any, when: str, step: str) -> None:
+    await victim.put_state_dict.call_one("m", NEW, "direct")
+    await victim.die.call_one(when, step)
+    await perish(victim.fence.call_one("m", LIMIT_S))
+    with pytest.raises(ts.PublisherLostError, match=f"version {NEW}"):
+        await ts.get_state_dict("m", timeout=LIMIT_S)
+    await goes_on(survivor)
+
+
+@pytest.mark.parametrize(("when", "step"), GET)
+async def test_a_reader_that_dies_holds_nothing_back(victim: Any, survivor: Any, when: str, step: str) -> None:
+    await survivor.put_state_dict.call_one("m", NEW, "direct")
+    await victim.die.call_one(when, step)
+    await perish(victim.get_state_dict.call_one("m"))
+    await survivor.fence.call_one("m", LIMIT_S)
+    await goes_on(survivor)
