@@ -46,6 +46,9 @@ class Process:
         from control.runtime.agent import Agent
         from control.runtime.children import Children
         from control.runtime.mailbox import CellTable
+        from control.wire import engine
+
+        engine.choose()  # before the transport imports gRPC
         from control.wire.transport import Transport
 
         self.me = me

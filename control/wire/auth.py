@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import secrets
 
-VERSION = "1"
+VERSION = "2"
 """Version of the protocol; both ends must speak the same."""
 
 NONCE_NBYTES = 32

@@ -24,21 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nlink.proto\x12\x12skipper.control.v1\"4\n\x07Process\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"%\n\x06\x45xtent\x12\x0c\n\x04\x61xes\x18\x01 \x03(\t\x12\r\n\x05sizes\x18\x02 \x03(\r\"\xb6\x01\n\x0e\x45nvelopeHeader\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.skipper.control.v1.Kind\x12\x0e\n\x06target\x18\x02 \x01(\x06\x12\x0e\n\x06method\x18\x03 \x01(\t\x12\x10\n\x08reply_to\x18\x04 \x01(\x04\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12*\n\x06\x65xtent\x18\x06 \x01(\x0b\x32\x1a.skipper.control.v1.Extent\x12\x10\n\x08segments\x18\x07 \x03(\x04\"D\n\x0b\x46rameHeader\x12\x35\n\tenvelopes\x18\x01 \x03(\x0b\x32\".skipper.control.v1.EnvelopeHeader*Z\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04\x43\x41LL\x10\x01\x12\t\n\x05REPLY\x10\x02\x12\t\n\x05\x45RROR\x10\x03\x12\t\n\x05\x41GENT\x10\x04\x12\x08\n\x04PING\x10\x05\x12\x07\n\x03\x42YE\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\nlink.proto\x12\x12skipper.control.v1\"4\n\x07Process\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"%\n\x06\x45xtent\x12\x0c\n\x04\x61xes\x18\x01 \x03(\t\x12\r\n\x05sizes\x18\x02 \x03(\r*Z\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x08\n\x04\x43\x41LL\x10\x01\x12\t\n\x05REPLY\x10\x02\x12\t\n\x05\x45RROR\x10\x03\x12\t\n\x05\x41GENT\x10\x04\x12\x08\n\x04PING\x10\x05\x12\x07\n\x03\x42YE\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'link_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KIND']._serialized_start=382
-  _globals['_KIND']._serialized_end=472
+  _globals['_KIND']._serialized_start=127
+  _globals['_KIND']._serialized_end=217
   _globals['_PROCESS']._serialized_start=34
   _globals['_PROCESS']._serialized_end=86
   _globals['_EXTENT']._serialized_start=88
   _globals['_EXTENT']._serialized_end=125
-  _globals['_ENVELOPEHEADER']._serialized_start=128
-  _globals['_ENVELOPEHEADER']._serialized_end=310
-  _globals['_FRAMEHEADER']._serialized_start=312
-  _globals['_FRAMEHEADER']._serialized_end=380
 # @@protoc_insertion_point(module_scope)

@@ -2,8 +2,8 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -41,27 +41,3 @@ class Extent(_message.Message):
     axes: _containers.RepeatedScalarFieldContainer[str]
     sizes: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, axes: _Optional[_Iterable[str]] = ..., sizes: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class EnvelopeHeader(_message.Message):
-    __slots__ = ("kind", "target", "method", "reply_to", "rank", "extent", "segments")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    TARGET_FIELD_NUMBER: _ClassVar[int]
-    METHOD_FIELD_NUMBER: _ClassVar[int]
-    REPLY_TO_FIELD_NUMBER: _ClassVar[int]
-    RANK_FIELD_NUMBER: _ClassVar[int]
-    EXTENT_FIELD_NUMBER: _ClassVar[int]
-    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
-    kind: Kind
-    target: int
-    method: str
-    reply_to: int
-    rank: int
-    extent: Extent
-    segments: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, kind: _Optional[_Union[Kind, str]] = ..., target: _Optional[int] = ..., method: _Optional[str] = ..., reply_to: _Optional[int] = ..., rank: _Optional[int] = ..., extent: _Optional[_Union[Extent, _Mapping]] = ..., segments: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class FrameHeader(_message.Message):
-    __slots__ = ("envelopes",)
-    ENVELOPES_FIELD_NUMBER: _ClassVar[int]
-    envelopes: _containers.RepeatedCompositeFieldContainer[EnvelopeHeader]
-    def __init__(self, envelopes: _Optional[_Iterable[_Union[EnvelopeHeader, _Mapping]]] = ...) -> None: ...

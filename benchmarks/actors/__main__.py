@@ -1,0 +1,8 @@
+"""``python -m benchmarks.actors``, the same as ``skipper actors``."""
+
+import sys
+
+from benchmarks.actors.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], prog="python -m benchmarks.actors"))

@@ -1,0 +1,151 @@
+"""What gRPC itself does, in two processes of their own: ``grpc.aio`` as it comes, over TCP on this host.
+
+The processes are apart from the ones that run actors, since one process has one event loop for gRPC, and since what
+control chooses for its own channels must not tint the reference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+from benchmarks.errors import PeerLostError
+
+__all__ = ["RawGrpc"]
+
+_SERVICE = "skipper.benchmarks.Echo"
+_UNARY, _STREAM = f"/{_SERVICE}/Unary", f"/{_SERVICE}/Stream"
+_EXIT_S = 5.0
+
+
+class RawGrpc:
+    """The client process, told what to do over its pipes, and the server process behind it."""
+
+    def __init__(self, client: subprocess.Popen[str]) -> None:
+        self._client = client
+
+    @classmethod
+    @contextlib.contextmanager
+    def start(cls) -> Iterator[RawGrpc]:
+        """Start both processes; they end with the block.
+
+        Raises:
+            PeerLostError: One of them did not start.
+        """
+        with _process("server") as server:
+            port = _line(server)
+            with _process("client", port) as client:
+                yield cls(client)
+
+    def unary(self, count: int, nbytes: int) -> list[int]:
+        """Durations of ``count`` unary calls, one after another, in ns."""
+        return self._ask("unary", count, nbytes)
+
+    def stream(self, count: int, nbytes: int) -> list[int]:
+        """How long ``count`` messages took on one bidirectional stream, written as fast as it takes them, in ns."""
+        return self._ask("stream", count, nbytes)
+
+    def _ask(self, what: str, count: int, nbytes: int) -> list[int]:
+        assert self._client.stdin is not None  # see _process
+        try:
+            print(json.dumps([what, count, nbytes]), file=self._client.stdin, flush=True)
+        except BrokenPipeError as error:
+            raise PeerLostError("the raw gRPC client has ended") from error
+        durations: list[int] = json.loads(_line(self._client))
+        return durations
+
+
+@contextlib.contextmanager
+def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "benchmarks.actors.raw_grpc", *arguments]
+    env = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()  # which ends it
+            try:
+                process.wait(_EXIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        raise PeerLostError("a raw gRPC process has ended")
+    return line
+
+
+async def _serve() -> None:
+    import grpc
+
+    aio: Any = grpc.aio
+
+    async def unary(request: bytes, _context: object) -> bytes:
+        return request
+
+    async def stream(_requests: object, context: Any) -> None:
+        while (message := await context.read()) is not aio.EOF:
+            await context.write(message)
+
+    handlers = {
+        "Unary": grpc.unary_unary_rpc_method_handler(unary),
+        "Stream": grpc.stream_stream_rpc_method_handler(stream),
+    }
+    server = aio.server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    await server.start()
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(None)
+
+
+async def _call(port: str) -> None:
+    import grpc
+
+    aio: Any = grpc.aio
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        unary = channel.unary_unary(_UNARY)
+        call = channel.stream_stream(_STREAM)()
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            what, count, nbytes = json.loads(line)
+            message = bytes(nbytes)
+            if what == "unary":
+                durations = []
+                for _ in range(count):
+                    begin = perf_counter_ns()
+                    await unary(message)
+                    durations.append(perf_counter_ns() - begin)
+            else:
+                begin = perf_counter_ns()
+                reader = asyncio.create_task(_read(call, count))
+                for _ in range(count):
+                    await call.write(message)
+                await reader
+                durations = [perf_counter_ns() - begin]
+            print(json.dumps(durations), flush=True)
+        call.cancel()
+
+
+async def _read(call: Any, count: int) -> None:
+    for _ in range(count):
+        await call.read()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be the server or the client until standard input ends."""
+    asyncio.run(_serve() if arguments[0] == "server" else _call(arguments[1]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,179 @@
+"""What is measured, in turns: control beside raw gRPC and memcpy, a block of each in every round."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+import control
+from benchmarks.actors.parties import AsyncCaller, AsyncEcho, Caller, Echo
+from benchmarks.actors.raw_grpc import RawGrpc
+from benchmarks.errors import BenchmarkError
+from benchmarks.statistics import Contestant, Schedule, interleave
+from control import ActorMesh
+
+__all__ = ["BULK_NBYTES", "FANOUT", "MESSAGE_NBYTES", "PIPELINED", "Plan", "measure"]
+
+FANOUT = 4
+"""Processes, with an actor each."""
+
+PIPELINED = 1000
+"""Calls of which none waits for another."""
+
+MESSAGE_NBYTES = 100
+"""Of what every call carries there and back, raw or not."""
+
+BULK_NBYTES = 64 << 20
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        rounds: Blocks of each kind.
+        calls: Single calls in a block.
+        broadcasts: Messages to each of `FANOUT` actors in a block.
+        spawns: How often the processes are started anew.
+        warmup: Rounds that are not counted.
+    """
+
+    rounds: int = 24
+    calls: int = 150
+    broadcasts: int = 2500
+    spawns: int = 5
+    warmup: int = 2
+
+
+Times = dict[str, list[int]]
+"""Durations in ns by what took them."""
+
+
+def measure(plan: Plan) -> Times:
+    """Run the plan, and leave no process behind.
+
+    Raises:
+        BenchmarkError: A message was lost, or a reference process ended.
+        ControlError: A call failed.
+    """
+    times: Times = defaultdict(list)
+    with contextlib.ExitStack() as stack:
+        stack.callback(control.shutdown)
+        raw = stack.enter_context(RawGrpc.start())
+        for _ in range(plan.spawns):
+            times["spawn"].append(_time_spawn())
+        work = _Work(plan, raw, times)
+        contestants = [Contestant(name, functools.partial(work.run, name)) for name in work.blocks]
+        interleave(contestants, Schedule(iterations=plan.rounds, warmup=plan.warmup))
+        for name in work.blocks:  # the rounds before the first that counts
+            del times[name][: len(times[name]) * plan.warmup // (plan.warmup + plan.rounds)]
+    return dict(times)
+
+
+def _time_spawn() -> int:
+    begin = perf_counter_ns()
+    procs = control.this_host().spawn_procs({"procs": FANOUT})
+    procs.spawn("echo", Echo).noted.call().get(TIMEOUT_S)
+    elapsed = perf_counter_ns() - begin
+    procs.stop().get(TIMEOUT_S)
+    return elapsed
+
+
+class _Work:
+    """The actors of the run, and one function for each kind of block."""
+
+    def __init__(self, plan: Plan, raw: RawGrpc, times: Times) -> None:
+        self._plan = plan
+        self._raw = raw
+        self._times = times
+        procs = control.this_host().spawn_procs({"procs": FANOUT})
+        self._all: ActorMesh[Echo] = procs.spawn("echo", Echo)
+        self._one = self._all.slice(procs=0)
+        self._async_one = procs.slice(procs=0).spawn("async_echo", AsyncEcho)
+        self._caller = procs.slice(procs=1).spawn("caller", Caller)
+        self._async_caller = procs.slice(procs=1).spawn("async_caller", AsyncCaller)
+        self._message = bytes(MESSAGE_NBYTES)
+        self._bulk = bytes(bytearray(b"x") * BULK_NBYTES)
+        self._copy = _memcpy(self._bulk)
+        self.blocks: dict[str, Callable[[], list[int]]] = {
+            "grpc_unary": lambda: raw.unary(plan.calls, MESSAGE_NBYTES),
+            "call_one": lambda: self._each(lambda: self._one.echo.call_one(self._message)),
+            "actor_to_actor": self._from_actor,
+            "async_actor_to_actor": self._from_async_actor,
+            "fanout": lambda: self._each(lambda: self._all.echo.call(self._message)),
+            "grpc_stream": lambda: raw.stream(PIPELINED, MESSAGE_NBYTES),
+            "pipelined": self._pipeline,
+            "broadcast": self._broadcast,
+            "bulk": self._send_bulk,
+            "memcpy": lambda: [_timed(self._copy) for _ in range(3)],
+        }
+
+    def run(self, name: str) -> None:
+        """Run one block."""
+        self._times[name] += self.blocks[name]()
+
+    def _each(self, call: Callable[[], control.Future[Any]]) -> list[int]:
+        return [_timed(lambda: call().get(TIMEOUT_S)) for _ in range(self._plan.calls)]
+
+    def _from_actor(self) -> list[int]:
+        future: control.Future[list[int]] = self._caller.time_calls.call_one(
+            self._one, self._plan.calls, self._message, TIMEOUT_S
+        )
+        return future.get(TIMEOUT_S)
+
+    def _from_async_actor(self) -> list[int]:
+        future: control.Future[list[int]] = self._async_caller.time_calls.call_one(
+            self._async_one, self._plan.calls, self._message
+        )
+        return future.get(TIMEOUT_S)
+
+    def _pipeline(self) -> list[int]:
+        begin = perf_counter_ns()
+        futures = [self._one.echo.call_one(self._message) for _ in range(PIPELINED)]
+        for future in futures:
+            future.get(TIMEOUT_S)
+        return [perf_counter_ns() - begin]
+
+    def _broadcast(self) -> list[int]:
+        begin = perf_counter_ns()
+        for number in range(self._plan.broadcasts):
+            self._all.note.broadcast(number)
+        noted = sum(self._all.noted.call().get(TIMEOUT_S))  # answered behind them: all have been handled
+        elapsed = perf_counter_ns() - begin
+        if noted != FANOUT * self._plan.broadcasts:
+            raise BenchmarkError(f"{noted} of {FANOUT * self._plan.broadcasts} messages have arrived")
+        return [elapsed]
+
+    def _send_bulk(self) -> list[int]:
+        def send() -> None:
+            if self._one.nbytes.call_one(self._bulk).get(TIMEOUT_S) != BULK_NBYTES:
+                raise BenchmarkError("the bulk argument did not arrive whole")
+
+        return [_timed(send) for _ in range(2)]
+
+
+def _timed(action: Callable[[], object]) -> int:
+    begin = perf_counter_ns()
+    action()
+    return perf_counter_ns() - begin
+
+
+def _memcpy(source: bytes) -> Callable[[], object]:
+    """A call of the C library's memcpy into memory of its own; warm after the first."""
+    function = ctypes.CDLL(None).memcpy
+    function.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+    function.restype = ctypes.c_void_p
+    destination = bytearray(len(source))
+    address = ctypes.addressof((ctypes.c_char * len(source)).from_buffer(destination))
+
+    def copy(keep: bytearray = destination) -> None:
+        function(address, source, len(keep))
+
+    return copy

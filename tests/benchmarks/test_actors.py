@@ -1,0 +1,63 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.actors.command import main
+from benchmarks.actors.rounds import FANOUT, PIPELINED, Plan
+from benchmarks.actors.rows import rows
+from benchmarks.report import Report
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = {
+    "grpc_aio_unary_p50_us",
+    "grpc_aio_bidi_msgs_per_s",
+    "memcpy_64MiB_gb_per_s",
+    "call_one_p50_us",
+    "actor_to_actor_p50_us",
+    "actor_to_actor_async_p50_us",
+    "call_fanout4_p50_us",
+    "pipelined_calls_per_s",
+    "broadcast_msgs_per_s",
+    "call_64MiB_gb_per_s",
+    "spawn_4_procs_s",
+}
+KINDS = ("grpc_unary", "grpc_stream", "memcpy", "call_one", "actor_to_actor", "async_actor_to_actor", "fanout")
+KINDS += ("pipelined", "broadcast", "bulk", "spawn")
+
+
+def test_a_quick_run_prints_every_figure_beside_its_reference() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.actors", "--quick", "--json", "-"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    report = Report.from_dict(json.loads(done.stdout))
+    assert {row.name for row in report.results} == NAMES
+    assert all(row.value > 0 for row in report.results)
+    assert report.errors == ()
+    assert "call_one_p50_us" in done.stderr  # the table
+
+
+def test_rates_and_ratios_follow_from_the_durations() -> None:
+    times = {kind: [1_000_000, 2_000_000, 4_000_000] for kind in KINDS}
+    times["call_one"] = [500_000, 1_000_000, 3_000_000]
+    by_name = {row.name: row for row in rows(times, Plan(broadcasts=10))}
+    assert by_name["call_one_p50_us"].value == 1000
+    assert by_name["call_one_p50_us"].ratio == 0.5
+    assert by_name["pipelined_calls_per_s"].value == PIPELINED / 0.002
+    assert by_name["broadcast_msgs_per_s"].value == FANOUT * 10 / 0.002
+    assert by_name["call_64MiB_gb_per_s"].value == pytest.approx((64 << 20) / 2e6)
+    assert by_name["call_64MiB_gb_per_s"].ratio == 1
+    assert by_name["spawn_4_procs_s"].value == 0.002
+
+
+def test_a_wrong_command_line_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--fast"]) == 2
+    assert main(["--json", "/nowhere/at/all.json"]) == 2
+    assert "skipper actors:" in capsys.readouterr().err
