@@ -16,6 +16,7 @@ from torchstore.publish import Publisher
 from torchstore.records import SyncRecord
 from torchstore.remote import DEFAULT_TIMEOUT_S, Remote
 from torchstore.slices import TensorSlice
+from torchstore.staging import check_transfer_dtype
 
 VersionSelector = int | Literal["latest"] | tuple[Literal["newer_than"], int]
 
@@ -80,6 +81,7 @@ class LocalClient:
         mode: Mode = "snapshot",
         version: int | None = None,
         keep: int | None = None,
+        transfer_dtype: torch.dtype | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> int:
         """See `torchstore.put_state_dict`."""
@@ -90,7 +92,11 @@ class LocalClient:
             _check_version(version)
         if keep is not None:
             check_keep(keep)
-        self.last_sync = await self._publisher.put_state_dict(state_dict, key, mode, version, keep, timeout)
+        if transfer_dtype is not None:
+            check_transfer_dtype(transfer_dtype)
+        self.last_sync = await self._publisher.put_state_dict(
+            state_dict, key, mode, version, keep, transfer_dtype, timeout
+        )
         return self.last_sync.version
 
     async def get_state_dict(

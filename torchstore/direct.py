@@ -57,6 +57,10 @@ class DirectMemory:
         current.seal.fill_(generation)
         return current.binding, generation
 
+    def holds(self, key: str) -> bool:
+        """Whether something is published under this key."""
+        return key in self._current
+
     def withdraw(self, key: str) -> None:
         """Break the seal: a reader that is late finds out."""
         current = self._current.get(key)

@@ -6,6 +6,7 @@ published and nothing is copied. Either way the put ends with one control call t
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -24,6 +25,7 @@ from torchstore.plan import compile_write, execute
 from torchstore.process import this_process
 from torchstore.records import Cost, SyncRecord
 from torchstore.remote import Remote
+from torchstore.staging import Staging
 from torchstore.state_dict import flatten
 from torchstore.tensors import fingerprint
 from torchstore.values import dump, inline_object, inline_tensor
@@ -39,6 +41,7 @@ class Publisher:
         self._me = this_process()
         self._arenas = ArenaPool(remote, self._retire)
         self._direct = DirectMemory()
+        self._staging = Staging()
         self._packed: dict[str, Packed] = {}
         self._seen: dict[str, int] = {}  # hash of the fingerprint that was put last
         self._sent: set[str] = set()  # ids of manifests and bindings that the controller has been sent
@@ -82,11 +85,14 @@ class Publisher:
         mode: Mode,
         version: int | None,
         keep: int | None,
+        transfer_dtype: torch.dtype | None,
         timeout: float,
     ) -> SyncRecord:
         """Put this rank's part of a state dict as one version; one control call when warm."""
         cost = Cost("put", time.perf_counter())
         leaves, paths = flatten(state_dict)
+        if transfer_dtype is not None:
+            leaves = await self._staged(key, mode, leaves, transfer_dtype, cost, timeout)
         packed = self._pack_state_dict(key, mode, leaves, paths, cost)
         names = packed.manifest.objects
         objects = dump({name: leaves[name] for name in names}) if names else b""
@@ -114,13 +120,32 @@ class Publisher:
             self._direct.forget(key)
             self._packed.pop(key, None)
             self._seen.pop(key, None)
+            self._staging.forget(key)
 
     def close(self) -> None:
         """Let go of everything; versions that this process published in direct mode end here."""
         self._direct.close()
+        self._staging.close()
         self._packed.clear()
 
     # Steps ----------------------------------------------------------------------------------------------
+
+    async def _staged(
+        self, key: str, mode: Mode, leaves: Mapping[str, Any], dtype: torch.dtype, cost: Cost, timeout: float
+    ) -> dict[str, Any]:
+        """The leaves in the dtype in which they travel.
+
+        In direct mode readers read the copies, so these are not written before the readers of the last version
+        have left; the originals are free again when the put returns.
+        """
+        with cost.spent_on("compile"):
+            staged = self._staging.of(key, leaves, dtype, everything=mode == "direct")
+        if mode == "direct" and self._direct.holds(key):
+            with cost.spent_on("control"):
+                await self._remote.fence(key, close=True, timeout=timeout)
+            self.withdraw(key)
+        with cost.spent_on("transfer"):
+            return await asyncio.to_thread(staged.fill, leaves)
 
     def _pack_state_dict(
         self, key: str, mode: Mode, leaves: Mapping[str, Any], paths: Mapping[str, Any], cost: Cost

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 import dataplane
-from torchstore.tensors import is_dtensor
+from torchstore.tensors import is_dtensor, with_local
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -56,14 +56,7 @@ def _moved(tensor: torch.Tensor) -> torch.Tensor:
         copy = _moved(local)
         if copy is local:
             return tensor
-        return type(tensor).from_local(
-            copy,
-            tensor.device_mesh,
-            tensor.placements,
-            run_check=False,
-            shape=tensor.shape,
-            stride=tensor.stride(),
-        )
+        return with_local(tensor, copy)
     if tensor.device.type != "cpu" or tensor.numel() == 0 or dataplane.is_shared(tensor):
         return tensor
     return _shared_like(tensor).copy_(tensor.detach())

@@ -143,6 +143,22 @@ def check_destination(tensor: torch.Tensor, key: str) -> None:
         raise LayoutMismatchError(key, "cannot write into an expanded tensor: several elements share memory")
 
 
+def local_of(value: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor: itself, or a DTensor's local shard; detached, the same memory."""
+    if not is_dtensor(value):
+        return value.detach()
+    with torch.no_grad():
+        local: torch.Tensor = value.to_local()
+    return local.detach()
+
+
+def with_local(value: DTensor, local: torch.Tensor) -> DTensor:
+    """A DTensor of the same mesh, placements and global shape over another local tensor."""
+    return type(value).from_local(
+        local, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
+    )
+
+
 def storage_of(tensor: torch.Tensor) -> torch.Tensor:
     """All the memory behind a tensor as one flat byte tensor; it shares that memory and keeps it alive."""
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from torchstore.client import VersionSelector
 from torchstore.clients import DEFAULT_STORE_NAME, run
 from torchstore.explanation import Explanation
@@ -24,6 +26,7 @@ async def put_state_dict(
     mode: Mode | None = None,
     version: int | None = None,
     keep: int | None = None,
+    transfer_dtype: torch.dtype | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> int:
     """Publish this rank's part of a state dict as one version, which becomes visible whole or not at all.
@@ -42,6 +45,10 @@ async def put_state_dict(
         keep: How many ready versions of this key stay readable from now on, beside those that somebody reads;
             None: as many as before, at first as many as `initialize` said. In direct mode a publisher's memory
             holds one version, whatever is kept.
+        transfer_dtype: Store floating-point tensors as this dtype, converted on their way: ``torch.bfloat16`` halves
+            what float32 weights cost. In direct mode readers then read converted copies of all tensors, which
+            this process keeps; the put waits until nobody reads the last ones any more, and the tensors
+            themselves are free again when it returns, without a `fence`.
         timeout: In seconds.
 
     Returns:
@@ -61,6 +68,7 @@ async def put_state_dict(
             mode=mode or ("direct" if direct_rdma else "snapshot"),
             version=version,
             keep=keep,
+            transfer_dtype=transfer_dtype,
             timeout=timeout,
         ),
     )

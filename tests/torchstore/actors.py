@@ -97,13 +97,13 @@ class Peer(Actor):
         return ts.last_sync()
 
     @endpoint
-    async def put_fake_shard(self, key: str, rank: int, world_size: int, seed: int) -> int:
+    async def put_fake_shard(self, key: str, rank: int, world_size: int, seed: int, **options: Any) -> int:
         """Put one rank's rows of a DTensor, without a process group that would miss a dead rank."""
         if not dist.is_initialized():
             dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
         mesh = init_device_mesh("cpu", (world_size,))
-        local = torch.full((300, 50), seed)
-        return await ts.put_state_dict({"w": DTensor.from_local(local, mesh, [Shard(0)])}, key)
+        local = torch.full((300, 50), seed, dtype=torch.float32)
+        return await ts.put_state_dict({"w": DTensor.from_local(local, mesh, [Shard(0)])}, key, **options)
 
     @endpoint
     async def write_without_publishing(self, key: str) -> None:
