@@ -42,6 +42,7 @@ from torchstore.errors import (
     UnsupportedPlacementError,
     VersionExistsError,
     VersionNotFoundError,
+    VolumeFullError,
     VolumeLostError,
 )
 from torchstore.explanation import Explanation, Link
@@ -124,5 +125,6 @@ __all__ = [
     "SourceChangedError",
     "PublisherLostError",
     "VolumeLostError",
+    "VolumeFullError",
     "StrategyError",
 ]

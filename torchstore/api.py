@@ -29,6 +29,7 @@ async def initialize(
     mesh: ProcMesh | None = None,
     *,
     keep_versions: int = 1,
+    volume_nbytes: int | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Start a store: its controller and its storage volumes. Call it once, in the script.
@@ -41,6 +42,9 @@ async def initialize(
         mesh: Processes to start the volumes in, one in each, in place of new ones.
         keep_versions: How many ready versions of each key stay readable, beside those that somebody reads;
             `put_state_dict` can say otherwise for its key.
+        volume_nbytes: How many bytes each volume may hold; None: as many as the system gives. A put that finds its
+            volume full lets go of the oldest kept versions that nobody reads; the newest of each key stays. If
+            that is not enough it waits, until its timeout, for readers to finish.
         timeout: In seconds.
 
     Raises:
@@ -48,6 +52,8 @@ async def initialize(
             store of this name that is running already.
     """
     check_keep(keep_versions)
+    if volume_nbytes is not None and volume_nbytes < 1:
+        raise ValueError(f"a volume needs at least one byte, not {volume_nbytes}")
     if num_storage_volumes < 1:
         raise ValueError(f"a store needs at least one storage volume, not {num_storage_volumes}")
     if strategy is None:
@@ -58,7 +64,7 @@ async def initialize(
         strategy = ControllerStorageVolumes()
     reset_client(store_name)
     controller = await controller_of(store_name, timeout)
-    await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, keep_versions), timeout)
+    await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, keep_versions, volume_nbytes), timeout)
 
 
 async def shutdown(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:

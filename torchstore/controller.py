@@ -15,7 +15,8 @@ from typing import Any
 from control import Actor, ActorMesh, Port, ProcMesh, endpoint
 from torchstore.errors import KeyNotFoundError, StoreError, StoreNotInitializedError, StrategyError
 from torchstore.index import Index, grant
-from torchstore.manifest import Binding, Grant, Part, Publication, Published, Retired, Selector, Wanted
+from torchstore.ledger import Ledger
+from torchstore.manifest import Grant, Part, Publication, Published, Retired, Selector, Wanted
 from torchstore.meta import ValueMeta, describe_version
 from torchstore.process import ProcessId
 from torchstore.strategy import TorchStoreStrategy
@@ -70,10 +71,9 @@ class StoreController(Actor):
     def __init__(self, store_name: str) -> None:
         self._store_name = store_name
         self._volumes: Volumes | None = None
-        self._index = Index(self._memory_is_idle, self._key_is_gone)
+        self._ledger = Ledger(self._free)
+        self._index = Index(self._ledger.idle, self._ledger.gone)
         self._known: OrderedDict[str, Any] = OrderedDict()  # manifests and bindings by id
-        self._freed: OrderedDict[str, None] = OrderedDict()  # ids of arenas
-        self._retired: dict[ProcessId, list[Retired]] = {}
         self._clients: dict[int, ProcessId] = {}
         self._client_numbers = count(1)  # goes on after a shutdown, so that clients from before are known as such
         self._waiting = WaitingRoom()
@@ -87,7 +87,12 @@ class StoreController(Actor):
 
     @endpoint
     async def init(
-        self, num_storage_volumes: int, strategy: TorchStoreStrategy, mesh: ProcMesh | None, keep_versions: int
+        self,
+        num_storage_volumes: int,
+        strategy: TorchStoreStrategy,
+        mesh: ProcMesh | None,
+        keep_versions: int,
+        volume_nbytes: int | None,
     ) -> None:
         """Start the volumes. Doing it twice without a shutdown between is an error.
 
@@ -96,7 +101,7 @@ class StoreController(Actor):
         """
         if self._volumes is not None:
             raise StrategyError(f"the store {self._store_name!r} is initialized already; shut it down first")
-        volumes = await Volumes.start(self._store_name, num_storage_volumes, strategy, mesh)
+        volumes = await Volumes.start(self._store_name, num_storage_volumes, strategy, mesh, volume_nbytes)
         for process in volumes.processes.values():
             self._watch.add(process)
         self._volumes = volumes
@@ -123,8 +128,9 @@ class StoreController(Actor):
         self._waiting.dismiss_all(StoreNotInitializedError(self._store_name))
         self._watch.close()
         self._index.clear()
-        for state in (self._known, self._freed, self._retired, self._clients):
-            state.clear()
+        self._ledger.clear()
+        self._known.clear()
+        self._clients.clear()
         if volumes is not None:
             await volumes.stop()
 
@@ -148,7 +154,7 @@ class StoreController(Actor):
             )
             answers.append(Published(number, ready))
         if answers:
-            answers[-1] = replace(answers[-1], retired=tuple(self._retired.pop(writer, ())))
+            answers[-1] = replace(answers[-1], retired=self._ledger.news_for(writer))
         self._waiting.wake()
         return tuple(answers)
 
@@ -163,13 +169,44 @@ class StoreController(Actor):
     @endpoint
     async def reclaim(self, client: int) -> tuple[Retired, ...]:
         """Memory of this client's process that was retired since its last publication."""
-        return tuple(self._retired.pop(self._process_of(client), ()))
+        return self._ledger.news_for(self._process_of(client))
+
+    @endpoint(explicit_response_port=True)
+    async def make_room(
+        self, port: Port[tuple[int, tuple[str, ...]]], client: int, volume: str, since: int, timeout: float
+    ) -> None:
+        """Answer when arenas of a full volume have been freed, with the ledger's clock and their ids.
+
+        Those that were freed since the clock stood at ``since`` count. If there are none, idle arenas are freed, else
+        that of the oldest version that nobody reads and that is not the newest of its key, else it is waited for.
+
+        Raises:
+            StoreTimeoutError: There was nothing to free for ``timeout`` seconds.
+        """
+
+        def attempt() -> tuple[int, tuple[str, ...]] | None:
+            self._process_of(client)
+            if not self._ledger.freed_since(since, volume):
+                self._ledger.free_idle(volume)
+            if not self._ledger.freed_since(since, volume) and self._index.retire_oldest(volume):
+                self._ledger.free_idle(volume)
+            freed = self._ledger.freed_since(since, volume)
+            return (self._ledger.clock, freed) if freed else None
+
+        self._waiting.answer(
+            port,
+            attempt,
+            timeout,
+            lambda: f"volume {volume!r} is full of versions that are being read or are the newest of their keys",
+        )
 
     def _contribution(self, publication: Publication) -> Contribution:
         manifest = self._resolve(publication.manifest)
         binding = self._resolve(publication.binding)
-        if binding is not None and binding.id in self._freed:
-            raise ArenaFreedError(binding.id)
+        if binding is not None:
+            if self._ledger.is_freed(binding):
+                raise ArenaFreedError(binding.id)
+            self._ledger.in_use(binding)
         return Contribution(
             writer=publication.writer,
             part=manifest.part if manifest is not None else Part(),
@@ -186,7 +223,9 @@ class StoreController(Actor):
             return None
         name = given if isinstance(given, str) else given.id
         if not isinstance(given, str):
-            _remember(self._known, name, given)
+            self._known[name] = given
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
         elif name not in self._known:
             raise UnknownIdError(name)
         self._known.move_to_end(name)
@@ -336,39 +375,14 @@ class StoreController(Actor):
             raise StoreNotInitializedError(self._store_name)
         return self._volumes
 
-    def _memory_is_idle(self, writer: ProcessId, binding: Binding) -> None:
-        """Its writer may use it again; a dead one does not need it."""
-        if writer.is_alive():
-            self._tell_later(writer, Retired(binding.id, binding.volume))
-        else:
-            self._free(binding)
-
-    def _key_is_gone(self, memory: list[tuple[ProcessId, Binding]]) -> None:
-        """Writers keep memory for the next version of a key: of this one there will be none."""
-        for writer, binding in memory:
-            self._free(binding)
-            if writer.is_alive():
-                self._tell_later(writer, Retired(binding.id, binding.volume, gone=True))
-
-    def _tell_later(self, writer: ProcessId, retired: Retired) -> None:
-        """In the answer to its next publication."""
-        self._retired.setdefault(writer, []).append(retired)
-
-    def _free(self, binding: Binding) -> None:
-        if binding.mode == "snapshot" and self._volumes is not None:
-            _remember(self._freed, binding.id, None)
-            self._volumes.free(binding.volume, binding.id)
+    def _free(self, volume: str, arena: str) -> None:
+        if self._volumes is not None:
+            self._volumes.free(volume, arena)
 
     def _process_died(self, process: ProcessId) -> None:
-        self._retired.pop(process, None)
+        self._ledger.forget(process)
         volumes = self._volumes.living_in(process) if self._volumes is not None else []
         kept = self._index.process_died(process, volumes)
         if self._volumes is not None and not volumes:
             self._volumes.free_writer(process, tuple(kept))
         self._waiting.wake()
-
-
-def _remember(records: OrderedDict[str, Any], name: str, record: Any) -> None:
-    records[name] = record
-    while len(records) > _REMEMBERED:
-        records.popitem(last=False)

@@ -18,6 +18,7 @@ StoreError
 ├── SourceChangedError                              direct mode: the publisher moved on while it was read
 ├── PublisherLostError                              direct mode: the process that owns the bytes is gone
 ├── VolumeLostError                                 the process that kept the copies is gone
+├── VolumeFullError                                 a version is larger than all that a volume may hold
 └── StrategyError                   (ValueError)    no volume for this client, or volumes that do not fit
 ```
 
@@ -200,6 +201,25 @@ class VolumeLostError(StoreError):
     def __init__(self, volume: str, reason: str) -> None:
         super().__init__(f"storage volume {volume!r} is lost: {reason}; put again, or initialize the store anew")
         self.volume = volume
+
+
+class VolumeFullError(StoreError):
+    """A version does not fit into a volume: not now, or, where a put raises it, not ever.
+
+    Attributes:
+        volume: Its id, as the strategy names it.
+        nbytes: What this process' part of the version needs.
+        limit: What the volume may hold (``initialize(volume_nbytes=...)``).
+    """
+
+    def __init__(self, volume: str, nbytes: int, limit: int) -> None:
+        super().__init__(
+            f"{nbytes:,} bytes do not fit into storage volume {volume!r}, which may hold {limit:,}; raise "
+            "initialize(volume_nbytes=...), use more volumes, or mode='direct'"
+        )
+        self.volume = volume
+        self.nbytes = nbytes
+        self.limit = limit
 
 
 class StrategyError(StoreError, ValueError):

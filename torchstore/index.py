@@ -82,6 +82,20 @@ class Index:
         history.rollback(version)
         self._settle(history)
 
+    def retire_oldest(self, volume: str) -> bool:
+        """Let go of the oldest version in a volume that is neither read nor the newest of its key, if there is one."""
+        found = [
+            (version.ready_as, version, history)
+            for history in self._histories.values()
+            for version in history.idle_versions(volume)
+        ]
+        if not found:
+            return False
+        _, version, history = min(found, key=lambda entry: entry[0])
+        history.retire(version)
+        self._settle(history)
+        return True
+
     def get(self, key: str) -> History | None:
         """The history of a key."""
         return self._histories.get(key)

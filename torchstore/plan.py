@@ -151,7 +151,7 @@ def compile_read(key: str, sources: Sequence[Source], targets: Mapping[str, Loca
             if binding is None:  # pieces without memory: the publisher has made a mistake
                 raise CoverageError(full_name, ((transfer.target_local, transfer.shape),))
             action.read_remote(
-                cut(target.tensor, transfer.target_local, transfer.shape),
+                target.tensor,
                 binding.buffers[item.buffer],
                 layout=RemoteLayout(
                     offset=item.offset
@@ -160,6 +160,7 @@ def compile_read(key: str, sources: Sequence[Source], targets: Mapping[str, Loca
                     strides=item.strides,
                     itemsize=item.itemsize,
                 ),
+                at=transfer.target_local,
             )
             moved[index] += prod(transfer.shape) * item.itemsize
             blocks[index] += 1
@@ -224,14 +225,6 @@ def check_same(name: str, dtype: str, global_shape: Ints, target: LocalTensor) -
         raise LayoutMismatchError(
             name, f"stored with the global shape {global_shape}, asked for with {target.global_shape}"
         )
-
-
-def cut(tensor: torch.Tensor, offsets: Ints, shape: Ints) -> torch.Tensor:
-    """The view of a block of a tensor."""
-    for dim, (start, size) in enumerate(zip(offsets, shape, strict=True)):
-        if size != tensor.shape[dim]:
-            tensor = tensor.narrow(dim, start, size)
-    return tensor
 
 
 class PlanCache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torchstore.errors import (
     SourceChangedError,
     StoreError,
     StoreTimeoutError,
+    VolumeFullError,
     VolumeLostError,
 )
 from torchstore.manifest import Binding, Grant, Publication, Published, Retired, Selector, Wanted
@@ -89,7 +91,7 @@ class Remote:
         leases = tuple((grant.key, grant.lease) for grant in grants if grant.lease)
         if leases:
             self.calls += 1
-            self.controller.release.broadcast(leases)
+            self.controller.release.call(leases)
 
     async def fence(self, key: str, *, close: bool, timeout: float) -> None:
         """See `StoreController.fence`."""
@@ -124,12 +126,28 @@ class Remote:
         return self.info.strategy.choose(tuple(self.info.volumes))
 
     async def allocate(self, volume: str, nbytes: int, timeout: float) -> Binding:
-        """A new arena. See `StorageVolume.allocate`."""
-        call = self.info.volumes[volume].allocate.call_one(this_process(), nbytes)
-        try:
-            return await self._ask(call, timeout)
-        except SupervisionError as error:
-            return await self.volume_lost(volume, error, timeout)
+        """A new arena; waits for memory where the volume is full.
+
+        Raises:
+            VolumeFullError: It is larger than all that the volume may hold.
+            StoreTimeoutError: Nothing was freed in time.
+        """
+        actor = self.info.volumes[volume]
+        end, clock = time.monotonic() + timeout, 0
+        while True:
+            try:
+                return await self._ask(actor.allocate.call_one(this_process(), nbytes), timeout)
+            except SupervisionError as error:
+                await self.volume_lost(volume, error, timeout)
+            except VolumeFullError as error:
+                if error.nbytes > error.limit:
+                    raise
+            left = max(end - time.monotonic(), 0.0)
+            call = self.controller.make_room.call_one(self.info.client, volume, clock, left)
+            freed: tuple[str, ...]
+            clock, freed = await self._ask(call, left + _GRACE_S)
+            # The controller has said so to the volume too, but only messages of one sender come in order.
+            self.free(volume, freed)
 
     async def volume_lost(self, volume: str, cause: BaseException, timeout: float) -> NoReturn:
         """Say why a volume does not answer.
@@ -146,7 +164,7 @@ class Remote:
         """Drop arenas, without waiting."""
         if arenas and volume in self.info.volumes:
             self.calls += 1
-            self.info.volumes[volume].free.broadcast(arenas)
+            self.info.volumes[volume].free.call(arenas)
 
     def take_calls(self) -> int:
         """How many control messages were sent since this was asked last."""

@@ -35,6 +35,7 @@ class Version:
         leases: Who reads it now, by lease number.
         closed: Direct mode: taken back; nobody may start to read it.
         lost: Set when part of the bytes is gone: makes the error that readers get.
+        ready_as: The how-manieth version of the store it was that became ready; 0 before.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Version:
     leases: dict[int, ProcessId] = field(default_factory=dict)
     closed: bool = False
     lost: Callable[[], StoreError] | None = None
+    ready_as: int = 0
 
     def bindings(self) -> Iterator[tuple[ProcessId, Binding]]:
         """The memory that this version uses, with the process that put it."""

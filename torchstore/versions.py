@@ -38,6 +38,7 @@ class History:
     """
 
     _lease_numbers = count(1)
+    _ready_numbers = count(1)
 
     def __init__(self, key: str, *, keep: int = 1) -> None:
         self.key = key
@@ -114,6 +115,7 @@ class History:
     def _make_ready(self, version: Version) -> None:
         del self.staging[version.number]
         self.ready[version.number] = version
+        version.ready_as = next(self._ready_numbers)
         self.hidden.clear()
         for number in [n for n in self.staging if n < version.number]:
             self._abandon(self.staging[number])
@@ -126,6 +128,20 @@ class History:
     def _abandon(self, version: Version) -> None:
         del self.staging[version.number]
         self.draining.append(version)
+
+    def idle_versions(self, volume: str) -> list[Version]:
+        """Ready versions with memory in a volume that nobody reads, without the newest."""
+        return [
+            version
+            for number, version in self.ready.items()
+            if number < max(self.ready)
+            and not version.leases
+            and any(binding.volume == volume for _, binding in version.bindings())
+        ]
+
+    def retire(self, version: Version) -> None:
+        """Let go of a ready version before its time."""
+        self.draining.append(self.ready.pop(version.number))
 
     def rollback(self, number: int) -> None:
         """Make a kept version the newest again: those after it, staged ones included, are forgotten.

@@ -14,6 +14,7 @@ import torch
 import dataplane
 from control import Actor, endpoint
 from dataplane import RDMABuffer
+from torchstore.errors import VolumeFullError
 from torchstore.manifest import Binding
 from torchstore.process import ProcessId, this_process
 
@@ -30,10 +31,12 @@ class StorageVolume(Actor):
 
     Args:
         id_func: Names this volume; called here, in the volume's process (`TorchStoreStrategy.get_volume_id`).
+        limit: How many bytes all arenas together may have; None: as many as the system gives.
     """
 
-    def __init__(self, id_func: Callable[[], str]) -> None:
+    def __init__(self, id_func: Callable[[], str], limit: int | None) -> None:
         self._id = id_func()
+        self._limit = limit
         self._arenas: dict[str, _Arena] = {}
 
     @endpoint
@@ -47,7 +50,12 @@ class StorageVolume(Actor):
 
         Returns:
             A binding whose only buffer is the arena; its id is what `free` takes.
+
+        Raises:
+            VolumeFullError: It would not fit beside the others.
         """
+        if self._limit is not None and nbytes + self._nbytes() > self._limit:
+            raise VolumeFullError(self._id, nbytes, self._limit)
         memory = dataplane.empty((nbytes,), torch.uint8)
         buffer = RDMABuffer(memory)
         binding = Binding(uuid.uuid4().hex, "snapshot", self._id, (buffer,))
@@ -75,7 +83,10 @@ class StorageVolume(Actor):
     @endpoint
     def usage(self) -> tuple[int, int]:
         """How many arenas there are, and their bytes."""
-        return len(self._arenas), sum(arena.memory.nbytes for arena in self._arenas.values())
+        return len(self._arenas), self._nbytes()
+
+    def _nbytes(self) -> int:
+        return sum(arena.memory.nbytes for arena in self._arenas.values())
 
     def _drop(self, condition: Callable[[str, _Arena], bool]) -> None:
         for name in [name for name, arena in self._arenas.items() if condition(name, arena)]:

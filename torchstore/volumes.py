@@ -30,8 +30,12 @@ class Volumes:
     procs: ProcMesh | None = None
 
     @staticmethod
-    async def start(store_name: str, number: int, strategy: TorchStoreStrategy, mesh: ProcMesh | None) -> Volumes:
+    async def start(
+        store_name: str, number: int, strategy: TorchStoreStrategy, mesh: ProcMesh | None, limit: int | None
+    ) -> Volumes:
         """Start one volume in each process of ``mesh``, or in ``number`` new ones, or in this process.
+
+        Each holds at most ``limit`` bytes, if there is one.
 
         Raises:
             StrategyError: The strategy names two volumes alike.
@@ -42,7 +46,7 @@ class Volumes:
         elif mesh is None:
             mesh = volumes.procs = this_host().spawn_procs(per_host={"gpus": number})
         try:
-            await volumes._identify(mesh.spawn(f"{store_name}-volumes", StorageVolume, strategy.get_volume_id))
+            await volumes._identify(mesh.spawn(f"{store_name}-volumes", StorageVolume, strategy.get_volume_id, limit))
         except BaseException:
             await volumes.stop()
             raise
@@ -64,17 +68,17 @@ class Volumes:
 
     def free(self, volume: str, arena: str) -> None:
         """Drop one arena."""
-        self.actors[volume].free.broadcast((arena,))
+        self.actors[volume].free.call((arena,))
 
     def free_writer(self, writer: ProcessId, keep: tuple[str, ...]) -> None:
         """Drop the arenas of a dead publisher, but those that hold versions."""
         for actor in self.actors.values():
-            actor.free_writer.broadcast(writer, keep)
+            actor.free_writer.call(writer, keep)
 
     async def stop(self) -> None:
         """Drop all memory and stop the volumes."""
         for actor in self.actors.values():
-            actor.reset.broadcast()
+            actor.reset.call()
             await _stopped(actor)
         if self.procs is not None:
             await _stopped(self.procs)

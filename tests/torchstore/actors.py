@@ -118,7 +118,12 @@ class Peer(Actor):
         """Become a reader that does not finish."""
         ts.reset_client()  # what is below the public functions does not notice that the store is another one
         client = await ts.client()
-        await client._remote.acquire(key, Selector(), (), 20.0)
+        self.held["lease"] = await client._remote.acquire(key, Selector(), (), 20.0)
+
+    @endpoint
+    async def end_lease(self) -> None:
+        """Finish after all."""
+        (await ts.client())._remote.release((self.held.pop("lease"),))
 
 
 class Mortal(Peer):

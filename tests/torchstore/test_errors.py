@@ -24,6 +24,7 @@ SAMPLES = [
     errors.SourceChangedError("a", 3, "it moved"),
     errors.PublisherLostError("a", 3, "process 7 has died"),
     errors.VolumeLostError("0", "process 7 has died"),
+    errors.VolumeFullError("0", 10, 5),
     errors.StrategyError("no volume"),
 ]
 
