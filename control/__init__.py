@@ -1,16 +1,19 @@
 """Actors in processes, meshes of them, and supervision: the floor on which one script steers a job."""
 
+from control.accumulator import Accumulator
 from control.actor import Actor
 from control.context import ActorInstance, Context, context, current_rank, current_size
 from control.controller import get_or_spawn_controller
-from control.endpoint import Endpoint, endpoint
+from control.endpoint import Endpoint, as_endpoint, concurrent_endpoint, endpoint
 from control.errors import (
     ActorDefinitionError,
     ActorError,
     AuthenticationError,
+    BackpressureError,
     ChannelClosedError,
     ControlError,
     DeadlineError,
+    LinkError,
     NoActorContextError,
     PayloadError,
     ProtocolError,
@@ -22,20 +25,25 @@ from control.future import Future
 from control.mesh import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
 from control.port import Channel, Port, PortReceiver
 from control.runtime.job import shutdown
+from control.runtime.messages import Creator
 from control.runtime.ports import ResponseStream
 from control.runtime.supervision import unhandled_fault_hook
 from control.settings import Settings, configure
 from control.shape import Extent, Point, Shape
+from control.subscription import subscribe
 from control.value_mesh import ValueMesh
 
 __all__ = [
     # actors
     "Actor",
     "endpoint",
+    "concurrent_endpoint",
+    "as_endpoint",
     "Endpoint",
     "context",
     "Context",
     "ActorInstance",
+    "Creator",
     "current_rank",
     "current_size",
     # meshes
@@ -51,6 +59,7 @@ __all__ = [
     "ValueMesh",
     # results and messages
     "Future",
+    "Accumulator",
     "ResponseStream",
     "Channel",
     "Port",
@@ -58,6 +67,7 @@ __all__ = [
     # supervision
     "MeshFailure",
     "FailureKind",
+    "subscribe",
     "unhandled_fault_hook",
     # the runtime
     "configure",
@@ -67,7 +77,9 @@ __all__ = [
     "ControlError",
     "ActorError",
     "SupervisionError",
+    "LinkError",
     "DeadlineError",
+    "BackpressureError",
     "ChannelClosedError",
     "ActorDefinitionError",
     "PayloadError",

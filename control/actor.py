@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from control.endpoint import EndpointSpec, endpoint_options
+from control.endpoint import EndpointOptions, EndpointSpec, endpoint_options
 from control.errors import ActorDefinitionError
 from control.failure import MeshFailure
 
@@ -31,7 +32,8 @@ class Actor:
         """Called when a mesh that this actor owns has failed.
 
         It runs between messages and also while a message is being handled: in an async actor at any ``await``, in a
-        sync one while it waits for a future.
+        sync one while it waits for a future, in ``__init__``, too. If it raises, that is a failure of this actor, with
+        ``failure`` as its cause.
 
         Returns:
             A true value if that settles the matter. Otherwise, as here, this actor fails too.
@@ -43,19 +45,58 @@ class Actor:
         return None
 
 
+_EXPLICIT_PORT = ":port"
+"""What follows the name of a plain method that is called with an explicit response port."""
+
+
 @dataclass(frozen=True, slots=True)
 class ActorInterface:
-    """The endpoints of an actor class, without the class: references carry it, so that holding one imports nothing.
+    """The methods of an actor class, without the class: references carry it, so that holding one imports nothing.
 
     Attributes:
         class_name: for people.
         endpoints: by name.
-        is_async: whether the endpoints are ``async``.
+        methods: public methods that are no endpoints, by name, for `as_endpoint`.
+        is_async: whether the endpoints are ``async``; those methods where there are no endpoints.
     """
 
     class_name: str
     endpoints: dict[str, EndpointSpec]
+    methods: dict[str, EndpointSpec]
     is_async: bool
+
+    def find(self, wire_name: str) -> EndpointSpec:
+        """What a call names.
+
+        Raises:
+            KeyError: there is no such method.
+        """
+        spec = self.endpoints.get(wire_name)
+        if spec is None:
+            name = wire_name.removesuffix(_EXPLICIT_PORT)
+            spec = self.as_endpoint(name, explicit_response_port=name != wire_name)
+        return spec
+
+    def as_endpoint(self, name: str, *, explicit_response_port: bool) -> EndpointSpec:
+        """A plain method as an endpoint.
+
+        Raises:
+            KeyError: there is no such method.
+            TypeError: the method takes no response port.
+            ActorDefinitionError: the method is ``async`` in a sync actor, or the other way round.
+        """
+        spec = self.methods[name]
+        where = f"{self.class_name}.{name}"
+        if spec.is_async != self.is_async:
+            kinds = ("async", "sync") if spec.is_async else ("sync", "async")
+            raise ActorDefinitionError(f"{where} is {kinds[0]} and its actor {kinds[1]}: it cannot be an endpoint")
+        if not explicit_response_port:
+            return spec
+        if not spec.parameters or spec.parameters[0][1] not in _POSITIONAL:
+            raise TypeError(f"{where} takes no response port as its first argument")
+        return dataclasses.replace(
+            spec, parameters=spec.parameters[1:], explicit_response_port=True, wire_name=name + _EXPLICIT_PORT
+        )
 
 
 def interface_of(cls: type) -> ActorInterface:
@@ -73,38 +114,77 @@ def interface_of(cls: type) -> ActorInterface:
     return cast(ActorInterface, known)
 
 
+def check_construction(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """See whether arguments fit ``__init__``, before anything is sent.
+
+    Raises:
+        TypeError: they do not.
+    """
+    try:
+        inspect.signature(cls).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{cls.__qualname__}.__init__: {error}") from None
+
+
 def _read_interface(cls: type) -> ActorInterface:
-    specs: dict[str, EndpointSpec] = {}
+    endpoints: dict[str, EndpointSpec] = {}
+    methods: dict[str, EndpointSpec] = {}
     for name in dir(cls):
         method = inspect.getattr_static(cls, name)
         options = endpoint_options(method)
         if options is not None:
-            specs[name] = _spec(cls, name, method, explicit_response_port=options.explicit_response_port)
-    async_names = [name for name, spec in specs.items() if spec.is_async]
-    sync_names = [name for name, spec in specs.items() if not spec.is_async]
+            endpoints[name] = _endpoint(cls, name, method, options)
+        elif not name.startswith("_") and inspect.isfunction(method) and _hides(method, 1):
+            methods[name] = _spec(name, method, EndpointOptions())
+    async_names = [name for name, spec in endpoints.items() if spec.is_async]
+    sync_names = [name for name, spec in endpoints.items() if not spec.is_async]
     if async_names and sync_names:
         raise ActorDefinitionError(
             f"{cls.__qualname__} mixes async endpoints ({', '.join(async_names)}) with sync ones "
             f"({', '.join(sync_names)}): a sync endpoint would block the event loop on which the async ones wait. "
             "Make them all async or all sync."
         )
-    return ActorInterface(cls.__qualname__, specs, bool(async_names))
+    called = endpoints or methods
+    is_async = bool(called) and all(spec.is_async for spec in called.values())
+    return ActorInterface(cls.__qualname__, endpoints, methods, is_async)
 
 
-def _spec(cls: type, name: str, method: Callable[..., Any], *, explicit_response_port: bool) -> EndpointSpec:
+def _endpoint(cls: type, name: str, method: Callable[..., Any], options: EndpointOptions) -> EndpointSpec:
     where = f"{cls.__qualname__}.{name}"
     if name in _RESERVED_NAMES or name.startswith("_"):
         raise ActorDefinitionError(
             f"{where}: a mesh of actors has an attribute of that name; call the endpoint another"
         )
-    parameters = list(inspect.signature(method).parameters.values())
-    hidden = 2 if explicit_response_port else 1
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if len(parameters) < hidden or any(parameter.kind not in positional for parameter in parameters[:hidden]):
-        expected = "self and the response port" if explicit_response_port else "self"
+    if not _hides(method, 2 if options.explicit_response_port else 1):
+        expected = "self and the response port" if options.explicit_response_port else "self"
         raise ActorDefinitionError(f"{where}: its first parameters must be {expected}")
-    visible = tuple((p.name, int(p.kind), p.default is not p.empty) for p in parameters[hidden:])
-    return EndpointSpec(name, visible, inspect.iscoroutinefunction(method), explicit_response_port)
+    if options.concurrent and not inspect.iscoroutinefunction(method):
+        raise ActorDefinitionError(f"{where}: a concurrent endpoint must be async, so that it can wait beside others")
+    return _spec(name, method, options)
+
+
+_POSITIONAL = (int(inspect.Parameter.POSITIONAL_ONLY), int(inspect.Parameter.POSITIONAL_OR_KEYWORD))
+
+
+def _hides(method: Callable[..., Any], count: int) -> bool:
+    """Whether the first parameters are there for the runtime to fill."""
+    parameters = list(inspect.signature(method).parameters.values())[:count]
+    return len(parameters) == count and all(int(parameter.kind) in _POSITIONAL for parameter in parameters)
+
+
+def _spec(name: str, method: Callable[..., Any], options: EndpointOptions) -> EndpointSpec:
+    hidden = 2 if options.explicit_response_port else 1
+    parameters = list(inspect.signature(method).parameters.values())[hidden:]
+    return EndpointSpec(
+        name,
+        tuple(
+            (parameter.name, int(parameter.kind), parameter.default is not parameter.empty) for parameter in parameters
+        ),
+        inspect.iscoroutinefunction(method),
+        options.explicit_response_port,
+        options.concurrent,
+        name,
+    )
 
 
 _RESERVED_NAMES = frozenset(

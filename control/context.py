@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from control.errors import NoActorContextError
 from control.runtime import job as runtime
+from control.runtime.messages import Creator
 from control.shape import Extent, Point
 
 if TYPE_CHECKING:
@@ -23,13 +24,15 @@ class ActorInstance:
         name: name of its mesh, as given to ``spawn``.
         actor_id: unique in the job.
         rank: its position in its mesh, whichever slice of it a message was sent to.
+        creator: who spawned it; None for the script.
     """
 
-    def __init__(self, cell: Cell | RootCell) -> None:
+    def __init__(self, cell: Cell | RootCell, creator: Creator | None) -> None:
         self._cell = cell
         self.name = cell.name
         self.actor_id = cell.actor_id
         self.rank = cell.rank
+        self.creator = creator
 
     @property
     def proc(self) -> ProcMesh:
@@ -50,6 +53,10 @@ class ActorInstance:
             A future that ends with the actor; waiting for it within the actor would never end.
         """
         return self._cell.stop_itself()
+
+    def as_creator(self) -> Creator:
+        """This actor, as those see it that it spawns."""
+        return Creator(self.name, self.actor_id, self.rank, self.proc_id, self.creator)
 
     def abort(self, reason: str) -> None:
         """Fail this actor now: its owner gets a `MeshFailure` with this reason."""

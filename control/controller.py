@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any, TypeVar
 
-from control.actor import Actor, interface_of
+from control.actor import Actor, check_construction, interface_of
 from control.future import Future
 from control.mesh import ActorMesh
 from control.runtime import job as runtime
@@ -24,13 +24,15 @@ def get_or_spawn_controller(name: str, cls: type[A], /, *args: Any, **kwargs: An
     error, and the next one to ask tries again.
 
     Raises:
+        TypeError: the arguments do not fit ``__init__``.
         ActorDefinitionError: (a `TypeError`) the class cannot be spawned.
         PayloadError: (a `TypeError`) the class or an argument cannot be pickled.
     """
     interface = interface_of(cls)
+    check_construction(cls, args, kwargs)
     body = pack((cls, args, kwargs))
     process = runtime.current()
-    request = SpawnRequest(secrets.randbits(63), name, Extent(), OwnerRef(process.root, ROOT_UID))
+    request = SpawnRequest(secrets.randbits(63), name, Extent(), OwnerRef(process.root, ROOT_UID), None)
     payload = (*pack((name, request, interface)), *body)
     answer: Future[Any] = process.request(process.root, "controller", payload)
     result: Future[ActorMesh[A]] = Future()

@@ -4,7 +4,9 @@
 ControlError
 ├── ActorError                     an endpoint raised; its actor lives on
 ├── SupervisionError               the actor or its process is dead, stopped or unreachable
+│   └── LinkError                  every actor linked to a port is dead: nothing more will come
 ├── DeadlineError                  a wait took longer than its timeout      (also TimeoutError)
+├── BackpressureError              an actor is too far behind to be sent more
 ├── ChannelClosedError             a receive on a closed channel
 ├── ActorDefinitionError           this class cannot be an actor            (also TypeError)
 ├── PayloadError                   a value cannot be pickled or unpickled   (also TypeError)
@@ -71,8 +73,23 @@ class SupervisionError(ControlError):
         return self.message
 
 
+class LinkError(SupervisionError):
+    """Nothing more will come through a port, since every actor that it was linked to is dead.
+
+    Attributes:
+        failure: the first failure among theirs, or None when all of them were stopped in good order.
+    """
+
+
 class DeadlineError(ControlError, TimeoutError):
     """A wait took longer than its timeout; what was waited for may still come."""
+
+
+class BackpressureError(ControlError):
+    """A message found no room in the mailbox of an actor that is too far behind; it has not been sent.
+
+    `configure` sets how much one process may have unhandled at one actor, and how long a sender waits for room.
+    """
 
 
 class ChannelClosedError(ControlError):

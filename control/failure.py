@@ -15,6 +15,8 @@ class FailureKind(enum.Enum):
     """``__init__`` raised."""
     EXCEPTION = "exception"
     """An endpoint raised and nobody waited for its reply, or a supervision hook raised."""
+    UNDELIVERED = "undelivered"
+    """The actor broadcast a message that could not be delivered."""
     ABORT = "abort"
     """The actor gave up by itself (``actor_instance.abort``)."""
     PROCESS = "process"

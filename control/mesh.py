@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
-from control.actor import Actor, ActorInterface, interface_of
+from control.actor import Actor, ActorInterface, check_construction, interface_of
 from control.context import context
-from control.endpoint import Endpoint
+from control.endpoint import Endpoint, PlainMethod
 from control.future import Future
 from control.runtime import job as runtime
-from control.runtime.messages import OwnerRef, SpawnRequest
+from control.runtime.binding import Binding
+from control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
 from control.runtime.ports import Awaited, MeshReply
 from control.shape import AxisSelection, Extent, Shape
 from control.wire.envelope import Envelope, Kind, ProcessRef
-from control.wire.payload import pack
+from control.wire.payload import pack, pack_inert
 
 A = TypeVar("A", bound=Actor)
 M = TypeVar("M", bound="_Mesh")
@@ -104,6 +105,11 @@ class _Mesh:
     def _view_members(self) -> tuple[ProcessRef, ...]:
         return tuple(self._members[rank] for rank in self._view.ranks())
 
+    def _actors(self) -> list[ActorRef]:
+        """The members one by one."""
+        members, root = self._members, self._root
+        return [ActorRef(members[rank], self._uid, self._name, root.point(rank)) for rank in self._view.ranks()]
+
     def _ask_all(self, method: str) -> Future[Any]:
         """Ask the process of each member for something that it answers."""
         process = runtime.current()
@@ -171,11 +177,14 @@ class ActorMesh(_Mesh, Generic[A]):
     def _with_view(self, view: Shape) -> ActorMesh[A]:
         return ActorMesh(self._uid, self._name, self._members, self._root, view, self._interface)
 
+    # Which names are endpoints is not known to type checkers: what is for `as_endpoint` passes as one, too.
     def __getattr__(self, name: str) -> Endpoint:
         # Reached for names that are no attribute, so once per endpoint: the object is kept.
         interface = self.__dict__.get("_interface")
         spec = interface.endpoints.get(name) if interface is not None else None
         if spec is None:
+            if interface is not None and name in interface.methods:
+                return cast(Endpoint, PlainMethod(self, name))
             known = ", ".join(sorted(interface.endpoints)) if interface is not None else ""
             class_name = interface.class_name if interface is not None else "actor"
             raise AttributeError(f"{class_name} has no endpoint {name!r}; it has: {known or 'none'}")
@@ -220,20 +229,24 @@ class ProcMesh(_Mesh):
             The mesh. Messages sent to it wait for ``__init__`` to return.
 
         Raises:
+            TypeError: the arguments do not fit ``__init__``.
             ActorDefinitionError: (a `TypeError`) the class cannot be spawned.
             PayloadError: (a `TypeError`) the class or an argument cannot be pickled.
         """
         interface = interface_of(cls)
+        check_construction(cls, args, kwargs)
         body = pack((cls, args, kwargs))
         process = runtime.current()
-        owner = context().actor_instance._cell
+        creator = context().actor_instance
+        owner = creator._cell
         members = self._view_members()
         mesh: ActorMesh[A] = ActorMesh(
             secrets.randbits(63), name, members, self.extent, Shape.whole(self.extent), interface
         )
-        request = SpawnRequest(mesh.uid, name, self.extent, OwnerRef(process.me, owner.uid))
+        request = SpawnRequest(mesh.uid, name, self.extent, OwnerRef(process.me, owner.uid), creator.as_creator())
         payload = (*pack((request, interface.is_async)), *body)
         owner.owned[mesh.uid] = mesh
+        owner.spawned.add(mesh.uid)
         for rank, member in enumerate(members):
             process.send(member, Envelope(Kind.AGENT, mesh.uid, payload, "spawn", 0, rank))
         return mesh
@@ -279,6 +292,7 @@ class HostMesh:
         *,
         env: Mapping[str, str] | None = None,
         bootstrap: Callable[[], object] | None = None,
+        proc_bind: Sequence[Mapping[str, str]] | None = None,
         name: str = "procs",
     ) -> ProcMesh:
         """Start processes, owned by the calling actor. Returns at once; messages wait for them.
@@ -290,10 +304,12 @@ class HostMesh:
             per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process.
             env: environment variables for them, besides the caller's own.
             bootstrap: called in each of them before anything else; an exception there is the process' end.
+            proc_bind: what each process of a host is bound to, in rank order: a mapping with the lists ``cpus``,
+                ``cpunodebind`` and ``membind``, such as ``{"cpus": "0-3", "membind": "0"}`` (see `Binding.of`).
             name: name of the mesh, for people.
 
         Raises:
-            ValueError: an axis has a size below 1.
+            ValueError: an axis has a size below 1, or ``proc_bind`` names what the host has not.
             TypeError: an axis, a size or an environment variable has the wrong type.
             PayloadError: ``bootstrap`` cannot be pickled.
         """
@@ -302,7 +318,10 @@ class HostMesh:
         for variable, value in variables.items():
             if not isinstance(variable, str) or not isinstance(value, str):
                 raise TypeError(f"environment variables are strings, not {variable!r}={value!r}")
-        packed = () if bootstrap is None else tuple(bytes(segment) for segment in pack(bootstrap))
+        bindings = [Binding()] * extent.nelements if proc_bind is None else [Binding.of(bound) for bound in proc_bind]
+        if len(bindings) != extent.nelements:
+            raise ValueError(f"proc_bind describes {len(bindings)} processes, {extent!r} has {extent.nelements}")
+        packed = () if bootstrap is None else pack_inert(bootstrap)
         process = runtime.current()
         owner = context().actor_instance._cell
         members = tuple(
@@ -310,7 +329,8 @@ class HostMesh:
         )
         mesh = ProcMesh(secrets.randbits(63), name, members, extent, Shape.whole(extent), process.me)
         owner.owned[mesh.uid] = mesh
-        process.launch(members, variables, packed)
+        owner.spawned.add(mesh.uid)
+        process.launch(members, variables, packed, bindings)
         return mesh
 
     def __repr__(self) -> str:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from control.errors import ChannelClosedError
+from control.errors import ChannelClosedError, ControlError, LinkError
 from control.failure import MeshFailure
 from control.future import Future
 from control.runtime import job as runtime
+from control.runtime.messages import ActorRef, Loss
 from control.runtime.replies import open_reply, pack_exception, pack_supervision
-from control.wire.envelope import Kind, Payload, ProcessRef
-from control.wire.payload import pack
+from control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from control.wire.payload import pack, pack_arguments
+
+if TYPE_CHECKING:
+    from control.mesh import ActorMesh
 
 T = TypeVar("T")
 
@@ -36,8 +40,9 @@ class Port(Generic[T]):
     that has no effect.
     """
 
-    def __init__(self, address: ReplyAddress, *, owed: bool = False) -> None:
+    def __init__(self, address: ReplyAddress, is_answer: bool = False, *, owed: bool = False) -> None:
         self._address = address
+        self._is_answer = is_answer
         self._owed = owed
 
     def send(self, value: T) -> None:
@@ -46,12 +51,35 @@ class Port(Generic[T]):
         Raises:
             PayloadError: the value cannot be pickled.
         """
-        self._send(Kind.REPLY, pack(value))
+        self._send(Kind.REPLY, pack(value, lend=True))
 
     def exception(self, error: BaseException) -> None:
         """Send an error, which is raised at the receiver as `ActorError` with this as its cause."""
         here = runtime.current().me.name
         self._send(Kind.ERROR, pack_exception(error, actor_id=here, endpoint="port"))
+
+    def link(self, actors: ActorMesh[Any] | None = None) -> None:
+        """Tie the port to the lives of actors: a receive raises `LinkError` once every linked actor is dead.
+
+        Whoever holds the port may link; what an actor sends before it ends is received first.
+
+        Args:
+            actors: a mesh or slice; None is the actor whose code runs.
+        """
+        self._link(_refs(actors), ())
+
+    def unlink(self, actors: ActorMesh[Any] | None = None) -> None:
+        """Take back `link`. A port without links waits for as long as the receive says."""
+        self._link((), _refs(actors))
+
+    def relink(self, previous: ActorMesh[Any], actors: ActorMesh[Any] | None = None) -> None:
+        """Link ``actors`` in place of ``previous``, in one step."""
+        self._link(_refs(actors), _refs(previous))
+
+    def _link(self, add: Sequence[ActorRef], remove: Sequence[ActorRef]) -> None:
+        payload = pack((tuple(add), tuple(remove)))
+        envelope = Envelope(Kind.AGENT, self._address.number, payload, "link", rank=self._address.rank)
+        runtime.current().send(self._address.process, envelope)
 
     def _refuse(self, reason: str, failure: MeshFailure | None) -> None:
         """Answer in place of an actor that will not, unless it has, or has given the port to somebody else."""
@@ -65,17 +93,46 @@ class Port(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._owed = False
-        return (Port, (self._address,))
+        if self._is_answer and _here.passed is not None:
+            _here.passed.append(self)
+        return (Port, (self._address, self._is_answer))
 
     def __del__(self) -> None:
         # The caller waits for an answer that nobody can give any more: an error ends that wait.
         self._refuse("the actor has dropped the response port", None)
 
 
-class PortReceiver(Generic[T]):
-    """The receiving end of a channel, in the process that opened it."""
+class _Here(threading.local):
+    passed: list[Port[Any]] | None = None
+    """Ports that owe an answer and are among the arguments that this thread is pickling."""
 
-    def __init__(self, inbox: _Inbox) -> None:
+
+_here = _Here()
+
+
+def pack_with_ports(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Payload, list[Port[Any]]]:
+    """`pack_arguments`, and the ports among the arguments through which somebody waits for an answer.
+
+    Raises:
+        PayloadError: an argument cannot be pickled.
+    """
+    passed: list[Port[Any]] = []
+    _here.passed = passed
+    try:
+        return pack_arguments(args, kwargs), passed
+    finally:
+        _here.passed = None
+
+
+class PortReceiver(Generic[T]):
+    """The receiving end of a channel, in the process that opened it.
+
+    Attributes:
+        port: the sending end; `Port.link` ties it, and so this, to the lives of actors.
+    """
+
+    def __init__(self, inbox: _Inbox, port: Port[T]) -> None:
+        self.port = port
         self._inbox = inbox
 
     def recv(self) -> Future[T]:
@@ -84,12 +141,22 @@ class PortReceiver(Generic[T]):
         Raises (from the future):
             ActorError: the sender sent an exception.
             ChannelClosedError: the channel was closed and everything that had arrived has been received.
+            LinkError: the port is linked to actors, all of them are dead, and everything has been received.
         """
-        return self._inbox.take()
+        future: Future[T] = self._inbox.take()
+        future._when_settled(lambda: self)  # who waits holds on to the receiver, which closes when it is forgotten
+        return future
+
+    def is_alive(self) -> bool:
+        """Whether a value may still come: the channel is open, and not all linked actors, if any, are dead."""
+        return self._inbox.is_alive()
 
     def close(self) -> None:
         """Close the channel: pending and later receives raise `ChannelClosedError`. May be called again."""
         self._inbox.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a receiver stays in the process that opened the channel: send the port instead")
 
 
 class Channel:
@@ -102,16 +169,19 @@ class Channel:
         inbox = _Inbox()
         number = process.ports.open(inbox)
         inbox.on_close = lambda: process.ports.close(number)
-        receiver: PortReceiver[Any] = PortReceiver(inbox)
+        inbox.link_error = lambda: process.ports.link_error(number)
+        port: Port[Any] = Port(ReplyAddress(process.me, number, 0))
+        receiver = PortReceiver(inbox, port)
         weakref.finalize(receiver, inbox.close).atexit = False
-        return Port(ReplyAddress(process.me, number, 0)), receiver
+        return port, receiver
 
 
 class _Inbox:
     """Matches what arrives with those who wait for it."""
 
     def __init__(self) -> None:
-        self.on_close: Callable[[], None] | None = None
+        self.on_close: Callable[[], None] = _nothing
+        self.link_error: Callable[[], LinkError | None] = _nothing
         self._lock = threading.Lock()
         self._arrived: deque[Callable[[], Any]] = deque()
         # Weak, so that a receive that timed out and was forgotten does not swallow the next value.
@@ -122,30 +192,50 @@ class _Inbox:
         self._push(lambda: open_reply(kind, payload))
         return self._closed
 
-    def process_lost(self, process_id: str, reason: str) -> bool:
+    def process_lost(self, process_id: str, loss: Loss) -> bool:
         return False  # anybody may hold the port: who is gone was not necessarily the only sender
+
+    def entrust(self, rank: int) -> None:
+        pass  # it never depended on a process
+
+    def lapse(self, rank: int, error: LinkError) -> bool:
+        self._end_waits(error)
+        return False
+
+    def is_alive(self) -> bool:
+        return not self._closed and self.link_error() is None
 
     def take(self) -> Future[Any]:
         future: Future[Any] = Future()
         with self._lock:
-            if not self._arrived:
-                if not self._closed:
-                    self._waiting.append(weakref.ref(future))
-                    return future
-                self._arrived.append(_raise_closed)
-            opened = self._arrived.popleft()
-        future._settle(opened)
+            if self._arrived:
+                opened = self._arrived.popleft()
+            elif self._closed:
+                opened = _raise_closed
+            else:
+                self._waiting.append(weakref.ref(future))
+                opened = None
+        if opened is not None:
+            future._settle(opened)
+        elif (error := self.link_error()) is not None:
+            self._end_waits(error)
         return future
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
+        self._end_waits(ChannelClosedError("the channel is closed"))
+        self.on_close()
+
+    def _end_waits(self, error: ControlError) -> None:
+        def raise_it() -> Any:
+            raise error
+
+        with self._lock:
             waiting, self._waiting = self._waiting, deque()
         for reference in waiting:
             if (future := reference()) is not None:
-                future._settle(_raise_closed)
-        if self.on_close is not None:
-            self.on_close()
+                future._settle(raise_it)
 
     def _push(self, opened: Callable[[], Any]) -> None:
         with self._lock:
@@ -156,6 +246,18 @@ class _Inbox:
                 self._arrived.append(opened)
                 return
         future._settle(opened)
+
+
+def _refs(actors: ActorMesh[Any] | None) -> list[ActorRef]:
+    if actors is None:
+        from control.context import context
+
+        return [context().actor_instance._cell.ref]
+    return actors._actors()
+
+
+def _nothing() -> None:
+    return None
 
 
 def _raise_closed() -> Any:

@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
+
+_LEAST = {"max_unhandled": 256, "max_unhandled_nbytes": 16 << 20}
+"""Room is given back in batches; a limit has to leave space for some of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Bounds, in seconds.
+    """Bounds; those that end in ``_s`` are seconds.
 
     Attributes:
         heartbeat_s: a process that shows no sign of life for this long counts as dead.
         connect_timeout_s: how long a process may take to be reachable, from its launch.
         stop_timeout_s: how long `stop` waits for an actor to drain its messages and clean up.
         exit_grace_s: how long actors get for their ``__cleanup__`` when the script ends; then they are killed.
+        send_timeout_s: how long a sender waits for room in the mailbox of an actor that is behind.
+        max_unhandled: messages of one process that may be unhandled at one actor before its senders wait; 256 or more.
+        max_unhandled_nbytes: the same in bytes of their payloads; 16 MiB or more.
     """
 
     heartbeat_s: float = 10.0
     connect_timeout_s: float = 60.0
     stop_timeout_s: float = 30.0
     exit_grace_s: float = 1.0
+    send_timeout_s: float = 30.0
+    max_unhandled: int = 10_000
+    max_unhandled_nbytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+            name, value = field.name, getattr(self, field.name)
+            least = _LEAST.get(name)
             if not isinstance(value, int | float) or isinstance(value, bool):
-                raise TypeError(f"{field.name} must be a number of seconds, not {value!r}")
+                raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+            if least is not None and not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, not {value!r}")
+            if least is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
             if value <= 0:
-                raise ValueError(f"{field.name} must be positive, got {value}")
+                raise ValueError(f"{name} must be positive, got {value}")
 
 
 _settings = Settings()
@@ -40,6 +55,9 @@ def configure(
     connect_timeout_s: float | None = None,
     stop_timeout_s: float | None = None,
     exit_grace_s: float | None = None,
+    send_timeout_s: float | None = None,
+    max_unhandled: int | None = None,
+    max_unhandled_nbytes: int | None = None,
 ) -> Settings:
     """Change bounds for what starts from now on, here and in the processes spawned later; None keeps a bound.
 
@@ -49,15 +67,18 @@ def configure(
         The settings in force.
 
     Raises:
-        ValueError: a bound is not positive.
+        ValueError: a bound is not positive, or too small.
         TypeError: a bound is no number.
     """
     global _settings
-    given = {
+    given: dict[str, Any] = {
         "heartbeat_s": heartbeat_s,
         "connect_timeout_s": connect_timeout_s,
         "stop_timeout_s": stop_timeout_s,
         "exit_grace_s": exit_grace_s,
+        "send_timeout_s": send_timeout_s,
+        "max_unhandled": max_unhandled,
+        "max_unhandled_nbytes": max_unhandled_nbytes,
     }
     _settings = dataclasses.replace(_settings, **{name: bound for name, bound in given.items() if bound is not None})
     return _settings

@@ -72,11 +72,11 @@ class ValueMesh(Sequence[T_co], Generic[T_co]):
         return ValueMesh(view, [self._values[rank] for rank in view.ranks()])
 
     @overload
-    def __getitem__(self, index: int | Point) -> T_co: ...
+    def __getitem__(self, index: int | Mapping[str, int]) -> T_co: ...
     @overload
     def __getitem__(self, index: builtins.slice) -> list[T_co]: ...
-    def __getitem__(self, index: int | Point | builtins.slice) -> T_co | list[T_co]:
-        if isinstance(index, Point):
+    def __getitem__(self, index: int | Mapping[str, int] | builtins.slice) -> T_co | list[T_co]:
+        if isinstance(index, Mapping):  # a point, or coordinates in a plain dict
             return self._values[self._extent.rank_of(index)]
         return self._values[index]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from control.runtime.cell import Cell
 from control.runtime.executor import AsyncExecutor, SyncExecutor
 from control.runtime.messages import Mail, OwnerRef, SpawnRequest
 from control.runtime.replies import pack_error, pack_exception
+from control.runtime.supervision import ROOT_UID
 from control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 from control.wire.payload import pack, unpack
 
@@ -38,6 +40,8 @@ class Agent:
             "ping": self._ping,
             "obituary": self._obituary,
             "ready": self._ready,
+            "watch": self._watch,
+            "link": self._link,
             "controller": self._controller,
         }
         self._controllers: dict[str, tuple[SpawnRequest, ActorInterface, Cell]] = {}
@@ -96,20 +100,40 @@ class Agent:
         """Answer once the actor has been constructed."""
         cell = self._process.cells.find(envelope.target)
         mail = Mail(sender, envelope)
+        if cell is None:
+            self._process.cells.answer_for(mail)
+            return
 
         def settled(ready: Future[None]) -> None:
-            if cell is None or cell.has_failed():
-                self._process.cells.deliver(mail)  # which answers that the actor is gone, and why
+            if cell.has_failed():
+                cell.answer_dead(mail)
             else:
                 self._acknowledge(sender, envelope, ready)
 
-        (cell.ready if cell is not None else Future.of(None)).add_done_callback(settled)
+        cell.ready.add_done_callback(settled)
+
+    def _watch(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Answer once an actor has ended, with its failure if it had one."""
+        cell = self._process.cells.find(envelope.target)
+        if cell is not None:
+            self._acknowledge(sender, envelope, cell.over)
+        elif envelope.target not in (ROOT_UID, self._process.uid):
+            self._process.cells.answer_for(Mail(sender, envelope))
+        # The script, and a process as a whole, end with this process: that is the answer.
+
+    def _link(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Change what a port of this process is linked to."""
+        add, remove = unpack(envelope.payload)
+        self._process.ports.link(self._process, envelope.target, envelope.rank, add, remove)
 
     def _controller(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Find or make the job's one actor of a name."""
         name, request, interface = unpack(envelope.payload[:1])
         known = self._controllers.get(name)
         if known is None or known[2].failure is not None:
+            root = self._process.root_cell
+            assert root is not None  # it is the script that is asked for controllers
+            request = dataclasses.replace(request, creator=root.instance.as_creator())
             cell = self._start(request, 0, envelope.payload[1:], is_async=interface.is_async, asked_for=True)
             known = self._controllers[name] = (request, interface, cell)
         request, interface, cell = known

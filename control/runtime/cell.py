@@ -14,7 +14,7 @@ from control.errors import ActorError, ControlError, SupervisionError
 from control.failure import FailureKind, MeshFailure
 from control.future import Future
 from control.port import Port, ReplyAddress
-from control.runtime.messages import Mail, OwnerRef, SpawnRequest
+from control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequest
 from control.runtime.replies import describe, pack_exception, pack_supervision
 from control.shape import Point
 from control.wire.envelope import Kind, Payload
@@ -47,15 +47,22 @@ class Cell:
         self.name = request.name
         self.rank = Point(rank, request.extent)
         self.owner: OwnerRef | None = request.owner
-        self.actor_id = f"{request.name}[{rank}]@{process.me.name}#{request.uid & 0xFFFFFF:06x}"
+        self.ref = ActorRef(process.me, request.uid, request.name, self.rank)
+        self.actor_id = self.ref.actor_id
         self.owned: dict[int, OwnedMesh] = {}
+        self.spawned: set[int] = set()
+        """Numbers of all meshes that it has ever owned."""
+        self.notices: dict[int, int] = {}
+        """Where it is told of broadcasts that were not delivered, by the number of the mesh."""
         self.failure: MeshFailure | None = None
         self.ready: Future[None] = Future()
         """Ends when ``__init__`` has returned; in an error if it raised."""
         self.ended: Future[None] = Future()
         """Ends when the actor is gone and everything that it owned is, too."""
+        self.over: Future[MeshFailure | None] = Future()
+        """Ends when the actor has failed, in that failure; or when it has been stopped and is gone, in None."""
         self.executor: Executor | None = None
-        self.instance = ActorInstance(self)
+        self.instance = ActorInstance(self, request.creator)
         self.context = Context(self.instance, rank, request.extent)
         """What `context` returns where no message is being handled."""
         self.failures: deque[MeshFailure] = deque()
@@ -64,6 +71,8 @@ class Cell:
         self._actor: Actor | None = None
         self._interface: ActorInterface | None = None
         self._current: Mail | None = None
+        self._beside: list[Mail] = []
+        """What concurrent endpoints are handling, beside the current message."""
         self._unanswered: weakref.WeakSet[Port[Any]] = weakref.WeakSet()
 
     def deliver(self, mail: Mail) -> None:
@@ -74,6 +83,12 @@ class Cell:
     def answer_dead(self, mail: Mail) -> None:
         """Tell the sender of a message that it came too late."""
         refuse(self.process, mail, self.end_reason(), self.failure)
+
+    def _answer_unfinished(self) -> None:
+        """Tell those who wait for messages that were delivered and will not be finished."""
+        for mail in (self._current, *self._beside):
+            if mail is not None:
+                refuse(self.process, mail, self.end_reason(), self.failure, delivered=True)
 
     def has_failed(self) -> bool:
         """Whether the actor has ended in a failure; another thread may bring that about at any moment."""
@@ -91,10 +106,13 @@ class Cell:
         try:
             cls, args, kwargs = unpack(body)
             self._interface = interface_of(cls)
-            self._actor = cls(*args, **kwargs)
+            # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
+            self._actor = cls.__new__(cls, *args, **kwargs)
+            self._actor.__init__(*args, **kwargs)  # type: ignore[misc]
         except CellEndedError:
-            pass  # it failed for another reason while it waited in __init__
+            self._actor = None  # it failed for another reason while it waited in __init__
         except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)
+            self._actor = None  # half made: there is nothing to clean up
             summary, trace = _summary(error), describe(error)
             if self._asked_for:
                 self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
@@ -110,45 +128,69 @@ class Cell:
         """The actor as error messages name it."""
         return f"actor {self.name}{self.rank!r} in {self.process.me.name}"
 
-    async def handle(self, mail: Mail) -> None:
-        """Run one endpoint."""
-        if self.failure is not None:
+    def is_concurrent(self, mail: Mail) -> bool:
+        """Whether messages behind this one need not wait for it."""
+        assert self._interface is not None  # messages are handled once the actor is constructed
+        spec = self._interface.endpoints.get(mail.envelope.method)
+        return spec is not None and spec.concurrent
+
+    async def handle_beside(self, mail: Mail) -> None:
+        """Run one concurrent endpoint."""
+        if self.has_failed():
             self.answer_dead(mail)
             return
+        self._beside.append(mail)
+        try:
+            await self._answer(mail)
+        finally:
+            self._beside.remove(mail)
+
+    async def handle(self, mail: Mail) -> None:
+        """Run one endpoint."""
+        if self.has_failed():
+            self.answer_dead(mail)
+            return
+        self._current = mail
+        await self._answer(mail)
+        if not self.has_failed():
+            self._current = None
+
+    async def _answer(self, mail: Mail) -> None:
         envelope = mail.envelope
         assert self._interface is not None  # messages are handled once the actor is constructed
         assert self._actor is not None
         current_context.set(Context(self.instance, envelope.rank, envelope.extent))
-        self._current = mail
         port: Port[Any] | None = None
+        has_begun = False
         try:
-            spec = self._interface.endpoints[envelope.method]
+            spec = self._interface.find(envelope.method)
             args, kwargs = unpack(envelope.payload)
-            method = getattr(self._actor, envelope.method)
+            method = getattr(self._actor, spec.name)
+            has_begun = True
             if spec.explicit_response_port:
-                address = ReplyAddress(mail.sender, envelope.reply_to, envelope.rank)
-                port = Port(address, owed=bool(envelope.reply_to))
+                number = envelope.reply_to if envelope.wants_reply else 0
+                port = Port(ReplyAddress(mail.sender, number, envelope.rank), True, owed=bool(number))
                 self._unanswered.add(port)
                 result = method(port, *args, **kwargs)
             else:
                 result = method(*args, **kwargs)
             if spec.is_async:
                 result = await result
-            if envelope.reply_to and port is None:
-                self.process.reply(mail, Kind.REPLY, pack(result))
+            if envelope.wants_reply and port is None:
+                self.process.reply(mail, Kind.REPLY, pack(result, lend=True))
         except CellEndedError:
             return
         except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises belongs to its caller)
             if self.has_failed():
                 return
-            if envelope.reply_to:
+            if envelope.wants_reply or (envelope.reply_to and not has_begun):
                 packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
                 self.process.reply(mail, Kind.ERROR, packed)
             else:
                 message = f"{self.label}: {envelope.method} raised {_summary(error)}, and nobody waited for its reply"
                 self.fail(FailureKind.EXCEPTION, message, describe(error))
-        if not self.has_failed():
-            self._current = None
+        if not self.has_failed():  # else it has been refused, which counts it too
+            self.process.flow.handled(mail)
 
     async def supervise(self, *, is_async: bool) -> None:
         """Attend to the failures of owned meshes."""
@@ -180,10 +222,10 @@ class Cell:
         if not self.process.cells.end(self, failure):
             return
         self.process.report(self.owner, failure)
+        self.over._settle(lambda: failure)
         assert self.executor is not None  # cells fail once they run
         # The thread may be busy for long: those who wait are answered from here.
-        if (current := self._current) is not None:
-            self.answer_dead(current)
+        self._answer_unfinished()
         self.executor.drain()
         self.executor.interrupt()
 
@@ -191,6 +233,11 @@ class Cell:
         """End this actor because its owner is gone; there is nobody to report to. From any thread."""
         self.owner = None
         self.fail(FailureKind.OWNED, f"{self.label}: {reason}")
+
+    def fail_by_itself(self, kind: FailureKind, message: str, cause: MeshFailure | None) -> None:
+        """Fail for something that it has done itself; void where it has ended. From any thread."""
+        if self.process.cells.get(self.uid) is not None:
+            self.fail(kind, f"{self.label}: {message}", cause=cause)
 
     def abort(self, reason: str) -> None:
         """End this actor in a failure of its own choice."""
@@ -204,8 +251,7 @@ class Cell:
     async def wind_up(self, *, is_async: bool) -> None:
         """Everything after the last message: owned meshes first, then ``__cleanup__``."""
         reason = self.end_reason()
-        if self._current is not None:
-            self.answer_dead(self._current)
+        self._answer_unfinished()
         for port in list(self._unanswered):
             port._refuse(reason, self.failure)
         await self._stop_owned(is_async=is_async)
@@ -224,6 +270,9 @@ class Cell:
     def bury(self, outcome: Exception | None = None) -> None:
         """Leave a tombstone, and tell those who wait for the end."""
         self.process.cells.forget(self)
+        for number in self.notices.values():
+            self.process.ports.close(number)
+        self.over._settle(lambda: self.failure)
         self.ended._settle(_raiser(outcome) if outcome else (lambda: None))
 
     async def _stop_owned(self, *, is_async: bool) -> None:
@@ -239,9 +288,11 @@ class Cell:
                 _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, error)
 
 
-def refuse(process: Process, mail: Mail, reason: str, failure: MeshFailure | None) -> None:
-    """Answer a message that no actor will handle."""
-    if mail.envelope.reply_to:
+def refuse(process: Process, mail: Mail, reason: str, failure: MeshFailure | None, *, delivered: bool = False) -> None:
+    """Answer a message that no actor will handle, or that was ``delivered`` and not finished."""
+    if mail.envelope.kind is Kind.CALL:
+        process.flow.handled(mail)
+    if mail.envelope.reply_to and not (delivered and not mail.envelope.wants_reply):
         message = f"cannot answer {mail.envelope.method}: {reason}"
         process.reply(mail, Kind.ERROR, pack_supervision(message, failure))
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from control.future import Future
 from control.runtime.launcher import Launched, Launcher, WorkerConfig
-from control.runtime.worker import EXIT_BOOTSTRAP
-from control.wire.envelope import ProcessRef
+from control.runtime.worker import EXIT_BINDING, EXIT_BOOTSTRAP
+from control.wire.envelope import NO_SIGN_OF_LIFE, ProcessRef
 
 EXIT_NOTICE_S = 2.0
 """A child whose link has broken is killed if it has not ended by itself after this long."""
@@ -82,6 +82,12 @@ class Children:
         """The child with this id, also if it has ended."""
         return self._children.get(process_id)
 
+    def forget(self, process_id: str) -> None:
+        """Let go of a child that has ended. On the loop thread."""
+        child = self._children.get(process_id)
+        if child is not None and child.gone:
+            del self._children[process_id]
+
     def expect_end(self, process_id: str) -> None:
         """Note that the child was told to end."""
         if (child := self._children.get(process_id)) is not None:
@@ -98,7 +104,7 @@ class Children:
         if child is None:
             return False
         verdict = f"was killed because {reason}"
-        if child.launched is None or "no sign of life" in reason:
+        if child.launched is None or NO_SIGN_OF_LIFE in reason:
             child.kill(verdict)
         else:
             self._loop.call_later(EXIT_NOTICE_S, child.kill, verdict)
@@ -156,6 +162,8 @@ def describe_exit(status: int) -> str:
     """An exit status as `subprocess` gives it, in words."""
     if status == EXIT_BOOTSTRAP:
         return "ended because its bootstrap raised (the traceback is on its standard error)"
+    if status == EXIT_BINDING:
+        return "ended because it could not be bound as proc_bind says (the reason is on its standard error)"
     if status >= 0:
         return f"exited with code {status}"
     try:

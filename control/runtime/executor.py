@@ -164,6 +164,7 @@ class AsyncExecutor(Executor):
         self._ended = False
         self._runner: asyncio.Task[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._beside: set[asyncio.Task[None]] = set()
 
     def submit(self, mail: Mail) -> None:
         """Queue a message."""
@@ -195,6 +196,8 @@ class AsyncExecutor(Executor):
 
     def _attend(self) -> None:
         if self._cell.failure is not None:
+            for task in self._beside:
+                task.cancel()
             if self._runner is not None and not self._ended:
                 self._runner.cancel()
         elif self._supervisor is None or self._supervisor.done():
@@ -218,6 +221,7 @@ class AsyncExecutor(Executor):
             self._break(error)
         self._ended = True
         self.drain()
+        await self._finish_beside()
         await self._cell.wind_up(is_async=True)
         await self._cancel_the_rest()
         await self._loop.shutdown_asyncgens()
@@ -227,7 +231,11 @@ class AsyncExecutor(Executor):
         await cell.construct(is_async=True)
         while not cell.has_failed():
             if self._mails:
-                await cell.handle(self._mails.popleft())
+                mail = self._mails.popleft()
+                if cell.is_concurrent(mail):
+                    await self._start_beside(mail)
+                else:
+                    await cell.handle(mail)
             elif self._stopped:
                 return
             else:
@@ -236,6 +244,17 @@ class AsyncExecutor(Executor):
                 if not (self._mails or self._stopped):
                     await self._wakeup
                 self._sleeps = False
+
+    async def _start_beside(self, mail: Mail) -> None:
+        """Run a concurrent endpoint up to where it waits."""
+        task = self._loop.create_task(self._cell.handle_beside(mail))
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+        await asyncio.sleep(0)  # it starts before the message behind it
+
+    async def _finish_beside(self) -> None:
+        """Wait for concurrent endpoints to end; a failure of the cell cuts them short."""
+        await asyncio.gather(*self._beside, return_exceptions=True)
 
     async def _cancel_the_rest(self) -> None:
         rest = [task for task in asyncio.all_tasks(self._loop) if task is not asyncio.current_task()]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from control.runtime.binding import Binding
 from control.settings import Settings
 from control.wire.envelope import ProcessRef
 
@@ -37,6 +38,7 @@ class WorkerConfig:
         sys_path: where the parent imports from.
         settings: the parent's.
         bootstrap: a packed callable to run before anything else, or empty.
+        binding: the CPUs and the memory that the child is bound to.
     """
 
     me: ProcessRef
@@ -46,6 +48,7 @@ class WorkerConfig:
     sys_path: tuple[str, ...]
     settings: Settings
     bootstrap: tuple[bytes, ...]
+    binding: Binding
 
     def encode(self) -> bytes:
         """The bytes to write into the pipe."""

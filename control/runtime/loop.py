@@ -20,6 +20,10 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name="control-loop", daemon=True)
         self._thread.start()
 
+    def is_current(self) -> bool:
+        """Whether this is the loop's own thread."""
+        return threading.current_thread() is self._thread
+
     def run(self, coroutine: Coroutine[Any, Any, T], *, timeout: float) -> T:
         """Run a coroutine on the loop and wait for it in this thread.
 

@@ -11,6 +11,7 @@ from control.failure import MeshFailure
 from control.future import Future
 from control.runtime.cell import Cell, refuse
 from control.runtime.messages import Mail
+from control.wire.envelope import Kind
 
 if TYPE_CHECKING:
     from control.runtime.process import Process
@@ -52,9 +53,18 @@ class CellTable:
     def add(self, cell: Cell) -> None:
         """Let an actor take messages, first of all those that were early."""
         with self._lock:
-            for mail in self._early.pop(cell.uid, ()):
-                cell.deliver(mail)
+            early = self._early.pop(cell.uid, [])
+            for mail in early:
+                if mail.envelope.kind is Kind.CALL:
+                    cell.deliver(mail)
             self._live[cell.uid] = cell
+        for mail in early:
+            if mail.envelope.kind is Kind.AGENT:
+                self._process.agent.handle(mail.sender, mail.envelope)
+
+    def answer_for(self, mail: Mail) -> None:
+        """Answer a question about an actor that is not there; one that is yet to come answers it then."""
+        self._deliver_to_absent(mail)
 
     def deliver(self, mail: Mail) -> None:
         """Bring a message to its actor, or answer it."""
@@ -106,7 +116,9 @@ class CellTable:
                 if len(early) == 1:
                     self._loop.call_soon_threadsafe(self._loop.call_later, SPAWN_GRACE_S, self._give_up_on, uid)
                 return
-        if cell is not None:
+        if cell is not None and mail.envelope.kind is Kind.AGENT:
+            self._process.agent.handle(mail.sender, mail.envelope)  # it has come just now
+        elif cell is not None:
             cell.deliver(mail)
         elif ending is not None:
             ending.answer_dead(mail)

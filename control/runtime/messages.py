@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control.shape import Extent
-from control.wire.envelope import Envelope, ProcessRef
+from control.failure import FailureKind, MeshFailure
+from control.shape import Extent, Point
+from control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, ProcessRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +18,81 @@ class Mail:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """That a process is gone.
+
+    Attributes:
+        reason: for people.
+        kind: what kind of failure that is; None where it ended in good order, which is no failure.
+    """
+
+    reason: str
+    kind: FailureKind | None = None
+
+    @staticmethod
+    def of(peer: ProcessRef, reason: str, *, in_good_order: bool) -> Loss:
+        """What is known of the end of a process."""
+        kind = FailureKind.UNREACHABLE if NO_SIGN_OF_LIFE in reason else FailureKind.PROCESS
+        return Loss(f"process {peer.name} is gone: {reason}", None if in_good_order else kind)
+
+
+@dataclass(frozen=True, slots=True)
+class ActorRef:
+    """One actor, as others refer to it.
+
+    Attributes:
+        process: where it lives.
+        uid: number of its mesh.
+        mesh_name: as given to ``spawn``.
+        rank: its position in the whole mesh.
+    """
+
+    process: ProcessRef
+    uid: int
+    mesh_name: str
+    rank: Point
+
+    @property
+    def actor_id(self) -> str:
+        """Unique in the job."""
+        return f"{self.mesh_name}[{self.rank.rank}]@{self.process.name}#{self.uid & 0xFFFFFF:06x}"
+
+    def death(self, loss: Loss) -> MeshFailure | None:
+        """Its failure, if the loss of its process is one."""
+        if loss.kind is None:
+            return None
+        message = f"actor {self} died: {loss.reason}"
+        return MeshFailure(self.mesh_name, self.actor_id, self.rank, loss.kind, message)
+
+    def __str__(self) -> str:
+        return f"{self.mesh_name}{self.rank!r}" if self.rank else self.mesh_name
+
+
+@dataclass(frozen=True, slots=True)
 class OwnerRef:
     """The actor that owns a mesh."""
 
     process: ProcessRef
     uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Creator:
+    """An actor as those see it that it has spawned.
+
+    Attributes:
+        name: of its mesh; ``root`` for the script.
+        actor_id: unique in the job.
+        rank: its position in its mesh.
+        proc_id: the id of its process.
+        creator: who spawned it; None for the script.
+    """
+
+    name: str
+    actor_id: str
+    rank: Point
+    proc_id: str
+    creator: Creator | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +103,12 @@ class SpawnRequest:
         uid: number of the mesh, under which its members are found in their processes.
         name: as given to ``spawn``.
         extent: of the whole mesh.
-        owner: the actor that spawned it.
+        owner: the actor that owns it.
+        creator: the actor that spawned it, for itself to know; None where the script is to fill itself in.
     """
 
     uid: int
     name: str
     extent: Extent
     owner: OwnerRef
+    creator: Creator | None

@@ -11,18 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from control import settings as bounds
-from control.errors import ControlError
+from control.errors import BackpressureError, ControlError, PayloadError
 from control.failure import MeshFailure
 from control.future import Future
 from control.runtime.launcher import WorkerConfig
-from control.runtime.messages import Mail, OwnerRef
+from control.runtime.messages import Loss, Mail, OwnerRef
+from control.runtime.obituaries import Obituaries
 from control.runtime.ports import Acknowledgements, Awaited, OneReply, PortTable
 from control.runtime.supervision import Owner, RootCell, failures_of, mesh_of
-from control.wire.envelope import STOPPED, Envelope, Kind, Payload, ProcessRef
+from control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, Payload, ProcessRef
 from control.wire.payload import pack
 
 if TYPE_CHECKING:
     from control.port import ReplyAddress
+    from control.runtime.binding import Binding
     from control.runtime.children import Child
     from control.runtime.loop import LoopThread
     from control.runtime.supervision import OwnedMesh
@@ -45,8 +47,10 @@ class Process:
     def __init__(self, me: ProcessRef, root: ProcessRef, secret: bytes, loop_thread: LoopThread) -> None:
         from control.runtime.agent import Agent
         from control.runtime.children import Children
+        from control.runtime.flow import Flow
         from control.runtime.mailbox import CellTable
         from control.wire import engine
+        from control.wire.bulk import Loans
 
         engine.choose()  # before the transport imports gRPC
         from control.wire.transport import Transport
@@ -62,9 +66,11 @@ class Process:
         self._loop = loop_thread.loop
         self._loop_thread = loop_thread
         self.cells = CellTable(self, self._loop)
+        self.flow = Flow(self, loop_thread)
+        self.loans = Loans()
         self.agent = Agent(self)
         self.children = Children(self._loop, self._child_ended, connect_timeout_s=self.settings.connect_timeout_s)
-        self._obituaries: dict[str, str] = {}
+        self._obituaries = Obituaries(self._forget)
         self.transport = Transport(
             me,
             secret,
@@ -81,26 +87,58 @@ class Process:
     # Sending
 
     def send(self, to: ProcessRef, envelope: Envelope) -> None:
-        """Send an envelope; from any thread, and at once. If ``to`` is lost, whoever waits for its answer is told."""
+        """Send an envelope; from any thread. If ``to`` is lost, whoever waits for its answer is told.
+
+        Returns at once, except that calls wait while the actor is too far behind.
+
+        Raises:
+            BackpressureError: a call found no room in the actor's mailbox in time; it has not been sent.
+            PayloadError: a large segment cannot be lent; the envelope has not been sent.
+        """
+        if envelope.kind is Kind.CALL:
+            try:
+                self.flow.admit(to, envelope)
+            except BackpressureError:
+                self.ports.close(envelope.reply_to)
+                raise
         if to.id == self.me.id:
             self.deliver(self.me, envelope)
             return
         link = self.transport.find(to.id)
         if link is None:
             if to.job != self.me.job:
-                self.ports.process_lost(to.id, f"process {to.name} belongs to a job that has ended")
+                self._tell_of_loss(to, envelope, Loss(f"process {to.name} belongs to a job that has ended"))
                 return
             link = self.transport.link(to)
+        if envelope.payload:
+            self._lend(to, envelope)
         if link.lost is None:
             link.post(envelope)
         if link.lost is not None:
-            self._send_was_vain(to, link.lost)
+            self.loans.forget(to.id)
+            self._send_was_vain(to, link.lost, envelope)
 
-    def _send_was_vain(self, to: ProcessRef, reason: str) -> None:
+    def _lend(self, to: ProcessRef, envelope: Envelope) -> None:
+        try:
+            self.loans.lend(envelope.payload, to.id)
+        except PayloadError:
+            self.flow.withdraw(to, envelope)
+            self.ports.close(envelope.reply_to)
+            raise
+
+    def _send_was_vain(self, to: ProcessRef, reason: str, envelope: Envelope) -> None:
         obituary = self._obituaries.get(to.id)
-        if obituary is None and self.children.get(to.id) is not None:
+        child = self.children.get(to.id)
+        if obituary is None and child is not None and envelope.reply_to < NOTICE:
             return  # its end is about to be seen, with a better reason, and whoever waits is told then
-        self.ports.process_lost(to.id, obituary or reason)
+        in_good_order = reason == STOPPED or (child is not None and child.expected)
+        self._tell_of_loss(to, envelope, obituary or Loss.of(to, reason, in_good_order=in_good_order))
+
+    def _tell_of_loss(self, to: ProcessRef, envelope: Envelope, loss: Loss) -> None:
+        if envelope.kind is Kind.CALL and envelope.reply_to >= NOTICE:
+            self.ports.undelivered(envelope.reply_to, loss)
+        else:
+            self.ports.process_lost(to.id, loss)
 
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> None:
         """Answer a message for an actor."""
@@ -132,13 +170,20 @@ class Process:
 
     # Children
 
-    def launch(self, members: Sequence[ProcessRef], env: Mapping[str, str], bootstrap: tuple[bytes, ...]) -> None:
-        """Start child processes."""
+    def launch(
+        self,
+        members: Sequence[ProcessRef],
+        env: Mapping[str, str],
+        bootstrap: tuple[bytes, ...],
+        bindings: Sequence[Binding],
+    ) -> None:
+        """Start child processes, each with its binding."""
         for member in members:
             self.transport.expect(member)
         path = tuple(sys.path)
         configs = [
-            WorkerConfig(member, self.me, self.root, self.secret, path, self.settings, bootstrap) for member in members
+            WorkerConfig(member, self.me, self.root, self.secret, path, self.settings, bootstrap, binding)
+            for member, binding in zip(members, bindings, strict=True)
         ]
         self.children.launch(configs, env)
 
@@ -174,6 +219,10 @@ class Process:
             self.cells.deliver(Mail(sender, envelope))
         elif envelope.kind is Kind.AGENT:
             self.agent.handle(sender, envelope)
+        elif envelope.kind is Kind.CREDIT:
+            self.flow.credit(sender, envelope)
+        elif envelope.kind is Kind.GIVE_BACK:
+            self.loans.give_back(envelope.target, sender.id)
         else:
             self.ports.deliver(envelope.target, envelope.rank, envelope.kind, envelope.payload)
 
@@ -189,6 +238,8 @@ class Process:
         """Forget a mesh that has ended, wherever in this process its owner is."""
         for owner in self._owners():
             owner.owned.pop(uid, None)
+            if (number := owner.notices.pop(uid, None)) is not None:
+                self.ports.close(number)
 
     def find_owned(self, uid: int) -> OwnedMesh | None:
         """A mesh that an actor of this process owns."""
@@ -211,17 +262,23 @@ class Process:
 
     def peer_gone(self, peer: ProcessRef, reason: str, *, in_good_order: bool) -> None:
         """Everything that follows from the end of a process: for its callers, its owners, and those it owned."""
-        obituary = f"process {peer.name} is gone: {reason}"
+        obituary = Loss.of(peer, reason, in_good_order=in_good_order)
         # In this order: who sends from now on finds the link lost and the obituary written, and whoever sent before
         # has a port that is told here.
-        self._obituaries[peer.id] = obituary
+        self._obituaries.write(peer.id, obituary)
         self.transport.lose(peer, reason)
         self.ports.process_lost(peer.id, obituary)
+        if (link := self.transport.find(peer.id)) is not None:
+            unsent, link.unsent = link.unsent, []
+            for envelope in unsent:
+                self._tell_of_loss(peer, envelope, obituary)
+        self.flow.forget(peer)
+        self.loans.forget(peer.id)
         if self.closing:
             return
         for cell in self.cells.live():
             if cell.owner is not None and cell.owner.process.id == peer.id:
-                cell.orphan(f"the owner's {obituary}")
+                cell.orphan(f"the owner's {obituary.reason}")
         if not in_good_order:
             for owner, failure in failures_of(self._owners(), peer, obituary):
                 owner.owned_failed(failure)
@@ -229,6 +286,10 @@ class Process:
             for mesh in list(owner.owned.values()):
                 if all(member.id in self._obituaries for member in mesh.root_members):
                     owner.owned.pop(mesh.uid, None)
+
+    def _forget(self, process_id: str) -> None:
+        self.transport.forget(process_id)
+        self.children.forget(process_id)
 
     def _owners(self) -> list[Owner]:
         owners: list[Owner] = list(self.cells.live())
@@ -273,6 +334,7 @@ class Process:
         for child in children:
             child.ended.get(KILL_TIMEOUT_S)
         self.children.close()
+        self.loans.clear()
         self._loop_thread.run(self.transport.close(), timeout=CLOSE_TIMEOUT_S)
 
     def exit_in_good_order(self, acknowledge: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from control.errors import ActorError, ControlError, PayloadError, SupervisionError
 from control.failure import MeshFailure
 from control.wire.envelope import Kind, Payload
-from control.wire.payload import pack, unpack
+from control.wire.payload import pack, pack_inert, unpack
 
 _ACTOR, _SUPERVISION = "actor", "supervision"
 
@@ -35,7 +35,7 @@ def pack_error(error: ControlError, *, actor_id: str, method: str) -> Payload:
 
 def _pack_cause(error: BaseException) -> Payload | None:
     try:
-        return tuple(bytes(segment) for segment in pack(error))
+        return pack_inert(error)
     except PayloadError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from control.errors import ControlError
 from control.failure import FailureKind, MeshFailure
 from control.future import Future
+from control.runtime.messages import ActorRef, Loss
 from control.shape import Extent, Point
 from control.wire.envelope import ProcessRef
 
@@ -53,9 +55,17 @@ class OwnedMesh(Protocol):
 
 
 class Owner(Protocol):
-    """An actor that may own meshes."""
+    """An actor that may own meshes.
+
+    Attributes:
+        owned: its meshes by number.
+        spawned: numbers of all meshes that it has ever owned.
+        notices: where it is told of broadcasts that were not delivered, by the number of the mesh.
+    """
 
     owned: dict[int, OwnedMesh]
+    spawned: set[int]
+    notices: dict[int, int]
 
     def owned_failed(self, failure: MeshFailure) -> None:
         """Take note of the failure of an owned mesh; from any thread."""
@@ -66,7 +76,7 @@ def mesh_of(owners: Iterable[Owner], uid: int) -> OwnedMesh | None:
     return next((owner.owned[uid] for owner in owners if uid in owner.owned), None)
 
 
-def failures_of(owners: Iterable[Owner], process: ProcessRef, obituary: str) -> Iterator[tuple[Owner, MeshFailure]]:
+def failures_of(owners: Iterable[Owner], process: ProcessRef, loss: Loss) -> Iterator[tuple[Owner, MeshFailure]]:
     """What each owner is to be told when a process has died.
 
     An owner learns of each of its actor meshes that had a member there, and of the mesh of processes itself only if
@@ -79,13 +89,12 @@ def failures_of(owners: Iterable[Owner], process: ProcessRef, obituary: str) -> 
         told = [mesh for mesh in hit if mesh.has_actors] or hit
         for mesh in told:
             rank = next(rank for rank, member in enumerate(mesh.root_members) if member.id == process.id)
-            point = mesh.root_extent.point(rank)
-            who = f"{mesh.name}{point!r}"
-            what = f"actor {who} died: {obituary}" if mesh.has_actors else f"{who}: {obituary}"
-            actor_id = (
-                f"{mesh.name}[{rank}]@{process.name}#{mesh.uid & 0xFFFFFF:06x}" if mesh.has_actors else process.id
-            )
-            yield owner, MeshFailure(mesh.name, actor_id, point, FailureKind.PROCESS, what)
+            member = ActorRef(process, mesh.uid, mesh.name, mesh.root_extent.point(rank))
+            failure = member.death(loss)
+            if failure is not None and not mesh.has_actors:
+                failure = dataclasses.replace(failure, actor_id=process.id, message=f"{member}: {loss.reason}")
+            if failure is not None:
+                yield owner, failure
 
 
 class RootCell:
@@ -99,13 +108,23 @@ class RootCell:
         self.name = "root"
         self.actor_id = f"root@{process.me.name}"
         self.rank = Point(0, Extent())
+        self.ref = ActorRef(process.me, ROOT_UID, self.name, self.rank)
         self.owned: dict[int, OwnedMesh] = {}
-        self.instance: ActorInstance = ActorInstance(self)
+        self.spawned: set[int] = set()
+        self.notices: dict[int, int] = {}
+        self.instance: ActorInstance = ActorInstance(self, None)
         self._fault_lock = threading.Lock()
 
     def owned_failed(self, failure: MeshFailure) -> None:
         """Nobody below handled it: it goes to the fault hook, on a thread of its own so that the hook may wait."""
         threading.Thread(target=self._call_fault_hook, args=(failure,), name="control-fault", daemon=True).start()
+
+    def fail_by_itself(self, kind: FailureKind, message: str, cause: MeshFailure | None) -> None:
+        """Fail the script for something that it has done itself."""
+        if not self.process.closing:
+            self.owned_failed(
+                MeshFailure(self.name, self.actor_id, self.rank, kind, f"the script: {message}", "", cause)
+            )
 
     def abort(self, reason: str) -> None:
         """Fail the script."""

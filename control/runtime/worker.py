@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from control.runtime.binding import Binding
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_BOOTSTRAP = 97
 """Exit status of a child whose bootstrap callable raised."""
+EXIT_BINDING = 98
+"""Exit status of a child that the kernel did not let be bound as asked for."""
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -34,6 +40,7 @@ def main() -> None:
     from control.runtime.launcher import read_config
 
     config = read_config(pipe)
+    bind(config.binding)
     sys.path[:] = config.sys_path
     sys.argv[:] = [config.me.name]
     if config.bootstrap:
@@ -45,6 +52,16 @@ def main() -> None:
     while os.read(pipe, 1):
         pass
     os._exit(1)
+
+
+def bind(binding: Binding) -> None:
+    """Bind this process before it starts any thread."""
+    try:
+        binding.apply()
+    except OSError as error:
+        sys.stderr.write(f"{sys.argv[3]}: {error}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_BINDING)
 
 
 def run_bootstrap(packed: tuple[bytes, ...]) -> None:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from control.shape import Extent
 
-Payload: TypeAlias = tuple[bytes | bytearray | memoryview, ...]
-"""A pickle followed by its out-of-band buffers."""
+if TYPE_CHECKING:
+    from control.wire.bulk import Incoming, Outgoing
+
+Payload: TypeAlias = "tuple[bytes | bytearray | memoryview | Outgoing | Incoming, ...]"
+"""A pickle followed by its out-of-band buffers; large ones are lent."""
 
 NO_EXTENT = Extent()
 
 STOPPED = "it has stopped"
 """Why a link is lost whose other end said goodbye."""
+
+NOTICE = 1 << 62
+"""Numbers from here on in `Envelope.reply_to` are not waited at: they are told if the message cannot be delivered."""
+
+NO_SIGN_OF_LIFE = "no sign of life"
+"""Part of the reason why a link is lost whose other end has been silent for too long."""
 
 
 class Kind(enum.IntEnum):
@@ -26,6 +35,8 @@ class Kind(enum.IntEnum):
     AGENT = 4
     PING = 5
     BYE = 6
+    CREDIT = 7
+    GIVE_BACK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +75,8 @@ class Envelope:
     reply_to: int = 0
     rank: int = 0
     extent: Extent = NO_EXTENT
+
+    @property
+    def wants_reply(self) -> bool:
+        """Whether somebody waits for what the endpoint returns or raises."""
+        return 0 < self.reply_to < NOTICE

@@ -7,7 +7,7 @@ on its way there and back, so this is where microseconds are made or lost.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 from google.protobuf.message import DecodeError
@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from control.errors import ProtocolError
 from control.shape import Extent
 from control.wire._generated import link_pb2 as pb
+from control.wire.bulk import Incoming, Outgoing
 from control.wire.envelope import NO_EXTENT, Envelope, Kind, Payload, ProcessRef
 
 MAX_MESSAGE_NBYTES = 1 << 20
@@ -30,6 +31,8 @@ _HEADER = struct.Struct("<BIQQHHI")
 _SIZE = struct.Struct("<Q")
 _HEADER_OF_ONE = struct.Struct("<BIQQHHIQ")
 """The header and the size of the only segment."""
+_LENT = 1 << 63
+"""Set in the size of a segment that is a descriptor of one that is lent."""
 _PIECE_NBYTES = MAX_MESSAGE_NBYTES - 1
 _KINDS = {int(kind): kind for kind in Kind}
 
@@ -42,11 +45,11 @@ def encode(envelopes: Iterable[Envelope]) -> Iterator[bytes]:
         if envelope.extent is not NO_EXTENT:
             extent = _encode_extent(envelope.extent)
         fixed = (envelope.kind, envelope.rank, envelope.target, envelope.reply_to, len(method), len(extent))
-        if len(payload) == 1:
-            parts += (_HEADER_OF_ONE.pack(*fixed, 1, len(payload[0])), method, extent, payload[0])
+        if len(payload) == 1 and not isinstance(segment := payload[0], Outgoing | Incoming):
+            parts += (_HEADER_OF_ONE.pack(*fixed, 1, len(segment)), method, extent, segment)
         else:
-            sizes = struct.pack(f"<{len(payload)}Q", *map(len, payload))
-            parts += (_HEADER.pack(*fixed, len(payload)), sizes, method, extent, *payload)
+            sizes, segments = _encode_segments(payload)
+            parts += (_HEADER.pack(*fixed, len(payload)), sizes, method, extent, *segments)
     message = b"".join(parts)
     if len(message) <= MAX_MESSAGE_NBYTES:
         yield message
@@ -57,10 +60,28 @@ def encode(envelopes: Iterable[Envelope]) -> Iterator[bytes]:
         yield b"".join((_PIECE if start + _PIECE_NBYTES < len(view) else _LAST, piece))
 
 
-class Decoder:
-    """Puts one stream's messages together again."""
+def _encode_segments(payload: Payload) -> tuple[bytes, list[bytes | bytearray | memoryview]]:
+    sizes: list[int] = []
+    segments: list[bytes | bytearray | memoryview] = []
+    for segment in payload:
+        if isinstance(segment, Incoming):
+            raise TypeError("a segment that was lent to this process cannot be passed on unread")
+        lent = isinstance(segment, Outgoing)
+        segments.append(segment.descriptor if isinstance(segment, Outgoing) else segment)
+        sizes.append(len(segments[-1]) | (_LENT if lent else 0))
+    return struct.pack(f"<{len(sizes)}Q", *sizes), segments
 
-    def __init__(self) -> None:
+
+class Decoder:
+    """Puts one stream's messages together again.
+
+    Args:
+        give_back: takes the numbers of segments that the other side has lent and that are not needed any more; from
+            any thread.
+    """
+
+    def __init__(self, give_back: Callable[[int], None] = lambda number: None) -> None:
+        self._give_back = give_back
         self._pieces: list[memoryview] = []
         self._nbytes = 0
 
@@ -74,7 +95,7 @@ class Decoder:
         if tag == _WHOLE:
             if self._pieces:
                 raise ProtocolError("a whole frame came between the pieces of another")
-            return _decode_frame(rest)
+            return self._decode_frame(rest)
         if tag not in (_PIECE, _LAST):
             raise ProtocolError(f"unknown message tag {tag!r}")
         self._pieces.append(rest)
@@ -85,24 +106,23 @@ class Decoder:
             return []
         frame = memoryview(b"".join(self._pieces))
         self._pieces, self._nbytes = [], 0
-        return _decode_frame(frame)
+        return self._decode_frame(frame)
+
+    def _decode_frame(self, frame: memoryview) -> list[Envelope]:
+        envelopes = []
+        position, end = 0, len(frame)
+        try:
+            while position < end:
+                envelope, position = _decode_envelope(frame, position, self._give_back)
+                envelopes.append(envelope)
+        except (struct.error, DecodeError, ValueError, TypeError, KeyError) as error:
+            raise ProtocolError(f"a frame does not parse: {type(error).__name__}: {error}") from error
+        if not envelopes:
+            raise ProtocolError("a frame without envelopes")
+        return envelopes
 
 
-def _decode_frame(frame: memoryview) -> list[Envelope]:
-    envelopes = []
-    position, end = 0, len(frame)
-    try:
-        while position < end:
-            envelope, position = _decode_envelope(frame, position)
-            envelopes.append(envelope)
-    except (struct.error, DecodeError, ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"a frame does not parse: {type(error).__name__}: {error}") from error
-    if not envelopes:
-        raise ProtocolError("a frame without envelopes")
-    return envelopes
-
-
-def _decode_envelope(frame: memoryview, position: int) -> tuple[Envelope, int]:
+def _decode_envelope(frame: memoryview, position: int, give_back: Callable[[int], None]) -> tuple[Envelope, int]:
     """The envelope at a position, and the position behind it."""
     kind, rank, target, reply_to, method_nbytes, extent_nbytes, count = _HEADER.unpack_from(frame, position)
     position += _HEADER.size
@@ -119,9 +139,11 @@ def _decode_envelope(frame: memoryview, position: int) -> tuple[Envelope, int]:
     if extent_nbytes:
         extent = _decode_extent(bytes(frame[position : position + extent_nbytes]))
         position += extent_nbytes
-    payload = []
-    for nbytes in sizes:
-        payload.append(frame[position : position + nbytes])
+    payload: list[memoryview | Incoming] = []
+    for size in sizes:
+        nbytes = size & ~_LENT
+        segment = frame[position : position + nbytes]
+        payload.append(Incoming(bytes(segment), give_back) if size & _LENT else segment)
         position += nbytes
     if position > len(frame):
         raise ProtocolError(f"an envelope exceeds its frame by {position - len(frame)} bytes")

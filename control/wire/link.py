@@ -7,13 +7,14 @@ for ever: whoever comes back after a broken stream is, as far as ordering and de
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from control.errors import ProtocolError
-from control.wire.envelope import STOPPED, Envelope, Kind, ProcessRef
+from control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, ProcessRef
 from control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode
 
 
@@ -40,6 +41,8 @@ class Link:
     def __init__(self, peer: ProcessRef, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
         self.peer = peer
         self.lost: str | None = None
+        self.unsent: list[Envelope] = []
+        """Once the link is lost: what nobody waits for and was still to be sent."""
         """Why nothing can be sent any more, once that is so."""
         self.connected = False
         self.dialing = False
@@ -106,6 +109,7 @@ class Link:
             return False
         self.lost = reason
         self.connected = False
+        self.unsent = [envelope for envelope in self._outbox if envelope.reply_to >= NOTICE]
         self._outbox.clear()
         self._given_up.set_result(reason)
         if not self.up.done():
@@ -117,7 +121,7 @@ class Link:
         self.last_heard_s = time.monotonic()
 
     async def _read(self, stream: Stream) -> None:
-        decoder = Decoder()
+        decoder = Decoder(self._give_back)
         while (message := await stream.read()) is not None:
             self.last_heard_s = time.monotonic()
             for envelope in decoder.feed(message):
@@ -126,6 +130,12 @@ class Link:
                     return
                 if envelope.kind is not Kind.PING:
                     self._deliver(self.peer, envelope)
+
+    def _give_back(self, number: int) -> None:
+        """Tell the peer that a segment that it has lent is not needed any more."""
+        if self.lost is None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+                self.post(Envelope(Kind.GIVE_BACK, number))
 
     async def _write(self, stream: Stream) -> None:
         while True:

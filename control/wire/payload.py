@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from control.errors import PayloadError
+from control.wire.bulk import BULK_NBYTES, Incoming, Outgoing
 from control.wire.envelope import Payload
 
 OUT_OF_BAND_NBYTES = 16 << 10
@@ -28,21 +29,30 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _examined: set[str] = {"__main__", "builtins"}
 
 
-def pack(value: object) -> Payload:
+def pack(value: object, *, lend: bool = False) -> Payload:
     """A payload that holds its own copy of ``value``, which may be changed afterwards.
+
+    Args:
+        value: what to pack.
+        lend: whether large segments may be lent (see `bulk`): for payloads that are sent, and unpacked once.
 
     Raises:
         PayloadError: the value cannot be pickled.
     """
+    if lend:
+        value = _lift(value)
     if type(value) in _PLAIN:
-        return (pickle.dumps(value, protocol=5),)
-    buffers: list[bytearray] = []
+        return (_head(pickle.dumps(value, protocol=5), lend=lend),)
+    buffers: list[bytearray | Outgoing] = []
 
     def in_band(buffer: pickle.PickleBuffer) -> bool:
         with buffer.raw() as raw:
             if raw.nbytes < OUT_OF_BAND_NBYTES:
                 return True
-            buffers.append(bytearray(raw))
+            if lend and raw.nbytes >= BULK_NBYTES:
+                buffers.append(Outgoing(raw.obj if type(raw.obj) is bytes else raw))
+            else:
+                buffers.append(bytearray(raw))
         return False
 
     sink = io.BytesIO()
@@ -50,30 +60,52 @@ def pack(value: object) -> Payload:
         _Pickler(sink, protocol=5, buffer_callback=in_band).dump(value)
     except Exception as error:
         raise PayloadError(f"cannot pickle a value of type {type(value).__qualname__}: {error}") from error
-    return (sink.getvalue(), *buffers)
+    return (_head(sink.getvalue(), lend=lend), *buffers)
+
+
+def pack_inert(value: object) -> tuple[bytes, ...]:
+    """`pack`, as plain bytes that can be pickled again.
+
+    Raises:
+        PayloadError: the value cannot be pickled.
+    """
+    return tuple(bytes(segment) for segment in pack(value) if not isinstance(segment, Outgoing | Incoming))
 
 
 def pack_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> Payload:
-    """`pack((args, kwargs))`, by a shorter way for plain arguments.
+    """`pack((args, kwargs), lend=True)`, by a shorter way for plain arguments.
 
     Raises:
         PayloadError: an argument cannot be pickled.
     """
+    args, kwargs = tuple(map(_lift, args)), {name: _lift(value) for name, value in kwargs.items()}
     if _PLAIN.issuperset(map(type, args)) and (not kwargs or _PLAIN.issuperset(map(type, kwargs.values()))):
-        return (pickle.dumps((args, kwargs), protocol=5),)
-    return pack((args, kwargs))
+        return (_head(pickle.dumps((args, kwargs), protocol=5), lend=True),)
+    return pack((args, kwargs), lend=True)
+
+
+def _lift(value: object) -> object:
+    """Have large ``bytes`` go beside the pickle; other types see to that by themselves."""
+    return pickle.PickleBuffer(value) if type(value) is bytes and len(value) >= BULK_NBYTES else value
+
+
+def _head(pickled: bytes, *, lend: bool) -> bytes | Outgoing:
+    return Outgoing(pickled) if lend and len(pickled) >= BULK_NBYTES else pickled
 
 
 def unpack(payload: Payload) -> Any:
     """The value of a payload, in memory of its own: arrays are writable where the sender's were.
 
     Raises:
-        PayloadError: the value cannot be unpickled in this process.
+        PayloadError: the value cannot be unpickled in this process, or what was lent cannot be read any more.
     """
+    head = payload[0]
+    pickled = head.fetch() if isinstance(head, Outgoing | Incoming) else head
+    buffers = [
+        segment.fetch() if isinstance(segment, Outgoing | Incoming) else bytearray(segment) for segment in payload[1:]
+    ]
     try:
-        if len(payload) == 1:
-            return pickle.loads(payload[0])
-        return pickle.loads(payload[0], buffers=[bytearray(buffer) for buffer in payload[1:]])
+        return pickle.loads(pickled, buffers=buffers)
     except Exception as error:
         raise PayloadError(f"cannot unpickle what arrived: {type(error).__name__}: {error}") from error
 

@@ -7,9 +7,10 @@ dial of the process with the smaller id stands, and the other side's is turned a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from grpc import aio as _typed_aio
 
 from control.errors import AuthenticationError, ProtocolError, WireError
 from control.wire import auth
-from control.wire.envelope import Envelope, Kind, ProcessRef
+from control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, Kind, ProcessRef
 from control.wire.frames import MAX_MESSAGE_NBYTES, decode_process, encode_process
 from control.wire.link import Deliver, Link
 
@@ -26,6 +27,9 @@ aio: Any = _typed_aio  # the published stubs lag behind the library
 _WELCOME = b"\x01"
 HANDSHAKE_TIMEOUT_S = 10.0
 """A stranger that connects and then says nothing is turned away after this long."""
+
+MAX_STRANGERS = 256
+"""Streams that have not proven themselves yet; one more costs the oldest of them its place."""
 
 _SERVICE = "skipper.control.v1.Link"
 _METHOD = f"/{_SERVICE}/Connect"
@@ -44,7 +48,19 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 250),
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
+    ("grpc.max_metadata_size", 8 << 10),
 )
+
+
+def _server_options() -> tuple[tuple[str, int], ...]:
+    """What bounds a stranger's means; a peer has one stream on its connection, which never idles."""
+    bound_ms = int(1000 * HANDSHAKE_TIMEOUT_S)
+    return (
+        *_OPTIONS,
+        ("grpc.server_handshake_timeout_ms", bound_ms),
+        ("grpc.max_connection_idle_ms", bound_ms),
+        ("grpc.max_concurrent_streams", 4),
+    )
 
 
 class _ServerStream:
@@ -119,6 +135,7 @@ class Transport:
         self._server: Any = None
         self._closed = False
         self._patient: set[str] = set()
+        self._strangers: dict[asyncio.Timeout, None] = {}
 
     async def start(self) -> None:
         """Listen.
@@ -126,7 +143,7 @@ class Transport:
         Raises:
             WireError: the address cannot be listened on.
         """
-        server = aio.server(options=_OPTIONS)
+        server = aio.server(options=_server_options())
         handler = grpc.stream_stream_rpc_method_handler(self._accept)  # no serializers: raw bytes
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {"Connect": handler}),))
         try:
@@ -163,6 +180,12 @@ class Transport:
         if link.lose(reason) and not self._closed:
             self._on_lost(link.peer, reason)
 
+    def forget(self, process_id: str) -> None:
+        """Let go of a lost link: whoever still sends there finds out anew that nobody answers. On the loop thread."""
+        link = self._links.get(process_id)
+        if link is not None and link.lost is not None:
+            del self._links[process_id]
+
     async def close(self, *, flush_timeout_s: float = 0.5) -> None:
         """Say goodbye, hand what was posted to the transport, and end every stream."""
         if self._closed:
@@ -195,7 +218,7 @@ class Transport:
     def _start_dialing(self, link: Link) -> None:
         if not (link.connected or link.dialing or link.lost or self._closed):
             link.dialing = True
-            self._spawn(self._dial(link))
+            self._spawn(self._dial(link, self._loop.time() + self._connect_timeout_s))
             self._on_dial(link.peer)
 
     async def _serve(self, link: Link, stream: _ServerStream | _ClientStream, *, greeting: bytes = b"") -> None:
@@ -214,14 +237,14 @@ class Transport:
             if not self._closed:
                 self.lose(link.peer, reason)
 
-    async def _dial(self, link: Link) -> None:
+    async def _dial(self, link: Link, deadline: float) -> None:
         me, peer = encode_process(self._me), encode_process(link.peer)
         nonce = auth.new_nonce()
         metadata = ((_VERSION_KEY, auth.VERSION), (_PROCESS_KEY, me), (_NONCE_KEY, nonce))
         async with aio.insecure_channel(link.peer.address, options=_OPTIONS) as channel:
             call = channel.stream_stream(_METHOD)(metadata=metadata, wait_for_ready=True)
             try:
-                async with asyncio.timeout(self._connect_timeout_s):
+                async with asyncio.timeout_at(deadline):
                     answer = dict(await call.initial_metadata())
                     theirs = answer.get(_NONCE_KEY)
                     if not isinstance(theirs, bytes) or len(theirs) != auth.NONCE_NBYTES:
@@ -235,8 +258,12 @@ class Transport:
             except TimeoutError:
                 self.lose(link.peer, f"it could not be reached within {self._connect_timeout_s:g} s")
             except (WireError, aio.AioRpcError, asyncio.InvalidStateError) as error:
+                code = await call.code() if call.done() else None
+                if code is grpc.StatusCode.DEADLINE_EXCEEDED:  # a flood of strangers has cost us our place there
+                    self._spawn(self._dial(link, deadline))
+                    return
                 link.dialing = False
-                if call.done() and await call.code() is grpc.StatusCode.ALREADY_EXISTS:
+                if code is grpc.StatusCode.ALREADY_EXISTS:
                     await self._await_their_dial(link)
                 else:
                     self.lose(link.peer, f"it could not be reached ({error})")
@@ -265,7 +292,7 @@ class Transport:
         proof = auth.server_proof(self._secret, *transcript)
         await context.send_initial_metadata(((_NONCE_KEY, ours), (_PROOF_KEY, proof)))
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            async with self._patience_with_a_stranger():
                 first = await context.read()
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no proof came")
@@ -284,6 +311,20 @@ class Transport:
         link.connected = True
         await self._serve(link, _ServerStream(context), greeting=_WELCOME)
 
+    @contextlib.asynccontextmanager
+    async def _patience_with_a_stranger(self) -> AsyncIterator[None]:
+        """Bound the wait for a proof in time and in number."""
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.reschedule(self._loop.time())
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S) as patience:
+            self._strangers[patience] = None
+            try:
+                yield
+            finally:
+                self._strangers.pop(patience, None)
+
     async def _watch_heartbeats(self) -> None:
         """Show signs of life on every link and give up those that show none."""
         interval = self._heartbeat_s / 4
@@ -298,6 +339,6 @@ class Transport:
                 if was_frozen:
                     link.heard()  # it was this process that stood still: the others deserve a fresh start
                 if now - link.last_heard_s > self._heartbeat_s and link.peer.id not in self._patient:
-                    self.lose(link.peer, f"it showed no sign of life for {self._heartbeat_s:g} s")
+                    self.lose(link.peer, f"it showed {NO_SIGN_OF_LIFE} for {self._heartbeat_s:g} s")
                 else:
                     link.post(Envelope(Kind.PING))

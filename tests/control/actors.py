@@ -160,6 +160,18 @@ class Answerer(Actor):
     def pass_on(self, port: Port[Any], other: ActorMesh[Any], value: Any) -> None:
         other.send_to.broadcast(port, value)
 
+    @endpoint(explicit_response_port=True)
+    def pass_on_for_keeps(self, port: Port[Any], other: ActorMesh[Any]) -> None:
+        other.keep_for.broadcast(port)
+
+    @endpoint
+    def keep_for(self, port: Port[Any]) -> None:
+        self.kept.append(port)
+
+    @endpoint
+    def has_kept(self) -> int:
+        return len(self.kept)
+
     @endpoint
     def send_to(self, port: Port[Any], value: Any) -> None:
         port.send(value)
@@ -260,6 +272,10 @@ class Cleaner(Actor):
     @endpoint
     def note(self, text: str) -> None:
         self._write(text)
+
+    @endpoint
+    def own_bad(self, name: str) -> ActorMesh[Any]:
+        return context().proc.spawn(name, Cleaner, self.path, name, raises=True)
 
     @endpoint
     def boom(self) -> None:

@@ -7,11 +7,12 @@ from control import ActorError, ControlError, FailureKind, MeshFailure, Supervis
 from control.shape import Extent
 
 EXPORTED = """
-    Actor ActorDefinitionError ActorError ActorInstance ActorMesh AuthenticationError Channel ChannelClosedError
-    Context ControlError DeadlineError Endpoint Extent FailureKind Future HostMesh MeshFailure
-    NoActorContextError PayloadError Point Port PortReceiver ProcMesh ProtocolError ResponseStream Settings
-    Shape SupervisionError ValueMesh WireError configure context current_rank current_size endpoint
-    get_or_spawn_controller shutdown this_host this_proc unhandled_fault_hook
+    Accumulator Actor ActorDefinitionError ActorError ActorInstance ActorMesh AuthenticationError
+    BackpressureError Channel ChannelClosedError Context ControlError Creator DeadlineError Endpoint Extent
+    FailureKind Future HostMesh LinkError MeshFailure NoActorContextError PayloadError Point Port PortReceiver
+    ProcMesh ProtocolError ResponseStream Settings Shape SupervisionError ValueMesh WireError as_endpoint
+    concurrent_endpoint configure context current_rank current_size endpoint get_or_spawn_controller shutdown
+    subscribe this_host this_proc unhandled_fault_hook
 """
 FAILURE = MeshFailure("mesh", "mesh[0]", Extent(("gpus",), (2,)).point(1), FailureKind.PROCESS, "it died")
 

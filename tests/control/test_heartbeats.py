@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import control
-from control import SupervisionError, this_host
+from control import FailureKind, SupervisionError, this_host
 
-from .actors import Echo
-from .conftest import PATIENCE_S, Failures, Script, alive
+from .actors import Echo, Manager
+from .conftest import PATIENCE_S, Failures, Script, alive, wait_until
 
 BOUND_S = 3.0
 """Long enough for a machine that is busy with other things to show a sign of life in time."""
@@ -34,6 +34,24 @@ def test_a_frozen_process_is_found_within_the_bound_and_killed(failures: Failure
     assert not alive(pid)
     assert "no sign of life" in failures.wait().message
     assert echoes.slice(gpus=1).sleep.call_one(4.0).get(PATIENCE_S) == 4.0  # a busy one is not a frozen one
+
+
+def test_a_frozen_owner_is_killed_with_all_it_owns(failures: Failures) -> None:
+    procs = this_host().spawn_procs(name="owning")
+    manager = procs.spawn("manager", Manager)
+    leaves = manager.grow.call_one(2).get(PATIENCE_S)
+    owned = leaves.pid.call().get(PATIENCE_S)
+    waiting = leaves.sleep.call(60)
+    began = time.monotonic()
+    os.kill(procs.spawn("echo", Echo).pid.call_one().get(PATIENCE_S), signal.SIGSTOP)
+    with pytest.raises(SupervisionError):
+        waiting.get(PATIENCE_S)
+    with pytest.raises(SupervisionError, match="no sign of life"):
+        manager.seen.call_one().get(PATIENCE_S)
+    wait_until(lambda: not any(map(alive, owned)), "what it owned has ended")
+    assert time.monotonic() - began < 3 * BOUND_S
+    assert {failure.mesh_name for failure in failures} <= {"manager", "echo"}
+    assert failures.wait().kind is FailureKind.UNREACHABLE
 
 
 def test_a_script_that_was_frozen_goes_on_with_its_processes_afterwards(script: Callable[[str], Script]) -> None:

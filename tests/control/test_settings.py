@@ -28,3 +28,18 @@ def test_bad_bounds_are_refused_and_change_nothing(bound: Any, error: type[Excep
     with pytest.raises(error, match="stop_timeout_s"):
         control.configure(stop_timeout_s=bound)
     assert settings() == before
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        ({"max_unhandled": 255}, ValueError),
+        ({"max_unhandled": 1000.0}, TypeError),
+        ({"max_unhandled_nbytes": 1 << 20}, ValueError),
+        ({"send_timeout_s": 0}, ValueError),
+    ],
+)
+def test_limits_leave_room_for_what_is_given_back_in_batches(limits: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=next(iter(limits))):
+        control.configure(**limits)
+    assert control.configure(max_unhandled=256, max_unhandled_nbytes=16 << 20).max_unhandled == 256

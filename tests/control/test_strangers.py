@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import dataclasses
 import pickle
+import queue
 import socket
+import time
 from typing import Any
 
 import grpc
@@ -18,11 +20,14 @@ from control.wire.frames import encode, encode_process
 from control.wire.payload import pack
 
 from .actors import Echo
-from .conftest import PATIENCE_S
+from .conftest import PATIENCE_S, wait_until
 
 METHOD = "/skipper.control.v1.Link/Connect"
 STRANGER = ProcessRef("stranger", "unix-abstract:stranger", "stranger")
 unpickled: list[str] = []
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""An empty SETTINGS frame, with which a client's side of HTTP/2 begins."""
 
 
 class Trap:
@@ -141,6 +146,73 @@ def test_a_silent_stranger_is_turned_away_after_a_while(echo: ActorMesh[Echo], m
                 forever.set()
 
     assert asyncio.run(stay_silent()) is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_flood_of_silent_strangers_does_not_keep_a_new_process_out(
+    echo: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch, own_procs: Any
+) -> None:
+    monkeypatch.setattr(transport, "MAX_STRANGERS", 4)
+    own_transport = runtime.current().transport
+    with contextlib.ExitStack() as stack:
+        ends: list[queue.SimpleQueue[None]] = []
+        calls = []
+        for _ in range(12):
+            channel = stack.enter_context(grpc.insecure_channel(runtime.current().me.address, options=OWN_CONNECTION))
+            ends.append(queue.SimpleQueue())
+            calls.append(channel.stream_stream(METHOD)(iter(ends[-1].get, None), metadata=hello(), timeout=PATIENCE_S))
+        wait_until(lambda: sum(call.done() for call in calls) == 8, "those behind to push out those in front")
+        assert {call.code() for call in calls if call.done()} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert len(own_transport._strangers) == 4
+        newcomer = own_procs({"gpus": 1}).spawn("newcomer", Echo)
+        assert newcomer.echo.call_one(1).get(PATIENCE_S) == 1
+        for end in ends:
+            end.put(None)
+
+
+def test_a_stranger_that_drips_its_bytes_or_idles_is_cut_off(
+    echo: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 0.5)
+    process = runtime.current()
+    me = runtime.new_process_ref("listener", process.me)
+    listener = transport.Transport(
+        me,
+        process.secret,
+        process._loop,
+        deliver=lambda peer, envelope: None,
+        on_lost=lambda peer, reason: None,
+        on_connected=lambda peer: None,
+        on_dial=lambda peer: None,
+        heartbeat_s=10.0,
+        connect_timeout_s=10.0,
+    )
+    process._loop_thread.run(listener.start(), timeout=PATIENCE_S)
+    try:
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
+        for at_once, dripping in ((b"", preface), (preface, b"")):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect("\0" + me.address.removeprefix("unix-abstract:"))
+                stranger.sendall(at_once)
+                stranger.settimeout(0.05)
+                assert drip(stranger, dripping)
+    finally:
+        process._loop_thread.run(listener.close(), timeout=PATIENCE_S)
+
+
+def drip(stranger: socket.socket, message: bytes) -> bool:
+    """Send a byte now and then; whether the other side hangs up."""
+    sent = 0
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            sent += stranger.send(message[sent : sent + 1])
+            if not stranger.recv(4096):
+                return True
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+    return False
 
 
 def test_an_impostor_server_is_found_out(echo: ActorMesh[Echo]) -> None:

@@ -16,6 +16,8 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     AGENT: _ClassVar[Kind]
     PING: _ClassVar[Kind]
     BYE: _ClassVar[Kind]
+    CREDIT: _ClassVar[Kind]
+    GIVE_BACK: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 CALL: Kind
 REPLY: Kind
@@ -23,6 +25,8 @@ ERROR: Kind
 AGENT: Kind
 PING: Kind
 BYE: Kind
+CREDIT: Kind
+GIVE_BACK: Kind
 
 class Process(_message.Message):
     __slots__ = ("id", "address", "name")

@@ -1,0 +1,41 @@
+"""`subscribe`: failures of a mesh, for those who hold a reference to it and do not own it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from control.failure import MeshFailure
+from control.future import Future
+from control.mesh import ActorMesh, ProcMesh
+from control.port import Channel, PortReceiver
+from control.runtime import job as runtime
+from control.runtime.links import watch
+
+
+def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
+    """Be told of every failure of a member of a mesh or slice, whoever owns it and whether it is handled or not.
+
+    Failures come as they happen. Members that are stopped in good order are no failures. Once all members have ended,
+    the channel closes, so that a receive raises `ChannelClosedError`.
+    """
+    process = runtime.current()
+    port, receiver = Channel.open()
+    inbox = receiver._inbox
+    members = mesh._actors()
+    missing = len(members)
+    lock = threading.Lock()
+
+    def ended(end: Future[MeshFailure | None]) -> None:
+        nonlocal missing
+        with lock:
+            missing -= 1
+            is_last = missing == 0
+        if (failure := end.get(0)) is not None:
+            port.send(failure)
+        if is_last:
+            inbox.close()
+
+    for member in members:
+        watch(process, member).add_done_callback(ended)
+    return receiver

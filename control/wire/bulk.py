@@ -1,0 +1,232 @@
+"""Large segments of payloads: they stay where they are and are read one-sidedly, through `dataplane`.
+
+The only file of this package that knows `dataplane`, which is imported with the first large segment. What is sent is a
+descriptor. The receiver reads the bytes when it unpacks the payload, on the thread that wants the value, and then gives
+the loan back; so it does with a payload that is dropped unread. The loans of a process that is lost are over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import pickle
+import struct
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from control.errors import PayloadError
+
+if TYPE_CHECKING:
+    from dataplane import RDMABuffer
+
+BULK_NBYTES = 256 << 10
+"""Segments from this size on are lent rather than sent."""
+
+FETCH_TIMEOUT_S = 60.0
+
+_HEADER = struct.Struct("<QQ?")
+"""The number of the loan, the size of the segment in bytes, and whether it is a ``bytes`` object."""
+
+_HUGE_NBYTES = 4 << 20
+"""From here on memory is asked for in huge pages, and filled by several threads."""
+
+
+class Outgoing:
+    """A segment to be lent: a copy in memory that the others of this host map, so that their reading is a copy, too.
+
+    Lending ``bytes`` as they are would save a copy, and lose more: reading what is not mapped goes through the kernel,
+    page by page.
+    """
+
+    __slots__ = ("__weakref__", "_buffer", "_data", "_holders", "_is_bytes", "_nbytes", "descriptor")
+
+    def __init__(self, source: bytes | memoryview) -> None:
+        self._nbytes = len(source)
+        self._is_bytes = isinstance(source, bytes)
+        self._data = _copy(source)
+        self._buffer: RDMABuffer | None = None
+        self._holders: Counter[str] = Counter()
+        self.descriptor = b""
+        """What is sent in its place, as long as it is lent."""
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def fetch(self) -> bytes | bytearray:
+        """The segment for a receiver in this very process, in memory of its own."""
+        return bytes(self._data) if self._is_bytes else bytearray(self._data)
+
+    def _lend(self, number: int) -> None:
+        from dataplane import RDMABuffer
+
+        self._buffer = RDMABuffer(self._data, writable=False)
+        self.descriptor = _HEADER.pack(number, self._nbytes, self._is_bytes) + pickle.dumps(self._buffer, protocol=5)
+
+    def _take_back(self) -> None:
+        buffer, self._buffer, self.descriptor = self._buffer, None, b""
+        if buffer is not None:
+            buffer.drop()
+
+
+class Incoming:
+    """A segment that another process has lent to this one.
+
+    Args:
+        descriptor: what `Outgoing.descriptor` was there.
+        give_back: called once with the number of the loan.
+
+    Raises:
+        struct.error: this is no descriptor.
+        ValueError: it describes more than memory can hold.
+    """
+
+    __slots__ = ("_buffer", "_give_back", "_is_bytes", "_nbytes", "_number")
+
+    def __init__(self, descriptor: bytes, give_back: Callable[[int], None]) -> None:
+        self._give_back: Callable[[int], None] | None = None
+        self._number, self._nbytes, self._is_bytes = _HEADER.unpack_from(descriptor)
+        if self._nbytes > sys.maxsize:
+            raise ValueError(f"a segment of {self._nbytes} bytes")
+        self._buffer = descriptor[_HEADER.size :]
+        self._give_back = give_back
+
+    def __len__(self) -> int:
+        return int(self._nbytes)
+
+    def fetch(self) -> bytes | bytearray:
+        """Read the segment, and give it back; once.
+
+        Raises:
+            PayloadError: it cannot be read any more.
+        """
+        from dataplane import DataplaneError
+
+        if self._give_back is None:
+            raise PayloadError("this value has been read before, and its memory was given back then")
+        try:
+            buffer: RDMABuffer = pickle.loads(self._buffer)
+            value, memory = _allocate(self._nbytes, is_bytes=self._is_bytes)
+            buffer.read_into(memory, timeout=FETCH_TIMEOUT_S).get()
+        except (DataplaneError, ValueError) as error:
+            raise PayloadError(f"{self._nbytes} bytes of a message could not be read: {error}") from error
+        finally:
+            self._end()
+        return value
+
+    def _end(self) -> None:
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back(self._number)
+
+    def __del__(self) -> None:
+        self._end()
+
+
+class Loans:
+    """The segments of this process that others may still read. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._lent: dict[int, Outgoing] = {}
+        self._number_of: dict[Outgoing, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._lent)
+
+    def lend(self, segments: Iterable[object], process_id: str) -> None:
+        """Lend the large ones among these segments to a process that is about to get their descriptors.
+
+        Raises:
+            PayloadError: the memory cannot be made readable for others.
+        """
+        for segment in segments:
+            if type(segment) is Outgoing:
+                self._lend(segment, process_id)
+
+    def _lend(self, segment: Outgoing, process_id: str) -> None:
+        from dataplane import DataplaneError
+
+        with self._lock:
+            if segment not in self._number_of:
+                number = next(self._numbers)
+                try:
+                    segment._lend(number)
+                except DataplaneError as error:
+                    raise PayloadError(f"{len(segment)} bytes cannot be lent to {process_id}: {error}") from error
+                self._lent[number] = segment
+                self._number_of[segment] = number
+            segment._holders[process_id] += 1
+
+    def give_back(self, number: int, process_id: str) -> None:
+        """Take note that a process has read a segment, or never will."""
+        with self._lock:
+            segment = self._lent.get(number)
+            if segment is not None:
+                segment._holders[process_id] -= 1
+                self._end_if_done(number, segment)
+
+    def forget(self, process_id: str) -> None:
+        """End the loans of a process that is gone."""
+        with self._lock:
+            for number, segment in list(self._lent.items()):
+                segment._holders.pop(process_id, None)
+                self._end_if_done(number, segment)
+
+    def clear(self) -> None:
+        """End all loans."""
+        with self._lock:
+            for number, segment in list(self._lent.items()):
+                segment._holders.clear()
+                self._end_if_done(number, segment)
+
+    def _end_if_done(self, number: int, segment: Outgoing) -> None:
+        if not +segment._holders:  # those with a positive count
+            del self._lent[number], self._number_of[segment]
+            segment._take_back()
+
+
+def _copy(source: bytes | memoryview) -> Any:
+    """A copy in memory that peers of this host can map, and whose pages the next copy uses again."""
+    import dataplane
+
+    copy = dataplane.empty_array(len(source), "u1")
+    threads = min(4, len(os.sched_getaffinity(0))) if len(source) >= _HUGE_NBYTES else 1
+    dataplane.memcpy(copy, source, threads=threads)
+    return copy
+
+
+def _allocate(nbytes: int, *, is_bytes: bool) -> tuple[bytes | bytearray, memoryview]:
+    """A new object whose content is still open, and the memory to fill before anybody else sees it.
+
+    The C API documents this for objects made without content. Python's own ways to make them would write every byte,
+    and so touch every page, once more; huge pages bring the cost of touching them once down to that of a copy.
+    """
+    make, find, advise = _c_functions(is_bytes)
+    value: bytes | bytearray = make(None, nbytes)
+    array: Any = (ctypes.c_char * nbytes).from_address(find(value))
+    array.owner = value  # whoever fills the memory keeps it
+    if nbytes >= _HUGE_NBYTES:
+        begin = -(-ctypes.addressof(array) // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (ctypes.addressof(array) + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        advise(begin, end - begin, mmap.MADV_HUGEPAGE)  # which the system need not follow
+    return value, memoryview(array).cast("B")
+
+
+@cache
+def _c_functions(is_bytes: bool) -> tuple[Any, Any, Any]:
+    """Make an object without content, find its content, advise the system about memory."""
+    python, libc = ctypes.PyDLL(None), ctypes.CDLL(None)
+    make = python.PyBytes_FromStringAndSize if is_bytes else python.PyByteArray_FromStringAndSize
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
+    find = python.PyBytes_AsString if is_bytes else python.PyByteArray_AsString
+    find.restype, find.argtypes = ctypes.c_void_p, (ctypes.py_object,)
+    advise = libc.madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return make, find, advise

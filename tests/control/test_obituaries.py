@@ -1,0 +1,37 @@
+"""What is known of dead processes does not grow for ever, and their references still end calls."""
+
+from collections.abc import Callable
+
+import pytest
+
+from control import Actor, ProcMesh, SupervisionError, endpoint
+from control.runtime import job as runtime
+from control.runtime import obituaries
+
+from .conftest import PATIENCE_S, wait_until
+
+
+class Worker(Actor):
+    @endpoint
+    def ping(self) -> str:
+        return "pong"
+
+
+def test_records_of_dead_processes_are_bounded(
+    own_procs: Callable[..., ProcMesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(obituaries, "KEPT", 3)
+    process = runtime.current()
+    dead = []
+    for _ in range(8):
+        procs = own_procs()
+        worker = procs.spawn("worker", Worker)
+        assert worker.ping.call_one().get(PATIENCE_S) == "pong"
+        procs.stop().get(PATIENCE_S)
+        dead.append(worker)
+    wait_until(lambda: len(process._obituaries._known) == 3, "the obituary of the last")
+    assert len(process.transport._links) <= 3
+    assert len(process.children._children) <= 3
+    for worker in (dead[-1], dead[0]):  # one that is known, one that is forgotten
+        with pytest.raises(SupervisionError):
+            worker.ping.call_one().get(PATIENCE_S)
