@@ -29,7 +29,7 @@ from benchmarks.schema import (
     report_problems,
     result_problems,
 )
-from benchmarks.statistics import summarize
+from benchmarks.statistics import median_interval, stretches, summarize
 
 __all__ = ["Reference", "Report", "Result", "Scalar"]
 
@@ -89,12 +89,14 @@ class Result:
         reference: Reference | None = None,
         parameters: Mapping[str, Scalar] | None = None,
     ) -> Result:
-        """Summarize samples, given in ``unit`` and in any order.
+        """Summarize samples, given in ``unit``.
+
+        With six and more of them the row also gets ``p50_low`` and ``p50_high``, the 95% interval of its median.
 
         Args:
             name: What was measured.
             unit: Its unit.
-            samples: At least one.
+            samples: At least one, in the order in which they were taken: the interval is that of stretches of them.
             n: How many samples were taken, where ``samples`` holds only an evenly spaced part of them.
             reference: What to hold the median against.
             parameters: The row's own parameters.
@@ -103,6 +105,8 @@ class Result:
             ValueError: No samples. `ReportError`, itself a ``ValueError``, for samples that are not finite.
         """
         summary = summarize(samples)
+        interval = median_interval(stretches(samples))
+        own: dict[str, Scalar] = {} if interval is None else {"p50_low": interval[0], "p50_high": interval[1]}
         return cls(
             name=name,
             unit=unit,
@@ -113,7 +117,7 @@ class Result:
             p50=summary.p50,
             p99=summary.p99,
             reference=reference,
-            parameters=dict(parameters or {}),
+            parameters={**(parameters or {}), **own},
         )
 
     @classmethod

@@ -16,8 +16,19 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
-__all__ = ["Contestant", "Samples", "Schedule", "Summary", "interleave", "percentile", "summarize"]
+__all__ = [
+    "Contestant",
+    "Samples",
+    "Schedule",
+    "Summary",
+    "interleave",
+    "median_interval",
+    "percentile",
+    "stretches",
+    "summarize",
+]
 
 Clock = Callable[[], int]
 
@@ -42,6 +53,40 @@ def percentile(ordered: Sequence[float], rank: float) -> float:
     # str() gives the shortest decimal that means this float, so 99.9 becomes 999/1000 and not a hair more,
     # which would push an exact rank (the 999th of 1000) up by one.
     return ordered[math.ceil(Fraction(str(rank)) * len(ordered) / 100) - 1]
+
+
+STRETCHES = 32
+
+
+def stretches(samples: Sequence[float]) -> list[float]:
+    """Medians of consecutive stretches of the samples, at most `STRETCHES` of them.
+
+    Neighbouring samples met the same weather and are no independent witnesses; stretches of a run come closer.
+    Cut two contestants that took turns alike, and the stretches of one number happened side by side.
+    """
+    count = min(STRETCHES, len(samples))
+    cuts = [len(samples) * i // count for i in range(count + 1)] if count else []
+    return [percentile(sorted(samples[begin:end]), 50) for begin, end in pairwise(cuts)]
+
+
+def median_interval(samples: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float] | None:
+    """Where the median lies, by ranks: no assumption about how the samples are distributed.
+
+    Args:
+        samples: Independent ones, in any order.
+        confidence: That the true median lies within.
+
+    Returns:
+        Two of the samples, the k-th smallest and the k-th largest, k as large as the binomial distribution of the
+        number of samples below the median allows; ``None`` where not even the extremes do (5 samples at 0.95).
+    """
+    ordered = sorted(samples)
+    tail, allowed = 0, (1 - confidence) / 2 * 2 ** len(ordered)
+    for below in range(len(ordered)):
+        tail += math.comb(len(ordered), below)
+        if tail > allowed:
+            return None if below == 0 else (ordered[below - 1], ordered[-below])
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import NoReturn
 
 from benchmarks import output
 from benchmarks.actors.rounds import FANOUT, MESSAGE_NBYTES, PIPELINED, Plan, measure
 from benchmarks.actors.rows import rows
 from benchmarks.actors.table import table
-from benchmarks.errors import BenchmarkError, UsageError
+from benchmarks.arguments import Parser
+from benchmarks.errors import BenchmarkError
 from benchmarks.report import Report, Result
 from control import ControlError
 
@@ -20,13 +20,6 @@ __all__ = ["main"]
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _QUICK = Plan(rounds=2, calls=20, broadcasts=200, spawns=1, warmup=1)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that every complaint takes the same way out."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
@@ -81,7 +74,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog=prog,
         description="Latency and throughput of actor calls, beside raw gRPC and memcpy in the same run.",
         epilog="exit codes: 0 all is well; 1 the run could not be finished; 2 wrong arguments; 130 interrupted",

@@ -1,4 +1,4 @@
-"""What the kernel's own one-sided copy does: ``process_vm_readv`` of the server's buffers.
+"""What the kernel's own one-sided copy does: ``process_vm_readv`` or ``_writev`` of the server's buffers.
 
 UCX moves bytes between processes of one host with that very system call (its CMA transport), so its rate,
 taken in turns with ours, says how much of a gap is ours and how much is the kernel's.
@@ -13,9 +13,7 @@ from pathlib import Path
 
 from benchmarks.bandwidth.messages import Offer
 
-__all__ = ["NAME", "boot_id", "process_vm_reader", "started"]
-
-NAME = "process_vm_readv"
+__all__ = ["boot_id", "kernel_copier", "name", "started"]
 
 _MOST_IOVECS = 1024  # IOV_MAX of Linux, limits.h
 _MOST_BYTES = 1 << 30  # one call moves at most 2**31 - 4096 bytes, read(2)
@@ -42,13 +40,20 @@ def started(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-def process_vm_reader(offer: Offer, size: int, *, into: int) -> Callable[[], object] | None:
-    """Prepare a call that reads ``size`` bytes of each of the server's buffers, one after another.
+def name(op: str) -> str:
+    """The system call that does what ``op`` does."""
+    return "process_vm_readv" if op == "read" else "process_vm_writev"
+
+
+def kernel_copier(op: str, offer: Offer, size: int, *, local: int) -> Callable[[], object] | None:
+    """Prepare a call that reads or writes ``size`` bytes of each of the server's buffers, one after another.
 
     Args:
+        op: ``read`` or ``write``.
         offer: Says where the buffers are.
         size: Bytes of each.
-        into: Address to read to, with room for all of them.
+        local: Address to read to or write from: the very memory that the transfers use, so that both move the same
+            bytes between the same places.
 
     Returns:
         The call, after it worked once; ``None`` where the server is no process of this kernel that
@@ -56,17 +61,17 @@ def process_vm_reader(offer: Offer, size: int, *, into: int) -> Callable[[], obj
     """
     if not offer.addresses or offer.boot_id != boot_id() or offer.started != started(offer.pid):
         return None
-    calls = _calls(offer.addresses, size, into)
+    calls = _calls(offer.addresses, size, local)
     try:
-        read = _bind(offer.pid, calls)
-        read()
+        copy = _bind(name(op), offer.pid, calls)
+        copy()
     except OSError:
         return None
-    return read
+    return copy
 
 
-def _calls(addresses: list[int], size: int, into: int) -> list[tuple[_IoVec, list[_IoVec]]]:
-    """Split the transfer into calls that the kernel accepts: a destination, and its sources."""
+def _calls(addresses: list[int], size: int, local: int) -> list[tuple[_IoVec, list[_IoVec]]]:
+    """Split the transfer into calls that the kernel accepts: a stretch here, and the pieces over there."""
     pieces = [
         (address + begin, min(_MOST_BYTES, size - begin))
         for address in addresses
@@ -75,24 +80,24 @@ def _calls(addresses: list[int], size: int, into: int) -> list[tuple[_IoVec, lis
     calls: list[tuple[_IoVec, list[_IoVec]]] = []
     for address, nbytes in pieces:
         if not calls or len(calls[-1][1]) == _MOST_IOVECS or calls[-1][0].nbytes + nbytes > _MOST_BYTES:
-            calls.append((_IoVec(into, 0), []))
+            calls.append((_IoVec(local, 0), []))
         calls[-1][1].append(_IoVec(address, nbytes))
         calls[-1][0].nbytes += nbytes
-        into += nbytes
+        local += nbytes
     return calls
 
 
-def _bind(pid: int, calls: list[tuple[_IoVec, list[_IoVec]]]) -> Callable[[], object]:
-    function = ctypes.CDLL(None, use_errno=True).process_vm_readv
+def _bind(call: str, pid: int, calls: list[tuple[_IoVec, list[_IoVec]]]) -> Callable[[], object]:
+    function = getattr(ctypes.CDLL(None, use_errno=True), call)
     unsigned = ctypes.c_ulong
     function.argtypes = [ctypes.c_int, ctypes.c_void_p, unsigned, ctypes.c_void_p, unsigned, unsigned]
     function.restype = ctypes.c_ssize_t
     prepared = [(local, (_IoVec * len(remotes))(*remotes), len(remotes), local.nbytes) for local, remotes in calls]
 
-    def read() -> None:
+    def copy() -> None:
         for local, remotes, count, nbytes in prepared:
             if function(pid, ctypes.byref(local), 1, remotes, count, 0) != nbytes:
                 error = ctypes.get_errno()
-                raise OSError(error, f"{NAME}: {os.strerror(error)}")
+                raise OSError(error, f"{call}: {os.strerror(error)}")
 
-    return read
+    return copy

@@ -1,4 +1,4 @@
-"""The process that owns the memory: ``python -m benchmarks.bandwidth.child FD PARENT CLIENT NET_DEVICES``.
+"""The process that owns the memory: ``python -m benchmarks.bandwidth.child FD PARENT CLIENT NET_DEVICES LISTEN``.
 
 Each client gets one of its own, so that each pays, and measures, what first use really costs, and so that no
 client can leave anything behind for the next: not memory, not settings, not a crash.
@@ -30,12 +30,14 @@ from benchmarks.bandwidth.messages import (
     Transfer,
     Verdict,
     Verify,
+    Which,
     Workload,
     answer,
     read_request,
     refuse,
 )
 from benchmarks.bandwidth.side import Side, configure, footprint
+from benchmarks.bandwidth.wire import link
 from benchmarks.errors import PeerError
 from dataplane.errors import DataplaneError
 
@@ -51,7 +53,8 @@ def main(arguments: list[str]) -> int:
 
     Without a name of the client, nothing is said of how it went: then the client is the parent itself.
     """
-    fileno, parent, client, net_devices = int(arguments[0]), int(arguments[1]), arguments[2], arguments[3]
+    fileno, parent, client = int(arguments[0]), int(arguments[1]), arguments[2]
+    net_devices, listen = (argument or None for argument in arguments[3:])
     # Ctrl-C reaches the whole process group; the parent alone answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -59,7 +62,7 @@ def main(arguments: list[str]) -> int:
         return 1
     with Channel(socket.socket(fileno=fileno), peer=client or "the client", timeout=_TIMEOUT_S) as channel:
         try:
-            serve_client(channel, net_devices=net_devices or None)
+            serve_client(channel, net_devices=net_devices, listen=listen)
         except PeerError as error:
             if client:
                 print(error, file=sys.stderr, flush=True)
@@ -67,8 +70,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve_client(channel: Channel, *, net_devices: str | None) -> None:
+def serve_client(channel: Channel, *, net_devices: str | None, listen: str | None) -> None:
     """Do what one client asks for, until it says goodbye.
+
+    Args:
+        channel: To the client.
+        net_devices: As for `side.configure`.
+        listen: As for `side.configure`.
 
     Raises:
         PeerError: The client is lost, silent for longer than its own work can take, or talks nonsense.
@@ -78,7 +86,7 @@ def serve_client(channel: Channel, *, net_devices: str | None) -> None:
     if not isinstance(workload, Workload):
         raise PeerError(f"{channel.peer} begins with {type(workload).__name__}")
     try:
-        side = _open(channel, workload, net_devices)
+        side = _open(channel, workload, net_devices, listen)
     except PeerError:
         raise
     except _CLIENTS_TO_KNOW as error:
@@ -87,7 +95,7 @@ def serve_client(channel: Channel, *, net_devices: str | None) -> None:
     with contextlib.closing(side):
         while not isinstance(request := read_request(channel, timeout=patience(workload)), Goodbye):
             try:
-                _handle(channel, side, request)
+                _handle(channel, side, request, net_devices)
             except PeerError:
                 raise
             except _CLIENTS_TO_KNOW as error:
@@ -95,9 +103,9 @@ def serve_client(channel: Channel, *, net_devices: str | None) -> None:
     answer(channel, Done())
 
 
-def _open(channel: Channel, workload: Workload, net_devices: str | None) -> Side:
+def _open(channel: Channel, workload: Workload, net_devices: str | None, listen: str | None) -> Side:
     require_feasible(workload, footprint(workload, client=False))
-    configure(workload, net_devices)
+    configure(workload, net_devices, listen=listen)
     side = Side(workload, exposes=True, transfers=workload.bidirectional)
     try:
         descriptors, register_us = side.expose()
@@ -120,7 +128,7 @@ def _open(channel: Channel, workload: Workload, net_devices: str | None) -> Side
     return side
 
 
-def _handle(channel: Channel, side: Side, request: Request) -> None:
+def _handle(channel: Channel, side: Side, request: Request, net_devices: str | None) -> None:
     match request:
         case Connect(handles):
             side.connect([channel.receive() for _ in range(handles)])
@@ -135,6 +143,8 @@ def _handle(channel: Channel, side: Side, request: Request) -> None:
             answer(channel, Done())
         case Transfer(size, runs):
             answer(channel, Elapsed(side.transfer(size, runs=runs)))
+        case Which(backend):
+            answer(channel, link(backend, net_devices))
         case Alive():
             pass
         case _:

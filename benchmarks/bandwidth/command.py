@@ -7,12 +7,14 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from benchmarks import output
 from benchmarks.bandwidth.channel import Channel, connect
+from benchmarks.bandwidth.compare_command import COMPARE, compare_main
 from benchmarks.bandwidth.feasible import require_feasible
-from benchmarks.bandwidth.options import TOKEN_VARIABLE, Options, parse
+from benchmarks.bandwidth.options import LOOPBACK, TOKEN_VARIABLE, Options, parse
+from benchmarks.bandwidth.pairs import run_pairs
 from benchmarks.bandwidth.server import listen, local_server, serve
 from benchmarks.bandwidth.session import run
 from benchmarks.bandwidth.side import configure, footprint
@@ -25,6 +27,7 @@ from dataplane.errors import DataplaneError
 
 __all__ = ["main"]
 
+_EVERYWHERE = ("0.0.0.0", "::")
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
@@ -38,6 +41,8 @@ def main(argv: Sequence[str], *, prog: str = "skipper bw") -> int:
     Returns:
         The exit code; ``--help`` lists them.
     """
+    if list(argv[:1]) == [COMPARE]:
+        return compare_main(argv[1:], prog=f"{prog} {COMPARE}")
     try:
         options = parse(argv, prog=prog)
         if options.role == "server":
@@ -62,13 +67,21 @@ def _serve(options: Options, prog: str) -> int:
     with listener:
         port: int = listener.getsockname()[1]
         print(_greeting(options, token, port, prog), flush=True)
-        serve(listener, token.encode(), net_devices=options.net_devices, log=_log)
+        # The address where verbs can be reached from elsewhere; the wildcard is none.
+        reachable = None if options.host in (LOOPBACK, "::1", *_EVERYWHERE) else options.host
+        serve(
+            listener,
+            token.encode(),
+            at_once=options.pairs,
+            net_devices=options.net_devices,
+            reachable=reachable,
+            log=_log,
+        )
     return 0
 
 
 def _greeting(options: Options, token: str, port: int, prog: str) -> str:
-    everywhere = options.host in ("0.0.0.0", "::")
-    host = socket.gethostname() if everywhere else options.host
+    host = socket.gethostname() if options.host in _EVERYWHERE else options.host
     peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     command = " ".join([f"{TOKEN_VARIABLE}={token}", prog, peer, *options.client_flags])
     return f"Waiting for clients on {peer}, until Ctrl-C. On the client, type:\n\n    {command}\n"
@@ -79,7 +92,7 @@ def _measure(options: Options, typed: list[str], prog: str) -> int:
     nbytes = footprint(workload, client=True)
     if options.role == "local":
         nbytes += footprint(workload, client=False)
-    require_feasible(workload, nbytes)
+    require_feasible(workload, nbytes * options.pairs)
     token = os.environ.get(TOKEN_VARIABLE, "")
     if options.role == "client" and not token:
         raise UsageError(f"a client needs the server's token: set {TOKEN_VARIABLE}, as the server printed it")
@@ -88,9 +101,8 @@ def _measure(options: Options, typed: list[str], prog: str) -> int:
     errors: list[str] = []
     exit_code = 0
     try:
-        with _channel(options, token.encode()) as channel:
-            configure(workload, options.net_devices)
-            for row in run(channel, workload, options.sizes, measure=options.measure):
+        with contextlib.closing(_rows(options, token.encode())) as rows:
+            for row in rows:
                 results.append(row)
                 _show_progress(row)
         _require_minimum(results, options)
@@ -107,6 +119,25 @@ def _measure(options: Options, typed: list[str], prog: str) -> int:
         _complain(prog, sentence)
     _publish(Report(argv=typed, config=options.config(), results=results, errors=errors), options)
     return exit_code
+
+
+def _rows(options: Options, token: bytes) -> Generator[Result]:
+    """Measure, by one pair or by many."""
+    if options.pairs > 1:
+        yield from run_pairs(
+            options.workload,
+            options.sizes,
+            pairs=options.pairs,
+            measure=options.measure,
+            server=None if options.role == "local" else (options.host, options.port),
+            token=token,
+            net_devices=options.net_devices,
+        )
+        return
+    with _channel(options, token) as channel:
+        configure(options.workload, options.net_devices)
+        devices = options.net_devices
+        yield from run(channel, options.workload, options.sizes, measure=options.measure, net_devices=devices)
 
 
 @contextlib.contextmanager
@@ -137,7 +168,8 @@ def _publish(report: Report, options: Options) -> None:
         workload = options.workload
         backend = report.results[0].parameters["backend"]
         ways = ", both directions at once" if workload.bidirectional else ""
-        title = f"{workload.op}, {backend}, {workload.mem} memory{ways}"
+        pairs = f", {options.pairs} pairs at once" if options.pairs > 1 else ""
+        title = f"{workload.op}, {backend}, {workload.mem} memory{ways}{pairs}"
         output.console(json_on_stdout=options.json == output.STDOUT).print(table(report.results, title=title))
         if options.csv is not None:
             output.write_csv(report.results, options.csv)

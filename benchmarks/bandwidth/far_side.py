@@ -18,6 +18,8 @@ from benchmarks.bandwidth.messages import (
     Verdict,
     Verify,
     Where,
+    Which,
+    Wire,
     Workload,
     ask,
     read_answer,
@@ -45,7 +47,7 @@ class FarSide:
     def open(self) -> tuple[Offer, list[bytes]]:
         """Let the server allocate and register; the handles of its buffers come back."""
         offer = ask(self.channel, self.workload, Offer, timeout=patience(self.workload))
-        return offer, [self.channel.receive() for _ in range(self.workload.batch)]
+        return offer, [self.channel.receive() for _ in range(self.workload.handles)]
 
     def connect(self, descriptors: list[bytes]) -> None:
         """Give the server this side's buffers, for the other direction."""
@@ -80,6 +82,10 @@ class FarSide:
         """Let the server transfer, and wait for it."""
         self.start_transfer(size, runs=runs)
         return self.finish_transfer(runs=runs)
+
+    def link(self, backend: str) -> Wire:
+        """The link of the server's end."""
+        return ask(self.channel, Which(backend=backend), Wire)
 
     def goodbye(self) -> None:
         """End the session in order."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataplane
 from benchmarks.bandwidth.memory import available_nbytes
-from benchmarks.bandwidth.messages import Workload
+from benchmarks.bandwidth.messages import ATOMICS, Workload
 from benchmarks.errors import UsageError
 
 __all__ = ["require_feasible"]
@@ -22,7 +22,7 @@ def require_feasible(workload: Workload, nbytes: int) -> None:
     Raises:
         UsageError: One clear sentence about what is missing.
     """
-    if workload.op not in ("read", "write") or workload.batch < 1 or workload.largest < 1:
+    if workload.op not in ("read", "write", *ATOMICS) or workload.batch < 1 or workload.largest < 1:
         raise UsageError(f"{workload.batch} x {workload.largest} bytes cannot be moved by {workload.op!r}")
     if not 0 < workload.timeout_s < 1e6:
         raise UsageError(f"a deadline of {workload.timeout_s} s is none")

@@ -16,6 +16,8 @@ from benchmarks.bandwidth.channel import Channel
 from benchmarks.errors import PeerError, PeerRefusedError
 
 __all__ = [
+    "ATOMICS",
+    "WORD",
     "Alive",
     "Connect",
     "Corrupt",
@@ -30,6 +32,8 @@ __all__ = [
     "Verdict",
     "Verify",
     "Where",
+    "Which",
+    "Wire",
     "Workload",
     "answer",
     "ask",
@@ -43,18 +47,25 @@ Where = Literal["exposed", "local"]
 """Which memory of a side: what it exposes to the peer, or what it transfers from and to."""
 
 
+ATOMICS = ("fetch-add", "compare-and-swap")
+"""Operations on one word of `WORD` bytes."""
+
+WORD = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """First request: what both sides prepare for. Answered by `Offer` and ``batch`` handles.
+    """First request: what both sides prepare for. Answered by `Offer` and ``handles`` handles.
 
     Attributes:
-        op: ``read`` or ``write``, as seen from the client.
+        op: ``read`` or ``write`` as seen from the client, or one of `ATOMICS`.
         backend: Forced data-plane backend, or ``auto``.
         mem: ``host``, ``cuda`` or ``cuda:N``.
         batch: Buffers that one transfer moves.
         largest: Bytes of the largest buffer of the run; smaller sizes use its beginning.
         bidirectional: The server transfers too, at the same time.
         timeout_s: Deadline of one transfer.
+        copy_threads: Threads that copy large blocks, at both ends; 0 leaves it to the data plane.
     """
 
     op: str
@@ -64,6 +75,22 @@ class Workload:
     largest: int
     bidirectional: bool
     timeout_s: float
+    copy_threads: int = 0
+
+    @property
+    def atomic(self) -> bool:
+        """Whether it works on one word and not on runs of bytes."""
+        return self.op in ATOMICS
+
+    @property
+    def beside_one(self) -> bool:
+        """Whether a batch is held against one transfer of as many bytes, for which there is a buffer more."""
+        return self.batch > 1 and not self.bidirectional
+
+    @property
+    def handles(self) -> int:
+        """Buffers that a side exposes: those of the batch, and the one of them all together."""
+        return self.batch + self.beside_one
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +136,13 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Which:
+    """By which link do transfers by this backend leave the server? Answered by `Wire`."""
+
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
 class Alive:
     """The client is busy timing; not answered."""
 
@@ -118,7 +152,7 @@ class Goodbye:
     """The client has what it came for. Answered by `Done`, then the server drops its buffers."""
 
 
-Request = Workload | Connect | Fill | Verify | Corrupt | Transfer | Alive | Goodbye
+Request = Workload | Connect | Fill | Verify | Corrupt | Transfer | Which | Alive | Goodbye
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +199,19 @@ class Elapsed:
 
 
 @dataclass(frozen=True, slots=True)
+class Wire:
+    """A link: its rate in Gb/s, and its name; or ``None``, and why there is no rate."""
+
+    gbit_per_s: float | None
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Nothing to add."""
 
 
-Answer = TypeVar("Answer", Offer, Verdict, Elapsed, Done)
+Answer = TypeVar("Answer", Offer, Verdict, Elapsed, Wire, Done)
 
 _REQUESTS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in typing.get_args(Request)}
 
@@ -218,7 +260,7 @@ def read_request(channel: Channel, *, timeout: float) -> Request:
     return typing.cast("Request", _build(channel, kind, document))
 
 
-def answer(channel: Channel, value: Offer | Verdict | Elapsed | Done) -> None:
+def answer(channel: Channel, value: Offer | Verdict | Elapsed | Wire | Done) -> None:
     """Answer a request."""
     channel.send(json.dumps(asdict(value)).encode())
 

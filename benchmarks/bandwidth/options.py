@@ -6,21 +6,24 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from benchmarks.bandwidth.messages import Workload
+from benchmarks.arguments import Parser, number, whole
+from benchmarks.bandwidth.messages import ATOMICS, WORD, Workload
 from benchmarks.errors import UsageError
 from benchmarks.output import STDOUT, check_writable
 from benchmarks.plot import check_can_plot
 from benchmarks.sizes import SWEEP, format_size, parse_size
 
-__all__ = ["DEFAULT_PORT", "TOKEN_VARIABLE", "Measure", "Options", "parse"]
+__all__ = ["DEFAULT_PORT", "LOOPBACK", "TOKEN_VARIABLE", "Measure", "Options", "parse"]
 
 DEFAULT_PORT = 18515
 """The port that perftest's tools use."""
 
 MAX_BATCH = 100_000
 """Most buffers of one transfer; the side channel's longest message holds the addresses of as many."""
+
+MAX_PAIRS = 256
 
 TOKEN_VARIABLE = "SKIPPER_BW_TOKEN"
 
@@ -64,6 +67,7 @@ class Options:
     host: str
     port: int
     workload: Workload
+    pairs: int
     sizes: tuple[int, ...]
     measure: Measure
     min_bw: float | None
@@ -80,17 +84,11 @@ class Options:
             "role": self.role,
             "sizes": list(self.sizes),
             **asdict(self.workload),
+            "pairs": self.pairs,
             **asdict(self.measure),
             "min_bw_gb_per_s": self.min_bw,
             "net_devices": self.net_devices,
         }
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises instead of exiting, so that every complaint takes the same way out."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
 
 
 def parse(argv: Sequence[str], *, prog: str) -> Options:
@@ -117,12 +115,14 @@ def parse(argv: Sequence[str], *, prog: str) -> Options:
         largest=max(sizes),
         bidirectional=given.bidirectional,
         timeout_s=given.timeout,
+        copy_threads=given.copy_threads,
     )
     return Options(
         role=role,
         host=host,
         port=port,
         workload=workload,
+        pairs=given.pairs,
         sizes=sizes,
         measure=Measure(
             iterations=given.iters,
@@ -141,7 +141,7 @@ def parse(argv: Sequence[str], *, prog: str) -> Options:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog=prog,
         description="Bandwidth and latency of one-sided reads and writes, beside memcpy in the same run.",
         epilog=_EPILOG,
@@ -152,33 +152,41 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     ends.add_argument("peer", nargs="?", metavar="HOST[:PORT]", help="be the client of the server there")
     ends.add_argument("--local", action="store_true", help="start a server process too, and be its client")
     ends.add_argument("--bind", metavar="ADDRESS", help=f"where a server listens (default: {LOOPBACK})")
-    ends.add_argument("-p", "--port", type=_whole(0), help=f"TCP port (default: {DEFAULT_PORT}; 0: any free)")
+    ends.add_argument("-p", "--port", type=whole(0), help=f"TCP port (default: {DEFAULT_PORT}; 0: any free)")
     ends.add_argument(
-        "--net-devices", metavar="NAMES", help="network devices that UCX may use (default: loopback only)"
+        "--net-devices",
+        metavar="NAMES",
+        help="network devices that UCX may use (default: loopback only), or RDMA devices for verbs",
     )
     ends.add_argument(
-        "--timeout", type=_positive, default=60.0, metavar="S", help="deadline of one transfer (default: 60)"
+        "--pairs", type=whole(1, MAX_PAIRS), default=1, metavar="N", help="clients and servers of them at once"
+    )
+    ends.add_argument(
+        "--timeout", type=number(), default=60.0, metavar="S", help="deadline of one transfer (default: 60)"
     )
 
     work = parser.add_argument_group("what is transferred")
     work.add_argument("-s", "--size", action="append", type=_size, help="bytes; repeat for several")
     sweep = f"{format_size(SWEEP[0])} to {format_size(SWEEP[-1])}"
     work.add_argument("-a", "--all", action="store_true", help=f"sizes from {sweep}, each four times the last")
-    work.add_argument("--op", choices=("read", "write"), default="read", help="as the client sees it")
+    work.add_argument("--op", choices=("read", "write", *ATOMICS), default="read", help="as the client sees it")
     work.add_argument("-b", "--bidirectional", action="store_true", help="both ends transfer at once")
     work.add_argument("--backend", choices=("auto", "shm", "ucx", "verbs"), default="auto")
     work.add_argument("--mem", type=_mem, default="host", metavar="host|cuda[:N]", help="at both ends")
-    work.add_argument("--batch", type=_whole(1, MAX_BATCH), default=1, metavar="N", help="buffers in one transfer")
+    work.add_argument("--batch", type=whole(1, MAX_BATCH), default=1, metavar="N", help="buffers in one transfer")
+    work.add_argument(
+        "--copy-threads", type=whole(1, 64), default=0, metavar="N", help="threads that copy large blocks"
+    )
 
     how = parser.add_argument_group("how it is measured")
-    how.add_argument("-n", "--iters", type=_whole(1), metavar="N", help="timed transfers of each size")
-    how.add_argument("-w", "--warmup", type=_whole(0), metavar="N", help="untimed transfers before them")
-    how.add_argument("-D", "--duration", type=_positive, metavar="S", help="seconds for each size instead")
+    how.add_argument("-n", "--iters", type=whole(1), metavar="N", help="timed transfers of each size")
+    how.add_argument("-w", "--warmup", type=whole(0), metavar="N", help="untimed transfers before them")
+    how.add_argument("-D", "--duration", type=number(), metavar="S", help="seconds for each size instead")
     how.add_argument("--latency", action="store_true", help="report the time of a transfer, not the rate")
     how.add_argument("--check", action="store_true", help="verify the data, and that a wrong byte is noticed")
 
     out = parser.add_argument_group("what comes of it")
-    out.add_argument("--min-bw", type=_positive, metavar="GB/s", help="fail when a median lies below")
+    out.add_argument("--min-bw", type=number(), metavar="GB/s", help="fail when a median lies below")
     out.add_argument("-J", "--json", metavar="PATH", help="write the report; - for standard output, alone")
     out.add_argument("--csv", metavar="PATH", help="write the rows")
     out.add_argument("--plot", metavar="PATH.png", help="draw the rates over the sizes")
@@ -192,6 +200,12 @@ def _require_consistent(given: argparse.Namespace, role: str) -> None:
         raise UsageError("--bind says where a server listens; it means nothing here")
     if given.latency and (given.bidirectional or given.min_bw is not None):
         raise UsageError("--latency times one transfer at a time; --bidirectional and --min-bw ask for rates")
+    if given.op in ATOMICS and (
+        given.size or given.all or given.batch > 1 or given.bidirectional or given.pairs > 1 or given.min_bw is not None
+    ):
+        raise UsageError(f"{given.op} is timed on one word: no --size, --batch, --bidirectional, --pairs, --min-bw")
+    if given.pairs > 1 and (given.latency or given.bidirectional):
+        raise UsageError("--pairs measures rates in one direction; --latency and --bidirectional are for one pair")
     if given.json == STDOUT and role == "server":
         raise UsageError("a server measures nothing; ask its client for --json")
 
@@ -210,6 +224,8 @@ def _address(given: argparse.Namespace) -> tuple[str, int]:
 def _sizes(given: argparse.Namespace) -> tuple[int, ...]:
     if given.all and given.size:
         raise UsageError("--all and --size exclude each other")
+    if given.op in ATOMICS:
+        return (WORD,)
     default = parse_size("4K") if given.latency else parse_size("64M")
     return SWEEP if given.all else tuple(dict.fromkeys(given.size or [default]))
 
@@ -235,31 +251,11 @@ def _client_flags(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _whole(least: int, most: int = 10**12) -> Any:
-    def whole(text: str) -> int:
-        value = int(text) if re.fullmatch(r"[0-9]{1,12}", text) else -1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
-        return value
-
-    return whole
-
-
 def _size(text: str) -> int:
     try:
         return parse_size(text)
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
 
 
 def _mem(text: str) -> str:

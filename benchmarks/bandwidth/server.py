@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 
 from benchmarks.bandwidth.channel import Channel, accept
@@ -30,26 +31,47 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family)
 
 
-def serve(listener: socket.socket, token: bytes, *, net_devices: str | None, log: Callable[[str], None]) -> None:
-    """Serve one client after another until interrupted. No client can end it, whatever it does or sends.
+def serve(
+    listener: socket.socket,
+    token: bytes,
+    *,
+    at_once: int,
+    net_devices: str | None,
+    reachable: str | None,
+    log: Callable[[str], None],
+) -> None:
+    """Serve clients until interrupted. No client can end it, whatever it does or sends.
 
     Args:
         listener: From `listen`.
         token: What clients must prove to hold.
-        net_devices: Network devices that UCX may use here; ``None`` for the loopback.
+        at_once: How many clients may be served at a time; the next one waits, so that it disturbs nobody.
+        net_devices: As for `side.configure`.
+        reachable: As ``listen`` of `side.configure`.
         log: Takes a line about each client.
     """
+    room = threading.BoundedSemaphore(at_once)
+
+    def serve_one(channel: Channel) -> None:
+        try:
+            with channel, _server_process(channel.fileno(), channel.peer, net_devices, reachable) as child:
+                log(f"{channel.peer} begins")
+                channel.close()  # the child holds the connection now, and its end must be seen by the client
+                status = child.wait()
+                log(f"{channel.peer} is done" if status == 0 else f"{channel.peer} ended with status {status}")
+        finally:
+            room.release()
+
     while True:
+        room.acquire()
         try:
             channel = accept(listener, token, timeout=_TIMEOUT_S)
         except PeerError as error:
             log(str(error))
+            room.release()
             continue
-        with channel, _server_process(channel.fileno(), channel.peer, net_devices) as child:
-            log(f"{channel.peer} begins")
-            channel.close()  # the child holds the connection now, and its end must be seen by the client
-            status = child.wait()
-            log(f"{channel.peer} is done" if status == 0 else f"{channel.peer} ended with status {status}")
+        # A daemon: when this process ends, the kernel ends the children, which are tied to it.
+        threading.Thread(target=serve_one, args=(channel,), daemon=True).start()
 
 
 @contextlib.contextmanager
@@ -63,21 +85,24 @@ def local_server(*, net_devices: str | None, timeout: float) -> Iterator[Channel
         timeout: Default deadline of the channel, in seconds.
     """
     ours, theirs = socket.socketpair()
-    with ours, theirs, _server_process(theirs.fileno(), "", net_devices) as child:
+    with ours, theirs, _server_process(theirs.fileno(), "", net_devices, None) as child:
         theirs.close()
         with Channel(ours, peer=f"the server process {child.pid}", timeout=timeout) as channel:
             yield channel
 
 
 @contextlib.contextmanager
-def _server_process(fileno: int, client: str, net_devices: str | None) -> Iterator[subprocess.Popen[bytes]]:
+def _server_process(
+    fileno: int, client: str, net_devices: str | None, reachable: str | None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start the process that owns the memory, give it the socket, and see to its end.
 
     It ends with this process too, however this process ends: the socket closes, and the kernel kills it.
     """
     # A program of its own, not a fork: UCX does not survive one. Its words go to standard error, since
     # standard output may be for JSON alone.
-    command = [sys.executable, "-m", _CHILD, str(fileno), str(os.getpid()), client, net_devices or ""]
+    about = [str(fileno), str(os.getpid()), client, net_devices or "", reachable or ""]
+    command = [sys.executable, "-m", _CHILD, *about]
     child = subprocess.Popen(command, pass_fds=[fileno], stdin=subprocess.DEVNULL, stdout=_STDERR)
     try:
         yield child

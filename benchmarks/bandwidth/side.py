@@ -58,9 +58,12 @@ class Side:
         count = workload.batch if exposes else 0
         self._exposed = [allocate(workload.mem, workload.largest, shared=shared) for _ in range(count)]
         total = workload.largest * workload.batch
+        alone = exposes and workload.beside_one
+        self._together: Memory | None = allocate(workload.mem, total, shared=shared) if alone else None
         self._local: Memory | None = allocate(workload.mem, total) if transfers else None
         self._buffers: list[dataplane.RDMABuffer] = []
         self._remote: list[dataplane.RDMABuffer] = []
+        self._actions: dict[int, dataplane.RDMAAction] = {}
         self._movers: dict[int, Callable[[], object]] = {}
 
     def expose(self) -> tuple[list[bytes], float]:
@@ -71,7 +74,8 @@ class Side:
             starting the backend).
         """
         begin_ns = time.perf_counter_ns()
-        views = [piece.part(0, piece.nbytes) for piece in self._exposed]
+        pieces = self._exposed if self._together is None else [*self._exposed, self._together]
+        views = [piece.part(0, piece.nbytes) for piece in pieces]
         self._buffers = [dataplane.RDMABuffer(view) for view in views]
         descriptors = [buffer.serialize() for buffer in self._buffers]
         return descriptors, (time.perf_counter_ns() - begin_ns) / 1e3
@@ -108,7 +112,7 @@ class Side:
     def mover(self, size: int) -> Callable[[], object]:
         """A call that transfers ``batch`` buffers of ``size`` bytes once and returns when they are there."""
         if size not in self._movers:
-            buffers = [buffer.at(0, size) for buffer in self._remote]
+            buffers = [buffer.at(0, size) for buffer in self._remote[: self._workload.batch]]
             locals_ = [self.local.part(i * size, (i + 1) * size) for i in range(len(buffers))]
             if len(buffers) == 1:
                 self._movers[size] = self._one_buffer(buffers[0], locals_[0])
@@ -119,11 +123,34 @@ class Side:
                         action.read_remote(part, buffer)
                     else:
                         action.write_remote(buffer, part)
+                self._actions[size] = action
                 self._movers[size] = lambda: action.submit(timeout=self._workload.timeout_s).get()
         return self._movers[size]
 
+    def segments(self, size: int) -> int:
+        """Contiguous runs that a transfer of ``size`` consists of: what neighbours of a batch could be joined to."""
+        self.mover(size)
+        return self._actions[size].segments if size in self._actions else 1
+
+    def together(self, size: int) -> Callable[[], object]:
+        """A call that moves as many bytes as the batch does, between the same memory here and one buffer there.
+
+        Raises:
+            RuntimeError: The workload has no such buffer.
+        """
+        if not self._workload.beside_one:
+            raise RuntimeError("a batch of one has nothing to be held against")
+        total = size * self._workload.batch
+        return self._one_buffer(self._remote[-1].at(0, total), self.local.part(0, total))
+
+    def remote(self, size: int) -> dataplane.RDMABuffer:
+        """The beginning of the first of the peer's buffers."""
+        return self._remote[0].at(0, size)
+
     def _one_buffer(self, buffer: dataplane.RDMABuffer, part: object) -> Callable[[], object]:
         timeout = self._workload.timeout_s
+        if self._workload.atomic:
+            return lambda: buffer.fetch_add(0, timeout=timeout).get()
         if self._workload.op == "read":
             return lambda: buffer.read_into(part, timeout=timeout).get()
         return lambda: buffer.write_from(part, timeout=timeout).get()
@@ -161,12 +188,13 @@ class Side:
     def close(self) -> None:
         """Drop the buffers and let go of the memory; safe to repeat."""
         self._movers.clear()
+        self._actions.clear()
         self._remote.clear()
         for buffer in self._buffers:
             buffer.drop()
         self._buffers.clear()
         self._exposed.clear()
-        self._local = None
+        self._local = self._together = None
 
     def _pieces(self, where: Where, size: int) -> Iterator[tuple[Memory, int, int]]:
         """Each buffer's memory, where it begins there, and its offset in the stream."""
@@ -179,15 +207,23 @@ class Side:
                 yield self.local, index * size, index * size
 
 
-def configure(workload: Workload, net_devices: str | None) -> None:
+def configure(workload: Workload, net_devices: str | None, *, listen: str | None = None) -> None:
     """Tell the data plane of this process what the run is to use.
 
     Args:
-        workload: Names the backend.
-        net_devices: Network devices that UCX may use; ``None`` for the loopback.
+        workload: Names the backend and the copy threads.
+        net_devices: Network devices that UCX may use, or RDMA devices that verbs uses; ``None`` for the loopback
+            and the first active port.
+        listen: Address at which verbs lets peers of other hosts connect.
     """
     ucx = {} if net_devices is None else {"NET_DEVICES": net_devices}
-    dataplane.configure(backend=workload.backend, ucx=ucx)
+    verbs: dict[str, object] = {}
+    if workload.backend == "verbs" and net_devices is not None:
+        verbs["device"] = net_devices.split(",")
+    if listen is not None:
+        verbs["listen"] = f"[{listen}]:0" if ":" in listen else f"{listen}:0"
+    threads = workload.copy_threads or None
+    dataplane.configure(backend=workload.backend, copy_threads=threads, ucx=ucx, verbs=verbs)
 
 
 def footprint(workload: Workload, *, client: bool) -> int:
@@ -195,4 +231,4 @@ def footprint(workload: Workload, *, client: bool) -> int:
     total = workload.largest * workload.batch
     if client:
         return total * (3 if workload.bidirectional else 2)  # local, the yardstick's copy, exposed
-    return total * (2 if workload.bidirectional else 1)  # exposed, local
+    return total * (2 if workload.bidirectional or workload.beside_one else 1)  # exposed, and local or one buffer more

@@ -53,10 +53,20 @@ def table(results: Sequence[Result], *, title: str) -> Table:
             out.add_row("first use", "1", significant(result.value))
             costs = " + ".join(f"{part} {significant(value)} µs" for part, value in parts.items())
             notes.append(f"first use: {costs}")
+        elif result.name == "wire_bandwidth":
+            rate = significant(result.value)
+            out.add_row(
+                "wire", "", "", "", "", rate, rate, significant(_number(result.parameters["average_gbit_per_s"]))
+            )
+            notes.append(f"wire: {result.parameters['wire']}")
+        elif "operations_per_s" in result.parameters:
+            times = [significant(_number(result.parameters[key])) for key in _SPEEDS[:3]]
+            out.add_row(str(result.parameters["op"]), str(result.n), *times)
+            if result.reference is not None:
+                notes.append(f"a read of the same word takes {significant(result.reference.value)} µs")
         else:
             out.add_row(*_cells(result))
-            if _is_kernels(result):
-                notes.append("kernel: process_vm_readv, what UCX itself uses within a host")
+            notes += _notes(result)
     out.caption = "\n".join(dict.fromkeys(notes))
     return out
 
@@ -66,15 +76,33 @@ def _cells(result: Result) -> list[str]:
     label = format_size(int(_number(parameters["size"])))
     if parameters["batch"] != 1:
         label = f"{parameters['batch']} x {label}"
-    if _is_kernels(result):
+    if result.parameters["backend"] == "kernel":
         label = f"kernel {label}"
+    elif result.name.startswith("one_transfer"):
+        label = f"as one {label}"
     reference, ratio = _beside_reference(result)
     speeds = [significant(_number(parameters[key])) for key in _SPEEDS]
     return [label, str(result.n), *speeds, significant(reference), f"{ratio:.3f}"]
 
 
-def _is_kernels(result: Result) -> bool:
-    return result.parameters["backend"] == "kernel"
+def _notes(result: Result) -> list[str]:
+    """What the reader of the table must know about a row, for below it."""
+    parameters = result.parameters
+    if parameters["backend"] == "kernel":
+        call = "process_vm_readv" if parameters["op"] == "read" else "process_vm_writev"
+        return [f"kernel: {call}, what UCX itself uses within a host"]
+    if "slowest_pair_gb_per_s" in parameters:
+        ends = [significant(_number(parameters[f"{which}_pair_gb_per_s"])) for which in ("slowest", "fastest")]
+        size = format_size(int(_number(parameters["size"])))
+        return [f"{size}: a pair moves {ends[0]} to {ends[1]} GB/s", "memcpy: by all pairs at once"]
+    ratio = parameters.get("ratio_to_one_transfer")
+    if ratio is None:
+        return []
+    size = format_size(int(_number(parameters["size"])))
+    speed = _number(ratio) if result.unit == "GB/s" else 1 / _number(ratio)
+    return [
+        f"{parameters['batch']} x {size}: {parameters['segments']} segments, {speed:.3f} of the rate of one transfer"
+    ]
 
 
 def _beside_reference(result: Result) -> tuple[float, float]:

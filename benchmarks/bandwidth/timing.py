@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.bandwidth import ceiling
 from benchmarks.bandwidth.far_side import FarSide
 from benchmarks.bandwidth.memory import Memory
 from benchmarks.bandwidth.messages import Alive, tell
@@ -14,9 +13,9 @@ from benchmarks.bandwidth.options import Measure
 from benchmarks.bandwidth.side import Side
 from benchmarks.statistics import Contestant, Samples, Schedule, interleave
 
-__all__ = ["MEMCPY", "TRANSFER", "Timed", "time_transfers"]
+__all__ = ["KERNEL", "MEMCPY", "ONE", "TRANSFER", "Timed", "time_transfers"]
 
-TRANSFER, MEMCPY = "transfer", "memcpy"
+TRANSFER, MEMCPY, KERNEL, ONE = "transfer", "memcpy", "kernel", "one transfer"
 
 DEFAULT_BYTES = 8 << 30
 """What all timed transfers of a size move, unless that makes fewer than 20 or more than 1000 of them."""
@@ -38,6 +37,7 @@ class Timed:
             once, those of one burst and one direction.
         bytes_per_run: What such a sample moved, both directions together.
         bytes_per_copy: What one sample of every yardstick moved.
+        segments: Contiguous runs that one transfer consists of.
         samples: Durations by contestant.
     """
 
@@ -45,6 +45,7 @@ class Timed:
     transfers_per_run: int
     bytes_per_run: int
     bytes_per_copy: int
+    segments: int
     samples: dict[str, Samples]
 
     def nbytes(self, name: str) -> int:
@@ -116,7 +117,9 @@ def time_transfers(
         Contestant(MEMCPY, scratch.copier(near.local, total)),
     ]
     if kernel_copy is not None:
-        contestants.append(Contestant(ceiling.NAME, kernel_copy))
+        contestants.append(Contestant(KERNEL, kernel_copy))
+    if workload.beside_one:
+        contestants.append(Contestant(ONE, near.together(size)))
     schedule = Schedule(iterations=iterations, duration_s=measure.duration_s, block=block, warmup=warmup)
     samples = interleave(contestants, schedule, after_round=Heartbeat(far).beat)
     both = 2 if workload.bidirectional else 1
@@ -125,6 +128,7 @@ def time_transfers(
         transfers_per_run=burst,
         bytes_per_run=both * burst * total,
         bytes_per_copy=total,
+        segments=near.segments(size),
         samples=samples,
     )
 

@@ -1,123 +1,30 @@
 """``skipper bw`` as a user runs it: programs started from a shell, their output and exit codes."""
 
-import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from benchmarks.bandwidth.command import main
-from benchmarks.report import Report
-
-ROOT = Path(__file__).resolve().parents[2]
-BW = [sys.executable, "-m", "benchmarks.bandwidth"]
-SKIPPER = [sys.executable, "-m", "benchmarks.cli"]
-TOKEN = "the-token-of-this-test"
-QUICK = ["-n", "4", "-w", "1"]
-LIMIT_S = 40
-
-Start = Callable[..., subprocess.Popen[str]]
-
-
-def environment(token: str | None) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key != "SKIPPER_BW_TOKEN"}
-    return kept if token is None else {**kept, "SKIPPER_BW_TOKEN": token}
-
-
-def bw(*argv: str, token: str | None = None, program: list[str] = BW) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*program, *argv], cwd=ROOT, env=environment(token), capture_output=True, text=True, timeout=LIMIT_S
-    )
-
-
-def rows(report: str) -> list[dict[str, Any]]:
-    """The rows of a report that has the documented shape."""
-    Report.from_json(report)
-    return list(json.loads(report)["results"])
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Start programs, and see to it that none outlives the test."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(*argv: str, token: str | None = TOKEN, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [*BW, *argv],
-            cwd=ROOT,
-            env=environment(token),
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate(timeout=LIMIT_S)
-
-
-class Terminal:
-    """A terminal for standard error: on one, a client says when each row is there."""
-
-    def __init__(self) -> None:
-        self.ours, self.theirs = os.openpty()
-        self.said = ""
-
-    def wait_for(self, word: str) -> None:
-        while word not in self.said:
-            self.said += os.read(self.ours, 4096).decode()
-
-    def rest(self) -> str:
-        """Everything that was said, once the program has ended."""
-        self._hang_up()
-        with contextlib.suppress(OSError):  # EIO is how a terminal says that nobody is left
-            while more := os.read(self.ours, 4096):
-                self.said += more.decode()
-        return self.said
-
-    def close(self) -> None:
-        self._hang_up()
-        os.close(self.ours)
-
-    def _hang_up(self) -> None:
-        if self.theirs >= 0:
-            os.close(self.theirs)
-            self.theirs = -1
-
-
-@pytest.fixture
-def terminal() -> Iterator[Terminal]:
-    with contextlib.closing(Terminal()) as opened:
-        yield opened
-
-
-def printed_command(server: subprocess.Popen[str]) -> tuple[str, str, list[str]]:
-    """Token, address and flags of the client command that a server prints."""
-    assert server.stdout is not None
-    for line in server.stdout:
-        found = re.match(r"\s+SKIPPER_BW_TOKEN=(\S+) .*?(127\.0\.0\.1:\d+)(.*)", line)
-        if found:
-            return found[1], found[2], found[3].split()
-    raise AssertionError("the server printed no client command")
-
-
-def heard(server: subprocess.Popen[str]) -> str:
-    """The next line that a server logs."""
-    assert server.stderr is not None
-    return server.stderr.readline()
+from tests.benchmarks.programs import (
+    LIMIT_S,
+    QUICK,
+    ROOT,
+    SKIPPER,
+    TOKEN,
+    Start,
+    Terminal,
+    bw,
+    environment,
+    heard,
+    printed_command,
+    rows,
+)
 
 
 @pytest.mark.parametrize("op", ["read", "write"])
@@ -158,21 +65,6 @@ def test_every_way_of_transferring_is_verified(flags: list[str]) -> None:
     assert all(row["nbytes"] == row["batch"] * row["size"] for row in own)
 
 
-def test_ucx_stands_beside_the_kernels_own_copy() -> None:
-    done = bw("--local", "-s", "64K", *QUICK, "--backend", "ucx", "--json", "-")
-    assert done.returncode == 0, done.stderr
-    _, own, kernel = rows(done.stdout)
-    assert (own["backend"], kernel["name"]) == ("ucx", "process_vm_readv_bandwidth")
-    assert own["ratio_to_process_vm_readv"] == pytest.approx(own["value"] / kernel["value"])
-
-
-def test_latency_rows_are_times() -> None:
-    done = bw("--local", "--latency", "-s", "4K", *QUICK, "--json", "-")
-    row = rows(done.stdout)[1]
-    assert (row["name"], row["unit"], row["nbytes"]) == ("read_latency", "us", 4096)
-    assert row["p50"] == row["p50_us"]
-
-
 def test_the_table_shows_every_column_and_files_are_written(tmp_path: Path) -> None:
     names = {kind: tmp_path / f"rows.{kind}" for kind in ("json", "csv", "png")}
     out = ["--json", str(names["json"]), "--csv", str(names["csv"]), "--plot", str(names["png"])]
@@ -193,22 +85,6 @@ def test_a_rate_below_the_minimum_fails() -> None:
     assert "below --min-bw 999999 GB/s: 64K at" in low.stderr
     assert json.loads(low.stdout)["errors"]
     assert bw(*flags, "0.000001").returncode == 0
-
-
-def test_lost_bytes_fail_the_check() -> None:
-    # The same program, whose transfers report success and move nothing.
-    program = """if True:
-        import sys
-        from benchmarks.bandwidth import command, side
-        side.Side.mover = lambda self, size: lambda: None
-        sys.exit(command.main(["--local", "-s", "64K", "-n", "2", "--check", "--json", "-"]))
-    """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 3
-    assert "read of 64K: after the first transfer, byte 0 is" in done.stderr
-    report = json.loads(done.stdout)
-    assert report["errors"]
-    assert [row["name"] for row in report["results"]] == ["first_use"]
 
 
 @pytest.mark.parametrize(

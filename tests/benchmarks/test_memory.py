@@ -79,25 +79,26 @@ def offer(*addresses: int, pid: int | None = None, started: int | None = None) -
     return Offer(register_us=0.0, boot_id=ceiling.boot_id(), pid=pid, started=began, addresses=list(addresses))
 
 
-def test_the_kernels_own_copy_reads_every_buffer_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("op", ["read", "write"])
+def test_the_kernels_own_copy_moves_every_buffer_in_order(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Calls as short as these are split as those of many GiB are.
     monkeypatch.setattr(ceiling, "_MOST_BYTES", 5000)
     monkeypatch.setattr(ceiling, "_MOST_IOVECS", 2)
     pieces = [pattern(seed, length=8000) for seed in range(3)]
-    target = HostMemory(np.zeros(3 * 7000, np.uint8))
-    assert target.address is not None
+    local = pattern(7, length=3 * 7000)
+    assert local.address is not None
     addresses = [piece.address for piece in pieces if piece.address is not None]
-    read = ceiling.process_vm_reader(offer(*addresses), 7000, into=target.address)
-    assert read is not None
-    target.put(0, np.zeros(target.nbytes, np.uint8))
-    read()
-    assert np.array_equal(target.peek(0, 21000), np.concatenate([piece.peek(0, 7000) for piece in pieces]))
+    before = np.concatenate([piece.peek(0, 7000) for piece in pieces]), local.peek(0, 21000).copy()
+    assert ceiling.kernel_copier(op, offer(*addresses), 7000, local=local.address) is not None
+    after = np.concatenate([piece.peek(0, 7000) for piece in pieces]), local.peek(0, 21000)
+    moved = before[0] if op == "read" else before[1]
+    assert all(np.array_equal(side, moved) for side in after)
 
 
 def test_the_kernels_own_copy_is_left_out_where_it_cannot_be_had() -> None:
     target = HostMemory(np.zeros(10, np.uint8))
     assert target.address is not None
-    assert ceiling.process_vm_reader(offer(), 10, into=target.address) is None
-    assert ceiling.process_vm_reader(offer(target.address, started=1), 10, into=target.address) is None
-    assert ceiling.process_vm_reader(offer(4096), 10, into=target.address) is None
+    assert ceiling.kernel_copier("read", offer(), 10, local=target.address) is None
+    assert ceiling.kernel_copier("read", offer(target.address, started=1), 10, local=target.address) is None
+    assert ceiling.kernel_copier("read", offer(4096), 10, local=target.address) is None
     assert ceiling.started(2**22 + 1) is None

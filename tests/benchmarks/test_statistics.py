@@ -1,4 +1,5 @@
 import math
+import random
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -6,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.statistics import Contestant, Samples, Schedule, interleave, percentile, summarize
+from benchmarks.statistics import (
+    STRETCHES,
+    Contestant,
+    Samples,
+    Schedule,
+    interleave,
+    median_interval,
+    percentile,
+    stretches,
+    summarize,
+)
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 samples = st.lists(finite, min_size=1, max_size=300)
@@ -173,3 +184,30 @@ def test_what_a_contestant_raises_passes_through() -> None:
 def test_impossible_measurements_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         make()
+
+
+@pytest.mark.parametrize(("n", "rank"), [(6, 1), (8, 1), (9, 2), (20, 6), (32, 10)])
+def test_the_interval_of_a_median_has_the_ranks_of_the_tables(n: int, rank: int) -> None:
+    assert median_interval(range(1, n + 1)) == (rank, n + 1 - rank)
+
+
+def test_five_samples_are_too_few_for_an_interval() -> None:
+    assert median_interval([1.0] * 5) is None
+    assert median_interval([]) is None
+
+
+def test_the_interval_covers_the_true_median_as_often_as_it_says() -> None:
+    draw = random.Random(7)
+    covered = 0
+    for _ in range(2000):
+        low, high = median_interval([draw.expovariate(1) for _ in range(15)]) or (0, 0)
+        covered += low <= math.log(2) <= high
+    assert 0.95 <= covered / 2000 <= 0.98  # 0.9648 by the binomial distribution
+
+
+@given(samples)
+def test_stretches_are_medians_of_the_whole_run_in_order(values: list[float]) -> None:
+    found = stretches(values)
+    assert len(found) == min(STRETCHES, len(values))
+    assert found == values or len(values) > STRETCHES
+    assert set(found) <= set(values)

@@ -1,0 +1,218 @@
+"""``skipper bw compare A.json B.json``: is B faster than A, slower, or can one not tell?
+
+Rows are held against each other when they measured the same thing: the same name, unit, sizes, operation and so
+on. What is compared is the median, or, with ``--relative``, its ratio to the yardstick of its own run, which two
+machines, or two days of one, share better than they share absolute figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.errors import BelowMinimumError, ReportError, UsageError
+from benchmarks.report import Report, Result, Scalar
+from benchmarks.sizes import format_size
+
+__all__ = ["Comparison", "compare", "differences", "load", "matches", "require_at_least"]
+
+# What a row says of how it was measured and what came out, as against what was measured.
+_OUTCOMES = frozenset({"verified", "transfers_per_sample", "wire", "segments"})
+_TELLING = ("mem", "bidirectional", "pairs", "actors")
+# Two runs may differ in these on purpose: which is the better choice?
+_CHOICES = frozenset({"backend", "copy_threads"})
+_SAME_MACHINE = ("cpu", "cores_usable", "memory_nbytes", "machine", "kernel")
+_SAME_SOFTWARE = ("python", "torch", "numpy", "ucx")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two rows of one thing.
+
+    Attributes:
+        before: Row of A.
+        after: Row of B.
+        speedup: How many times as fast B is; for times the inverse of theirs.
+        low, high: 95% interval of that; ``None`` where the samples were too few.
+        verdict: ``faster``, ``slower``, ``no difference``, or ``unclear`` where there is no interval.
+    """
+
+    before: Result
+    after: Result
+    speedup: float
+    low: float | None
+    high: float | None
+    verdict: str
+
+    @property
+    def label(self) -> str:
+        """What was measured, in a few words."""
+        words = [self.before.name]
+        parameters = self.before.parameters
+        if isinstance(size := parameters.get("size"), int):
+            words.append(
+                format_size(size) if parameters.get("batch", 1) == 1 else f"{parameters['batch']} x {format_size(size)}"
+            )
+        words += [f"{key} {parameters[key]}" for key in _TELLING if parameters.get(key) not in (None, 1, False, "host")]
+        backends = [row.parameters.get("backend") for row in (self.before, self.after)]
+        if backends[0] != backends[1]:
+            words.append(f"{backends[0]} -> {backends[1]}")
+        return " ".join(words)
+
+    def to_result(self) -> Result:
+        """As a row of a report."""
+        changed = self.after.parameters.get("backend")
+        parameters: dict[str, Scalar] = {
+            **dict(_identity(self.before)),
+            "before": self.before.value,
+            "after": self.after.value,
+            "of_unit": self.before.unit,
+            "low": self.low,
+            "high": self.high,
+            "verdict": self.verdict,
+        }
+        if changed != self.before.parameters.get("backend"):
+            parameters["backend_after"] = changed
+        return Result.single(self.before.name, "speedup", self.speedup, parameters=parameters)
+
+
+def load(path: str) -> Report:
+    """Read a report.
+
+    Raises:
+        UsageError: There is no such file, or it holds none.
+    """
+    try:
+        return Report.from_json(Path(path).read_text())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (ReportError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def compare(before: Report, after: Report, *, relative: bool, tolerance: float) -> list[Comparison]:
+    """Hold every row of ``before`` against the row of ``after`` that measured the same.
+
+    Args:
+        before: A.
+        after: B.
+        relative: Compare the rows' ratios to their own yardsticks. Rows without one are left out.
+        tolerance: Speedups from ``1 - tolerance`` to ``1 + tolerance`` count as no difference, however narrow
+            their intervals: those know what varies within a run, not what does from run to run.
+
+    Raises:
+        UsageError: The two have no row in common.
+    """
+    pairs = matches(before.results, after.results)
+    found = [
+        _compared(old, new, relative=relative, tolerance=tolerance)
+        for old, new in pairs
+        if not relative or (old.ratio and new.ratio)
+    ]
+    if not found:
+        raise UsageError("the two reports have no row in common: different sizes, operations or tools")
+    return found
+
+
+def matches(before: Iterable[Result], after: Iterable[Result]) -> list[tuple[Result, Result]]:
+    """Pair the rows that measured the same; those that differ in backend or copy threads alone pair up where clear."""
+    pairs: list[tuple[Result, Result]] = []
+    left_before, left_after = list(before), list(after)
+    for without in (frozenset[str](), _CHOICES):
+        by_key: dict[Any, list[Result]] = {}
+        for row in left_after:
+            by_key.setdefault(_key(row, without), []).append(row)
+        unmatched = []
+        for row in left_before:
+            candidates = by_key.get(_key(row, without), [])
+            if len(candidates) == 1:
+                pairs.append((row, candidates.pop()))
+            else:
+                unmatched.append(row)
+        left_before, left_after = unmatched, [row for rows in by_key.values() for row in rows]
+    order = {id(row): index for index, row in enumerate(before)}
+    return sorted(pairs, key=lambda pair: order[id(pair[0])])
+
+
+def differences(before: Report, after: Report) -> list[str]:
+    """What makes the two runs hard to compare, a sentence each."""
+    said = [
+        f"{name} was measured incomplete: {'; '.join(report.errors)}"
+        for name, report in (("A", before), ("B", after))
+        if report.errors
+    ]
+    for keys, consequence in (
+        (_SAME_MACHINE, "another machine; --relative compares ratios to its own yardstick"),
+        (_SAME_SOFTWARE, "other software"),
+    ):
+        changed = [
+            f"{key} {_shown(before.environment, key)} -> {_shown(after.environment, key)}"
+            for key in keys
+            if before.environment.get(key) != after.environment.get(key)
+        ]
+        if changed:
+            said.append(f"{consequence}: {', '.join(changed)}")
+    return said
+
+
+def require_at_least(comparisons: Sequence[Comparison], least: float) -> None:
+    """For CI: fail when something has become slower for sure. Rows without an interval cannot be judged.
+
+    Raises:
+        BelowMinimumError: The whole interval of a speedup lies below ``least``.
+        UsageError: No row has an interval.
+    """
+    if all(item.high is None for item in comparisons):
+        raise UsageError("no row has samples enough to judge it by --fail-below; measure with more --iters")
+    low = [f"{item.label} at {item.speedup:.3f}" for item in comparisons if item.high is not None and item.high < least]
+    if low:
+        raise BelowMinimumError(f"below --fail-below {least:g}: {', '.join(low)}")
+
+
+def _compared(before: Result, after: Result, *, relative: bool, tolerance: float) -> Comparison:
+    old, new = (_measured(row, relative=relative) for row in (before, after))
+    speedup = new[1] / old[1]
+    low = None if new[0] is None or old[2] is None else new[0] / old[2]
+    high = None if new[2] is None or old[0] is None else new[2] / old[0]
+    if before.unit in ("us", "ms", "s"):
+        speedup = 1 / speedup
+        low, high = (None if end is None else 1 / end for end in (high, low))
+    return Comparison(before, after, speedup, low, high, _verdict(speedup, low, high, tolerance))
+
+
+def _measured(row: Result, *, relative: bool) -> tuple[float | None, float, float | None]:
+    """Low end, middle and high end of what is compared."""
+    name, value = ("ratio", row.ratio or 0.0) if relative else ("p50", row.value)
+    low, high = (row.parameters.get(f"{name}_{end}") for end in ("low", "high"))
+    if not isinstance(low, float | int) or not isinstance(high, float | int):
+        return None, value, None
+    return min(low, value), value, max(high, value)
+
+
+def _verdict(speedup: float, low: float | None, high: float | None, tolerance: float) -> str:
+    if low is None or high is None:
+        return "unclear"
+    if low > 1 and speedup > 1 + tolerance:
+        return "faster"
+    if high < 1 and speedup < 1 - tolerance:
+        return "slower"
+    return "no difference"
+
+
+def _key(row: Result, without: frozenset[str]) -> Any:
+    return row.name, row.unit, tuple(sorted((key, value) for key, value in _identity(row) if key not in without))
+
+
+def _identity(row: Result) -> list[tuple[str, Scalar]]:
+    """The parameters that say what was measured: fractions are results, and so are a few others."""
+    return [
+        (key, value)
+        for key, value in row.parameters.items()
+        if not isinstance(value, float) and value is not None and key not in _OUTCOMES
+    ]
+
+
+def _shown(environment: Mapping[str, Any], key: str) -> str:
+    return str(environment.get(key, "?"))

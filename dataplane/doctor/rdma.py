@@ -1,0 +1,130 @@
+"""RDMA devices: their ports, whether memory can be registered, whether pyverbs is there."""
+
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dataplane.doctor.checks import Check, Verdict
+from dataplane.doctor.child import ProbeError, ask
+from dataplane.doctor.sysfs import RdmaPort, mellanox_adapters, rdma_ports
+
+_REGISTERED = 64 << 20
+_DEBIAN = Path("/usr/lib/python3/dist-packages/pyverbs")
+
+Facts = dict[str, Any]
+
+
+def rdma() -> tuple[list[Check], Facts]:
+    """Look at the devices, and, where there are any, at what it takes to use them."""
+    ports = rdma_ports()
+    if not ports:
+        return [_no_device()], {"ports": [], "pyverbs": _pyverbs_facts()}
+    asked = _ask_devices(ports)
+    checks = [_port_check(port, asked.get(f"{port.device}:{port.number}", {})) for port in ports]
+    active = any(port.state == "ACTIVE" for port in ports)
+    pyverbs = _pyverbs_facts(trial=True)
+    checks += [_access(), _pyverbs_check(pyverbs, needed=active)]
+    facts = [{**port.to_dict(), **asked.get(f"{port.device}:{port.number}", {})} for port in ports]
+    return checks, {"ports": facts, "pyverbs": pyverbs}
+
+
+def _no_device() -> Check:
+    adapters = mellanox_adapters()
+    if adapters:
+        found = f"{adapters} NVIDIA/Mellanox adapter(s) on the PCI bus, and no RDMA device of them"
+        advice = "modprobe mlx5_ib (Debian: apt-get install rdma-core); in a container: --device /dev/infiniband"
+        return Check("rdma", "devices", Verdict.PROBLEM, found, advice)
+    return Check("rdma", "devices", Verdict.ABSENT, "this kernel shows no RDMA device (/sys/class/infiniband)")
+
+
+def _ask_devices(ports: Sequence[RdmaPort]) -> dict[str, Facts]:
+    names = [f"{port.device}:{port.number}" for port in ports]
+    try:
+        answer: dict[str, Facts] = ask("ports", str(_REGISTERED), *names)
+    except ProbeError as error:
+        return {name: {"error": str(error)} for name in names}
+    return answer
+
+
+def _port_check(port: RdmaPort, asked: Facts) -> Check:
+    name = f"{port.device} port {port.number}"
+    rate = "rate not stated" if port.gbit_per_s is None else f"{port.gbit_per_s:g} Gb/s"
+    nominal = " (nominal: a device made of software)" if port.software else ""
+    mtu = f", MTU {asked['active_mtu']}" if asked.get("active_mtu") else ""
+    addresses = ", ".join(f"{gid.index}: {gid.gid}" for gid in port.gids[:4])
+    more = f" and {len(port.gids) - 4} more" if len(port.gids) > 4 else ""
+    found = f"{port.state}, {port.link}, {rate}{nominal}{mtu}; GIDs {addresses or 'none'}{more}"
+    if port.state != "ACTIVE":
+        advice = (
+            "ip link set its interface up" if port.link == "Ethernet" else "look at the cable and the subnet manager"
+        )
+        return Check("rdma", name, Verdict.WARNING, found, advice)
+    if "error" in asked:
+        advice = "apt-get install ibverbs-providers libibverbs1; in a container: --device /dev/infiniband"
+        return Check("rdma", name, Verdict.PROBLEM, f"{found}; {asked['error']}", advice)
+    if asked.get("register"):
+        found += f"; {_REGISTERED >> 20} MiB of memory cannot be registered: {asked['register']}"
+        return Check("rdma", name, Verdict.PROBLEM, found, "raise the limit of locked memory (ulimit -l unlimited)")
+    if not port.gids:
+        return Check("rdma", name, Verdict.WARNING, found, "give its interface an address")
+    return Check("rdma", name, Verdict.OK, found)
+
+
+def _access() -> Check:
+    """Whether this user may open the devices."""
+    nodes = sorted(Path("/dev/infiniband").glob("uverbs*"))
+    if not nodes:
+        found, advice = "/dev/infiniband has no uverbs device", "modprobe ib_uverbs; docker: --device /dev/infiniband"
+        return Check("rdma", "device files", Verdict.PROBLEM, found, advice)
+    closed = [node.name for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
+    if closed:
+        found = f"this user may not open {', '.join(closed)}"
+        return Check("rdma", "device files", Verdict.PROBLEM, found, "chmod 666 /dev/infiniband/uverbs* (udev does it)")
+    return Check("rdma", "device files", Verdict.OK, f"{len(nodes)} in /dev/infiniband, open to this user")
+
+
+def _pyverbs_facts(*, trial: bool = False) -> Facts:
+    """Where pyverbs is, which rdma-core the libraries are of, and why it cannot be imported if so."""
+    spec = importlib.util.find_spec("pyverbs")
+    elsewhere = sorted(_DEBIAN.glob("device.*.so"))
+    facts: Facts = {
+        "found": spec is not None,
+        "rdma_core": _rdma_core(),
+        "debian_module": elsewhere[0].name if elsewhere else None,
+        "error": None,
+    }
+    if spec is not None and trial:
+        try:
+            facts["error"] = ask("imports", "pyverbs.device").get("error")
+        except ProbeError as error:
+            facts["error"] = str(error)
+    return facts
+
+
+def _rdma_core() -> str | None:
+    """The version of rdma-core, which ends the file name of libibverbs: libibverbs.so.1.14.44.0 is of 44.0."""
+    for folder in ("/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib"):
+        library = Path(folder) / "libibverbs.so.1"
+        if library.exists():
+            version = re.fullmatch(r"libibverbs\.so\.1\.\d+\.(.+)", library.resolve().name)
+            return version[1] if version else None
+    return None
+
+
+def _pyverbs_check(pyverbs: Facts, *, needed: bool) -> Check:
+    core = f" (rdma-core {pyverbs['rdma_core']})" if pyverbs["rdma_core"] else ""
+    if pyverbs["found"] and pyverbs["error"] is None:
+        return Check("rdma", "pyverbs", Verdict.OK, f"can be imported{core}")
+    verdict = Verdict.PROBLEM if needed else Verdict.WARNING
+    if pyverbs["found"]:
+        advice = "install the pyverbs of the same rdma-core as libibverbs, for this version of Python"
+        return Check("rdma", "pyverbs", verdict, f"cannot be imported: {pyverbs['error']}{core}", advice)
+    if pyverbs["debian_module"]:
+        found = f"is installed for Debian's Python ({pyverbs['debian_module']}), where this one does not look"
+        advice = f"put a link to {_DEBIAN} into this Python's site-packages; it must be a Python of the same version"
+        return Check("rdma", "pyverbs", verdict, found, advice)
+    advice = "apt-get install python3-pyverbs ibverbs-providers, and link it into this Python's site-packages"
+    return Check("rdma", "pyverbs", verdict, f"is not installed{core}", advice)

@@ -1,0 +1,98 @@
+"""UCX: which library, its version, the transports and devices that it sees, and the ones that it would use."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dataplane.backends.base import BackendStatus
+from dataplane.backends.ucx_engine import find_library
+from dataplane.doctor.checks import Check, Verdict
+from dataplane.doctor.child import ProbeError, ask
+from dataplane.doctor.sysfs import Interface, RdmaPort
+
+Facts = dict[str, Any]
+Resources = list[dict[str, str]]
+
+_RDMA = ("rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5")
+
+
+def ucx(
+    status: BackendStatus,
+    library: str | None,
+    *,
+    cma: bool,
+    ports: Sequence[RdmaPort],
+    networks: Sequence[Interface],
+    gpus: int,
+) -> tuple[list[Check], Facts]:
+    """Look at UCX.
+
+    Args:
+        status: What the backend says of itself.
+        library: As for `dataplane.configure(ucx_library=)`.
+        cma: Processes may copy each other's memory here.
+        ports: RDMA ports of this machine.
+        networks: Its network interfaces.
+        gpus: How many GPUs the driver sees.
+    """
+    facts: Facts = {"usable": status.usable, "reason": status.reason, "library": find_library(library)}
+    if not status.usable:
+        advice = "pip install libucx-cu12, or name a libucp.so.0: skipper doctor --ucx-library PATH"
+        return [Check("backends", "ucx", Verdict.PROBLEM, status.reason, advice)], facts
+    own = [Check("backends", "ucx", Verdict.OK, status.reason.removesuffix(", not started"))]
+    try:
+        resources: Resources = ask("transports", _libuct(find_library(library)))
+    except ProbeError as error:
+        found = f"libuct does not say what it sees: {error}"
+        return [*own, Check("backends", "ucx transports", Verdict.WARNING, found)], facts
+    names = list(dict.fromkeys(item["transport"] for item in resources))
+    used = devices_used()
+    facts |= {"transports": names, "resources": resources, "net_devices": used}
+    checks = [*own, _transports(names, cma=cma, rdma=any(port.state == "ACTIVE" for port in ports), gpus=gpus)]
+    return [*checks, _devices(used, resources, networks)], facts
+
+
+def devices_used() -> list[str]:
+    """Network devices that UCX is told to use: those of UCX_NET_DEVICES, else the loopback alone."""
+    return [name for name in os.environ.get("UCX_NET_DEVICES", "lo").split(",") if name]
+
+
+def _libuct(libucp: str) -> str:
+    """The libuct of the same installation as that libucp."""
+    folder = Path(libucp).parent
+    return str(folder / "libuct.so.0") if str(folder) != "." else "libuct.so.0"
+
+
+def _transports(names: Sequence[str], *, cma: bool, rdma: bool, gpus: int) -> Check:
+    found = ", ".join(names)
+    if cma and "cma" not in names:
+        advice = "use a UCX that was built with --enable-cma, as libucx-cu12 is"
+        return Check("backends", "ucx transports", Verdict.WARNING, f"{found}; no cma: slow within a host", advice)
+    if gpus and not any(name.startswith("cuda") for name in names):
+        advice = "use a UCX that was built with CUDA, as libucx-cu12 is"
+        return Check("backends", "ucx transports", Verdict.WARNING, f"{found}; nothing for CUDA memory", advice)
+    if rdma and not any(name in _RDMA for name in names):
+        advice = "use the verbs backend, or a UCX with IB: --ucx-library /usr/lib/x86_64-linux-gnu/libucp.so.0"
+        return Check("backends", "ucx transports", Verdict.OK, f"{found}; nothing for the RDMA device", advice)
+    return Check("backends", "ucx transports", Verdict.OK, found)
+
+
+def _devices(used: Sequence[str], resources: Resources, networks: Sequence[Interface]) -> Check:
+    seen = {item["device"] for item in resources if item["kind"] == "network"}
+    missing = [name for name in used if name != "all" and name not in seen]
+    others = ", ".join(sorted(seen - {"lo"})) or "none"
+    if missing:
+        found = f"UCX_NET_DEVICES names {', '.join(missing)}, and UCX sees {', '.join(sorted(seen)) or 'none'}"
+        return Check("network", "ucx devices", Verdict.PROBLEM, found, "name one of those, or unset UCX_NET_DEVICES")
+    if used == ["lo"]:
+        advice = ""
+        if seen - {"lo"}:
+            # A port of an RDMA device is named DEVICE:PORT; it is the better choice.
+            best = [name for name in sorted(seen) if ":" in name]
+            best += [item.name for item in networks if item.state == "up" and item.name in seen]
+            example = (best or sorted(seen - {"lo"}))[0]
+            advice = f"to reach other hosts: dataplane.configure(ucx={{'NET_DEVICES': '{example}'}})"
+        found = f"lo: peers of this host only; there are also {others}"
+        return Check("network", "ucx devices", Verdict.OK, found, advice)
+    return Check("network", "ucx devices", Verdict.OK, f"{', '.join(used)}, by UCX_NET_DEVICES")
