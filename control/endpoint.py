@@ -125,8 +125,8 @@ class Endpoint:
     """One endpoint of the actors of a mesh; each adverb below is a way of calling it.
 
     Every adverb checks the arguments against the endpoint's signature and pickles them before anything is sent, and
-    raises `TypeError` or `PayloadError` if they do not fit. They return at once; messages of one sender to one actor
-    arrive in the order of the calls, whatever the adverb.
+    raises `TypeError` or `PayloadError` if they do not fit. They return at once, unless the actor is too far behind
+    (see `BackpressureError`). Messages of one sender to one actor arrive in the order of the calls, with any adverb.
     """
 
     __slots__ = ("_awaited", "_check", "_members", "_mesh", "_turns", "spec")

@@ -61,7 +61,8 @@ class Port(Generic[T]):
     def link(self, actors: ActorMesh[Any] | None = None) -> None:
         """Tie the port to the lives of actors: a receive raises `LinkError` once every linked actor is dead.
 
-        Whoever holds the port may link; what an actor sends before it ends is received first.
+        Whoever holds the port may link. What an actor sends before it fails or stops is received first; what was on its
+        way when its process died may be lost.
 
         Args:
             actors: a mesh or slice; None is the actor whose code runs.
@@ -77,6 +78,8 @@ class Port(Generic[T]):
         self._link(_refs(actors), _refs(previous))
 
     def _link(self, add: Sequence[ActorRef], remove: Sequence[ActorRef]) -> None:
+        if not self._address.number:
+            return  # nobody waits there
         payload = pack((tuple(add), tuple(remove)))
         envelope = Envelope(Kind.AGENT, self._address.number, payload, "link", rank=self._address.rank)
         runtime.current().send(self._address.process, envelope)

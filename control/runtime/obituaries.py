@@ -1,4 +1,4 @@
-"""`Obituaries`: why processes are gone, for those who ask later. The latest few thousand are known."""
+"""`Obituaries`: why processes are gone, for those who ask later. The latest few hundred are known."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from control.runtime.messages import Loss
 
-KEPT = 4096
+KEPT = 512
 """A script may start and lose processes for as long as it runs; what is known of them must not grow with it."""
 
 

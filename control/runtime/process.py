@@ -99,7 +99,7 @@ class Process:
             try:
                 self.flow.admit(to, envelope)
             except BackpressureError:
-                self.ports.close(envelope.reply_to)
+                self._abandon(envelope)
                 raise
         if to.id == self.me.id:
             self.deliver(self.me, envelope)
@@ -123,8 +123,13 @@ class Process:
             self.loans.lend(envelope.payload, to.id)
         except PayloadError:
             self.flow.withdraw(to, envelope)
-            self.ports.close(envelope.reply_to)
+            self._abandon(envelope)
             raise
+
+    def _abandon(self, envelope: Envelope) -> None:
+        """Close the port of a call that is not sent; that of a broadcast is its sender's, for all its broadcasts."""
+        if envelope.reply_to < NOTICE:
+            self.ports.close(envelope.reply_to)
 
     def _send_was_vain(self, to: ProcessRef, reason: str, envelope: Envelope) -> None:
         obituary = self._obituaries.get(to.id)

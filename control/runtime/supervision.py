@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import sys
 import threading
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from control.context import ActorInstance
     from control.runtime.process import Process
 
+
+_log = logging.getLogger("control")
 
 ROOT_UID = 1
 """The script's number among the actors of its process."""
@@ -114,9 +117,14 @@ class RootCell:
         self.notices: dict[int, int] = {}
         self.instance: ActorInstance = ActorInstance(self, None)
         self._fault_lock = threading.Lock()
+        self._is_ending = False
 
     def owned_failed(self, failure: MeshFailure) -> None:
         """Nobody below handled it: it goes to the fault hook, on a thread of its own so that the hook may wait."""
+        if self._is_ending:
+            # Actors that are not stopped yet may still talk to some that are: an orderly end stays one.
+            _log.info("while the script ends: %s", failure)
+            return
         threading.Thread(target=self._call_fault_hook, args=(failure,), name="control-fault", daemon=True).start()
 
     def fail_by_itself(self, kind: FailureKind, message: str, cause: MeshFailure | None) -> None:
@@ -140,6 +148,7 @@ class RootCell:
 
     def stop_owned(self, deadline: float) -> None:
         """Stop the script's meshes, up to a point in time (`time.monotonic`)."""
+        self._is_ending = True
         # All at once, unlike those of an actor: a busy one must not use up the grace of the others.
         for end in [mesh.stop() for mesh in reversed(list(self.owned.values()))]:
             try:

@@ -50,7 +50,9 @@ def pack(value: object, *, lend: bool = False) -> Payload:
             if raw.nbytes < OUT_OF_BAND_NBYTES:
                 return True
             if lend and raw.nbytes >= BULK_NBYTES:
-                buffers.append(Outgoing(raw.obj if type(raw.obj) is bytes else raw))
+                source = raw.obj
+                # A view of a part of ``bytes`` names the whole as its source.
+                buffers.append(Outgoing(source if isinstance(source, bytes) and len(source) == raw.nbytes else raw))
             else:
                 buffers.append(bytearray(raw))
         return False

@@ -10,7 +10,7 @@ import pytest
 from control import Actor, ActorMesh, FailureKind, ProcMesh, SupervisionError, endpoint
 
 from .actors import Echo, Manager, Recorder
-from .conftest import PATIENCE_S, Failures, wait_until
+from .conftest import PATIENCE_S, Failures, Script, wait_until
 
 
 def note(mesh: ActorMesh[Any], value: Any = 1) -> None:
@@ -100,6 +100,41 @@ def test_an_owner_that_handles_a_failure_may_broadcast_to_what_is_left(
     assert grown.slice(gpus=1).echo.call_one(1).get(PATIENCE_S) == 1
     assert not failures
     gatherer.stop().get(PATIENCE_S)
+
+
+def test_what_is_said_while_the_script_ends_does_not_spoil_its_end(script: Callable[[str], Script]) -> None:
+    running = script(
+        """
+        import threading, time
+        import control
+        from control import Actor, endpoint, this_host
+
+        class Worker(Actor):
+            @endpoint
+            def hear(self):
+                pass
+
+            @endpoint
+            def hang(self):
+                time.sleep(60)
+
+        worker = this_host().spawn_procs().spawn("worker", Worker)
+        hanging = this_host().spawn_procs().spawn("hanging", Worker)
+        worker.hear.call_one().get()
+        hanging.hang.broadcast()  # so that the end takes its grace, while the worker has stopped at once
+
+        def talk_on():
+            end = time.monotonic() + 0.6
+            while time.monotonic() < end:
+                worker.hear.broadcast()
+                time.sleep(0.01)
+
+        threading.Thread(target=talk_on, daemon=True).start()
+        control.shutdown(grace_s=1.5)
+        print("ended")
+        """
+    )
+    assert running.finish() == (0, "ended\n", "")
 
 
 def test_arguments_that_cannot_be_unpickled_are_the_fault_of_the_sender(procs: ProcMesh, failures: Failures) -> None:

@@ -1,6 +1,7 @@
 """Large values go by reference: they arrive whole, as what they were, and their memory is given back."""
 
 import os
+import pickle
 import signal
 import struct
 from collections.abc import Callable, Iterator
@@ -75,6 +76,23 @@ def test_arguments_may_be_changed_once_the_call_has_returned(echo: ActorMesh[Ech
     answer = echo.slice(gpus=0).echo.call_one(array)
     array[:] = 1
     assert not answer.get(PATIENCE_S).any()
+
+
+class PartOfBytes:
+    """Pickles a part of a ``bytes`` object as a buffer, as array libraries do."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return PartOfBytes, (pickle.PickleBuffer(memoryview(self.part)),)
+
+
+def test_a_view_of_a_part_of_bytes_arrives_as_that_part() -> None:
+    part = memoryview(BIG * 2)[100 : 100 + BULK_NBYTES]
+    arrived = unpack(pack(PartOfBytes(part), lend=True)).part
+    assert memoryview(arrived) == part
+    assert memoryview(arrived).readonly
 
 
 def test_a_cast_lends_once_to_many(echo: ActorMesh[Echo]) -> None:

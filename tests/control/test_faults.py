@@ -29,8 +29,8 @@ from control import (
 from .actors import Cleaner, Echo, Manager
 from .conftest import PATIENCE_S, Failures, Script, alive, wait_until
 
-AT_ONCE_S = 2.0
-"""Bound on what the OS tells within milliseconds."""
+AT_ONCE_S = 5.0
+"""Bound on what the OS tells within milliseconds: well below that of the heartbeats, on a busy machine too."""
 
 
 DEATHS = 30
@@ -139,7 +139,7 @@ def test_when_an_owner_ends_its_processes_end_and_all_callers_are_told(
     assert (failure.mesh_name, failure.rank) == ("owner", {})
     assert message in failure.report().splitlines()[0]
     wait_until(lambda: not any(map(alive, pids)), "what it owned has ended", timeout=AT_ONCE_S)
-    assert time.monotonic() - began < 2 * AT_ONCE_S
+    assert time.monotonic() - began < AT_ONCE_S
     with pytest.raises(SupervisionError, match=message):
         owner.grow.call_one().get(PATIENCE_S)
     for future in (waiting, mine):  # which were handled before the end, or not: they end in any case

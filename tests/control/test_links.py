@@ -48,7 +48,7 @@ def test_a_receive_raises_once_every_linked_actor_is_dead(
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(LinkError, match=r"every actor linked to this port is dead.*SIGKILL.*SIGKILL") as caught:
         waiting.get(PATIENCE_S)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5  # far below the bound of the heartbeats
     assert caught.value.failure is not None
     assert caught.value.failure.kind is FailureKind.PROCESS
     assert not receiver.is_alive()

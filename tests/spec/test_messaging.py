@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from control import Actor, ActorError, ActorMesh, ProcMesh, SupervisionError, ValueMesh, context, endpoint, this_proc
+from control import (
+    Actor,
+    ActorError,
+    ActorMesh,
+    ProcMesh,
+    SupervisionError,
+    ValueMesh,
+    concurrent_endpoint,
+    context,
+    endpoint,
+    this_proc,
+)
 
 TIMEOUT_S = 20.0
 
@@ -64,13 +75,19 @@ class Abacus(Actor):
 
 
 class Pacer(Actor):
-    """Answers as many times 30 ms later as its rank says."""
+    """Answers when it is let go."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+
+    @concurrent_endpoint
+    async def pace(self, tag: str) -> tuple[str, int]:
+        await self.gone.wait()
+        return tag, context().message_rank.rank
 
     @endpoint
-    async def pace(self, tag: str) -> tuple[str, int]:
-        rank = context().message_rank
-        await asyncio.sleep(0.03 * (rank.size - 1 - rank.rank))
-        return tag, rank.rank
+    async def let_go(self) -> None:
+        self.gone.set()
 
 
 def test_creation_arguments_of_spawn_go_to_init_by_position_and_by_name() -> None:
@@ -124,17 +141,28 @@ def test_broadcast_returns_nothing_and_is_done_in_its_turn(row: ProcMesh) -> Non
 
 
 async def test_stream_by_async_for_brings_results_as_they_are_ready(procs: ProcMesh) -> None:
-    pacers = procs.spawn("pacers", Pacer)
-    await pacers.pace.call("warm")
-    came = [result async for result in pacers.pace.stream("tag")]
-    assert came == [("tag", rank) for rank in (3, 2, 1, 0)]
+    pacers = procs.spawn("pacers", Pacer).flatten("rank")
+    order = [3, 1, 0, 2]
+    waiting = iter(order)
+    pacers.slice(rank=next(waiting)).let_go.broadcast()
+    came = []
+    async for result in pacers.pace.stream("tag"):
+        came.append(result)
+        for rank in waiting:
+            pacers.slice(rank=rank).let_go.broadcast()
+            break
+    assert came == [("tag", rank) for rank in order]
     await pacers.stop()
 
 
 def test_stream_by_for_brings_futures_in_the_same_order(row: ProcMesh) -> None:
     pacers = row.spawn("pacers", Pacer)
-    pacers.pace.call("warm").get(TIMEOUT_S)
-    assert [future.get(TIMEOUT_S)[1] for future in pacers.pace.stream("tag")] == [1, 0]
+    first, second = pacers.pace.stream("tag")
+    pacers.slice(gpus=1).let_go.broadcast()
+    assert first.get(TIMEOUT_S) == ("tag", 1)
+    assert not second.done()
+    pacers.slice(gpus=0).let_go.broadcast()
+    assert second.get(TIMEOUT_S) == ("tag", 0)
     pacers.stop().get(TIMEOUT_S)
 
 
