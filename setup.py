@@ -10,6 +10,7 @@ time (`dataplane.configure(ucx_library=...)`).
 import importlib.util
 import os
 import sys
+from glob import glob
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -68,7 +69,7 @@ def extensions() -> list[Extension]:
             "dataplane.backends._ucp",
             ["dataplane/backends/_ucp.pyx"],
             include_dirs=["dataplane"],
-            depends=["dataplane/rows.h", "dataplane/backends/ucp_api.pxd", "dataplane/backends/_ucp_batch.pxi"],
+            depends=["dataplane/rows.h", "dataplane/backends/ucp_api.pxd", *glob("dataplane/backends/_ucp_*.pxi")],
             library_dirs=[str(ucx / "lib")],
             # By file name: the wheel has no libucp.so for -lucp in some of its builds, and the name that ends up in
             # the extension is the library's soname either way. Its own dependencies are resolved at run time.

@@ -2,6 +2,7 @@
 
 from dataplane.action import RDMAAction
 from dataplane.allocation import empty_array, is_shared, memcpy
+from dataplane.atomic import FetchOperation
 from dataplane.backends.base import BackendStatus
 from dataplane.buffer import RDMABuffer
 from dataplane.errors import (
@@ -18,7 +19,7 @@ from dataplane.errors import (
 from dataplane.identity import OwnerId
 from dataplane.layout import RemoteLayout
 from dataplane.operation import Operation
-from dataplane.process import backends, configure, get_rdma_backend, is_ibverbs_available
+from dataplane.settings import backends, configure, get_rdma_backend, is_ibverbs_available
 from dataplane.tensors import empty
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "RDMAAction",
     "RemoteLayout",
     "Operation",
+    "FetchOperation",
     "OwnerId",
     "empty",
     "empty_array",

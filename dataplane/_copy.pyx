@@ -22,19 +22,20 @@ cdef extern from "sys/mman.h" nogil:
     void *mmap(void *address, size_t length, int protection, int flags, int fd, long offset)
     int munmap(void *address, size_t length)
     int madvise(void *address, size_t length, int advice)
+    int PROT_NONE
     int PROT_READ
     int PROT_WRITE
     int MAP_SHARED
+    int MAP_PRIVATE
+    int MAP_ANONYMOUS
+    int MAP_NORESERVE
+    int MAP_FIXED
     void *MAP_FAILED
     int MADV_REMOVE
+    int MADV_HUGEPAGE
 
-cdef extern from *:
-    """
-    #ifndef MADV_POPULATE_WRITE
-    #define MADV_POPULATE_WRITE 23 /* linux/mman.h since Linux 5.14; madvise(2) */
-    #endif
-    """
-    int MADV_POPULATE_WRITE
+cdef enum:
+    HUGE_ = 2 << 20
 
 cdef extern from "rows.h" nogil:
     ctypedef struct skipper_row:
@@ -55,12 +56,24 @@ cdef extern from *:
     {
         __atomic_store_n((uint64_t *)at, value, __ATOMIC_SEQ_CST);
     }
+    static inline uint64_t skipper_fetch_add(uintptr_t at, uint64_t value)
+    {
+        return __atomic_fetch_add((uint64_t *)at, value, __ATOMIC_SEQ_CST);
+    }
+    static inline uint64_t skipper_compare_and_swap(uintptr_t at, uint64_t compare, uint64_t desired)
+    {
+        __atomic_compare_exchange_n((uint64_t *)at, &compare, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+        return compare; /* what was found there */
+    }
     """
     uint64_t skipper_load(uintptr_t at) nogil
+    uint64_t skipper_fetch_add(uintptr_t at, uint64_t value) nogil
+    uint64_t skipper_compare_and_swap(uintptr_t at, uint64_t compare, uint64_t desired) nogil
     void skipper_store(uintptr_t at, uint64_t value) nogil
 
 ROW_WORDS = SKIPPER_ROW_WORDS
 MAX_DIMS = SKIPPER_MAX_DIMS
+HUGE_PAGE = HUGE_  # what an entry of the second level of page tables maps, on x86-64 and on arm64 with 4 KiB pages
 OK = 0
 CHANGED = 1
 GONE = 2
@@ -125,11 +138,33 @@ cdef class BufferView:
         return True
 
 
+cdef void *map_aligned(int fd, size_t nbytes) noexcept nogil:
+    """mmap of `nbytes`, whole pages, of a file, aligned where that can help; MAP_FAILED and errno where it fails."""
+    cdef char *reserved
+    cdef char *begin
+    cdef void *mapped
+    if nbytes < HUGE_:
+        return mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+    reserved = <char *>mmap(NULL, nbytes + HUGE_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    if reserved == MAP_FAILED:
+        return MAP_FAILED
+    begin = <char *>((<uintptr_t>reserved + HUGE_ - 1) & ~<uintptr_t>(HUGE_ - 1))
+    mapped = mmap(begin, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0)
+    if mapped == MAP_FAILED:
+        munmap(reserved, nbytes + HUGE_)
+        return MAP_FAILED
+    if begin != reserved:
+        munmap(reserved, begin - reserved)
+    munmap(begin + nbytes, reserved + HUGE_ - begin)
+    return mapped
+
+
 @cython.final
 cdef class SharedMap:
     """A writable shared mapping of a whole file; unmapped with its last reference.
 
-    Not `mmap.mmap`: that one keeps a duplicate of the descriptor for as long as it lives.
+    It begins at a multiple of a huge page, without which none can be mapped as one. Not `mmap.mmap`: that one keeps a
+    duplicate of the descriptor for as long as it lives.
     """
 
     cdef readonly uintptr_t address
@@ -138,7 +173,7 @@ cdef class SharedMap:
     def __cinit__(self, int fd, size_t nbytes):
         cdef void *mapped
         with nogil:
-            mapped = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+            mapped = map_aligned(fd, nbytes)
         if mapped == MAP_FAILED:
             PyErr_SetFromErrno(OSError)
         self.address = <uintptr_t>mapped
@@ -148,12 +183,15 @@ cdef class SharedMap:
         if self.address:
             munmap(<void *>self.address, self.nbytes)
 
-    def populate(self, size_t offset, size_t nbytes):
-        """Map the pages of a range now, page-aligned, in place of one by one at first use; a hint, no promise."""
+    def advise_huge(self, size_t offset, size_t nbytes):
+        """Ask for huge pages where whole ones fit into a range; a hint, which the system may be set to ignore."""
+        cdef size_t begin = (offset + HUGE_ - 1) & ~<size_t>(HUGE_ - 1)
+        cdef size_t end = (offset + nbytes) & ~<size_t>(HUGE_ - 1)
         if offset > self.nbytes or nbytes > self.nbytes - offset:
             raise ValueError("the range lies outside of the mapping")
-        with nogil:
-            madvise(<void *>(self.address + offset), nbytes, MADV_POPULATE_WRITE)
+        if begin < end:
+            with nogil:
+                madvise(<void *>(self.address + begin), end - begin, MADV_HUGEPAGE)
 
     def remove(self, size_t offset, size_t nbytes):
         """Give the pages of a range back to the system, page-aligned, for every process that maps them."""
@@ -235,6 +273,25 @@ def guarded_copy(uintptr_t local, uintptr_t remote, size_t nbytes, bint to_remot
         if status == OK_ and process_gone(pidfd):
             status = GONE_
     return status
+
+
+def guarded_atomic(bint swap, uintptr_t at, uint64_t operand, uint64_t compare, uintptr_t word, uint64_t expected,
+                   int pidfd):
+    """One atomic operation between the checks of its epoch word: (OK, CHANGED or GONE; what the word held before).
+
+    With the GIL: what it does takes less time than letting go of it.
+    """
+    cdef uint64_t previous
+    if skipper_load(word) != expected:
+        return CHANGED_, 0
+    if process_gone(pidfd):
+        return GONE_, 0
+    previous = skipper_compare_and_swap(at, compare, operand) if swap else skipper_fetch_add(at, operand)
+    if skipper_load(word) != expected:
+        return CHANGED_, 0
+    if process_gone(pidfd):
+        return GONE_, 0
+    return OK_, previous
 
 
 def load_word(uintptr_t address):

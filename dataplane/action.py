@@ -1,7 +1,10 @@
 """`RDMAAction`: many transfers as one operation, compiled once and submitted as often as needed."""
 
+import math
+import operator
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +16,12 @@ from dataplane.memory import MemoryKind, StridedRegion, require_timeout, require
 from dataplane.operation import DONE, Operation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Part:
-    """One transfer as it was asked for, checked."""
+    """One transfer as it was asked for, checked: a block of local memory, a box of a buffer of the same shape."""
 
     local: StridedRegion
+    address: int
     buffer: RDMABuffer
     layout: RemoteLayout
     to_remote: bool
@@ -50,8 +54,12 @@ class RDMAAction:
         self._lock = threading.Lock()
         self._compiled: list[Transfer] | None = None
         self._segments = 0
+        # What blocks were last taken from: (the caller's object, its memory, checked), as "dst" and as "src".
+        self._wholes: dict[str, tuple[object, StridedRegion]] = {}
 
-    def read_remote(self, dst: Any, buf: RDMABuffer, *, layout: RemoteLayout | None = None) -> "RDMAAction":
+    def read_remote(
+        self, dst: Any, buf: RDMABuffer, *, layout: RemoteLayout | None = None, at: Sequence[int] | None = None
+    ) -> "RDMAAction":
         """Add a read from `buf` into `dst`.
 
         Args:
@@ -59,21 +67,21 @@ class RDMAAction:
             buf: Whence.
             layout: The box of `buf` that has dst's shape and itemsize; None: the whole buffer, contiguous, in the
                 order of dst's elements.
+            at: Read into the block of dst only that begins at these indices and has layout's shape. Adding many blocks
+                of one dst after each other costs less than slicing it.
 
         Returns:
             The action itself.
 
         Raises:
-            TypeError: `dst` is no memory, or `layout` no `RemoteLayout`.
-            ValueError: Shapes, sizes or ranges do not fit, `dst` is read-only or overlaps itself.
+            TypeError: `dst` is no memory, `layout` no `RemoteLayout`, or an index no integer.
+            ValueError: Shapes, sizes or ranges do not fit, `dst` is read-only or overlaps itself; `at` has no layout.
         """
-        local = strided(dst, "dst")
-        require_writable(local, "dst")
-        if overlaps_itself(local.shape, local.strides, local.itemsize):
-            raise ValueError(f"dst overlaps itself: shape {local.shape} with strides {local.strides} bytes")
-        return self._add(local, "dst", buf, layout, to_remote=False)
+        return self._add(self._local(dst, "dst", at), "dst", buf, layout, at, to_remote=False)
 
-    def write_remote(self, buf: RDMABuffer, src: Any, *, layout: RemoteLayout | None = None) -> "RDMAAction":
+    def write_remote(
+        self, buf: RDMABuffer, src: Any, *, layout: RemoteLayout | None = None, at: Sequence[int] | None = None
+    ) -> "RDMAAction":
         """Add a write of `src` into `buf`.
 
         Args:
@@ -81,20 +89,21 @@ class RDMAAction:
             src: Tensor or array of any strides.
             layout: The box of `buf` that has src's shape and itemsize; None: the whole buffer, contiguous, in the
                 order of src's elements.
+            at: Write the block of src only that begins at these indices and has layout's shape.
 
         Returns:
             The action itself.
 
         Raises:
-            TypeError: `src` is no memory, or `layout` no `RemoteLayout`.
-            ValueError: Shapes, sizes or ranges do not fit, the box overlaps itself, the buffer is read-only.
+            TypeError: `src` is no memory, `layout` no `RemoteLayout`, or an index no integer.
+            ValueError: Shapes, sizes or ranges do not fit, the box overlaps itself, the buffer is read-only; `at` has
+                no layout.
         """
-        local = strided(src, "src")
         _require_buffer(buf)
         buf.require_writable()
         if layout is not None and overlaps_itself(layout.shape, layout.strides, layout.itemsize):
             raise ValueError(f"the remote box overlaps itself: {layout}")
-        return self._add(local, "src", buf, layout, to_remote=True)
+        return self._add(self._local(src, "src", at), "src", buf, layout, at, to_remote=True)
 
     def submit(self, timeout: float = 60.0) -> Operation:
         """Run all transfers.
@@ -127,7 +136,7 @@ class RDMAAction:
     @property
     def nbytes(self) -> int:
         """Bytes that one submission moves."""
-        return sum(part.local.nbytes for part in self._parts)
+        return sum(part.local.itemsize * math.prod(part.layout.shape) for part in self._parts)
 
     @property
     def segments(self) -> int:
@@ -139,18 +148,40 @@ class RDMAAction:
         self._transfers()
         return self._segments
 
+    def _local(self, data: Any, role: str, at: Sequence[int] | None) -> StridedRegion:
+        whole = None if at is None else self._wholes.get(role)
+        if whole is not None and whole[0] is data:
+            return whole[1]
+        local = strided(data, role)
+        if role == "dst":
+            require_writable(local, role)
+            if overlaps_itself(local.shape, local.strides, local.itemsize):
+                raise ValueError(f"dst overlaps itself: shape {local.shape} with strides {local.strides} bytes")
+        if at is not None:
+            self._wholes[role] = (data, local)
+        return local
+
     def _add(
-        self, local: StridedRegion, role: str, buf: RDMABuffer, layout: RemoteLayout | None, *, to_remote: bool
+        self,
+        local: StridedRegion,
+        role: str,
+        buf: RDMABuffer,
+        layout: RemoteLayout | None,
+        at: Sequence[int] | None,
+        *,
+        to_remote: bool,
     ) -> "RDMAAction":
         _require_buffer(buf)
         if layout is None:
+            if at is not None:
+                raise ValueError("a block that begins at some indices has the shape of a layout; give one")
             if local.nbytes != buf.nbytes:
                 raise ValueError(f"{role} has {local.nbytes} bytes, the buffer {buf.nbytes}")
-            layout = _contiguous_layout(local)
+            layout, address = _contiguous_layout(local), local.address
         else:
-            _check_layout(layout, local, role, buf)
+            address = _check_layout(layout, local, role, at, buf)
         with self._lock:
-            self._parts.append(_Part(local, buf, layout, to_remote))
+            self._parts.append(_Part(local, address, buf, layout, to_remote))
             self._compiled = None
         return self
 
@@ -172,14 +203,15 @@ class RDMAAction:
             key = group.keys.setdefault(registration, len(group.remotes))
             if key == len(group.remotes):
                 group.remotes.append(remote)
-            group.locals.append(part.local)
+            if not group.locals or group.locals[-1] is not part.local:
+                group.locals.append(part.local)
             address = remote.address + offset + part.layout.offset
             group.rows += compile_box(
-                part.local.address,
+                part.address,
                 part.local.strides,
                 address,
                 part.layout.strides,
-                part.local.shape,
+                part.layout.shape,
                 part.local.itemsize,
                 key=key,
             )
@@ -206,11 +238,17 @@ def _contiguous_layout(local: StridedRegion) -> RemoteLayout:
     return RemoteLayout(0, local.shape, tuple(reversed(strides)), local.itemsize)
 
 
-def _check_layout(layout: Any, local: StridedRegion, role: str, buf: RDMABuffer) -> None:
+def _check_layout(layout: Any, local: StridedRegion, role: str, at: Sequence[int] | None, buf: RDMABuffer) -> int:
+    """Where the block of `local` that goes with a box begins."""
     if not isinstance(layout, RemoteLayout):
         raise TypeError(f"layout must be a RemoteLayout, not {type(layout).__name__}")
-    if tuple(layout.shape) != local.shape or len(layout.strides) != len(layout.shape):
+    if (
+        len(layout.strides) != len(layout.shape)
+        or len(local.shape) != len(layout.shape)
+        or (at is None and tuple(layout.shape) != local.shape)
+    ):
         raise ValueError(f"{role} has shape {local.shape}, the remote box {layout.shape} (strides {layout.strides})")
+    address = local.address if at is None else _block_address(local, role, at, layout.shape)
     if layout.itemsize != local.itemsize:
         raise ValueError(f"{role} has elements of {local.itemsize} bytes, the remote box of {layout.itemsize}")
     low, high = extent(layout.shape, layout.strides, layout.itemsize)
@@ -218,3 +256,16 @@ def _check_layout(layout: Any, local: StridedRegion, role: str, buf: RDMABuffer)
         raise ValueError(
             f"the remote box covers bytes [{layout.offset + low}, {layout.offset + high}) of a buffer of {buf.nbytes}"
         )
+    return address
+
+
+def _block_address(local: StridedRegion, role: str, at: Sequence[int], shape: Sequence[int]) -> int:
+    if len(at) != len(shape):
+        raise ValueError(f"{role} has {len(shape)} dimensions, at has {len(at)} indices")
+    address = local.address
+    for index, count, total, stride in zip(at, shape, local.shape, local.strides, strict=True):
+        begin = operator.index(index)
+        if begin < 0 or count <= 0 or begin + count > total:
+            raise ValueError(f"{role} of shape {local.shape} has no block of shape {shape} at {tuple(at)}")
+        address += begin * stride
+    return address

@@ -12,13 +12,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from dataplane import memfd
-from dataplane._copy import Block
+from dataplane._copy import HUGE_PAGE, Block
 from dataplane.identity import OwnerId, page_size
 
 _LARGE = 64 << 20  # from here on a block is a memfd of its own
 _CHUNK = 256 << 20  # what smaller blocks share: address space only, the system backs the pages that are used
 _ALIGN = 64  # a cache line: neighbours of different owners do not fight for one
 _PAGE_ALIGNED = 64 << 10  # blocks from here on begin and end at a page
+HUGE_BLOCK = 2 * HUGE_PAGE  # blocks from here on begin at a huge page, and ask for those that fit into them
 _KEEP_BYTES = 1 << 30  # freed memory whose pages stay ready for reuse
 _REMOVE = 1 << 20  # beyond that, freed ranges of this size give their pages back
 _WASTE = 8  # a kept memfd is reused for a block when at most 1/8 of it stays idle
@@ -86,7 +87,9 @@ class Arena:
             else:
                 unit = page_size() if nbytes >= _PAGE_ALIGNED else _ALIGN
                 taken = -(-nbytes // unit) * unit
-                mapping, offset = self._small(taken, unit)
+                mapping, offset = self._small(taken, HUGE_PAGE if nbytes >= HUGE_BLOCK else unit)
+        if nbytes >= HUGE_BLOCK:
+            mapping.memory.advise_huge(offset, nbytes)
         block = Block(mapping.address + offset, nbytes, mapping)
         weakref.finalize(block, self._give_back, mapping, offset, taken).atexit = False
         return block

@@ -4,6 +4,7 @@ from typing import Any
 
 from dataplane import handle as handles
 from dataplane import process
+from dataplane.atomic import Atomic, FetchOperation, require_word
 from dataplane.backends.base import Peer, Remote
 from dataplane.errors import DataplaneError
 from dataplane.handle import Handle
@@ -88,7 +89,9 @@ class RDMABuffer:
 
     @property
     def backend(self) -> str:
-        """The backend that an operation from this process would use: "local", "shm" or "ucx". Connects nothing.
+        """The backend that an operation from this process would use: "local", "shm", "ucx" or "verbs".
+
+        Connects nothing.
 
         Raises:
             BackendUnavailableError: There is no way from here.
@@ -152,6 +155,51 @@ class RDMABuffer:
             raise ValueError(f"src has {region.nbytes} bytes, the buffer {self._nbytes}")
         self.require_writable()
         return self._copy(region, True, timeout)
+
+    def fetch_add(self, value: int, *, offset: int = 0, timeout: float = 60.0) -> FetchOperation:
+        """Add to the unsigned 8-byte word at `offset`, modulo 2**64, and tell what it held before.
+
+        Atomic with respect to every other atomic operation on that word through the same backend; which backends are
+        also atomic with one another and with the CPU is in docs/dataplane.md. At most once: where an error leaves open
+        whether it took place, it is not tried again.
+
+        Args:
+            value: In [-2**63, 2**64); a negative one is taken modulo 2**64.
+            offset: Bytes from the start of the buffer to the word, whose address in the owner must be a multiple of 8.
+            timeout: Seconds until the operation ends with `TransferTimeoutError`.
+
+        Returns:
+            The operation; its result is the word before the addition, in [0, 2**64).
+
+        Raises:
+            TypeError: An argument is no integer, or the timeout no number.
+            ValueError: The word is out of range or not aligned, `value` is out of range, the timeout is not positive,
+                or the owner registered the buffer as read-only.
+        """
+        return self._atomic(Atomic.fetch_add(value), offset, timeout)
+
+    def compare_and_swap(
+        self, expected: int, desired: int, *, offset: int = 0, timeout: float = 60.0
+    ) -> FetchOperation:
+        """Set the unsigned 8-byte word at `offset` to `desired` if it is `expected`, and tell what it held before.
+
+        As atomic, and as single, as `fetch_add`.
+
+        Args:
+            expected: In [-2**63, 2**64); a negative one is taken modulo 2**64.
+            desired: The same.
+            offset: Bytes from the start of the buffer to the word, whose address in the owner must be a multiple of 8.
+            timeout: Seconds until the operation ends with `TransferTimeoutError`.
+
+        Returns:
+            The operation; its result is the word before, in [0, 2**64). The swap took place if that is `expected`.
+
+        Raises:
+            TypeError: An argument is no integer, or the timeout no number.
+            ValueError: The word is out of range or not aligned, a number is out of range, the timeout is not positive,
+                or the owner registered the buffer as read-only.
+        """
+        return self._atomic(Atomic.compare_and_swap(expected, desired), offset, timeout)
 
     def drop(self) -> None:
         """Make every handle to this registration stale, wherever it is, and let go of the memory. Idempotent.
@@ -232,6 +280,24 @@ class RDMABuffer:
         except DataplaneError as error:
             return Operation.failed(error)
         return peer.copy(region, remote, offset, to_remote=to_remote, timeout=seconds)
+
+    def _atomic(self, atomic: Atomic, offset: int, timeout: float) -> FetchOperation:
+        begin = self._address()
+        at = require_word(offset, self._nbytes, begin)
+        seconds = require_timeout(timeout)
+        self.require_writable()
+        try:
+            peer, remote, start = self.route()
+        except DataplaneError as error:
+            return FetchOperation.failed(error)
+        return peer.atomic(remote, start + at, atomic, timeout=seconds)
+
+    def _address(self) -> int | None:
+        """Of the buffer's first byte in its owner; None once it is dropped there, as far as is known here."""
+        if self._registration is None:
+            return self._known_handle().base + self._offset
+        region = self._registration.region
+        return None if region is None else region.address + self._offset
 
     def _source(self) -> Registration | Handle:
         if self._registration is not None:

@@ -1,6 +1,7 @@
 """How a process wants its data moved: one immutable record, replaced as a whole by `configure`."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,8 @@ _VERBS_NUMBERS = {
     "retry_cnt": range(7),
     "depth": range(16, 8193),
 }
+_MOST_PORTS = 8
+_DEVICE = re.compile(r"[\w.-]+(:[1-9]\d{0,2})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Config:
     export: str = "nearest"
     ucx: dict[str, str] = field(default_factory=dict)
     ucx_library: str | None = None
-    verbs: dict[str, str | int] = field(default_factory=dict)
+    verbs: dict[str, str | int | tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -85,19 +88,43 @@ def _ucx_options(options: Mapping[str, Any]) -> dict[str, str]:
     return checked_options
 
 
-def _verbs_options(options: Mapping[str, Any]) -> dict[str, str | int]:
+def _verbs_options(options: Mapping[str, Any]) -> dict[str, str | int | tuple[str, ...]]:
     if not isinstance(options, Mapping):
         raise ConfigurationError(f"verbs must map option names to values, not {options!r}")
+    taken = dict(options)
     for name, value in options.items():
         allowed = _VERBS_NUMBERS.get(name)
-        if name in ("device", "listen"):
-            if not isinstance(value, str) or not value.isascii() or (name == "listen" and not _is_address(value)):
-                raise ConfigurationError(f"verbs option {name}={value!r}: a device's name, or HOST:PORT, is needed")
+        if name == "device":
+            taken[name] = _devices(value)
+        elif name == "listen":
+            if not isinstance(value, str) or not value.isascii() or not _is_address(value):
+                raise ConfigurationError(f"verbs option {name}={value!r}: HOST:PORT is needed")
+        elif name == "rdma_cm":
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"verbs option rdma_cm={value!r} is neither True nor False")
         elif allowed is None:
-            raise ConfigurationError(f"there is no verbs option {name!r}: device, listen, {', '.join(_VERBS_NUMBERS)}")
+            names = ", ".join(("device", "listen", "rdma_cm", *_VERBS_NUMBERS))
+            raise ConfigurationError(f"there is no verbs option {name!r}: {names}")
         elif isinstance(value, bool) or value not in allowed:
             raise ConfigurationError(f"verbs option {name}={value!r} is none of {allowed}")
-    return dict(options)
+    return taken
+
+
+def _devices(value: Any) -> str | tuple[str, ...]:
+    """One device's name or "all" as it is, a list of "NAME" or "NAME:PORT" as a tuple."""
+    several = isinstance(value, (list, tuple))
+    names = tuple(value) if several else (value,)
+    if not 0 < len(names) <= _MOST_PORTS or len(set(names)) < len(names):
+        raise ConfigurationError(f"verbs option device={value!r}: 1 to {_MOST_PORTS} different ports are possible")
+    for name in names:
+        if (
+            not isinstance(name, str)
+            or not name.isascii()
+            or not _DEVICE.fullmatch(name)
+            or (several and name == "all")
+        ):
+            raise ConfigurationError(f"verbs option device={value!r}: NAME, a list of NAME or NAME:PORT, or all")
+    return names if several else names[0]
 
 
 def _is_address(text: str) -> bool:

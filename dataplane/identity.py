@@ -1,5 +1,6 @@
 """Who owns memory: an identity that no later process can have, and a way to see that its process is gone."""
 
+import errno
 import os
 import secrets
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from functools import cache
 from hashlib import blake2b
 
 from dataplane._copy import gone
-from dataplane.errors import OwnerDiedError
+from dataplane.errors import BackendUnavailableError, OwnerDiedError
 
 # Field 22 of /proc/<pid>/stat, counted after the command name, which may itself hold blanks and parentheses: proc(5).
 _START_TIME_FIELD = 22 - 3
@@ -37,25 +38,46 @@ def host_id() -> int:
     """This kernel and pid namespace as 64 bits.
 
     Not cached: a forked child may have been moved into another pid namespace.
+
+    Raises:
+        BackendUnavailableError: The system does not say, as without a file descriptor left.
     """
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        boot = file.read().strip()
+    boot = _read("/proc/sys/kernel/random/boot_id").decode("ascii").strip()
     namespace = os.stat("/proc/self/ns/pid").st_ino
     return int.from_bytes(blake2b(f"{boot}/{namespace}".encode(), digest_size=8).digest(), "little")
 
 
 def start_time(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot; None when there is no such process."""
+    """When process `pid` started, in clock ticks since boot; None when there is no such process.
+
+    Raises:
+        BackendUnavailableError: The system does not say, as without a file descriptor left.
+    """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
+        stat = _read(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
     return int(stat[stat.rindex(b")") + 2 :].split()[_START_TIME_FIELD])
 
 
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        raise
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"cannot tell processes apart: {path}: {error.strerror}{limit_hint(error)}"
+        ) from error
+
+
 def new_owner() -> OwnerId:
-    """The identity of this process, with a fresh token."""
+    """The identity of this process, with a fresh token.
+
+    Raises:
+        BackendUnavailableError: See `host_id`.
+    """
     pid = os.getpid()
     started = start_time(pid)
     return OwnerId(host_id(), pid, started or 0, secrets.randbits(64))
@@ -75,6 +97,7 @@ class ProcessWatch:
 
         Raises:
             OwnerDiedError: There is no such process, or another one has its pid now.
+            BackendUnavailableError: It cannot be watched, as without a file descriptor left.
         """
         self.owner = owner
         self.pidfd = -1
@@ -82,6 +105,8 @@ class ProcessWatch:
             self.pidfd = os.pidfd_open(owner.pid)
         except (ProcessLookupError, ValueError, OverflowError):
             raise OwnerDiedError(f"{owner} is gone") from None
+        except OSError as error:
+            raise BackendUnavailableError(f"cannot watch {owner}: {error.strerror}{limit_hint(error)}") from error
         if start_time(owner.pid) != owner.started or gone(self.pidfd):
             self.close()
             raise OwnerDiedError(f"{owner} is gone; its pid belongs to another process now or to none")
@@ -99,6 +124,15 @@ class ProcessWatch:
 
     def __del__(self) -> None:
         self.close()
+
+
+def limit_hint(error: OSError) -> str:
+    """For the end of a message: the limit that was reached, if that is what happened."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "; raise the limit of file descriptors (ulimit -n)"
+    if error.errno == errno.ENOMEM:
+        return "; there is not enough memory or address space (ulimit -v)"
+    return ""
 
 
 @cache

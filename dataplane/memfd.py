@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dataplane._copy import SharedMap
 from dataplane.errors import BackendUnavailableError, BufferDroppedError, OwnerDiedError, RegistrationError
-from dataplane.identity import OwnerId, page_size, start_time
+from dataplane.identity import OwnerId, limit_hint, page_size, start_time
 
 _MAGIC = 0x31304B4950505349
 _HEADER = struct.Struct("<QQQQ")  # magic, owner's token, file's token, bytes of payload
@@ -100,10 +100,11 @@ def attach(owner: OwnerId, fd: int, token: int) -> Mapping:
             raise BufferDroppedError(f"{owner} has released the memory of that handle") from None
         raise OwnerDiedError(f"{owner} is gone") from None
     except OSError as error:
-        raise BackendUnavailableError(
-            f"cannot map memory of {owner}: {error}. Both processes must run as the same user and see each other "
-            "in /proc; else let the owner call dataplane.configure(export='all')"
-        ) from error
+        hint = limit_hint(error) or (
+            ". Both processes must run as the same user and see each other in /proc; else let the owner call "
+            "dataplane.configure(export='all')"
+        )
+        raise BackendUnavailableError(f"cannot map memory of {owner}: {error.strerror}{hint}") from error
     finally:
         if here >= 0:
             os.close(here)

@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from dataplane.errors import TransferTimeoutError
 from dataplane.memory import require_timeout
@@ -37,7 +37,7 @@ class Operation:
         self._waiter: threading.Event | None = None
 
     @classmethod
-    def failed(cls, error: BaseException) -> "Operation":
+    def failed(cls, error: BaseException) -> Self:
         """One that is over already, with an error."""
         operation = cls(0)
         operation._error = error

@@ -1,4 +1,4 @@
-"""Everything that the data plane holds for one process, as one object; and the functions that users call on it.
+"""Everything that the data plane holds for one process, as one object.
 
 There is no other global state. A forked child starts with an empty one: it owns none of its parent's memory, and reads
 it like any other process would.
@@ -6,12 +6,9 @@ it like any other process would.
 
 import os
 import threading
-from collections.abc import Mapping
-from typing import Any
 
-from dataplane import config as configuration
 from dataplane.arena import Arena
-from dataplane.backends.base import Backend, BackendStatus
+from dataplane.backends.base import Backend
 from dataplane.backends.local import LocalBackend
 from dataplane.backends.shared_memory import SharedMemoryBackend
 from dataplane.backends.ucx import UcxBackend
@@ -160,71 +157,3 @@ def _start_afresh() -> None:
 
 # What a forked child inherits is kept for ever: letting go of it would release what belongs to the parent.
 _abandoned: list[Process] = []
-
-
-def configure(
-    *,
-    backend: str | None = None,
-    copy_threads: int | None = None,
-    export: str | None = None,
-    ucx: Mapping[str, Any] | None = None,
-    ucx_library: str | os.PathLike[str] | None = None,
-    verbs: Mapping[str, Any] | None = None,
-) -> None:
-    """Change how this process moves data. What is None stays as it is.
-
-    Applies to operations submitted and handles exported from then on; an `RDMAAction` that was compiled before keeps
-    its way. The UCX and verbs arguments must come before the first use of theirs.
-
-    Args:
-        backend: "auto" (default): the first of shm, ucx, verbs that works. A name: only that one between processes.
-        copy_threads: Threads that copy large blocks; at most 4 by default, and no more than CPUs.
-        export: "nearest" (default): a handle carries what the best backend needs; for memory from `empty` no UCX is
-            started. "all": a handle carries every backend that is allowed and usable.
-        ucx: Options of UCX by name without the prefix, e.g. {"NET_DEVICES": "mlx5_0:1"}; replaces an earlier mapping.
-            Without NET_DEVICES (here or in the environment) nothing is reachable from beyond this host.
-        ucx_library: Path of the libucp.so.0 to use in place of the one from the wheel.
-        verbs: What the verbs backend uses instead of its own choice; replaces an earlier mapping. device, port,
-            gid_index, mtu (bytes), timeout and retry_cnt (as in ibv_modify_qp; 14 and 6: a dead link is an error after
-            half a second), depth (work requests per queue pair), and listen ("HOST:PORT"): where peers of other hosts
-            connect; without it only this host can.
-
-    Raises:
-        ConfigurationError: A value does not exist, or comes too late.
-    """
-    process = current()
-    process.configure(
-        configuration.checked(
-            process.config,
-            backend=backend,
-            copy_threads=copy_threads,
-            export=export,
-            ucx=ucx,
-            ucx_library=ucx_library,
-            verbs=verbs,
-        )
-    )
-
-
-def backends() -> list[BackendStatus]:
-    """Every backend with whether it is usable here, and why not. Starts nothing."""
-    process = current()
-    return [process.local.status(), *(backend.status() for backend in process.transports.values())]
-
-
-def get_rdma_backend() -> str:
-    """The backend that moves ordinary memory between processes here: "ucx", "verbs", or "none"."""
-    process = current()
-    for name in process.config.order:
-        backend = process.transports[name]
-        if name != "shm" and backend.status().usable:
-            return name
-    return "none"
-
-
-def is_ibverbs_available() -> bool:
-    """Whether the kernel has an RDMA device: for the verbs backend, or for a UCX with IB support."""
-    try:
-        return bool(os.listdir("/sys/class/infiniband"))
-    except FileNotFoundError:
-        return False

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dataplane.atomic import Atomic, FetchOperation
 from dataplane.config import Config
 from dataplane.handle import Card, Handle, Sections
 from dataplane.layout import Rows
@@ -68,6 +69,10 @@ class Peer(ABC):
         """Prepare rows whose remote addresses and keys (indices) are those of `remotes`, and pin `locals_`."""
 
     @abstractmethod
+    def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
+        """Do that to the aligned word at `offset` of the registration, at most once: never again on another way."""
+
+    @abstractmethod
     def usable(self) -> bool:
         """Whether a new use may go through this object; if not, connect anew."""
 
@@ -107,7 +112,3 @@ class Backend(ABC):
     @abstractmethod
     def export(self, registration: "Registration") -> Sections | None:
         """What peers need to reach a registration of ours: (for its card, for itself); None when they cannot."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Stop threads, release everything. Idempotent."""

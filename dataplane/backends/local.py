@@ -1,15 +1,20 @@
 """Memory of this very process: a plain copy, with the same checks and errors as between processes."""
 
+import operator
 from collections.abc import Sequence
 
-from dataplane._copy import OK, guarded_copy
+from dataplane._copy import OK, guarded_atomic, guarded_copy
+from dataplane.atomic import Atomic, AtomicKind, FetchOperation
 from dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
 from dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
+from dataplane.errors import BackendUnavailableError
 from dataplane.handle import Card, Handle, Sections
 from dataplane.layout import Rows, single_stripes
 from dataplane.memory import HOST, MemoryKind, Region
 from dataplane.operation import DONE, Operation, start_one
 from dataplane.registration import Registration, RegistrationTable
+
+_REGION = operator.attrgetter("region")
 
 
 class LocalBackend(Backend):
@@ -37,9 +42,6 @@ class LocalBackend(Backend):
     def export(self, registration: Registration) -> Sections | None:
         """None: a handle needs no section to be recognised at home."""
         return None
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class LocalPeer(Peer):
@@ -83,6 +85,21 @@ class LocalPeer(Peer):
         """See `Peer`."""
         return self._transfer(parts_of(rows), remotes, locals_, to_remote)
 
+    def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
+        """See `Peer`. Atomic also with what the CPU does to that word in any process that maps it."""
+        region = remote.key.region  # pins the memory until we return
+        if region is None:
+            return FetchOperation.failed(dropped(remote.handle))
+        if region.kind is not HOST:
+            return FetchOperation.failed(BackendUnavailableError("atomic operations reach host memory only"))
+        swap = atomic.kind is AtomicKind.COMPARE_AND_SWAP
+        status, previous = guarded_atomic(
+            swap, remote.address + offset, atomic.operand, atomic.compare, remote.word, remote.handle.epoch, -1
+        )
+        if status == OK:
+            return FetchOperation.succeeded(previous)
+        return FetchOperation.failed(dropped(remote.handle))
+
     def _transfer(
         self,
         parts: list[Rows],
@@ -90,11 +107,12 @@ class LocalPeer(Peer):
         locals_: Sequence[Region],
         to_remote: bool,
     ) -> CopyTransfer:
-        def pin() -> list[Region]:
-            regions = [remote.key.region for remote in remotes]
-            for remote, region in zip(remotes, regions, strict=True):
-                if region is None:
-                    raise dropped(remote.handle)
+        registrations = [remote.key for remote in remotes]
+
+        def pin() -> tuple[Region, ...]:
+            regions = tuple(map(_REGION, registrations))  # no Python for each: there may be thousands
+            if not all(regions):
+                raise dropped(remotes[regions.index(None)].handle)
             return regions
 
         return CopyTransfer(parts, remotes, locals_, to_remote=to_remote, pool=self._pool, watch=None, pin=pin)

@@ -10,13 +10,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from dataplane import memfd
-from dataplane._copy import CHANGED, OK, guarded_copy
+from dataplane._copy import CHANGED, OK, guarded_atomic, guarded_copy
+from dataplane.arena import HUGE_BLOCK
+from dataplane.atomic import Atomic, AtomicKind, FetchOperation
 from dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
 from dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
 from dataplane.epochs import WORD
 from dataplane.errors import DescriptorError, OwnerDiedError
 from dataplane.handle import SHM, Card, Handle, Sections, unpack_section
-from dataplane.identity import OwnerId, ProcessWatch, page_size
+from dataplane.identity import OwnerId, ProcessWatch
 from dataplane.layout import Rows, single_stripes
 from dataplane.memory import HOST, MemoryKind, Region
 from dataplane.operation import DONE, Operation, start_one
@@ -25,7 +27,6 @@ from dataplane.registration import Registration
 _PAGE = struct.Struct("<I")  # descriptor of the epoch page; its token is in the card already
 _DATA = struct.Struct("<IQQ")  # descriptor and token of the memfd, offset of the registration in it
 
-_POPULATE_BYTES = 1 << 20  # from here on faulting page by page at the first copy would be felt
 _MAPPINGS = 4096  # kept per owner, of those that no resolved handle holds anyway
 
 
@@ -64,9 +65,6 @@ class SharedMemoryBackend(Backend):
         page = registration.epoch.page
         return _PAGE.pack(page.fd), _DATA.pack(mapping.fd, mapping.token, offset)
 
-    def close(self) -> None:
-        """Peers hold everything."""
-
 
 class SharedMemoryPeer(Peer):
     """Another process of this host, and what of its memory is mapped here."""
@@ -98,9 +96,8 @@ class SharedMemoryPeer(Peer):
         data = self._map(fd, token)
         if offset + handle.total > data.nbytes or (handle.slot + 1) * WORD > page.nbytes or handle.kind is not HOST:
             raise DescriptorError(f"the handle of {handle} reaches beyond the owner's memory")
-        if handle.total >= _POPULATE_BYTES:
-            begin = offset // page_size() * page_size()
-            data.memory.populate(begin, offset + handle.total - begin)
+        if handle.total >= HUGE_BLOCK:
+            data.memory.advise_huge(offset, handle.total)  # for pages that a write of ours is the first to touch
         return Remote(handle, data.address + offset, page.address + handle.slot * WORD, (data, page))
 
     def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
@@ -126,6 +123,24 @@ class SharedMemoryPeer(Peer):
     def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
         """See `Peer`."""
         return self._transfer(parts_of(rows), remotes, locals_, to_remote)
+
+    def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
+        """See `Peer`. Atomic also with what the CPU does to that word in any process that maps it."""
+        swap = atomic.kind is AtomicKind.COMPARE_AND_SWAP
+        status, previous = guarded_atomic(
+            swap,
+            remote.address + offset,
+            atomic.operand,
+            atomic.compare,
+            remote.word,
+            remote.handle.epoch,
+            self._pidfd,
+        )
+        if status == OK:
+            return FetchOperation.succeeded(previous)
+        if status == CHANGED:
+            return FetchOperation.failed(dropped(remote.handle))
+        return FetchOperation.failed(OwnerDiedError(f"{self._owner} is gone, and the word with it"))
 
     def _transfer(
         self,

@@ -38,6 +38,7 @@ cdef extern from "ucp/api/ucp.h" nogil:
     uint64_t UCP_PARAM_FIELD_FEATURES
     uint64_t UCP_PARAM_FIELD_MT_WORKERS_SHARED
     uint64_t UCP_FEATURE_RMA
+    uint64_t UCP_FEATURE_AM
     uint64_t UCP_FEATURE_WAKEUP
     ctypedef struct ucp_params_t:
         uint64_t field_mask
@@ -93,6 +94,22 @@ cdef extern from "ucp/api/ucp.h" nogil:
         void *user_data
         ucs_memory_type_t memory_type
 
+    int UCP_AM_SEND_FLAG_REPLY
+    uint64_t UCP_AM_RECV_ATTR_FIELD_REPLY_EP
+    uint64_t UCP_AM_HANDLER_PARAM_FIELD_ID
+    uint64_t UCP_AM_HANDLER_PARAM_FIELD_CB
+    uint64_t UCP_AM_HANDLER_PARAM_FIELD_ARG
+    ctypedef struct ucp_am_recv_param_t:
+        uint64_t recv_attr
+        ucp_ep_h reply_ep
+    ctypedef ucs_status_t (*ucp_am_recv_callback_t)(void *arg, const void *header, size_t header_length, void *data,
+                                                    size_t length, const ucp_am_recv_param_t *param) noexcept nogil
+    ctypedef struct ucp_am_handler_param_t:
+        uint64_t field_mask
+        unsigned id
+        ucp_am_recv_callback_t cb
+        void *arg
+
     void ucp_get_version(unsigned *major, unsigned *minor, unsigned *release)
     ucs_status_t ucp_config_read(const char *prefix, const char *filename, ucp_config_t **config)
     ucs_status_t ucp_config_modify(ucp_config_t *config, const char *name, const char *value)
@@ -122,5 +139,8 @@ cdef extern from "ucp/api/ucp.h" nogil:
                                  const ucp_request_param_t *param)
     ucs_status_ptr_t ucp_put_nbx(ucp_ep_h ep, const void *buffer, size_t count, uint64_t remote, ucp_rkey_h rkey,
                                  const ucp_request_param_t *param)
+    ucs_status_t ucp_worker_set_am_recv_handler(ucp_worker_h worker, const ucp_am_handler_param_t *param)
+    ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h ep, unsigned message, const void *header, size_t header_length,
+                                     const void *buffer, size_t count, const ucp_request_param_t *param)
     ucs_status_ptr_t ucp_ep_flush_nbx(ucp_ep_h ep, const ucp_request_param_t *param)
     void ucp_request_free(void *request)

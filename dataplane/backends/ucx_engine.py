@@ -1,9 +1,11 @@
-"""UCX in one process: the library, its context, two workers and their threads.
+"""UCX in one process: the library, its context, its workers and their threads.
 
-The *server* worker serves peers: a daemon thread progresses it and sleeps in `ucp_worker_wait` in between. The *client*
-worker carries what this process initiates. A short operation runs in the thread that submits it; whatever is not over
-after a brief spin is driven to its end by one more daemon thread, which also keeps the deadlines. All of it starts with
-the first use, so that a process that only copies within memory never pays for it.
+The *server* worker serves peers: a daemon thread progresses it and sleeps in `ucp_worker_wait` in between. What this
+process initiates is carried by *lanes*, each a worker of its own: one for short operations, so that none waits behind
+a large copy, and as many as there are copy threads for large ones, which share the bytes out between them. A
+short operation runs in the thread that submits it; what is not over after a brief spin is driven to its end by the
+lane's thread, which also keeps the deadlines. All of it starts with the first use, so that a process that only copies
+within memory never pays for it.
 """
 
 import atexit
@@ -11,43 +13,41 @@ import ctypes
 import importlib.util
 import os
 import threading
-import time
 import weakref
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dataplane import memfd
+from dataplane.backends.ucx_lane import Lane
 from dataplane.config import Config
-from dataplane.errors import BackendUnavailableError, RegistrationError
+from dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
+from dataplane.identity import limit_hint
 from dataplane.memory import HOST, MemoryKind, Region, Storage
 
 if TYPE_CHECKING:
     from dataplane.backends import _ucp
 
-# RNDV_THRESH: with peer error handling UCX would otherwise give up zero-copy within a host (CMA) and emulate every get
-# over TCP. NET_DEVICES: nothing may listen beyond this host unless somebody asks for it. TCP_CONN_NB: to connect must
-# not block (no deadline would hold against a silent host), and a connection that is refused at once leaks its socket.
-_DEFAULTS = {"RNDV_THRESH": "inf", "NET_DEVICES": "lo", "TCP_CONN_NB": "y"}
+# Each where the environment says nothing about it and the library knows it.
+_DEFAULTS = {
+    # With peer error handling UCX would otherwise give up zero-copy within a host (CMA) and emulate every get over TCP.
+    "RNDV_THRESH": "inf",
+    # Nothing may listen beyond this host unless somebody asks for it.
+    "NET_DEVICES": "lo",
+    # To connect must not block (no deadline would hold against a silent host), and a connection that is refused at once
+    # leaks its socket.
+    "TCP_CONN_NB": "y",
+    # A copy within the host is one system call per piece that we post, not one per 512 KiB with a look at all sockets
+    # in between; many short ones are done between two such looks.
+    "CMA_SEG_SIZE": "16m",
+    "CMA_TX_QUOTA": "16",
+}
+# Before 1.14 an endpoint with keepalive that is closed before it is connected aborts the process, by an assertion that
+# openucx/ucx#8175 took out. Closing is how a deadline is kept; deadlines also find out what keepalive would.
+_KEEPALIVE_SINCE = (1, 14, 0)
 _LOG_LEVEL = "LOG_LEVEL"
-_IDLE_S = 3600.0
 _JOIN_S = 5.0
-
-
-class Driven(Protocol):
-    """What the engine drives."""
-
-    batch: "_ucp.Batch"
-    deadline: float
-
-    def claim(self) -> bool:
-        """Whether the caller is the one that may drive it."""
-
-    def settle(self) -> bool:
-        """Called when the batch is over; whether it goes on with another batch."""
-
-    def expire(self) -> None:
-        """Called once when the deadline has passed: see to it that the batch comes to an end soon."""
+_DESCRIPTORS = 48  # of two workers with a connection each over TCP, and of UCX's own thread
 
 
 def find_library(configured: str | None) -> str:
@@ -60,6 +60,11 @@ def find_library(configured: str | None) -> str:
         if library.exists():
             return str(library)
     return "libucp.so.0"
+
+
+def has_cuda_modules(library: str) -> bool:
+    """Whether this UCX comes with what it needs for CUDA memory; whether that loads depends on the driver."""
+    return any((Path(library).parent / "ucx").glob("libuct_cuda.so*"))
 
 
 def load(library: str) -> ModuleType:
@@ -79,36 +84,64 @@ def load(library: str) -> ModuleType:
     return _ucp
 
 
-def options(config: Config) -> dict[str, str]:
-    """What is set in code: ours below the environment's NET_DEVICES, the caller's above all."""
+def options(config: Config, version: tuple[int, int, int]) -> dict[str, str]:
+    """What is set in code for a version of UCX: ours below the environment's, the caller's above all."""
     chosen = dict(_DEFAULTS)
-    if "UCX_NET_DEVICES" in os.environ:
-        del chosen["NET_DEVICES"]
+    if version < _KEEPALIVE_SINCE:
+        chosen["KEEPALIVE_INTERVAL"] = "inf"
+    chosen = {name: value for name, value in chosen.items() if f"UCX_{name}" not in os.environ}
     chosen.update(config.ucx)
     return chosen
 
 
+def check_options(config: Config) -> None:
+    """See that UCX knows the caller's options. Loads the library, starts nothing.
+
+    Raises:
+        ConfigurationError: It knows one of them not, or not that value.
+    """
+    try:
+        ucp = load(find_library(config.ucx_library))
+    except BackendUnavailableError:
+        return  # whoever tries to use it learns why it cannot be
+    for name, value in config.ucx.items():
+        if name != _LOG_LEVEL and not ucp.takes(name, value):
+            version = ".".join(map(str, ucp.library_version()))
+            raise ConfigurationError(f"UCX {version} has no option {name} that can be {value!r} (see ucx_info -cf)")
+
+
 class Engine:
-    """UCX, started. Thread-safe."""
+    """UCX, started. Thread-safe.
+
+    Attributes:
+        ucp: The binding.
+        address: Of the server worker, for peers.
+        memory_types: Bit mask of what it can move.
+        width: Lanes that a large operation may use.
+    """
 
     def __init__(self, config: Config) -> None:
-        """Load and initialise the library, start both threads.
+        """Load and initialise the library, start the server.
 
         Raises:
             BackendUnavailableError: It cannot be loaded, or refuses an option.
         """
         ucp = load(find_library(config.ucx_library))
+        _require_descriptors()
         self.ucp = ucp
-        chosen = options(config)
+        self.width = config.threads
+        chosen = options(config, ucp.library_version())
         # Its own messages would repeat on stderr what the typed errors say, once per request.
         level = chosen.pop(_LOG_LEVEL, None if "UCX_LOG_LEVEL" in os.environ else "fatal")
+        chosen = {name: value for name, value in chosen.items() if name in config.ucx or ucp.takes(name, value)}
         try:
             if level is not None:
                 ucp.set_global_option(_LOG_LEVEL, level)
             self._context: _ucp.Context = ucp.Context(chosen)
             self._server: _ucp.Worker = ucp.Worker(self._context)
-            self.client: _ucp.Worker = ucp.Worker(self._context)
+            self._server.answer()
             self.address = self._server.address()
+            self._lanes = [self._new_lane(0)]
         except ucp.UcxError as error:
             raise BackendUnavailableError(f"UCX does not start with {chosen}: {error}") from error
         self.memory_types = self._context.memory_types()
@@ -116,16 +149,24 @@ class Engine:
         self._memory: dict[tuple[int, int, int], weakref.ref[_Registered]] = {}
         self._anchored: dict[tuple[int, int, int], _Registered] = {}
         self._pages: dict[int, _Registered] = {}
-        self._condition = threading.Condition()
-        self._inbox: list[Driven] = []
+        self._lock = threading.Lock()
         self._closing = False
-        self._threads = [
-            threading.Thread(target=self._server.serve, name="dataplane-ucx-server", daemon=True),
-            threading.Thread(target=self._drive, name="dataplane-ucx-client", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._server.serve, name="dataplane-ucx-server", daemon=True)
+        self._thread.start()
         atexit.register(self.close)
+
+    def lane(self, number: int) -> Lane:
+        """Number 0 is for short operations, those from 1 on are for large ones and made when first asked for.
+
+        Raises:
+            UcxError: There cannot be another worker.
+        """
+        if number < len(self._lanes):
+            return self._lanes[number]
+        with self._lock:
+            while len(self._lanes) <= number:
+                self._lanes.append(self._new_lane(len(self._lanes)))
+            return self._lanes[number]
 
     def register(self, storage: Storage, region: Region) -> "_Registered":
         """Register a region; the storage around it is registered once, for as long as the storage lives.
@@ -151,27 +192,21 @@ class Engine:
             known = self._pages[page.token] = self._map(page.address, page.nbytes, HOST)
         return known
 
-    def adopt(self, run: Driven) -> None:
-        """Let the client thread drive a run to its end."""
-        with self._condition:
-            self._inbox.append(run)
-            self._condition.notify()
-        self.client.wake()
-
     def close(self) -> None:
-        """Stop both threads; for the end of the process. Idempotent.
+        """Stop all threads; for the end of the process. Idempotent.
 
         Contexts and workers are left to the end of the process: a daemon thread of the caller's may be inside of them.
         """
         if self._closing or os.getpid() != self._pid:
             return
         self._closing = True
-        with self._condition:
-            self._condition.notify()
-        self.client.wake()
+        for lane in self._lanes:
+            lane.close()
         self._server.stop()
-        for thread in self._threads:
-            thread.join(_JOIN_S)
+        self._thread.join(_JOIN_S)
+
+    def _new_lane(self, number: int) -> Lane:
+        return Lane(self.ucp.Worker(self._context), f"dataplane-ucx-client-{number}", self.ucp.RUNNING)
 
     def _map(self, address: int, nbytes: int, kind: MemoryKind) -> "_Registered":
         try:
@@ -182,28 +217,20 @@ class Engine:
                 "Where a network card is in use, see the limit of locked memory (ulimit -l)"
             ) from error
 
-    def _drive(self) -> None:
-        live: list[Driven] = []
-        while True:
-            with self._condition:
-                while not (self._inbox or live or self._closing):
-                    self._condition.wait(_IDLE_S)
-                arrived, self._inbox = self._inbox, []
-            if self._closing:
-                return
-            live += [run for run in arrived if run.claim()]
-            if live:
-                nearest = min(run.deadline for run in live)
-                self.client.drive([run.batch for run in live], nearest)
-                now = time.monotonic()
-                live = [run for run in live if self._goes_on(run, now)]
 
-    def _goes_on(self, run: Driven, now: float) -> bool:
-        if run.batch.result != self.ucp.RUNNING:
-            return run.settle()
-        if now >= run.deadline:
-            run.expire()
-        return True
+def _require_descriptors() -> None:
+    """UCX ends the process where it finds no descriptor for its own thread, so see that there are some."""
+    found: list[int] = []
+    try:
+        while len(found) < _DESCRIPTORS:
+            found.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"UCX needs some {_DESCRIPTORS} file descriptors to start: {error.strerror}{limit_hint(error)}"
+        ) from error
+    finally:
+        for descriptor in found:
+            os.close(descriptor)
 
 
 class _Registered:

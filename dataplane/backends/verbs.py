@@ -1,6 +1,6 @@
 """RDMA verbs: for network cards that the installed UCX cannot drive, and for full control.
 
-One reliable connection (RC queue pair) per peer, which carries RDMA READs and WRITEs.
+One reliable connection (RC queue pair) per peer and port in use, which carries RDMA READs, WRITEs and atomics.
 
 Every exported buffer has a memory region of its own, which goes when the buffer is dropped: from then on the device
 refuses its key. So a write needs no look at the epoch word first, as other backends do.
@@ -9,23 +9,25 @@ refuses its key. So a write needs no look at the epoch word first, as other back
 import threading
 
 from dataplane.backends.base import Backend, BackendStatus, Peer
-from dataplane.backends.verbs_device import Port, find_port, require_pyverbs
+from dataplane.backends.verbs_device import require_pyverbs
 from dataplane.backends.verbs_engine import Engine
-from dataplane.backends.verbs_peer import BODY, CARD, VerbsPeer, parse_card
+from dataplane.backends.verbs_keys import Contact, contact_of, pack_body
+from dataplane.backends.verbs_peer import VerbsPeer
+from dataplane.backends.verbs_port import Port, find_ports
 from dataplane.config import Config
-from dataplane.errors import BackendUnavailableError, ConfigurationError
+from dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
 from dataplane.handle import VERBS, Card, Handle, Sections
-from dataplane.identity import OwnerId, host_id
-from dataplane.memory import HOST, Region
+from dataplane.identity import OwnerId
+from dataplane.memory import HOST, MemoryKind, Region
 from dataplane.registration import Registration, RegistrationTable
 
 
 class VerbsBackend(Backend):
-    """pyverbs and one RDMA port, opened when first needed."""
+    """pyverbs and the RDMA ports to use, opened when first needed."""
 
     name = "verbs"
     number = VERBS
-    memory_kinds = frozenset({HOST})
+    memory_kinds = frozenset(MemoryKind)
 
     def __init__(self, config: Config, owner: OwnerId, registrations: RegistrationTable, *, forbidden: bool) -> None:
         self._config = config
@@ -34,7 +36,7 @@ class VerbsBackend(Backend):
         self._forbidden = forbidden
         self._lock = threading.Lock()
         self._engine: Engine | None = None
-        self._port: Port | None = None
+        self._ports: tuple[Port, ...] = ()
         self._exports: dict[tuple[int, int], Sections] = {}  # by epoch page and slot
 
     @property
@@ -51,18 +53,21 @@ class VerbsBackend(Backend):
         if config.verbs != self._config.verbs and self._engine is not None:
             raise ConfigurationError("the RDMA device is open already; configure its options before its first use")
         if config.verbs != self._config.verbs:
-            self._port = None
+            self._ports = ()
         self._config = config
 
     def status(self) -> BackendStatus:
         """See `Backend`."""
         try:
-            port = self._usable_port()
+            ports = self._usable_ports()
         except BackendUnavailableError as error:
             return BackendStatus(self.name, False, str(error))
         state = "open" if self._engine is not None else "not opened yet"
-        where = f"{port.device} port {port.number}, GID index {port.gid_index}, {state}"
-        return BackendStatus(self.name, True, where, ("host",))
+        where = ", ".join(f"{port}, GID index {port.gid_index}" for port in ports)
+        staging = None if self._engine is None else self._engine.rails.staging
+        if staging is not None:
+            state += f"; CUDA memory is moved by way of host memory: {staging}"
+        return BackendStatus(self.name, True, f"{where}, {state}", ("host", "cuda"))
 
     def engine(self) -> Engine:
         """The device, opened now if it was not.
@@ -74,7 +79,10 @@ class VerbsBackend(Backend):
             return self._engine
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(self._usable_port(), self._config.verbs, self._owner)
+                try:
+                    self._engine = Engine(self._usable_ports(), self._config.verbs, self._owner)
+                except OSError as error:  # no file descriptor is left
+                    raise BackendUnavailableError(f"RDMA cannot be started: {error}") from error
             return self._engine
 
     def obstacle(self, handle: Handle) -> str | None:
@@ -82,10 +90,10 @@ class VerbsBackend(Backend):
         if VERBS not in handle.sections or VERBS not in handle.card.sections:
             return "its owner did not export it for verbs (dataplane.configure(export='all') makes it do so)"
         try:
-            self._usable_port()
+            self._usable_ports()
         except BackendUnavailableError as error:
             return str(error)
-        if parse_card(handle.card).address.startswith("unix:") and handle.card.owner.host != host_id():
+        if contact_of(handle.card).address.startswith("unix:") and handle.card.owner.host != self._owner.host:
             return "its owner can be dialled on its own host only (dataplane.configure(verbs={'listen': ...}) there)"
         return None
 
@@ -98,10 +106,16 @@ class VerbsBackend(Backend):
         region = registration.region
         if region is None:
             return None
-        if region.kind is not HOST:
-            raise BackendUnavailableError("only host memory can be registered with an RDMA device here")
         known = self._exports.get(_key(registration))
-        return self._exported(registration, region) if known is None else known
+        if known is not None:
+            return known
+        try:
+            return self._exported(registration, region)
+        except RegistrationError as error:
+            if region.kind is HOST:
+                raise
+            # Another backend may be able to; this one cannot stage what its peers read on their own.
+            raise BackendUnavailableError(str(error)) from error
 
     def _exported(self, registration: Registration, region: Region) -> Sections:
         engine, page, key = self.engine(), registration.epoch.page, _key(registration)
@@ -109,10 +123,11 @@ class VerbsBackend(Backend):
             known = self._exports.get(key)
             if known is not None:
                 return known
-            memory = engine.memory.exported(region, writable=registration.writable)
-            page_key = engine.memory.page(page.address, page.nbytes).rkey
-            card = CARD.pack(engine.token, page.address, page_key) + engine.address.encode()
-            known = self._exports[key] = (card, BODY.pack(memory.rkey))
+            rails = engine.rails
+            memory = rails.memory.exported(region, writable=registration.writable)
+            keys = rails.memory.page(page.address, page.nbytes).rkeys
+            contact = Contact(rails.token, page.address, keys, rails.devices[0].atomics, rails.address)
+            known = self._exports[key] = (contact.pack(), pack_body(memory.begin, memory.rkeys))
 
         def end() -> None:
             del self._exports[key]
@@ -121,20 +136,15 @@ class VerbsBackend(Backend):
         self._registrations.at_end(registration, end)
         return known
 
-    def close(self) -> None:
-        """Close the device. Idempotent."""
-        if self._engine is not None:
-            self._engine.close()
-
-    def _usable_port(self) -> Port:
+    def _usable_ports(self) -> tuple[Port, ...]:
         if self._forbidden:
             raise BackendUnavailableError(
                 "this process was forked from one that had the RDMA device open; start it by spawn instead"
             )
-        if self._port is None:  # looked for once: a handle may ask a thousand times
+        if not self._ports:  # looked for once: a handle may ask a thousand times
             require_pyverbs()
-            self._port = find_port(self._config.verbs)
-        return self._port
+            self._ports = find_ports(self._config.verbs)
+        return self._ports
 
 
 def _key(registration: Registration) -> tuple[int, int]:

@@ -1,7 +1,6 @@
-"""The completion queue of a device, and how to sleep until something completes without holding the GIL."""
+"""The completion queue of a device, with the file descriptor to sleep on until something completes."""
 
 import os
-import select
 from typing import Any
 
 from dataplane.backends.verbs_device import Device, pyverbs
@@ -10,19 +9,20 @@ _CHANNEL = "anon_inode:[infinibandevent]"
 
 
 class Completions:
-    """A completion queue with its channel. For one thread at a time, except `wait`'s sleep.
+    """A completion queue with its channel. For one thread at a time.
 
     Attributes:
         queue: pyverbs' own object, for queue pairs to complete on.
+        events: Readable while there is an event to be taken by `acknowledge`.
     """
 
     def __init__(self, device: Device) -> None:
         cq = pyverbs("cq")
         known = _channels()
         self._channel = cq.CompChannel(device.context)
-        (self._events,) = _channels() - known
+        (self.events,) = _channels() - known
         # Whoever finds the event gone, because another thread took it, must not block.
-        os.set_blocking(self._events, False)
+        os.set_blocking(self.events, False)
         self.queue = cq.CQ(device.context, device.completions, None, self._channel)
 
     def poll(self, most: int) -> list[Any]:
@@ -31,12 +31,8 @@ class Completions:
         return found
 
     def arm(self) -> None:
-        """Let the next completion be an event. What completed before is none: `poll` once more before `wait`."""
+        """Let the next completion be an event. What completed before is none: `poll` once more before sleeping."""
         self.queue.req_notify()
-
-    def wait(self, seconds: float) -> bool:
-        """Sleep until there is an event, or for so long; whether there is one, to be taken by `acknowledge`."""
-        return bool(select.select([self._events], [], [], max(0.0, seconds))[0])
 
     def acknowledge(self) -> None:
         """Take the event."""

@@ -1,37 +1,24 @@
-"""Verbs in one process: the device, one completion queue for all connections, and whoever waits for it.
+"""Verbs in one process: its rails, the links over them, and whoever waits for what completes.
 
-A *link* is a connected queue pair; what is posted on it completes in order, so the oldest chunk is the one that a
-completion speaks of. *Credits* see to it that neither a queue pair nor the completion queue ever overflows.
-
-Waiting threads take turns: one leads, asleep on the file descriptor of the completion channel without the GIL, and
+Waiting threads take turns: one leads, asleep on the file descriptors of the completion channels without the GIL, and
 hands out what completes; the others sleep until it has. A thread that waits for a result leads by itself. Runs that
 nobody waits for, and all deadlines, are the concern of one daemon thread.
 """
 
 import atexit
 import os
-import secrets
-import socket
+import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from dataplane.backends.verbs_chain import Chunk
-from dataplane.backends.verbs_completions import Completions
-from dataplane.backends.verbs_device import Device, Port, QueuePair, pyverbs
-from dataplane.backends.verbs_exchange import TOKEN_BYTES, Pair, Server, bind, dial
-from dataplane.backends.verbs_memory import MemoryCache, WordRoom
+from dataplane.backends.verbs_link import EXPIRED, FLUSHED, NO_WAY, Lane, Link, Run, deadline_of, tell_failed
+from dataplane.backends.verbs_port import Port
+from dataplane.backends.verbs_rails import Rail, Rails
 from dataplane.errors import TransferError
 from dataplane.identity import OwnerId
-
-FLUSHED = 5
-"""IBV_WC_WR_FLUSH_ERR: the queue pair failed before this request had its turn."""
-EXPIRED = -1
-"""Ours: the deadline of the run passed."""
-UNATTENDED = 0.0
-"""When a run was `born` that no thread will wait for: so long ago that the daemon thread leads it at once."""
 
 _POLL = 64
 _GRACE_S = 0.01  # a run that is this old and that nobody waits for is led by the daemon thread
@@ -39,120 +26,76 @@ _LEAD_S = 0.05  # a waiting thread hands over after so long, to look at its own 
 _ACTIVE_S = 0.25  # for so long after the last run, the daemon thread looks by itself instead of being woken
 
 
-class Run(Protocol):
-    """One start of a transfer, as the engine sees it.
+class Engine:
+    """Verbs, started. Thread-safe.
 
     Attributes:
-        deadline: On CLOCK_MONOTONIC.
-        link: What it is posted on; None while there is none.
-        outstanding: Its chunks that are posted and not complete.
-        over: Whether it needs nothing any more.
-        born: When it was submitted; or `UNATTENDED`.
+        rails: The ports in use, and what was opened with them.
     """
 
-    deadline: float
-    link: "Link | None"
-    outstanding: int
-    over: bool
-    born: float
-
-    def next_chunk(self) -> Chunk | None:
-        """What to post next in this phase; the same one until `posted`."""
-
-    def posted(self) -> None:
-        """The chunk was posted."""
-
-    def phase_over(self) -> bool:
-        """All chunks of the phase are complete; whether another phase follows. Called with the engine's lock."""
-
-    def finish(self) -> None:
-        """It is over and well: report. Called without the lock."""
-
-    def failed(self, status: int) -> None:
-        """Its link is gone: report, or begin again. Called without the lock, in a thread of its own."""
-
-
-class Link:
-    """A connection that this process initiated."""
-
-    def __init__(self, pair: QueuePair, connection: socket.socket, depth: int) -> None:
-        self.pair = pair
-        self.connection = connection
-        self.serial = secrets.randbits(63) | 1
-        self.room = depth
-        self.alive = True
-        self.in_flight: deque[tuple[Run, int]] = deque()
-        self.waiting: deque[Run] = deque()
-
-
-class Engine:
-    """Verbs, started. Thread-safe."""
-
-    def __init__(self, port: Port, options: Mapping[str, Any], owner: OwnerId) -> None:
-        """Open the device, listen for peers, start both threads.
+    def __init__(self, ports: Sequence[Port], options: Mapping[str, Any], owner: OwnerId) -> None:
+        """Open the ports, listen for peers, start the threads.
 
         Raises:
-            BackendUnavailableError: It refuses, or the address to listen on is taken.
+            BackendUnavailableError: A port cannot be opened, or the address to listen on is taken.
         """
-        self.device = device = Device(port, options)
         self._pid = os.getpid()
-        self._completions = Completions(device)
-        self._passive = pyverbs("cq").CQ(device.context, 1)  # peers' requests complete at the peers
-        self._room = device.completions
-        self.memory = MemoryCache(device)
-        self.words = WordRoom(device)
-        self._links: dict[int, Link] = {}
+        self.rails = Rails(ports, options, owner)
+        self._all = self.rails.rails
+        self._sleeper = select.poll()  # for whoever leads; unlike select() it takes descriptors of any number
+        for rail in self._all:
+            self._sleeper.register(rail.completions.events, select.POLLIN)
+        self._links: set[Link] = set()
         self._runs: set[Run] = set()
-        self._finished: list[Callable[[], None]] = []
+        self._starting: Run | None = None
+        self._finished: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._leading = False
         self._resting = False
         self._closing = False
-        self.token = secrets.token_bytes(TOKEN_BYTES)
-        listener, self.address = bind(options.get("listen"), f"skipper-verbs-{owner.token:016x}")
-        self._server = Server(listener, self.token, self._passive_pair)
         self._thread = threading.Thread(target=self._attend, name="dataplane-verbs-client", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
-    def connect(self, address: str, token: bytes, deadline: float) -> Link:
-        """A new connection to an owner.
+    def connect(self, address: str, token: bytes, wanted: Sequence[int], deadline: float) -> Link:
+        """A new link to an owner, over those of the wanted rails that it has too.
 
         Raises:
             OwnerDiedError: Nobody listens there any more.
             TransferError: It cannot be made.
             TransferTimeoutError: The deadline passed.
         """
-        pair = self.device.queue_pair(self._completions.queue, depth=self.device.depth)
-        try:
-            connection, theirs = dial(address, token, pair.endpoint, deadline)
-            try:
-                pair.connect(theirs)
-            except TransferError:
-                connection.close()
-                raise
-        except BaseException:
-            pair.close()
-            raise
-        link = Link(pair, connection, self.device.depth)
+        link = Link(self.rails.connect(address, token, wanted, deadline))
         with self._changed:
-            self._links[pair.number] = link
+            self._links.add(link)
+            for lane in link.lanes.values():
+                lane.rail.lanes[lane.pair.number] = lane
         return link
 
-    def start(self, run: Run, link: Link) -> None:
-        """Post what there is room for; the rest, and what follows, as it completes."""
+    def start(self, run: Run, link: Link) -> bool:
+        """Post what there is room for; the rest, and what follows, as it completes.
+
+        Returns:
+            Whether the run is over already; then it is not told to `finish`.
+        """
         with self._changed:
-            self._runs.add(run)
             if link.alive:
-                run.link = link
-                link.waiting.append(run)
-                self._pump(link)
-                self._reap()
+                self._starting = run
+                self._enter(run, link)
+                for rail in link.rails:
+                    self._reap(self._all[rail])
+                self._starting = None
+                if not run.over and run.link is not None:
+                    self._runs.add(run)
             else:
-                self._fail(run, FLUSHED)
-            if not run.over and (self._resting or run.born == UNATTENDED):
-                self._changed.notify_all()
+                self._fail([run], FLUSHED, None)
+            over = run.over
+            if not over:
+                _set_deadline(run)
+                if self._resting or not run.attended:
+                    self._changed.notify_all()
         self._report()
+        return over
 
     def lead(self, run: Run) -> None:
         """Drive the engine in this thread until the run is over, but not for long."""
@@ -162,12 +105,13 @@ class Engine:
                 now = time.monotonic()
                 if now >= end:
                     break
-                if run.deadline <= now:
+                until = min(end, deadline_of(run))
+                if until <= now:
                     self._expire(run)
                 elif self._leading:
-                    self._changed.wait(min(end, run.deadline) - now)
+                    self._changed.wait(until - now)
                 else:
-                    self._sleep(min(end, run.deadline) - now)
+                    self._sleep(until - now)
                 self._report_unlocked()
         self._report()
 
@@ -177,6 +121,12 @@ class Engine:
             self._break(link, None, FLUSHED)
         self._report()
 
+    def over(self, run: Run) -> None:
+        """A run that failed has been reported."""
+        with self._changed:
+            run.over = True
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Stop the threads, close all connections; only for the end of the process. Idempotent."""
         if self._closing or os.getpid() != self._pid:
@@ -184,141 +134,172 @@ class Engine:
         self._closing = True
         with self._changed:
             self._changed.notify_all()
-        self._server.close()
+        self.rails.stop_listening()
         self._thread.join(1.0)
         with self._changed:
-            for link in list(self._links.values()):
+            for link in self._links:
                 link.alive = False
                 link.connection.close()
-                link.pair.close()
+                for lane in link.lanes.values():
+                    lane.pair.close()
             self._links.clear()
         if not self._thread.is_alive():
-            self.device.close()
+            self.rails.close()
 
-    def _passive_pair(self) -> Pair:
-        return self.device.queue_pair(self._passive, depth=1)
+    def _enter(self, run: Run, link: Link) -> None:
+        """Post the chunks of its phase, as far as there is room."""
+        run.link = link
+        for rail in run.rails():
+            if link.alive:
+                lane = link.lanes[rail]
+                lane.waiting.append(run)
+                self._pump(lane)
 
-    def _pump(self, link: Link) -> None:
+    def _pump(self, lane: Lane) -> None:
         """Post chunks in the order in which their runs came, while there are credits."""
-        while link.alive and link.waiting:
-            run = link.waiting[0]
-            chunk = run.next_chunk()
+        link, rail = lane.link, lane.rail
+        while link.alive and lane.waiting:
+            run = lane.waiting[0]
+            chunk = run.next_chunk(rail.index)
             if chunk is None:
-                link.waiting.popleft()
+                lane.waiting.popleft()
                 continue
-            if chunk.count > min(link.room, self._room):
+            if chunk.count > lane.room:
                 return
-            chunk.last.wr_id = link.serial
+            if chunk.count > rail.room:
+                rail.starved.append(lane)
+                return
+            chunk.last.wr_id = lane.serial
             try:
-                link.pair.post(chunk.first)
+                lane.pair.post(chunk.first)
             except TransferError:
                 self._break(link, run, FLUSHED)
                 return
-            link.room -= chunk.count
-            self._room -= chunk.count
-            link.in_flight.append((run, chunk.count))
+            lane.room -= chunk.count
+            rail.room -= chunk.count
+            lane.in_flight.append((run, chunk.count))
             run.outstanding += 1
-            run.posted()
+            run.posted(rail.index)
 
-    def _reap(self) -> None:
-        """Hand out all completions that are there."""
+    def _reap(self, rail: Rail) -> None:
+        """Hand out all completions of a rail that are there."""
         while True:
-            found = self._completions.poll(_POLL)
+            found = rail.completions.poll(_POLL)
             for completion in found:
-                link = self._links.get(completion.qp_num)
+                lane = rail.lanes.get(completion.qp_num)
                 # A number is given again to a later queue pair, and requests that do not complete bear no serial.
-                if link is None or completion.wr_id not in (link.serial, 0):
+                if lane is None or completion.wr_id not in (lane.serial, 0):
                     continue
                 if completion.status == 0:
-                    self._complete(link)
+                    self._complete(lane)
                 else:
-                    self._break(link, link.in_flight[0][0] if link.in_flight else None, completion.status)
+                    culprit = lane.in_flight[0][0] if lane.in_flight else None
+                    self._break(lane.link, culprit, completion.status, lane)
             if len(found) < _POLL:
                 return
 
-    def _complete(self, link: Link) -> None:
-        run, count = link.in_flight.popleft()
-        link.room += count
-        self._room += count
+    def _complete(self, lane: Lane) -> None:
+        run, count = lane.in_flight.popleft()
+        lane.room += count
+        lane.rail.room += count
         run.outstanding -= 1
-        if run.outstanding == 0 and run.next_chunk() is None:
+        if run.outstanding == 0 and run.all_posted():
             if run.phase_over():
-                link.waiting.append(run)
+                self._enter(run, lane.link)
             else:
-                self._end(run, run.finish)
-        self._pump(link)
+                run.over = True
+                self._runs.discard(run)
+                if run is not self._starting:
+                    self._finished.append(run.finish)
+        if lane.waiting:
+            self._pump(lane)
+        self._feed(lane.rail)
 
-    def _break(self, link: Link, culprit: Run | None, status: int) -> None:
-        """The link has failed: destroy its queue pair, so that nothing moves any more, then tell its runs."""
+    def _feed(self, rail: Rail) -> None:
+        """Post what waited for other lanes' credits."""
+        if rail.starved:
+            starved, rail.starved = rail.starved, []
+            for lane in starved:
+                self._pump(lane)
+
+    def _break(self, link: Link, culprit: Run | None, status: int, lane: Lane | None = None) -> None:
+        """The link has failed: destroy its queue pairs, so that nothing moves any more, then tell its runs."""
         if not link.alive:
             return
         link.alive = False
-        del self._links[link.pair.number]
-        link.pair.close()
+        if lane is not None and status in NO_WAY:
+            link.failed_rail = lane.rail.index
+        self._links.discard(link)
+        runs: dict[Run, None] = {}
+        for each in link.lanes.values():
+            del each.rail.lanes[each.pair.number]
+            each.pair.close()
+            each.rail.room += sum(count for _, count in each.in_flight)
+            runs.update(dict.fromkeys(run for run, _ in each.in_flight))
+            runs.update(dict.fromkeys(each.waiting))
+            each.in_flight.clear()
+            each.waiting.clear()
+            self._feed(each.rail)
         link.connection.close()
-        self._room += sum(count for _, count in link.in_flight)
-        for run in {run: None for run, _ in link.in_flight} | dict.fromkeys(link.waiting):
-            self._fail(run, status if run is culprit else FLUSHED)
-        link.in_flight.clear()
-        link.waiting.clear()
+        self._fail([run for run in runs if not run.over], status, culprit)
 
     def _expire(self, run: Run) -> None:
-        """Its deadline has passed. What was posted cannot be called back; only the whole queue pair can be stopped."""
+        """Its deadline has passed. What was posted cannot be called back; only the whole link can be stopped."""
         link = run.link
         if link is not None and link.alive:
             if run.outstanding:
                 self._break(link, run, EXPIRED)
             else:
-                link.waiting.remove(run)
-                self._fail(run, EXPIRED)
+                for lane in link.lanes.values():
+                    if run in lane.waiting:
+                        lane.waiting.remove(run)
+                self._fail([run], EXPIRED, run)
 
     def _expire_until(self, now: float) -> None:
         # Apart from the daemon thread's own function, whose variables would keep the last run and its memory alive.
-        for run in [run for run in self._runs if run.deadline <= now]:
+        for run in [run for run in self._runs if deadline_of(run) <= now]:
             self._expire(run)
 
-    def _fail(self, run: Run, status: int) -> None:
-        run.link = None
-        run.outstanding = 0
-        self._runs.discard(run)
-        # What follows may wait for the owner: not here.
-        thread = threading.Thread(target=run.failed, args=(status,), name="dataplane-verbs-retry", daemon=True)
-        self._finished.append(thread.start)
-
-    def _end(self, run: Run, report: Callable[[], None]) -> None:
-        run.over = True
-        self._runs.discard(run)
-        self._finished.append(report)
-
-    def over(self, run: Run) -> None:
-        """A run that failed has been reported."""
-        with self._changed:
-            run.over = True
-            self._changed.notify_all()
+    def _fail(self, runs: list[Run], status: int, culprit: Run | None) -> None:
+        """Tell runs whose link is gone, in a thread: what they do then may wait for the owner."""
+        for run in runs:
+            run.link = None
+            run.outstanding = 0
+            self._runs.discard(run)
+            _set_deadline(run)
+        if runs:
+            arguments = runs, status, culprit
+            thread = threading.Thread(target=tell_failed, args=arguments, name="dataplane-verbs-retry", daemon=True)
+            self._finished.append(thread.start)
 
     def _sleep(self, seconds: float) -> None:
         """Lead: wait for completions without the lock, then hand them out."""
-        self._completions.arm()
-        self._reap()
+        for rail in self._all:
+            rail.completions.arm()
+        for rail in self._all:
+            self._reap(rail)
         if self._finished:
             return
         self._leading = True
         self._changed.release()
         try:
-            ready = self._completions.wait(seconds)
+            ready = {fd for fd, _ in self._sleeper.poll(max(0.0, seconds) * 1000)}
         finally:
             self._changed.acquire()
             self._leading = False
-        if ready:
-            self._completions.acknowledge()
-        self._reap()
+        for rail in self._all:
+            if rail.completions.events in ready:
+                rail.completions.acknowledge()
+                self._reap(rail)
         self._changed.notify_all()
 
     def _report(self) -> None:
         """Tell what has finished, without the lock: what is called may submit again."""
-        with self._changed:
-            finished, self._finished = self._finished, []
-        for tell in finished:
+        while self._finished:
+            try:
+                tell = self._finished.popleft()
+            except IndexError:  # another thread was quicker
+                return
             tell()
 
     def _report_unlocked(self) -> None:
@@ -342,8 +323,19 @@ class Engine:
                     continue
                 idle_since = now
                 self._expire_until(now)
-                if self._leading or now - min((run.born for run in self._runs), default=now) < _GRACE_S:
+                if self._leading or now < min(map(_lead_from, self._runs), default=now + 1):
                     self._changed.wait(_GRACE_S)
                 else:
-                    self._sleep(min(_LEAD_S, max(0.0, min(run.deadline for run in self._runs) - now)))
+                    self._sleep(min(_LEAD_S, min(map(deadline_of, self._runs)) - now))
                 self._report_unlocked()
+
+
+def _lead_from(run: Run) -> float:
+    """When the daemon thread leads a run that no thread waits for."""
+    return deadline_of(run) - run.timeout + (_GRACE_S if run.attended else 0.0)
+
+
+def _set_deadline(run: Run) -> None:
+    # Not before somebody needs it: most transfers are over by then, and some clocks cost more than a short transfer.
+    if run.deadline is None:
+        run.deadline = time.monotonic() + run.timeout

@@ -3,10 +3,13 @@
 The owner listens on a unix socket without a file (an abstract name, reachable on its host only), or on the TCP address
 that `configure(verbs={"listen": ...})` names. All messages have a fixed size, nothing is unpickled.
 
-    initiator  magic, nonce
-    owner      magic, nonce
-    initiator  endpoint, HMAC-SHA256(token, "initiator" + both nonces + endpoint)
-    owner      endpoint, HMAC-SHA256(token, "owner" + both nonces + endpoint)
+    initiator  magic, its rails, nonce
+    owner      magic, its rails, nonce
+    initiator  endpoints, HMAC-SHA256(token, "initiator" + both first messages + endpoints)
+    owner      endpoints, HMAC-SHA256(token, "owner" + both first messages + endpoints)
+
+A rail is a port that a side uses; rails are numbered by their order on each side, told as a set of bits, and those that
+both sides named are connected, each to the one of the same number. There is one endpoint for each of them.
 
 The token is part of every handle of that owner, so whoever holds a handle can connect, and nobody else. The socket
 stays open as long as the queue pairs: its end tells either side that the other one is gone.
@@ -19,7 +22,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,27 +37,30 @@ from dataplane.errors import (
 
 TOKEN_BYTES = 16
 
-_HELLO = struct.Struct("<4s16s")
-_MAGIC = b"SKv1"
+_HELLO = struct.Struct("<4sB16s")
+_MAGIC = b"SKv2"
 _DIGEST = 32
-_ENDPOINT_BYTES = ENDPOINT.size + _DIGEST
 _GREETING_S = 5.0  # for the whole conversation, as the owner sees it
 _STRANGERS = 64  # connections that have not proved themselves yet
 _JOIN_S = 5.0
 
 
-class Pair(Protocol):
-    """The owner's end of a connection."""
+Endpoints = Mapping[int, bytes]
+"""What one side must know of the other, by rail; see `verbs_device.ENDPOINT`."""
+
+
+class Pairs(Protocol):
+    """The owner's end of a connection; see `verbs_link.Pairs`."""
 
     @property
-    def endpoint(self) -> bytes:
-        """See `QueuePair`."""
+    def endpoints(self) -> Endpoints:
+        """Its own."""
 
-    def connect(self, theirs: bytes) -> None:
-        """See `QueuePair`."""
+    def connect(self, theirs: Endpoints) -> None:
+        """Connect to the initiator's, or expect it."""
 
     def close(self) -> None:
-        """See `QueuePair`."""
+        """Destroy it."""
 
 
 def bind(listen: str | None, name: str) -> tuple[socket.socket, str]:
@@ -88,28 +94,38 @@ def bind(listen: str | None, name: str) -> tuple[socket.socket, str]:
     return listener, f"unix:{name}" if listen is None else f"tcp:{host}:{listener.getsockname()[1]}"
 
 
-def dial(address: str, token: bytes, endpoint: bytes, deadline: float) -> tuple[socket.socket, bytes]:
-    """Connect to an owner: the socket to keep, and the owner's endpoint.
+def dial(
+    address: str, token: bytes, endpoints: Endpoints, deadline: float
+) -> tuple[socket.socket, tuple[int, ...], dict[int, bytes]]:
+    """Connect to an owner: the socket to keep, the rails that both sides have, and the owner's endpoints on them.
 
     Raises:
         OwnerDiedError: Nobody listens there any more.
-        TransferError: The owner hangs up: it does not know the token, or has no queue pair left.
+        TransferError: The owner hangs up: it does not know the token, or has no queue pair left. Or both sides have no
+            rail in common.
         TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed.
     """
-    connection = _socket_for(address)
+    try:
+        connection = _socket_for(address)
+    except OSError as error:  # no file descriptor is left
+        raise TransferError(f"no socket for a connection to {address}: {error}", status=error.errno) from error
     try:
         _set_timeout(connection, deadline)
         connection.connect(_target(address))
-        mine = secrets.token_bytes(16)
-        connection.sendall(_HELLO.pack(_MAGIC, mine))
-        magic, theirs = _HELLO.unpack(_receive(connection, _HELLO.size, deadline))
+        mine = _HELLO.pack(_MAGIC, _bits(endpoints), secrets.token_bytes(16))
+        connection.sendall(mine)
+        theirs = _receive(connection, _HELLO.size, deadline)
+        magic, bits, _ = _HELLO.unpack(theirs)
         if magic != _MAGIC:
             raise TransferError(f"who listens on {address} is no owner of buffers of this version of Skipper")
-        connection.sendall(endpoint + _proof(token, b"initiator", mine + theirs, endpoint))
-        answer = _receive(connection, _ENDPOINT_BYTES, deadline)
-        if not hmac.compare_digest(
-            answer[ENDPOINT.size :], _proof(token, b"owner", mine + theirs, answer[: ENDPOINT.size])
-        ):
+        used = tuple(rail for rail in endpoints if bits >> rail & 1)
+        if not used:
+            raise TransferError("the owner uses other RDMA ports, none of those that would be tried from here")
+        own = b"".join(endpoints[rail] for rail in used)
+        connection.sendall(own + _proof(token, b"initiator", mine + theirs, own))
+        answer = _receive(connection, len(used) * ENDPOINT.size + _DIGEST, deadline)
+        other, proof = answer[:-_DIGEST], answer[-_DIGEST:]
+        if not hmac.compare_digest(proof, _proof(token, b"owner", mine + theirs, other)):
             raise TransferError(f"who listens on {address} is not the owner that the handle names")
     except TimeoutError:
         connection.close()
@@ -124,7 +140,7 @@ def dial(address: str, token: bytes, endpoint: bytes, deadline: float) -> tuple[
         connection.close()
         raise
     connection.setblocking(False)
-    return connection, answer[: ENDPOINT.size]
+    return connection, used, _split(other, used)
 
 
 def hung_up(connection: socket.socket) -> bool:
@@ -145,17 +161,25 @@ class _Visitor:
     due: float
     wanted: int = _HELLO.size
     received: bytearray = field(default_factory=bytearray)
-    nonces: bytes = b""
-    pair: Pair | None = None
+    greetings: bytes = b""
+    rails: tuple[int, ...] = ()
+    pairs: Pairs | None = None
 
 
 class Server:
     """The owner's side: one daemon thread that answers initiators and keeps their queue pairs while they live."""
 
-    def __init__(self, listener: socket.socket, token: bytes, make_pair: Callable[[], Pair]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: bytes,
+        rails: Iterable[int],
+        make_pairs: Callable[[tuple[int, ...]], Pairs],
+    ) -> None:
         self._listener = listener
         self._token = token
-        self._make_pair = make_pair
+        self._rails = tuple(rails)
+        self._make_pairs = make_pairs
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._wake, waker = socket.socketpair()
@@ -175,7 +199,7 @@ class Server:
 
     def _serve(self) -> None:
         while not self._closing:
-            strangers = [visitor for visitor in self._visitors.values() if visitor.pair is None]
+            strangers = [visitor for visitor in self._visitors.values() if visitor.pairs is None]
             for key, _ in self._selector.select(_GREETING_S if strangers else None):
                 if key.fileobj is self._listener:
                     self._welcome(len(strangers))
@@ -183,7 +207,7 @@ class Server:
                     self._see_off(key.data)
             now = time.monotonic()
             for visitor in strangers:
-                if visitor.pair is None and now > visitor.due and visitor.connection.fileno() >= 0:
+                if visitor.pairs is None and now > visitor.due and visitor.connection.fileno() >= 0:
                     self._see_off(visitor)
         for visitor in list(self._visitors.values()):
             self._see_off(visitor)
@@ -208,7 +232,7 @@ class Server:
         """Take what has arrived; whether the connection goes on."""
         try:
             received = visitor.connection.recv(visitor.wanted - len(visitor.received) or 1)
-            if not received or visitor.pair is not None:
+            if not received or visitor.pairs is not None:
                 return False
             visitor.received += received
             if len(visitor.received) < visitor.wanted:
@@ -216,40 +240,50 @@ class Server:
             message = bytes(visitor.received)
             visitor.received.clear()
             # A reply is smaller than any socket's buffer, so it never blocks.
-            return self._meet(visitor, message) if visitor.nonces else self._greet(visitor, message)
+            return self._meet(visitor, message) if visitor.greetings else self._greet(visitor, message)
         except (OSError, DataplaneError):
             return False
 
-    def _greet(self, visitor: _Visitor, message: bytes) -> bool:
-        magic, theirs = _HELLO.unpack(message)
+    def _greet(self, visitor: _Visitor, theirs: bytes) -> bool:
+        magic, bits, _ = _HELLO.unpack(theirs)
+        visitor.rails = tuple(rail for rail in self._rails if bits >> rail & 1)
         if magic != _MAGIC:
             return False
-        mine = secrets.token_bytes(16)
-        visitor.nonces, visitor.wanted = theirs + mine, _ENDPOINT_BYTES
-        visitor.connection.sendall(_HELLO.pack(_MAGIC, mine))
-        return True
+        mine = _HELLO.pack(_MAGIC, _bits(self._rails), secrets.token_bytes(16))
+        visitor.greetings = theirs + mine
+        visitor.wanted = len(visitor.rails) * ENDPOINT.size + _DIGEST
+        visitor.connection.sendall(mine)
+        return bool(visitor.rails)
 
     def _meet(self, visitor: _Visitor, message: bytes) -> bool:
-        endpoint, proof = message[: ENDPOINT.size], message[ENDPOINT.size :]
-        if not hmac.compare_digest(proof, _proof(self._token, b"initiator", visitor.nonces, endpoint)):
+        theirs, proof = message[:-_DIGEST], message[-_DIGEST:]
+        if not hmac.compare_digest(proof, _proof(self._token, b"initiator", visitor.greetings, theirs)):
             return False
         visitor.wanted = 1
-        visitor.pair = pair = self._make_pair()
-        pair.connect(endpoint)
-        mine = pair.endpoint
-        visitor.connection.sendall(mine + _proof(self._token, b"owner", visitor.nonces, mine))
+        visitor.pairs = pairs = self._make_pairs(visitor.rails)
+        pairs.connect(_split(theirs, visitor.rails))
+        mine = b"".join(pairs.endpoints[rail] for rail in visitor.rails)
+        visitor.connection.sendall(mine + _proof(self._token, b"owner", visitor.greetings, mine))
         return True
 
     def _see_off(self, visitor: _Visitor) -> None:
         self._selector.unregister(visitor.connection)
         del self._visitors[visitor.connection.fileno()]
         visitor.connection.close()
-        if visitor.pair is not None:
-            visitor.pair.close()
+        if visitor.pairs is not None:
+            visitor.pairs.close()
 
 
-def _proof(token: bytes, role: bytes, nonces: bytes, endpoint: bytes) -> bytes:
-    return hmac.digest(token, role + nonces + endpoint, "sha256")
+def _proof(token: bytes, role: bytes, greetings: bytes, endpoints: bytes) -> bytes:
+    return hmac.digest(token, role + greetings + endpoints, "sha256")
+
+
+def _bits(rails: Iterable[int]) -> int:
+    return sum(1 << rail for rail in rails)
+
+
+def _split(endpoints: bytes, rails: Iterable[int]) -> dict[int, bytes]:
+    return {rail: endpoints[at * ENDPOINT.size :][: ENDPOINT.size] for at, rail in enumerate(rails)}
 
 
 def _target(address: str) -> "str | tuple[str, int]":

@@ -1,14 +1,17 @@
 """One line per backend; every test of this folder runs over every line."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 import dataplane
-from tests.conformance.owner import LocalOwner, RemoteOwner
+from dataplane import RDMABuffer
+from tests.conformance.owner import LocalOwner, Owner, RemoteOwner
 from tests.rdma_guest.gates import needs_device
+from tests.rdma_guest.ucx_system import needs_roce
+from tests.rdma_guest.ucx_system import settings as roce
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,16 @@ class Case:
         remote: Whether the owner is another process.
         shared: Whether its memory comes from `dataplane.empty_array`.
         serves_frozen: Whether a stopped owner can be read from.
+        first_read_waits: Whether the first use needs an answer of the owner, if it is a read.
+        first_write_waits: The same of a write.
+        atomics_need_owner: Whether they are done by the owner's CPU, in a thread of the library.
+        interruptible: Whether a large transfer can be ended before its end; what a kernel does in one call cannot, as
+            a copy between processes, or Soft-RoCE on one CPU.
+        frees_safely: Whether memory may be freed while a peer reads it: not where the owner's UCX sends it.
         far: Whether the reader is to believe that the owner is on another host.
         marks: What the machine must have for it.
-        settings: For `dataplane.configure` in the owner. The reader keeps its defaults: what two UCX processes use is
-            what both have.
-        reader_backend: What the reader is told to use and to export for.
+        settings: For `dataplane.configure` in the owner.
+        reader: The same for the reader, which else keeps its defaults: what two UCX processes use is what both have.
     """
 
     id: str
@@ -33,12 +41,17 @@ class Case:
     remote: bool
     shared: bool
     serves_frozen: bool
+    first_read_waits: bool = False
+    first_write_waits: bool = False
+    atomics_need_owner: bool = False
+    interruptible: bool = True
+    frees_safely: bool = True
     far: bool = False
     marks: tuple[pytest.MarkDecorator, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    reader_backend: str = "auto"
+    reader: Mapping[str, Any] = field(default_factory=dict)
 
-    def start(self) -> "LocalOwner | RemoteOwner":
+    def start(self) -> Owner:
         if self.remote:
             return RemoteOwner(self.settings, shared=self.shared, far=self.far)
         return LocalOwner(shared=self.shared)
@@ -47,13 +60,26 @@ class Case:
 CASES = (
     Case("local", "local", remote=False, shared=False, serves_frozen=True),
     Case("shm", "shm", remote=True, shared=True, serves_frozen=True),
-    Case("ucx-cma", "ucx", remote=True, shared=False, serves_frozen=True),
+    Case(
+        "ucx-cma",
+        "ucx",
+        remote=True,
+        shared=False,
+        serves_frozen=True,
+        first_write_waits=True,
+        atomics_need_owner=True,
+        interruptible=False,
+    ),
     Case(
         "ucx-far",
         "ucx",
         remote=True,
         shared=False,
         serves_frozen=False,
+        first_read_waits=True,
+        first_write_waits=True,
+        atomics_need_owner=True,
+        frees_safely=False,
         far=True,
         settings={"backend": "ucx", "ucx": {"TLS": "tcp,self"}},
     ),
@@ -63,6 +89,10 @@ CASES = (
         remote=True,
         shared=False,
         serves_frozen=False,
+        first_read_waits=True,
+        first_write_waits=True,
+        atomics_need_owner=True,
+        frees_safely=False,
         settings={"backend": "ucx", "ucx": {"TLS": "tcp,self"}},
     ),
     Case(
@@ -71,13 +101,33 @@ CASES = (
         remote=True,
         shared=False,
         serves_frozen=True,
+        first_read_waits=True,
+        first_write_waits=True,
+        interruptible=False,
         marks=(pytest.mark.verbs, needs_device()),
         settings={"backend": "verbs"},
-        reader_backend="verbs",
+        reader={"backend": "verbs"},
+    ),
+    Case(
+        "ucx-roce",
+        "ucx",
+        remote=True,
+        shared=False,
+        serves_frozen=True,
+        first_read_waits=True,
+        first_write_waits=True,
+        atomics_need_owner=True,
+        marks=needs_roce("rxe0"),
+        settings=roce("rxe0"),
+        reader=roce("rxe0"),
     ),
 )
 REMOTE = tuple(case for case in CASES if case.remote)
 WAITING = tuple(case for case in CASES if not case.serves_frozen)
+
+
+CROWD = 4
+_CROWDS: dict[str, list[Owner]] = {}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -98,20 +148,52 @@ def _parameters(cases: tuple[Case, ...]) -> list[Any]:
 def _configured_reader(request: pytest.FixtureRequest) -> Iterator[None]:
     parameters = getattr(request.node, "callspec", None)
     case = parameters and (parameters.params.get("case") or parameters.params.get("remote_case"))
-    if not case or case.reader_backend == "auto":
+    if not case or not case.reader:
         yield
         return
-    dataplane.configure(backend=case.reader_backend)
+    try:
+        dataplane.configure(**case.reader)
+    except dataplane.ConfigurationError as error:
+        pytest.skip(f"choose this case alone (-m verbs): {error}")
     yield
     dataplane.configure(backend="auto")
 
 
 @pytest.fixture(scope="session")
-def owner(case: Case) -> Iterator[LocalOwner | RemoteOwner]:
+def owner(case: Case) -> Iterator[Owner]:
     """An owner that tests share; none may harm it."""
     started = case.start()
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def large(owner: Owner) -> RDMABuffer:
+    """A buffer that takes some time: 64 MiB of sevens."""
+    _, raw = owner("make_filled", 64 << 20, 7)
+    return RDMABuffer.deserialize(raw)
+
+
+@pytest.fixture(scope="session")
+def crowd(case: Case) -> Sequence[Owner]:
+    """Visitors of an owner: processes, however they reach it; threads where the owner is this process."""
+    kind = case.reader.get("backend", "auto") if case.remote else "local"
+    visitors = _CROWDS.get(kind)
+    if visitors is None:
+        visitors = _CROWDS[kind] = [_visitor(case) for _ in range(CROWD)]
+    return visitors
+
+
+def _visitor(case: Case) -> Owner:
+    return RemoteOwner(case.reader, shared=False) if case.remote else LocalOwner(shared=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _crowds_go_home() -> Iterator[None]:
+    yield
+    while _CROWDS:
+        for visitor in _CROWDS.popitem()[1]:
+            visitor.close()
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
 """The other side: an owner of memory that does what a test tells it, in a process of its own or in this one."""
 
+import contextlib
 import dataclasses
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,18 +20,20 @@ import numpy as np
 import dataplane
 from dataplane import RDMABuffer
 from dataplane import handle as handles
+from tests.conformance.visitor import Visitor
 
 ROOT = Path(__file__).resolve().parents[2]
 REPLY_S = 30.0
 
 
-class Memory:
-    """What an owner can be told to do. Runs wherever the owner is."""
+class Memory(Visitor):
+    """What an owner can be told to do, with others' buffers too. Runs wherever the owner is."""
 
     def __init__(self, *, shared: bool) -> None:
         self._shared = shared
         self._arrays: dict[int, Any] = {}
         self._buffers: dict[int, RDMABuffer] = {}
+        self._plugs: list[int] = []
         self._next = 0
 
     def make(self, content: bytes, writable: bool = True) -> tuple[int, bytes]:
@@ -70,23 +75,35 @@ class Memory:
             buffer.serialize()
             buffer.drop()
 
-    def read(self, handle: bytes, nbytes: int, times: int) -> bytes:
-        """Be a reader: what another owner's buffer held the last time."""
-        buffer = RDMABuffer.deserialize(handle)
-        into = np.empty(nbytes, np.uint8)
-        for _ in range(times):
-            buffer.read_into(into, timeout=10).get()
-        return into.tobytes()
+    def limit_descriptors(self, spare: int) -> None:
+        """Let this process open so many more files, until `lift_limits`."""
+        _limit(resource.RLIMIT_NOFILE, 256)
+        with contextlib.suppress(OSError):
+            while True:
+                self._plugs.append(os.dup(0))
+        for _ in range(spare):
+            os.close(self._plugs.pop())
 
-    def write(self, handle: bytes, content: bytes, times: int) -> None:
-        """Be a writer."""
-        buffer = RDMABuffer.deserialize(handle)
-        for _ in range(times):
-            buffer.write_from(content, timeout=10).get()
+    def limit_memory(self, spare: int) -> None:
+        """Let this process have so many more bytes of address space."""
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        _limit(resource.RLIMIT_AS, used + spare)
 
-    def footprint(self) -> tuple[int, int]:
-        """(open file descriptors, resident KiB)."""
-        return footprint()
+    def lift_limits(self) -> None:
+        while self._plugs:
+            os.close(self._plugs.pop())
+        for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS):
+            _limit(kind, resource.getrlimit(kind)[1])
+
+    def mappings(self) -> int:
+        """How many ranges of memory this process has mapped."""
+        with open("/proc/self/maps", "rb") as file:
+            return sum(1 for _ in file)
+
+    def footprint(self) -> tuple[int, int, int]:
+        """(open file descriptors, resident KiB, threads)."""
+        return *footprint(), len(os.listdir("/proc/self/task"))
 
     def _allocate(self, nbytes: int) -> Any:
         return dataplane.empty_array(nbytes, np.uint8) if self._shared else np.empty(nbytes, np.uint8)
@@ -103,21 +120,48 @@ class LocalOwner:
 
     def __init__(self, *, shared: bool) -> None:
         self._memory = Memory(shared=shared)
+        self._thread = ThreadPoolExecutor(1)
+        self._told: Future[Any] | None = None
 
     def __call__(self, method: str, *args: Any) -> Any:
         return getattr(self._memory, method)(*args)
 
+    def tell(self, method: str, *args: Any) -> None:
+        """To be done by a thread of its own."""
+        self._told = self._thread.submit(self, method, *args)
+
+    def reply(self) -> Any:
+        assert self._told is not None
+        return self._told.result(REPLY_S)
+
     def close(self) -> None:
-        """Nothing to end."""
+        self._thread.shutdown()
 
 
 class RemoteOwner:
     """A spawned process."""
 
-    def __init__(self, settings: Mapping[str, Any], *, shared: bool, far: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        shared: bool,
+        far: bool = False,
+        module: str = "tests.conformance.owner",
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """Start it and wait until it is ready.
+
+        Args:
+            settings: For `dataplane.configure` over there.
+            shared: Whether its memory comes from `dataplane.empty_array`.
+            far: Whether its handles are to look as if it ran on another host.
+            module: The program: one that calls `main` with what it can be told to do.
+            prefix: A command that runs the program, such as `ip netns exec NAME`, in the same process.
+        """
         self._far = far
         self._connection, theirs = Pipe()
-        command = [sys.executable, "-m", "tests.conformance.owner", str(theirs.fileno())]
+        command = [*prefix, sys.executable, "-m", module, str(theirs.fileno())]
         self.process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
         theirs.close()
         self._connection.send((dict(settings), shared))
@@ -167,6 +211,23 @@ class RemoteOwner:
             self._connection.close()
 
 
+Owner = LocalOwner | RemoteOwner
+
+
+def replies(told: Sequence[Owner]) -> list[Any]:
+    """What each of them answers; the first error, once all have answered."""
+    answers: list[Any] = []
+    errors: list[Exception] = []
+    for one in told:
+        try:
+            answers.append(one.reply())
+        except Exception as error:  # noqa: BLE001 - of whatever was asked for
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return answers
+
+
 def stopped(task: Path) -> bool:
     """Whether a thread is in state T: proc(5)."""
     stat = (task / "stat").read_text()
@@ -186,6 +247,10 @@ def forged(raw: bytes, **changes: Any) -> bytes:
     return handles.join(card.encoded, handle.body(offset, nbytes))
 
 
+def _limit(kind: int, soft: int) -> None:
+    resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
+
+
 def footprint() -> tuple[int, int]:
     """(open file descriptors, resident KiB) of this process."""
     with open("/proc/self/statm", encoding="ascii") as file:
@@ -193,10 +258,12 @@ def footprint() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), resident
 
 
-def _serve(connection: "Connection[Any, Any]") -> None:
+def main(kind: Callable[..., Any] = Memory) -> None:
+    """Do what comes in by the descriptor that the program's argument names, until nobody is there any more."""
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     settings, shared = connection.recv()
     dataplane.configure(**settings)
-    memory = Memory(shared=shared)
+    memory = kind(shared=shared)
     connection.send((None, "ready"))
     while True:
         try:
@@ -210,4 +277,4 @@ def _serve(connection: "Connection[Any, Any]") -> None:
 
 
 if __name__ == "__main__":
-    _serve(Connection(int(sys.argv[1])))
+    main()

@@ -9,18 +9,29 @@ from dataplane import RDMABuffer
 from tests.conformance.conftest import Case
 from tests.conformance.owner import footprint
 from tests.conformance.test_transfers import handle_to, pattern
+from tests.rdma_guest.gates import devices
+from tests.rdma_guest.links import resources
 
 Owner = Any
 SLACK_KIB = 8 << 10
 
 
+def objects_on_devices() -> int:
+    """Queue pairs and memory regions of all processes, as the kernel counts them."""
+    return sum(resources(kind) for kind in ("qp", "mr")) if devices() else 0
+
+
 def test_thousands_of_buffers_registered_and_dropped_leave_nothing(owner: Owner) -> None:
     owner("churn", 500, 3000)
-    descriptors, resident = owner("footprint")
+    descriptors, resident, threads = owner("footprint")
+    mappings, on_devices = owner("mappings"), objects_on_devices()
     owner("churn", 5000, 3000)
-    after_descriptors, after_resident = owner("footprint")
+    after_descriptors, after_resident, after_threads = owner("footprint")
     assert after_descriptors <= descriptors + 2
     assert after_resident < resident + SLACK_KIB
+    assert after_threads <= threads
+    assert owner("mappings") <= mappings + 5
+    assert objects_on_devices() <= on_devices
 
 
 def test_thousands_of_handles_read_leave_nothing(owner: Owner) -> None:
@@ -58,11 +69,11 @@ def test_large_memory_comes_and_goes_on_both_sides(owner: Owner) -> None:
     once(1)
     once(2)
     descriptors, _ = footprint()
-    owner_descriptors, owner_resident = owner("footprint")
+    owner_descriptors, owner_resident, _ = owner("footprint")
     for value in range(3, 9):
         once(value)
     assert footprint()[0] <= descriptors + 2
-    after_descriptors, after_resident = owner("footprint")
+    after_descriptors, after_resident, _ = owner("footprint")
     assert after_descriptors <= owner_descriptors + 2
     assert after_resident < owner_resident + SLACK_KIB + 2 * (nbytes >> 10)
 

@@ -170,19 +170,3 @@ def test_many_readers_at_once_all_read_right(owner: Owner) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-def test_both_directions_at_once(remote_case: Case, start: Any) -> None:
-    theirs, mine = pattern(3 << 20, 2), np.frombuffer(pattern(3 << 20, 3), np.uint8).copy()
-    other = start()
-    name, buffer = handle_to(other, theirs)
-    own = RDMABuffer(mine)
-    other.tell("read", own.serialize(), mine.nbytes, 10)
-    into = np.empty(len(theirs), np.uint8)
-    for _ in range(10):
-        buffer.read_into(into).get()
-        assert into.tobytes() == theirs
-    assert other.reply() == mine.tobytes()
-    other("write", own.serialize(), bytes(mine.nbytes), 1)
-    assert not mine.any()
-    assert other("content", name) == theirs

@@ -107,24 +107,6 @@ def test_threads_may_allocate_and_free_at_will() -> None:
     assert wrong == []
 
 
-def test_empty_array_takes_shapes_and_dtypes_like_numpy() -> None:
-    assert dataplane.empty_array(3).dtype == np.float64
-    assert dataplane.empty_array((2, 3), "i4").shape == (2, 3)
-    assert dataplane.empty_array((), np.int8).shape == ()
-    assert dataplane.empty_array((0, 3), np.int8).nbytes == 0
-    with pytest.raises(ValueError, match="negative"):
-        dataplane.empty_array((2, -1))
-    with pytest.raises(TypeError, match="references"):
-        dataplane.empty_array(3, object)
-
-
-def test_is_shared_tells_the_two_kinds_apart() -> None:
-    assert dataplane.is_shared(dataplane.empty_array(5))
-    assert not dataplane.is_shared(np.zeros(5))
-    with pytest.raises(TypeError):
-        dataplane.is_shared("text")
-
-
 def test_memory_that_the_system_does_not_have_is_a_typed_error() -> None:
     with pytest.raises(dataplane.RegistrationError, match="bytes of shared memory"):
         fresh().allocate(1 << 60)

@@ -2,12 +2,13 @@
 
 import dataclasses
 import os
+import resource
 import subprocess
 import sys
 
 import pytest
 
-from dataplane import OwnerDiedError
+from dataplane import BackendUnavailableError, OwnerDiedError
 from dataplane.identity import ProcessWatch, host_id, new_owner, start_time
 
 
@@ -39,6 +40,21 @@ def test_a_watch_sees_the_end_even_of_a_zombie() -> None:
     assert watch.gone
     watch.close()
     watch.close()
+
+
+def test_without_descriptors_processes_cannot_be_told_apart_and_the_error_names_the_limit() -> None:
+    process = sleeper()
+    owner = owner_of(process)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        for attempt in (lambda: ProcessWatch(owner), host_id, lambda: start_time(process.pid), new_owner):  # type: ignore[arg-type]
+            with pytest.raises(BackendUnavailableError, match="ulimit -n"):
+                attempt()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        process.communicate()
+    assert ProcessWatch(new_owner()).gone is False
 
 
 def test_a_process_that_is_gone_cannot_be_watched() -> None:

@@ -1,8 +1,11 @@
 """What only UCX has to get right: threads that sleep, sockets that close, batches larger than its window."""
 
 import gc
+import itertools
 import os
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +16,7 @@ from dataplane.backends.ucx_engine import options
 from dataplane.config import Config
 from tests.conformance.owner import RemoteOwner, footprint
 
+_UCX = (1, 22, 0)
 TCP = {"backend": "ucx", "ucx": {"TLS": "tcp,self"}}
 
 
@@ -50,6 +54,21 @@ def test_transfers_larger_than_a_piece_and_a_turn(owner: RemoteOwner) -> None:
     into = np.zeros(nbytes, np.uint8)
     RDMABuffer.deserialize(raw).read_into(into).get()
     assert (into == 3).all()
+
+
+def test_every_thread_gets_the_answer_to_its_own_atomic_operation(owner: RemoteOwner) -> None:
+    name, raw = owner("make", bytes(8))
+    buffer = RDMABuffer.deserialize(raw)
+    threads, each = 8, 100
+
+    def add(_: int) -> list[int]:
+        return [buffer.fetch_add(1, timeout=20).get() for _ in range(each)]
+
+    with ThreadPoolExecutor(threads) as pool:
+        seen = list(pool.map(add, range(threads)))
+    assert all(previous == sorted(previous) for previous in seen)
+    assert sorted(itertools.chain(*seen)) == list(range(threads * each))
+    assert int.from_bytes(owner("content", name), sys.byteorder) == threads * each
 
 
 def test_nobody_spins_while_nothing_happens(owner: RemoteOwner) -> None:
@@ -91,8 +110,14 @@ def test_no_name_of_shared_memory_is_left_in_the_file_system(owner: RemoteOwner)
 
 def test_options_are_ours_below_the_environment_and_the_callers_above_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
-    assert options(Config())["NET_DEVICES"] == "lo"
+    assert options(Config(), _UCX)["NET_DEVICES"] == "lo"
     monkeypatch.setenv("UCX_NET_DEVICES", "eth0")
-    assert "NET_DEVICES" not in options(Config())
-    chosen = options(Config(ucx={"NET_DEVICES": "eth1", "RNDV_THRESH": "1k"}))
+    assert "NET_DEVICES" not in options(Config(), _UCX)
+    chosen = options(Config(ucx={"NET_DEVICES": "eth1", "RNDV_THRESH": "1k"}), _UCX)
     assert (chosen["NET_DEVICES"], chosen["RNDV_THRESH"]) == ("eth1", "1k")
+
+
+def test_a_library_that_aborts_on_closing_while_it_connects_gets_no_keepalive() -> None:
+    assert options(Config(), (1, 13, 1))["KEEPALIVE_INTERVAL"] == "inf"
+    assert "KEEPALIVE_INTERVAL" not in options(Config(), _UCX)
+    assert options(Config(ucx={"KEEPALIVE_INTERVAL": "20s"}), (1, 13, 1))["KEEPALIVE_INTERVAL"] == "20s"

@@ -11,29 +11,30 @@ import pytest
 
 from dataplane.backends import verbs_exchange
 from dataplane.backends.verbs_device import ENDPOINT
-from dataplane.backends.verbs_exchange import TOKEN_BYTES, Server, bind, dial, hung_up
+from dataplane.backends.verbs_exchange import TOKEN_BYTES, Endpoints, Server, bind, dial, hung_up
 from dataplane.errors import BackendUnavailableError, OwnerDiedError, TransferError, TransferTimeoutError
 
 TOKEN = b"0123456789abcdef"
-MINE = ENDPOINT.pack(1, 2, b"m" * 16, 3, 4, 5)
-THEIRS = ENDPOINT.pack(6, 7, b"t" * 16, 8, 9, 10)
+MINE = ENDPOINT.pack(1, 2, b"m" * 16, 3, 4, 5, 0)
+THEIRS = ENDPOINT.pack(6, 7, b"t" * 16, 8, 9, 10, 0)
 
 
 class Pairs:
     """Makes ends that note what is done to them, in place of a device's queue pairs."""
 
     def __init__(self) -> None:
-        self.connected: list[bytes] = []
+        self.connected: list[Endpoints] = []
         self.closed = threading.Semaphore(0)
         self.error: Exception | None = None
-        self.endpoint = THEIRS
+        self.endpoints: Endpoints = {0: THEIRS}
 
-    def __call__(self) -> "Pairs":
+    def __call__(self, rails: tuple[int, ...]) -> "Pairs":
         if self.error is not None:
             raise self.error
+        self.endpoints = {rail: THEIRS[:-1] + bytes([rail]) for rail in rails}
         return self
 
-    def connect(self, theirs: bytes) -> None:
+    def connect(self, theirs: Endpoints) -> None:
         self.connected.append(theirs)
 
     def close(self) -> None:
@@ -49,7 +50,7 @@ def pairs() -> Pairs:
 def address(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[str]:
     listen = None if request.param == "unix" else "127.0.0.1:0"
     listener, address = bind(listen, f"skipper-test-{os.getpid()}")
-    server = Server(listener, TOKEN, pairs)
+    server = Server(listener, TOKEN, (0,), pairs)
     yield address
     server.close()
     server.close()
@@ -72,38 +73,62 @@ def connect_raw(address: str) -> socket.socket:
 
 
 def test_both_sides_learn_the_other_end(address: str, pairs: Pairs) -> None:
-    connection, endpoint = dial(address, TOKEN, MINE, soon())
-    assert endpoint == THEIRS
-    assert pairs.connected == [MINE]
+    connection, rails, endpoints = dial(address, TOKEN, {0: MINE}, soon())
+    assert rails == (0,)
+    assert endpoints == {0: THEIRS}
+    assert pairs.connected == [{0: MINE}]
     assert not hung_up(connection)
     connection.close()
     assert pairs.closed.acquire(timeout=10)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "common"), [((0, 1, 2), (0, 1), (0, 1)), ((1,), (0, 1, 2), (1,)), ((0, 2), (0, 1, 2), (0, 2))]
+)
+def test_the_ports_that_both_sides_use_are_connected_by_number(
+    ours: tuple[int, ...], theirs: tuple[int, ...], common: tuple[int, ...], pairs: Pairs
+) -> None:
+    listener, address = bind(None, f"skipper-test-rails-{os.getpid()}")
+    server = Server(listener, TOKEN, theirs, pairs)
+    mine = {rail: MINE[:-1] + bytes([rail]) for rail in ours}
+    connection, rails, endpoints = dial(address, TOKEN, mine, soon())
+    assert rails == common
+    assert endpoints == {rail: THEIRS[:-1] + bytes([rail]) for rail in common}
+    assert pairs.connected == [{rail: mine[rail] for rail in common}]
+    connection.close()
+    server.close()
+
+
+def test_without_a_port_in_common_there_is_no_connection(address: str, pairs: Pairs) -> None:
+    with pytest.raises(TransferError, match="other RDMA ports"):
+        dial(address, TOKEN, {1: MINE}, soon())
+    assert pairs.connected == []
+
+
 def test_a_wrong_token_gets_nothing(address: str, pairs: Pairs) -> None:
     with pytest.raises(TransferError, match="token"):
-        dial(address, b"x" * TOKEN_BYTES, MINE, soon())
+        dial(address, b"x" * TOKEN_BYTES, {0: MINE}, soon())
     assert pairs.connected == []
 
 
 def test_a_proof_cannot_be_used_twice(address: str, pairs: Pairs) -> None:
     sent = []
     with connect_raw(address) as first:
-        hello = b"SKv1" + b"n" * 16
+        hello = b"SKv2\1" + b"n" * 16
         first.sendall(hello)
-        nonce = first.recv(20)[4:]
-        sent.append(MINE + verbs_exchange._proof(TOKEN, b"initiator", b"n" * 16 + nonce, MINE))
+        greetings = hello + first.recv(21)
+        sent.append(MINE + verbs_exchange._proof(TOKEN, b"initiator", greetings, MINE))
         first.sendall(sent[0])
         assert first.recv(ENDPOINT.size)[:4] == THEIRS[:4]
     with connect_raw(address) as second:
         second.sendall(hello)
-        second.recv(20)
+        second.recv(21)
         second.sendall(sent[0])
         assert second.recv(1) == b""
-    assert pairs.connected == [MINE]
+    assert pairs.connected == [{0: MINE}]
 
 
-@pytest.mark.parametrize("message", [b"GET / HTTP/1.1\r\n\r\n...", b"\0" * 20, os.urandom(20)])
+@pytest.mark.parametrize("message", [b"GET / HTTP/1.1\r\n\r\n...", b"\0" * 21, os.urandom(21)])
 def test_strangers_are_hung_up_on(address: str, pairs: Pairs, message: bytes) -> None:
     with connect_raw(address) as stranger:
         stranger.sendall(message)
@@ -115,7 +140,7 @@ def test_strangers_are_hung_up_on(address: str, pairs: Pairs, message: bytes) ->
 def test_a_silent_stranger_holds_nobody_up_and_is_hung_up_on(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verbs_exchange, "_GREETING_S", 0.2)
     with connect_raw(address) as silent:
-        connection, _ = dial(address, TOKEN, MINE, soon())
+        connection, *_ = dial(address, TOKEN, {0: MINE}, soon())
         connection.close()
         silent.sendall(b"SK")
         assert silent.recv(1) == b""
@@ -124,21 +149,21 @@ def test_a_silent_stranger_holds_nobody_up_and_is_hung_up_on(address: str, monke
 def test_an_owner_without_a_queue_pair_to_spare_hangs_up(address: str, pairs: Pairs) -> None:
     pairs.error = TransferError("none left")
     with pytest.raises(TransferError, match="hung up"):
-        dial(address, TOKEN, MINE, soon())
+        dial(address, TOKEN, {0: MINE}, soon())
     pairs.error = None
-    connection, _ = dial(address, TOKEN, MINE, soon())
+    connection, *_ = dial(address, TOKEN, {0: MINE}, soon())
     connection.close()
 
 
 def test_the_end_of_the_owner_is_seen(pairs: Pairs) -> None:
     listener, address = bind(None, f"skipper-test-end-{os.getpid()}")
-    server = Server(listener, TOKEN, pairs)
-    connection, _ = dial(address, TOKEN, MINE, soon())
+    server = Server(listener, TOKEN, (0,), pairs)
+    connection, *_ = dial(address, TOKEN, {0: MINE}, soon())
     server.close()
     assert hung_up(connection)
     connection.close()
     with pytest.raises(OwnerDiedError):
-        dial(address, TOKEN, MINE, soon())
+        dial(address, TOKEN, {0: MINE}, soon())
 
 
 def test_an_impostor_without_the_token_is_found_out() -> None:
@@ -148,8 +173,8 @@ def test_an_impostor_without_the_token_is_found_out() -> None:
     def impostor() -> None:
         connection, _ = listener.accept()
         with connection:
-            connection.recv(20)
-            connection.sendall(b"SKv1" + b"i" * 16)
+            connection.recv(21)
+            connection.sendall(b"SKv2\1" + b"i" * 16)
             connection.recv(ENDPOINT.size + 32)
             connection.sendall(THEIRS + b"\0" * 32)
             connection.recv(1)
@@ -157,7 +182,7 @@ def test_an_impostor_without_the_token_is_found_out() -> None:
     thread = threading.Thread(target=impostor)
     thread.start()
     with pytest.raises(TransferError, match="not the owner"):
-        dial(address, TOKEN, MINE, soon())
+        dial(address, TOKEN, {0: MINE}, soon())
     thread.join(10)
     listener.close()
 
@@ -166,7 +191,7 @@ def test_a_deadline_is_kept_when_nobody_answers() -> None:
     listener, address = bind(None, f"skipper-test-mute-{os.getpid()}")
     begin = time.monotonic()
     with pytest.raises(TransferTimeoutError):
-        dial(address, TOKEN, MINE, soon(0.2))
+        dial(address, TOKEN, {0: MINE}, soon(0.2))
     assert time.monotonic() - begin < 5
     listener.close()
 

@@ -78,7 +78,11 @@ class End:
 
     def transfer(self, opcode: int, nbytes: int, *, timeout: float = 30.0) -> int:
         """Move `nbytes` between the beginnings of both memories; the status of the completion (0: all is well)."""
-        requests = []
+        return self.post(self.prepare(opcode, nbytes), timeout=timeout)
+
+    def prepare(self, opcode: int, nbytes: int) -> list[SendWR]:
+        """The requests for such a transfer, chained; can be posted any number of times."""
+        requests: list[SendWR] = []
         for begin in range(0, nbytes, PIECE):
             last = begin + PIECE >= nbytes
             part = SGE(self.memory.buf + begin, min(PIECE, nbytes - begin), self.memory.lkey)
@@ -88,20 +92,27 @@ class End:
             if requests:
                 requests[-1].next_wr = request
             requests.append(request)
-        self.completions.req_notify()
+        return requests
+
+    def post(self, requests: list[SendWR], *, timeout: float = 30.0) -> int:
+        """Post requests that are chained and wait; the status of the completion."""
         self.pair.post_send(requests[0])
         return self._wait(timeout)
 
     def _wait(self, timeout: float) -> int:
+        armed = False
         while True:
             count, found = self.completions.poll(1)
             if count:
                 return int(found[0].status)
-            if not select.select([self.events], [], [], timeout)[0]:
-                raise TimeoutError(f"no completion within {timeout} s")
-            self.channel.get_cq_event(self.completions)
-            self.completions.ack_events(1)
+            if armed:
+                if not select.select([self.events], [], [], timeout)[0]:
+                    raise TimeoutError(f"no completion within {timeout} s")
+                self.channel.get_cq_event(self.completions)
+                self.completions.ack_events(1)
+            # What completed before this is no event: hence another look.
             self.completions.req_notify()
+            armed = True
 
 
 def _completion_channels() -> set[int]:
@@ -136,10 +147,11 @@ def connected(device: str, peer_device: str, nbytes: int) -> "Iterator[tuple[End
 
 def rate(end: End, opcode: int, nbytes: int, *, seconds: float) -> float:
     """Bytes per second of transfers one after the other, the first one not counted."""
-    assert end.transfer(opcode, nbytes) == 0
+    requests = end.prepare(opcode, nbytes)
+    assert end.post(requests) == 0
     count, begin = 0, time.monotonic()
     while time.monotonic() - begin < seconds:
-        assert end.transfer(opcode, nbytes) == 0
+        assert end.post(requests) == 0
         count += 1
     return count * nbytes / (time.monotonic() - begin)
 

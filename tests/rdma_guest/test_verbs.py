@@ -9,9 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,9 @@ import dataplane
 from dataplane import RDMAAction, RDMABuffer, RemoteLayout
 from dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
 from tests.conformance.owner import RemoteOwner
+from tests.conformance.records import Fault
 from tests.rdma_guest.gates import needs_device
+from tests.rdma_guest.links import cut_link, received, resources
 
 pytestmark = [pytest.mark.verbs, needs_device("rxa", "rxb")]
 
@@ -32,7 +31,7 @@ NO_ANSWER = 12
 def _on_rxa():
     """A process has one device for its whole life; without being told it takes the first one."""
     dataplane.configure(backend="verbs")
-    assert dataplane.backends()[-1].reason.startswith("rxa port 1")
+    assert dataplane.backends()[-1].reason.startswith("rxa port 1,")
     yield
     dataplane.configure(backend="auto")
 
@@ -53,37 +52,24 @@ def near():
     owner.close()
 
 
-@contextmanager
-def cut_link() -> Iterator[None]:
-    """Nothing leaves `ea` while this lasts."""
-    subprocess.run(["tc", "qdisc", "add", "dev", "ea", "root", "netem", "loss", "100%"], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["tc", "qdisc", "del", "dev", "ea", "root"], check=True)
-
-
 def buffer_of(owner, nbytes, value=7):
     name, handle = owner("make_filled", nbytes, value)
     return name, RDMABuffer.deserialize(handle)
 
 
 def test_bytes_cross_the_link_both_ways(far):
-    def crossed():
-        return int(Path("/sys/class/net/ea/statistics/rx_bytes").read_text())
-
     name, buffer = buffer_of(far, 3 * MIB)
     into = np.zeros(3 * MIB, np.uint8)
-    before = crossed()
+    before = received("ea")[0]
     buffer.read_into(into).get()
     assert (into == 7).all()
-    assert crossed() - before > 3 * MIB
+    assert received("ea")[0] - before > 3 * MIB
     into[:] = 9
     buffer.write_from(into).get()
     assert far("content", name) == b"\x09" * (3 * MIB)
 
 
-def test_a_link_cut_during_a_transfer_is_an_error_and_other_peers_go_on(far, near):
+def test_a_link_cut_during_a_transfer_is_an_error_and_other_peers_go_on(far, near, provoke):
     _, over_the_link = buffer_of(far, 256 * MIB)  # the best part of a second on its way, ten times what cutting takes
     _, beside_it = buffer_of(near, 4096)
     into, small = np.zeros(256 * MIB, np.uint8), np.zeros(4096, np.uint8)
@@ -93,7 +79,7 @@ def test_a_link_cut_during_a_transfer_is_an_error_and_other_peers_go_on(far, nea
     with cut_link():
         begin = time.monotonic()
         beside_it.read_into(small).get()
-        with pytest.raises(TransferError) as failure:
+        with pytest.raises(TransferError) as failure, provoke(Fault.LINK_CUT_DURING, "verbs"):
             under_way.get()
         assert time.monotonic() - begin < 10
         assert failure.value.status == NO_ANSWER
@@ -101,29 +87,58 @@ def test_a_link_cut_during_a_transfer_is_an_error_and_other_peers_go_on(far, nea
         assert not (into[-MIB:] == 7).all(), "all was there before the link was cut: the test has proved nothing"
         beside_it.read_into(small).get()
     into[:] = 0
-    over_the_link.read_into(into, timeout=30).get()
+    with provoke(Fault.LINK_HEALED, "verbs"):
+        over_the_link.read_into(into, timeout=30).get()
     assert (into == 7).all()
 
 
+def test_a_link_cut_during_a_write_is_an_error(far, provoke):
+    _, buffer = buffer_of(far, 256 * MIB)
+    content = np.full(256 * MIB, 9, np.uint8)
+    buffer.at(0, MIB).write_from(content[:MIB]).get()
+    under_way = buffer.write_from(content, timeout=30)
+    with cut_link(), pytest.raises(TransferError) as failure, provoke(Fault.LINK_CUT_DURING_WRITE, "verbs"):
+        under_way.get()
+    assert failure.value.status == NO_ANSWER
+
+
+def test_a_link_cut_before_is_an_error_after_the_devices_retries(far, provoke):
+    _, buffer = buffer_of(far, MIB)
+    memory = np.zeros(MIB, np.uint8)
+    buffer.read_into(memory).get()
+    with cut_link(), pytest.raises(TransferError), provoke(Fault.LINK_CUT_BEFORE, "verbs"):
+        buffer.read_into(memory, timeout=30).get()
+
+
+def test_at_the_first_use_too(provoke):
+    owner = RemoteOwner({"backend": "verbs", "verbs": {"device": "rxb", "listen": "10.9.0.2:0"}}, shared=False)
+    try:
+        _, buffer = buffer_of(owner, MIB)
+        with cut_link(), pytest.raises(TransferError), provoke(Fault.LINK_CUT_AT_FIRST_USE, "verbs"):
+            buffer.read_into(np.zeros(MIB, np.uint8), timeout=30).get()
+    finally:
+        owner.close()
+
+
 @pytest.mark.parametrize("direction", ["read", "write"])
-def test_a_deadline_is_kept_over_a_cut_link(far, direction):
+def test_a_deadline_is_kept_over_a_cut_link(far, direction, provoke):
     _, buffer = buffer_of(far, MIB)
     memory = np.full(MIB, 7, np.uint8)
     buffer.read_into(memory).get()
     with cut_link():
         begin = time.monotonic()
-        with pytest.raises(TransferTimeoutError):
+        with pytest.raises(TransferTimeoutError), provoke(Fault.LINK_CUT_SHORT, "verbs", deadline_s=0.1):
             (buffer.read_into if direction == "read" else buffer.write_from)(memory, timeout=0.1).get()
         assert time.monotonic() - begin < 2
     buffer.read_into(memory).get()
 
 
-def test_one_transfers_deadline_does_not_fail_the_others_of_that_peer(far):
+def test_one_transfers_deadline_does_not_fail_the_others_of_that_peer(far, provoke):
     _, buffer = buffer_of(far, 32 * MIB)
     large, small = np.zeros(32 * MIB, np.uint8), np.zeros(32 * MIB, np.uint8)
     buffer.read_into(large).get()
     others = [buffer.read_into(large, timeout=60) for _ in range(3)]
-    with pytest.raises(TransferTimeoutError):
+    with pytest.raises(TransferTimeoutError), provoke(Fault.DEADLINE, "verbs", deadline_s=0.001):
         buffer.read_into(small, timeout=0.001).get()
     for other in others:
         other.get()
@@ -187,13 +202,13 @@ def test_reading_from_many_threads_leaves_no_descriptor_behind(far):
 def test_owners_that_die_leave_no_queue_pair_and_no_descriptor(far):
     _, buffer = buffer_of(far, 64)
     buffer.read_into(bytearray(64)).get()
-    before = queue_pairs(), len(os.listdir("/proc/self/fd"))
+    before = resources("qp"), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         owner = RemoteOwner({"backend": "verbs", "verbs": {"device": "rxa"}}, shared=False)
         _, dying = buffer_of(owner, MIB)
         into = np.zeros(MIB, np.uint8)
         dying.read_into(into).get()
-        assert queue_pairs() == before[0] + 2
+        assert resources("qp") == before[0] + 2
         owner.kill()
         begin = time.monotonic()
         with pytest.raises(OwnerDiedError):
@@ -206,23 +221,17 @@ def test_owners_that_die_leave_no_queue_pair_and_no_descriptor(far):
     gc.collect()
     buffer.read_into(bytearray(64)).get()
     end = time.monotonic() + 10
-    while queue_pairs() > before[0]:  # the owners close their ends when they see ours closed
+    while resources("qp") > before[0]:  # the owners close their ends when they see ours closed
         assert time.monotonic() < end
         time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) <= before[1]
-
-
-def queue_pairs() -> int:
-    """Reliable connections of both ends and all processes, as the kernel counts them."""
-    shown = subprocess.run(["rdma", "resource", "show", "qp"], capture_output=True, text=True, check=True)
-    return sum(" type RC " in line for line in shown.stdout.splitlines())
 
 
 def test_an_unknown_device_or_option_is_refused():
     script = (
         "import dataplane, numpy as np\n"
         "from dataplane.errors import BackendUnavailableError, ConfigurationError\n"
-        "for bad in ({'retry_cnt': 7}, {'listen': '0.0.0.0:1'}, {'mtu': 9000}, {'colour': 1}):\n"
+        "for bad in ({'retry_cnt': 7}, {'listen': '0.0.0.0:1'}, {'mtu': 9000}, {'colour': 1}, {'rdma_cm': 1}):\n"
         "    try: dataplane.configure(verbs=bad)\n"
         "    except ConfigurationError: continue\n"
         "    raise SystemExit(f'{bad} was taken')\n"

@@ -1,0 +1,303 @@
+"""An owner of memory as UCX reaches it, and compiled batches to it."""
+
+import functools
+import itertools
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dataplane import memfd
+from dataplane.atomic import Atomic, AtomicKind, FetchOperation
+from dataplane.backends.base import Done, Peer, Remote, Transfer
+from dataplane.backends.ucx_connection import Connection, Keys, Unpacked
+from dataplane.backends.ucx_engine import Engine
+from dataplane.backends.ucx_run import SPIN_S, AtomicRun, Batches, Run
+from dataplane.copying import INLINE_BYTES
+from dataplane.epochs import PAGE_BYTES, WORD
+from dataplane.errors import BackendUnavailableError, DescriptorError, OwnerDiedError, TransferError
+from dataplane.handle import UCX, Card, Handle, unpack_section
+from dataplane.identity import OwnerId, ProcessWatch, host_id
+from dataplane.layout import Rows, row_bytes
+from dataplane.memory import HOST, Region
+from dataplane.operation import DONE, Helper, Operation
+
+if TYPE_CHECKING:
+    from dataplane.backends import _ucp
+    from dataplane.backends.ucx_lane import Lane
+
+CARD = struct.Struct("<QIH")
+"""Epoch page: address, descriptor, length of its key; then the key, and the worker's address."""
+
+_EXIT_S = 0.05  # a socket closes a moment before its process counts as gone
+_FIRST = (0,)
+_LANE_BYTES = 4 << 20  # for less it is not worth waking a further thread
+
+
+class UcxPeer(Peer):
+    """One owner, with the connections to it."""
+
+    backend = "ucx"
+
+    def __init__(self, engine: Engine, card: Card) -> None:
+        self.engine = engine
+        self.owner: OwnerId = card.owner
+        self._worker_address = _parse_card(card).worker
+        # Within the host the kernel knows at once what UCX may take long to find out.
+        self._watch = ProcessWatch(card.owner) if card.owner.host == host_id() else None
+        self._lock = threading.Lock()
+        self._connections: list[Connection] = [Connection(engine.ucp, engine.lane(0), self._worker_address)]
+        self._finished = engine.ucp.FINISHED
+        self._next_lane = itertools.count()
+        self._pages: dict[int, memfd.Mapping | None] = {}
+
+    def usable(self) -> bool:
+        """Whether the owner is not known to be dead; a broken connection is renewed at the next use."""
+        return self._watch is None or not self._watch.gone
+
+    def close(self) -> None:
+        """See `Peer`."""
+        with self._lock:
+            connections = list(self._connections)
+            self._pages.clear()
+        for connection in connections:
+            connection.close()
+
+    def resolve(self, handle: Handle) -> Remote:
+        """See `Peer`. Nothing is sent: UCX has no way to ask."""
+        card = _parse_card(handle.card)
+        if (handle.slot + 1) * WORD > PAGE_BYTES:
+            raise DescriptorError(f"the handle of {handle} reaches beyond the owner's memory")
+        page = self._page_here(card.page_fd, handle.card.page_token)
+        far_word = card.page_address + handle.slot * WORD
+        word = far_word if page is None else page.address + handle.slot * WORD
+        return Remote(handle, handle.base, word, Keys((handle.sections[UCX], card.page_key), page, far_word))
+
+    def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
+        """See `Peer`."""
+        address = remote.address + offset
+        deadline = time.monotonic() + timeout
+        small = local.nbytes <= INLINE_BYTES
+        try:
+            batches = self._copies(local, remote, address, to_remote)
+        except TransferError as error:
+            return Operation.failed(error)
+        if small and batches[0][1].advance(SPIN_S, deadline) == self._finished:
+            return DONE
+        operation = Operation(1)
+        again = functools.partial(self._copies, local, remote, address, to_remote)
+        run = Run(self, again, (remote,), (local,), deadline, operation.part_done)
+        helper = run.begin(batches, begun=small)
+        if helper is not None:
+            operation.add_helper(helper)
+        return operation
+
+    def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
+        """See `Peer`."""
+        return UcxTransfer(self, rows, tuple(remotes), tuple(locals_), to_remote)
+
+    def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
+        """See `Peer`. The owner's UCX thread does it, by an instruction of its CPU."""
+        keys: Keys = remote.key
+        if remote.handle.kind is not HOST:
+            message = f"UCX does atomic operations on host memory only, and that of {remote.handle} is not"
+            return FetchOperation.failed(BackendUnavailableError(message))
+
+        def make() -> Batches:
+            connection, (endpoint, _) = self.connected(0, keys)
+            batch: _ucp.Batch = self.engine.ucp.Batch.atomic(
+                endpoint,
+                atomic.kind is AtomicKind.COMPARE_AND_SWAP,
+                remote.address + offset,
+                atomic.operand,
+                atomic.compare,
+                keys.far_word,
+                remote.handle.epoch,
+            )
+            return [(connection.lane, batch)]
+
+        deadline = time.monotonic() + timeout
+        try:
+            batches = make()
+        except TransferError as error:
+            return FetchOperation.failed(error)
+        operation = FetchOperation()
+        run = AtomicRun(self, make, (remote,), (), deadline, operation.part_done)
+        run.operation = operation
+        batches[0][1].advance(SPIN_S, deadline)
+        run.begin(batches, begun=True)
+        return operation
+
+    def spread(self, nbytes: int) -> Sequence[int]:
+        """The lanes that are to carry so much: the first alone, or some of the others together."""
+        if nbytes < 2 * _LANE_BYTES:
+            return _FIRST
+        width = self.engine.width
+        count = min(width, nbytes // _LANE_BYTES)
+        if count < 2:
+            return _FIRST
+        if count == width:
+            return range(1, width + 1)
+        first = next(self._next_lane)
+        return [1 + (first + i) % width for i in range(count)]
+
+    def connected(self, number: int, keys: Keys) -> "tuple[Connection, Unpacked]":
+        """A lane's connection, made if there is none that works, with these keys unpacked for it.
+
+        Raises:
+            OwnerDiedError: The owner is gone.
+            TransferError: No connection can be made.
+        """
+        try:
+            if number >= len(self._connections):
+                self._widen(number)
+            connection = self._connections[number]
+            return connection, connection.ready(keys, self._require_owner)
+        except self.engine.ucp.UcxError as error:
+            raise self.failure(str(error), error.status) from error
+
+    def wait_for_exit(self) -> bool:
+        """Whether the owner is gone, after giving a dying one a moment."""
+        if self._watch is None:
+            return False
+        end = time.monotonic() + _EXIT_S
+        while not self._watch.gone:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_EXIT_S / 50)
+        return True
+
+    def failure(self, text: str, status: int) -> TransferError:
+        """The error for a failure that is final. Beyond this host nobody can tell a dead owner from a cut network."""
+        if self._watch is None:
+            return OwnerDiedError(f"{self.owner} is gone or cannot be reached: {text}", status=status)
+        if self.wait_for_exit():
+            return OwnerDiedError(f"{self.owner} is gone", status=status)
+        return TransferError(f"the transfer with {self.owner} failed: {text}", status=status)
+
+    def _require_owner(self) -> None:
+        if not self.usable():
+            raise OwnerDiedError(f"{self.owner} is gone")
+
+    def _widen(self, number: int) -> None:
+        with self._lock:
+            while len(self._connections) <= number:
+                lane = self.engine.lane(len(self._connections))
+                self._connections.append(Connection(self.engine.ucp, lane, self._worker_address))
+
+    def _copies(self, local: Region, remote: Remote, address: int, to_remote: bool) -> Batches:
+        """One contiguous copy, as its lanes carry it."""
+        ucp, nbytes = self.engine.ucp, local.nbytes
+        keys: Keys = remote.key
+        here, expected = keys.page is not None, remote.handle.epoch
+        numbers = self.spread(nbytes)
+        if len(numbers) == 1:
+            connection, (endpoint, unpacked) = self.connected(0, keys)
+            batch = ucp.Batch.single(
+                endpoint,
+                unpacked,
+                to_remote,
+                local.kind,
+                local.address,
+                address,
+                nbytes,
+                remote.word,
+                expected,
+                here,
+            )
+            return ((connection.lane, batch),)
+        share = ucp.Share.single(local.address, address, nbytes)
+        batches = []
+        for number in numbers:
+            connection, (endpoint, unpacked) = self.connected(number, keys)
+            batch = ucp.Batch(endpoint, unpacked, share, to_remote, local.kind, here)
+            batch.guard(remote.word, expected)
+            batches.append((connection.lane, batch))
+        return batches
+
+    def _page_here(self, fd: int, token: int) -> memfd.Mapping | None:
+        """The owner's epoch page as mapped here: a word then costs a load in place of a round trip. None from afar."""
+        if self._watch is None:
+            return None
+        with self._lock:
+            if token not in self._pages:
+                try:
+                    self._pages[token] = memfd.attach(self.owner, fd, token)
+                except BackendUnavailableError:
+                    self._pages[token] = None  # another user's process: its words are fetched like its data
+            return self._pages[token]
+
+
+class UcxTransfer(Transfer):
+    """Rows for one peer, in the order in which UCX gets them."""
+
+    def __init__(
+        self, peer: UcxPeer, rows: Rows, remotes: tuple[Remote, ...], locals_: tuple[Region, ...], to_remote: bool
+    ) -> None:
+        self._peer = peer
+        self._remotes = remotes
+        self._locals = locals_
+        self._to_remote = to_remote
+        self._nbytes = int(row_bytes(rows).sum())
+        # Many registrations share a storage and its key, all share the few epoch pages: unpack each once.
+        keys: dict[bytes, int] = {}
+        of_remote = [keys.setdefault(remote.key.packed[0], len(keys)) for remote in remotes]
+        word_keys = [keys.setdefault(remote.key.packed[1], len(keys)) for remote in remotes]
+        self._word_keys = np.array(word_keys, dtype=np.int64)
+        self._keys = Keys(tuple(keys))
+        # A batch looks at all of its words in the same way.
+        self._words_here = all(remote.key.page is not None for remote in remotes)
+        words = [remote.word if self._words_here else remote.key.far_word for remote in remotes]
+        self._rows = rows.copy()
+        self._rows[:, 3] = np.array(of_remote, dtype=np.int64)[rows[:, 3]]
+        self._words = np.array(words, dtype=np.uint64)
+        self._epochs = np.array([remote.handle.epoch for remote in remotes], dtype=np.uint64)
+
+    def start(self, deadline: float, done: Done) -> Helper | None:
+        """See `Transfer`."""
+        try:
+            batches = self._make()
+        except TransferError as error:
+            done(error)
+            return None
+        run = Run(self._peer, self._make, self._remotes, self._locals, deadline, done)
+        small = self._nbytes <= INLINE_BYTES
+        if small:
+            batches[0][1].advance(SPIN_S, deadline)
+        return run.begin(batches, begun=small)
+
+    def _make(self) -> Batches:
+        share = self._peer.engine.ucp.Share.many(self._rows, self._nbytes)
+        return [self._batch(number, share) for number in self._peer.spread(self._nbytes)]
+
+    def _batch(self, number: int, share: "_ucp.Share") -> "tuple[Lane, _ucp.Batch]":
+        connection, (endpoint, keys) = self._peer.connected(number, self._keys)
+        batch: _ucp.Batch = self._peer.engine.ucp.Batch(
+            endpoint, keys, share, self._to_remote, self._locals[0].kind, self._words_here
+        )
+        batch.guard_many(self._words, self._word_keys, self._epochs)
+        return connection.lane, batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """What a card says for UCX."""
+
+    page_address: int
+    page_fd: int
+    page_key: bytes
+    worker: bytes
+
+
+def _parse_card(card: Card) -> _Section:
+    section = card.sections[UCX]
+    page_address, page_fd, length = unpack_section(CARD, section, "UCX")
+    key = section[CARD.size : CARD.size + length]
+    worker = section[CARD.size + length :]
+    if len(key) < length or not worker:
+        raise DescriptorError("this buffer handle has a damaged section for UCX")
+    return _Section(page_address, page_fd, key, worker)

@@ -1,0 +1,45 @@
+"""`empty_array`, `is_shared` and `memcpy`: memory for users of numpy."""
+
+import numpy as np
+import pytest
+
+import dataplane
+
+
+def test_empty_array_takes_shapes_and_dtypes_like_numpy() -> None:
+    assert dataplane.empty_array(3).dtype == np.float64
+    assert dataplane.empty_array((2, 3), "i4").shape == (2, 3)
+    assert dataplane.empty_array((), np.int8).shape == ()
+    assert dataplane.empty_array((0, 3), np.int8).nbytes == 0
+    with pytest.raises(ValueError, match="negative"):
+        dataplane.empty_array((2, -1))
+    with pytest.raises(TypeError, match="references"):
+        dataplane.empty_array(3, object)
+
+
+def test_is_shared_tells_the_two_kinds_apart() -> None:
+    assert dataplane.is_shared(dataplane.empty_array(5))
+    assert not dataplane.is_shared(np.zeros(5))
+    with pytest.raises(TypeError):
+        dataplane.is_shared("text")
+
+
+def test_memcpy_copies_with_any_number_of_threads() -> None:
+    source = np.random.default_rng(0).integers(0, 255, 5_000_001, np.uint8)
+    for threads in (1, 2, 5):
+        target = np.zeros_like(source)
+        dataplane.memcpy(target, source, threads=threads)
+        assert (target == source).all()
+
+
+def test_memcpy_refuses_what_does_not_fit() -> None:
+    array = np.zeros(10, np.uint8)
+    with pytest.raises(ValueError, match="bytes"):
+        dataplane.memcpy(array, bytes(9))
+    with pytest.raises(ValueError, match="overlap"):
+        dataplane.memcpy(array[:6], array[4:])
+    with pytest.raises(ValueError, match="read-only"):
+        dataplane.memcpy(bytes(3), array[:3])
+    for threads in (0, -1):
+        with pytest.raises(ValueError, match="threads"):
+            dataplane.memcpy(array, bytes(10), threads=threads)
