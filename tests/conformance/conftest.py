@@ -33,6 +33,7 @@ class Case:
         far: Whether the reader is to believe that the owner is on another host.
         marks: What the machine must have for it.
         settings: For `dataplane.configure` in the owner.
+        modules: Those of this folder whose tests run over it; all of them where it names none.
         reader: The same for the reader, which else keeps its defaults: what two UCX processes use is what both have.
     """
 
@@ -50,6 +51,11 @@ class Case:
     marks: tuple[pytest.MarkDecorator, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     reader: Mapping[str, Any] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+
+    def runs(self, module: str) -> bool:
+        """Whether a module's tests run over it."""
+        return not self.modules or module.rpartition(".")[2] in self.modules
 
     def start(self) -> Owner:
         if self.remote:
@@ -120,6 +126,8 @@ CASES = (
         marks=needs_roce("rxe0"),
         settings=roce("rxe0"),
         reader=roce("rxe0"),
+        # UCX 1.13 does not always find out before the deadline that an owner was killed while it connected.
+        modules=("test_transfers", "test_freezes"),
     ),
 )
 REMOTE = tuple(case for case in CASES if case.remote)
@@ -135,13 +143,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "waiting_case" in metafunc.fixturenames:
         metafunc.parametrize("waiting_case", WAITING, ids=lambda case: case.id, scope="session")
     elif "remote_case" in metafunc.fixturenames:
-        metafunc.parametrize("remote_case", _parameters(REMOTE), scope="session")
+        metafunc.parametrize("remote_case", _parameters(REMOTE, metafunc.module.__name__), scope="session")
     elif "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", _parameters(CASES), scope="session")
+        metafunc.parametrize("case", _parameters(CASES, metafunc.module.__name__), scope="session")
 
 
-def _parameters(cases: tuple[Case, ...]) -> list[Any]:
-    return [pytest.param(case, marks=case.marks, id=case.id) for case in cases]
+def _parameters(cases: tuple[Case, ...], module: str) -> list[Any]:
+    return [pytest.param(case, marks=case.marks, id=case.id) for case in cases if case.runs(module)]
 
 
 @pytest.fixture(autouse=True)

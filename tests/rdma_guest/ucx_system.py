@@ -39,6 +39,8 @@ def settings(device: str) -> dict[str, Any]:
             "IB_GID_INDEX": "1",  # its IPv4 address, RoCE v2
             "UD_ETH_DGID_CHECK": "n",  # UCX 1.13 does not find the address where rxe puts it, and drops the packet
             "RC_RETRY_COUNT": "6",  # 7, the default, means for ever on rxe
+            "RC_TIMEOUT": "67ms",  # of one try, as the verbs backend has it: a dead peer is found out in half a second
+            "UD_TIMEOUT": "5s",  # the same while it connects
             "IB_RX_QUEUE_LEN": "256",  # one-sided transfers need none; filling the default's 4096 takes a second here
         },
     }
