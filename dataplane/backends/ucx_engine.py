@@ -37,6 +37,8 @@ _DEFAULTS = {
     # To connect must not block (no deadline would hold against a silent host), and a connection that is refused at once
     # leaks its socket.
     "TCP_CONN_NB": "y",
+    # What is read over TCP is sent in pieces of this size, by default an eighth of what receivers are prepared for.
+    "TCP_TX_SEG_SIZE": "64k",
     # A copy within the host is one system call per piece that we post, not one per 512 KiB with a look at all sockets
     # in between; many short ones are done between two such looks.
     "CMA_SEG_SIZE": "16m",

@@ -34,7 +34,7 @@ CARD = struct.Struct("<QIH")
 """Epoch page: address, descriptor, length of its key; then the key, and the worker's address."""
 
 _EXIT_S = 0.05  # a socket closes a moment before its process counts as gone
-_FIRST = (0,)
+_FIRST, _SECOND = (0,), (1,)
 _LANE_BYTES = 4 << 20  # for less it is not worth waking a further thread
 
 
@@ -136,10 +136,10 @@ class UcxPeer(Peer):
         """The lanes that are to carry so much: the first alone, or some of the others together."""
         if nbytes < 2 * _LANE_BYTES:
             return _FIRST
+        if self._watch is None:
+            return _SECOND  # the owner's one UCX thread is the bottleneck: several sockets only get in its way
         width = self.engine.width
         count = min(width, nbytes // _LANE_BYTES)
-        if count < 2:
-            return _FIRST
         if count == width:
             return range(1, width + 1)
         first = next(self._next_lane)
@@ -196,7 +196,7 @@ class UcxPeer(Peer):
         here, expected = keys.page is not None, remote.handle.epoch
         numbers = self.spread(nbytes)
         if len(numbers) == 1:
-            connection, (endpoint, unpacked) = self.connected(0, keys)
+            connection, (endpoint, unpacked) = self.connected(numbers[0], keys)
             batch = ucp.Batch.single(
                 endpoint,
                 unpacked,
