@@ -198,6 +198,7 @@ def wreak(tree: Tree, outcome: Outcome, chance: random.Random) -> None:
 def run(seconds: float, seed: int, *, pause_s: tuple[float, float] = (0.05, 0.6)) -> Outcome:
     """Let it all happen for so long; ends the job."""
     outcome, over, chance = Outcome(), threading.Event(), random.Random(seed)
+    others = set(psutil.Process().children(recursive=True))  # of other suites in the same run
     hook: Callable[[MeshFailure], None] = control.unhandled_fault_hook
     tree = Tree()
     control.unhandled_fault_hook = tree.failed
@@ -216,7 +217,7 @@ def run(seconds: float, seed: int, *, pause_s: tuple[float, float] = (0.05, 0.6)
         sender.join(2 * BOUND_S)
         if sender.is_alive():
             outcome.wrong(f"{sender.name} still waits")
-    children = psutil.Process().children(recursive=True)
+    children = set(psutil.Process().children(recursive=True)) - others
     control.shutdown()
     control.unhandled_fault_hook = hook
     _, left = psutil.wait_procs(children, timeout=5)
