@@ -3,12 +3,15 @@
 import errno
 import os
 import secrets
+import time
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 
 from dataplane._copy import gone
 from dataplane.errors import BackendUnavailableError, OwnerDiedError
+
+_EXIT_S = 0.05  # a socket or a queue pair fails a moment before its process counts as gone
 
 # Field 22 of /proc/<pid>/stat, counted after the command name, which may itself hold blanks and parentheses: proc(5).
 _START_TIME_FIELD = 22 - 3
@@ -115,6 +118,15 @@ class ProcessWatch:
     def gone(self) -> bool:
         """Whether the process has exited (a zombie has)."""
         return self.pidfd < 0 or gone(self.pidfd)
+
+    def gone_soon(self) -> bool:
+        """Whether the process is gone, after giving a dying one a moment."""
+        end = time.monotonic() + _EXIT_S
+        while not self.gone:
+            if time.monotonic() > end:
+                return False
+            time.sleep(_EXIT_S / 50)
+        return True
 
     def close(self) -> None:
         """Give the file descriptor back. Idempotent."""

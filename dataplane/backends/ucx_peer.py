@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 CARD = struct.Struct("<QIH")
 """Epoch page: address, descriptor, length of its key; then the key, and the worker's address."""
 
-_EXIT_S = 0.05  # a socket closes a moment before its process counts as gone
 _FIRST, _SECOND = (0,), (1,)
 _LANE_BYTES = 4 << 20  # for less it is not worth waking a further thread
 
@@ -162,14 +161,7 @@ class UcxPeer(Peer):
 
     def wait_for_exit(self) -> bool:
         """Whether the owner is gone, after giving a dying one a moment."""
-        if self._watch is None:
-            return False
-        end = time.monotonic() + _EXIT_S
-        while not self._watch.gone:
-            if time.monotonic() > end:
-                return False
-            time.sleep(_EXIT_S / 50)
-        return True
+        return self._watch is not None and self._watch.gone_soon()
 
     def failure(self, text: str, status: int) -> TransferError:
         """The error for a failure that is final. Beyond this host nobody can tell a dead owner from a cut network."""

@@ -18,6 +18,7 @@ import threading
 import time
 from typing import Any
 
+from dataplane.backends.verbs_completions import descriptors_of
 from dataplane.backends.verbs_device import ENDPOINT, Device, QueuePair, pyverbs
 from dataplane.errors import BackendUnavailableError, TransferError, TransferTimeoutError
 
@@ -42,9 +43,9 @@ class Channel:
         """
         try:
             with _opening:  # the only way to know the descriptor is to see which one is new
-                known = _descriptors()
+                known = descriptors_of(_EVENTS)
                 self.channel = pyverbs("cmid").CMEventChannel()
-                (self.fd,) = _descriptors() - known
+                (self.fd,) = descriptors_of(_EVENTS) - known
         except (_error(), OSError) as error:
             raise TransferError(f"the RDMA connection manager cannot be reached: {error}") from error
         os.set_blocking(self.fd, False)
@@ -233,17 +234,6 @@ def _text(gid: bytes) -> str:
     if address.is_link_local:
         raise TransferError(f"the RDMA connection manager needs an IP address; the GID {address} is none")
     return str(address)
-
-
-def _descriptors() -> set[int]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if os.readlink(f"/proc/self/fd/{name}") == _EVENTS:
-                found.add(int(name))
-        except FileNotFoundError:
-            continue  # closed since, as that of the listing itself is
-    return found
 
 
 def _error() -> type[Exception]:

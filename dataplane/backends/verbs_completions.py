@@ -18,9 +18,9 @@ class Completions:
 
     def __init__(self, device: Device) -> None:
         cq = pyverbs("cq")
-        known = _channels()
+        known = descriptors_of(_CHANNEL)
         self._channel = cq.CompChannel(device.context)
-        (self.events,) = _channels() - known
+        (self.events,) = descriptors_of(_CHANNEL) - known
         # Whoever finds the event gone, because another thread took it, must not block.
         os.set_blocking(self.events, False)
         self.queue = cq.CQ(device.context, device.completions, None, self._channel)
@@ -40,12 +40,12 @@ class Completions:
         self.queue.ack_events(1)
 
 
-def _channels() -> set[int]:
-    """File descriptors of this process that are completion channels: pyverbs tells no other way which one is its."""
+def descriptors_of(file: str) -> set[int]:
+    """Descriptors of this process that are open on such a file: pyverbs tells no other way which one is an object's."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
-            if os.readlink(f"/proc/self/fd/{name}") == _CHANNEL:
+            if os.readlink(f"/proc/self/fd/{name}") == file:
                 found.add(int(name))
         except FileNotFoundError:
             continue  # closed since, as that of the listing itself is

@@ -35,7 +35,6 @@ from dataplane.operation import DONE, Helper, Operation, start_one
 _LOG = logging.getLogger(__name__)
 
 _PROGRAMS = 256  # kept for the same copy to come again
-_EXIT_S = 0.05  # a queue pair fails a moment before its process counts as gone
 _AVOID_S = 10.0  # a rail that had no way to the owner is left out for so long
 
 
@@ -158,14 +157,7 @@ class VerbsPeer(Peer):
 
     def gone(self) -> bool:
         """Whether the owner is gone, after giving a dying one a moment."""
-        if self._watch is None:
-            return False
-        end = time.monotonic() + _EXIT_S
-        while not self._watch.gone:
-            if time.monotonic() > end:
-                return False
-            time.sleep(_EXIT_S / 50)
-        return True
+        return self._watch is not None and self._watch.gone_soon()
 
     def compiled(
         self,
