@@ -62,14 +62,19 @@ def extensions() -> list[Extension]:
             "dataplane._copy",
             ["dataplane/_copy.pyx"],
             include_dirs=["dataplane"],
-            depends=["dataplane/rows.h"],
+            depends=["dataplane/rows.h", "dataplane/atomics.h"],
             extra_compile_args=FLAGS,
         ),
         Extension(
             "dataplane.backends._ucp",
             ["dataplane/backends/_ucp.pyx"],
             include_dirs=["dataplane"],
-            depends=["dataplane/rows.h", "dataplane/backends/ucp_api.pxd", *glob("dataplane/backends/_ucp_*.pxi")],
+            depends=[
+                "dataplane/rows.h",
+                "dataplane/atomics.h",
+                "dataplane/backends/ucp_api.pxd",
+                *glob("dataplane/backends/_ucp_*.pxi"),
+            ],
             library_dirs=[str(ucx / "lib")],
             # By file name: the wheel has no libucp.so for -lucp in some of its builds, and the name that ends up in
             # the extension is the library's soname either way. Its own dependencies are resolved at run time.

@@ -44,6 +44,10 @@ cdef extern from "rows.h" nogil:
     int SKIPPER_MAX_DIMS
     void skipper_copy_rows(const skipper_row *rows, int64_t end, int to_remote, int stream)
 
+cdef extern from "atomics.h" nogil:
+    uint64_t skipper_fetch_add(uint64_t at, uint64_t value)
+    uint64_t skipper_compare_and_swap(uint64_t at, uint64_t compare, uint64_t desired)
+
 cdef extern from *:
     """
     /* A word is read after the data it guards, and written before the memory changes hands: acquire and release. */
@@ -56,19 +60,8 @@ cdef extern from *:
     {
         __atomic_store_n((uint64_t *)at, value, __ATOMIC_SEQ_CST);
     }
-    static inline uint64_t skipper_fetch_add(uintptr_t at, uint64_t value)
-    {
-        return __atomic_fetch_add((uint64_t *)at, value, __ATOMIC_SEQ_CST);
-    }
-    static inline uint64_t skipper_compare_and_swap(uintptr_t at, uint64_t compare, uint64_t desired)
-    {
-        __atomic_compare_exchange_n((uint64_t *)at, &compare, desired, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-        return compare; /* what was found there */
-    }
     """
     uint64_t skipper_load(uintptr_t at) nogil
-    uint64_t skipper_fetch_add(uintptr_t at, uint64_t value) nogil
-    uint64_t skipper_compare_and_swap(uintptr_t at, uint64_t compare, uint64_t desired) nogil
     void skipper_store(uintptr_t at, uint64_t value) nogil
 
 ROW_WORDS = SKIPPER_ROW_WORDS

@@ -45,7 +45,7 @@ class Process:
         self.registrations = RegistrationTable(self.epochs, self.arena)
         self.pool = CopyPool(config.threads)
         self.local = LocalBackend(self.registrations, self.pool)
-        self.ucx: UcxBackend = UcxBackend(config, forbidden=parent is not None and parent.ucx.ran)
+        self.ucx: UcxBackend = UcxBackend(config, self.registrations, forbidden=parent is not None and parent.ucx.ran)
         verbs_ran = parent is not None and parent.verbs.ran
         self.verbs: VerbsBackend = VerbsBackend(config, self.owner, self.registrations, forbidden=verbs_ran)
         self.transports: dict[str, Backend] = {
@@ -118,7 +118,13 @@ class Process:
         )
 
     def configure(self, config: Config) -> None:
-        """Take over a new configuration, for every use that begins after it."""
+        """Take over a new configuration, for every use that begins after it: all of it, or nothing.
+
+        Raises:
+            ConfigurationError: A backend cannot take it over.
+        """
+        for backend in self.transports.values():
+            backend.check(config)
         for backend in self.transports.values():
             backend.configure(config)
         self.pool.resize(config.threads)

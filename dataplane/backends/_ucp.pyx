@@ -7,15 +7,16 @@ The classes refer to each other in one direction only (batch, key, endpoint, wor
 garbage collection, which would clear those references before the destructors that need them.
 
 A `Batch` is the unit of work: epoch words, data, (flush,) epoch words again, as one state machine in C. Whoever drives
-it calls `step` through `Batch.advance` or `Worker.drive`; one thread at a time per batch, any thread per worker. Several
-batches on several workers may share one list of rows, of which each takes what it can carry.
+it calls `step` through `Batch.advance` or `Worker.drive`; one thread at a time per batch, any thread per worker.
+Several batches on several workers may share one list of rows, of which each takes what it can carry.
 
-This file has the context and its memory; included are the connections, the state machine, and the batches.
+This file has the context and its memory; included are what peers may reach of it, the connections, the state machine,
+messages for what UCX cannot do by itself, the answers to them, and the batches.
 """
 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from dataplane.backends.ucp_api cimport *
@@ -33,6 +34,10 @@ cdef extern from "rows.h" nogil:
     int SKIPPER_ROW_WORDS
     int skipper_cursor_next(skipper_cursor *at, int64_t limit, int64_t *local, int64_t *remote, int64_t *nbytes,
                             int64_t *key)
+    int SKIPPER_STREAM_RUN
+    int skipper_can_stream()
+    void skipper_stream_avx2(char *dst, const char *src, size_t nbytes)
+    void skipper_fence()
 
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
@@ -90,6 +95,7 @@ cdef extern from *:
 FINISHED = 0
 RUNNING = 1
 CHANGED = 2
+NOT_ALLOWED = 3
 CANCELED = UCS_ERR_CANCELED
 
 
@@ -209,7 +215,9 @@ cdef class MemoryHandle:
             ucp_mem_unmap(self.context.handle, self.handle)
 
 
+include "_ucp_exports.pxi"
 include "_ucp_connection.pxi"
 include "_ucp_steps.pxi"
-include "_ucp_atomic.pxi"
+include "_ucp_messages.pxi"
+include "_ucp_answers.pxi"
 include "_ucp_batch.pxi"

@@ -1,5 +1,8 @@
 """Part of `_ucp.pyx`: batches as objects."""
 
+cdef enum:
+    STREAM_BYTES = 16 << 20  # from here on a copy goes past the cache, as in `dataplane.copying`
+
 
 @cython.final
 @cython.no_gc
@@ -46,9 +49,9 @@ cdef class Share:
 cdef class Batch:
     """What one connection carries of a share, with the epoch words that guard it.
 
-    The words are looked at before the data as well as after: over TCP it is the owner's process that touches the
-    memory, and a handle of memory that is long gone must not make it fault. Within a host the caller has mapped the
-    words (`words_here`); else they are fetched like the data.
+    The words are looked at before the data as well as after. Within a host the caller has mapped them (`words_here`);
+    else they are fetched like the data. `by_message` the owner looks at them: then they are named by their addresses
+    over there, and the keys of the rows are indices of words.
 
     Whoever creates a batch runs it by one thread at a time, to its end.
     """
@@ -67,7 +70,8 @@ cdef class Batch:
     cdef uint64_t *many_found
     cdef waiting_t waiting
 
-    def __cinit__(self, Endpoint endpoint, tuple keys, Share share, bint to_remote, int memory_type, bint words_here):
+    def __cinit__(self, Endpoint endpoint, tuple keys, Share share, bint to_remote, int memory_type, bint words_here,
+                  bint by_message):
         cdef Py_ssize_t count = len(keys)
         cdef Py_ssize_t i
         self.endpoint = endpoint
@@ -88,29 +92,32 @@ cdef class Batch:
         if share is not None:
             self.state.share = &share.state
             share.state.batches += 1
+        if by_message:
+            self.state.waiting = &self.waiting
+            self.state.desk = endpoint.worker.desk
+            self.waiting.past_cache = share is not None and share.state.left >= STREAM_BYTES
 
     @staticmethod
     def single(Endpoint endpoint, tuple keys, bint to_remote, int memory_type, uintptr_t local, uint64_t remote,
-               int64_t nbytes, uint64_t word_at, uint64_t expected, bint words_here):
+               int64_t nbytes, uint64_t word_at, uint64_t expected, bint words_here, bint by_message):
         """All of one contiguous copy, guarded by one word: what most operations are, in one call."""
         cdef Batch batch = Batch(endpoint, keys, Share.single(local, remote, nbytes), to_remote, memory_type,
-                                 words_here)
+                                 words_here, by_message)
         batch.guard(word_at, expected)
         return batch
 
     @staticmethod
     def atomic(Endpoint endpoint, bint swap, uint64_t at, uint64_t operand, uint64_t compare, uint64_t word_at,
                uint64_t expected):
-        """An atomic operation on the peer's word `at`; its epoch word is looked at over there."""
-        cdef Batch batch = Batch(endpoint, (), None, True, UCS_MEMORY_TYPE_HOST, False)
+        """An atomic operation on the peer's word `at`."""
+        cdef Batch batch = Batch(endpoint, (), None, True, UCS_MEMORY_TYPE_HOST, False, True)
+        batch.waiting.asks = 1
         batch.waiting.question.swap = swap
-        batch.waiting.question.at = at
         batch.waiting.question.operand = operand
         batch.waiting.question.compare = compare
-        batch.waiting.question.word_at = word_at
-        batch.waiting.question.word_expected = expected
-        batch.state.waiting = &batch.waiting
-        batch.state.desk = endpoint.worker.desk
+        batch.waiting.question.word.at = at
+        batch.waiting.question.word.word_at = word_at
+        batch.waiting.question.word.word_expected = expected
         return batch
 
     def guard(self, uint64_t word_at, uint64_t expected):
@@ -142,7 +149,7 @@ cdef class Batch:
         """Run in the calling thread until over, or nothing has happened for `spin_s`, or `deadline` is reached.
 
         Returns:
-            FINISHED, RUNNING, CHANGED, or a negative ucs_status_t.
+            FINISHED, RUNNING, CHANGED, NOT_ALLOWED, or a negative ucs_status_t.
         """
         cdef Worker worker = self.endpoint.worker
         cdef int result
@@ -157,7 +164,7 @@ cdef class Batch:
                 at = now()
                 if at >= deadline:
                     break
-                if ucp_worker_progress(worker.handle) != 0 or may_post(&self.state) or self.state.phase != last:
+                if ucp_worker_progress(worker.handle) != 0 or has_more(&self.state) or self.state.phase != last:
                     last = self.state.phase
                     quiet = at
                 elif at - quiet > spin_s:
@@ -181,23 +188,26 @@ cdef class Batch:
     @property
     def previous(self):
         """What the word held before an atomic operation that is over."""
-        return self.waiting.answer.previous
+        return self.waiting.previous
 
     def changed(self):
         """The indices of the words that were not as expected when last looked at."""
         if self.state.waiting != NULL:
-            return [0]
+            return [self.waiting.refused_word]
         return [i for i in range(self.state.nwords) if self.state.word_found[i] != self.state.word_expected[i]]
 
     def __dealloc__(self):
         cdef Worker worker = self.endpoint.worker
+        cdef int i
         # Whoever drives a batch brings it to its end before letting go of it; an exception out of nowhere, such as
         # KeyboardInterrupt, may have prevented that. UCX must not write into what is about to be freed.
         if skipper_get(&self.state.pending) > 0 and worker.handle != NULL and worker.context.pid == getpid():
             close_endpoint(self.state.endpoint, worker.handle)
             while skipper_get(&self.state.pending) > 0:
                 ucp_worker_progress(worker.handle)
-        if self.state.waiting != NULL and self.state.posted:
+        if self.waiting.ticket != 0:
             leave(&self.state)
+        for i in range(CREDITS):
+            free(self.waiting.parcels[i])
         free(self.many_keys)
         free(self.many_found)

@@ -1,10 +1,14 @@
 """Part of `_ucp.pyx`: workers, and what belongs to a connection of one of them."""
 
+cdef enum:
+    MOST_LANES = 64  # UCX has some 16 per connection
+
 # The endpoint as shared with callbacks, which may run after the Python object is gone.
 cdef struct endpoint_t:
     pthread_mutex_t lock  # between posting and closing
     ucp_ep_h handle  # NULL once closed
     int failed  # status that the error callback reported
+    uint64_t number  # by which the owner knows what was sent over it
     int references
 
 
@@ -35,7 +39,10 @@ cdef class Worker:
         if self.desk == NULL:
             raise MemoryError
         pthread_mutex_init(&self.desk.lock, NULL)
+        self.desk.gather = datatype(parcel_nbytes, pack_parcel)
+        self.desk.reply = datatype(reply_nbytes, pack_reply)
         self._receive(ANSWER, on_answer)
+        self._receive(BYTES, on_data)
 
     def address(self):
         """What a peer needs to connect."""
@@ -47,9 +54,13 @@ cdef class Worker:
         finally:
             ucp_worker_release_address(self.handle, packed)
 
-    def answer(self):
-        """Carry out the atomic operations that peers ask for, whenever this worker is progressed."""
-        self._receive(ASK, on_question)
+    def answer(self, Exports exports):
+        """Carry out what peers ask for by messages, whenever this worker is progressed; on those buffers only."""
+        self.desk.exports = exports.state
+        self._receive(ASK_ATOMIC, on_atomic)
+        self._receive(ASK_READ, on_read)
+        self._receive(ASK_WRITE, on_write)
+        self._receive(FORGET, on_forget)
 
     cdef int _receive(self, unsigned message, ucp_am_recv_callback_t callback) except -1:
         cdef ucp_am_handler_param_t params
@@ -131,8 +142,9 @@ cdef class Endpoint:
 
     cdef endpoint_t *state
     cdef readonly Worker worker
+    cdef readonly tuple transports
 
-    def __cinit__(self, Worker worker, bytes address):
+    def __cinit__(self, Worker worker, bytes address, uint64_t number):
         cdef ucp_ep_params_t params
         cdef ucs_status_t status
         cdef const char *raw = address
@@ -143,6 +155,7 @@ cdef class Endpoint:
             raise MemoryError
         pthread_mutex_init(&self.state.lock, NULL)
         self.state.references = 1
+        self.state.number = number
         memset(&params, 0, sizeof(params))
         params.field_mask = (UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE
                              | UCP_EP_PARAM_FIELD_ERR_HANDLER)
@@ -155,6 +168,7 @@ cdef class Endpoint:
         check("ucp_ep_create", status)
         self.state.handle = handle
         self.state.references = 2  # this object, and UCX until the endpoint is closed
+        self.transports = transports_of(handle)
 
     @property
     def usable(self):
@@ -165,6 +179,33 @@ cdef class Endpoint:
     def failed(self):
         """The status that broke it, or 0."""
         return skipper_get(&self.state.failed)
+
+    @property
+    def number(self):
+        """As given."""
+        return self.state.number
+
+    def forget(self, list numbers):
+        """Have the owner ignore what was sent over the connections with these numbers and has not arrived yet.
+
+        That holds before anything that is sent over this one from now on.
+        """
+        cdef size_t nbytes = len(numbers) * sizeof(uint64_t)
+        cdef uint64_t *kept = <uint64_t *>malloc(nbytes)
+        cdef ucp_request_param_t param
+        if kept == NULL:
+            raise MemoryError
+        for i, number in enumerate(numbers):
+            kept[i] = number
+        memset(&param, 0, sizeof(param))
+        param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA
+        with nogil:
+            pthread_mutex_lock(&self.state.lock)
+            if unusable(self.state) == 0:
+                send_back(self.state.handle, FORGET, kept, kept, nbytes, NULL, 0, &param)
+            else:
+                free(kept)
+            pthread_mutex_unlock(&self.state.lock)
 
     def close(self):
         """Close without waiting for the peer: whatever is in flight completes as cancelled. Idempotent."""
@@ -177,6 +218,25 @@ cdef class Endpoint:
         if self.worker.handle != NULL:
             close_endpoint(self.state, self.worker.handle)
         release_endpoint(self.state)
+
+
+cdef tuple transports_of(ucp_ep_h handle):
+    """The names of the transports that a connection may use; none where this UCX does not tell."""
+    cdef ucp_transport_entry_t entries[MOST_LANES]
+    cdef ucp_ep_attr_t attr
+    cdef unsigned i
+    memset(&attr, 0, sizeof(attr))
+    memset(entries, 0, sizeof(entries))
+    attr.field_mask = UCP_EP_ATTR_FIELD_TRANSPORTS
+    attr.transports.entries = entries
+    attr.transports.num_entries = MOST_LANES
+    attr.transports.entry_size = sizeof(ucp_transport_entry_t)
+    if ucp_ep_query(handle, &attr) != UCS_OK:
+        return ()
+    # A library that does not know the field leaves the entries as they are.
+    names = [entries[i].transport_name for i in range(min(attr.transports.num_entries, <unsigned>MOST_LANES))
+             if entries[i].transport_name != NULL]
+    return tuple([name.decode() for name in names])
 
 
 cdef void close_endpoint(endpoint_t *endpoint, ucp_worker_h worker) noexcept nogil:

@@ -8,6 +8,7 @@ cdef enum:
     FINISHED_ = 0  # every byte and every word is as it should be
     RUNNING_ = 1
     CHANGED_ = 2  # an epoch word is not as expected; negative results are ucs_status_t
+    NOT_ALLOWED_ = 3  # the owner says that this is no part of the buffer
 
     WORDS_BEFORE = 0
     DATA = 1
@@ -54,7 +55,7 @@ cdef struct batch_t:
     int64_t next_word
     int words_here  # word_at are addresses of this process: the owner's page is mapped
     int to_remote
-    waiting_t *waiting  # of an atomic operation, which has neither share nor words
+    waiting_t *waiting  # where the work is done by messages: then word_at are addresses of the owner's
     desk_t *desk
     ucs_memory_type_t memory_type
     int phase
@@ -181,12 +182,9 @@ cdef void post(batch_t *batch) noexcept nogil:
 
 
 cdef int step(batch_t *batch) noexcept nogil:
-    """Bring a batch as far as it goes without waiting: RUNNING, FINISHED, CHANGED, or the first error."""
-    cdef int result
-    if batch.waiting != NULL:
-        return step_atomic(batch)
-    result = advanced(batch)
-    if result != RUNNING_ and result != FINISHED_:
+    """Bring a batch as far as it goes without waiting: RUNNING, FINISHED, CHANGED, NOT_ALLOWED, or the first error."""
+    cdef int result = advanced(batch) if batch.waiting == NULL else step_messages(batch)
+    if result != RUNNING_ and result != FINISHED_ and batch.share != NULL:
         skipper_set(&batch.share.stopped, 1)
     return result
 
@@ -216,6 +214,11 @@ cdef int advanced(batch_t *batch) noexcept nogil:
         batch.resume_at = WINDOW - 1
 
 
+cdef inline int has_more(batch_t *batch) noexcept nogil:
+    """Whether there is more to post now."""
+    return may_post(batch) if batch.waiting == NULL else may_send(batch)
+
+
 cdef void drive(Worker worker, batch_t **running, Py_ssize_t count, double deadline) noexcept nogil:
     cdef Py_ssize_t i
     cdef int over = 0
@@ -231,7 +234,7 @@ cdef void drive(Worker worker, batch_t **running, Py_ssize_t count, double deadl
             running[i].result = step(running[i])
             if running[i].result != RUNNING_:
                 over = 1
-            elif may_post(running[i]):
+            elif has_more(running[i]):
                 more = 1
         if over or skipper_get(&worker.woken):
             break
@@ -257,8 +260,9 @@ cdef int finished_behind(batch_t **running, Py_ssize_t count) noexcept nogil:
     """Whether another thread's progress has completed what one of the batches waits for."""
     cdef Py_ssize_t i
     for i in range(count):
-        if running[i].waiting != NULL and not skipper_get(&running[i].waiting.answered):
-            continue
-        if skipper_get(&running[i].pending) == 0 or may_post(running[i]):
+        if running[i].waiting != NULL:
+            if answered(running[i]):
+                return 1
+        elif skipper_get(&running[i].pending) == 0 or may_post(running[i]):
             return 1
     return 0

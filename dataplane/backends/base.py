@@ -94,8 +94,11 @@ class Backend(ABC):
     number: int
     memory_kinds: frozenset[MemoryKind]
 
+    def check(self, config: Config) -> None:  # noqa: B027 - most backends have nothing to refuse
+        """Raise ConfigurationError for a configuration that comes too late, or that cannot be. Changes nothing."""
+
     def configure(self, config: Config) -> None:  # noqa: B027 - most backends have nothing to configure
-        """Take over a new configuration, or raise ConfigurationError when it comes too late."""
+        """Take over a new configuration, that `check` has passed."""
 
     @abstractmethod
     def status(self) -> BackendStatus:

@@ -12,6 +12,7 @@ cdef extern from "ucs/type/status.h" nogil:
     ucs_status_t UCS_ERR_BUSY
     ucs_status_t UCS_ERR_CANCELED
     ucs_status_t UCS_ERR_CONNECTION_RESET
+    ucs_status_t UCS_ERR_NO_MEMORY
 
 cdef extern from "ucs/type/thread_mode.h" nogil:
     ctypedef enum ucs_thread_mode_t:
@@ -34,6 +35,7 @@ cdef extern from "ucp/api/ucp.h" nogil:
     ctypedef void *ucp_mem_h
     ctypedef void *ucp_rkey_h
     ctypedef void *ucp_address_t
+    ctypedef uint64_t ucp_datatype_t
 
     uint64_t UCP_PARAM_FIELD_FEATURES
     uint64_t UCP_PARAM_FIELD_MT_WORKERS_SHARED
@@ -83,6 +85,7 @@ cdef extern from "ucp/api/ucp.h" nogil:
     int UCP_OP_ATTR_FIELD_CALLBACK
     int UCP_OP_ATTR_FIELD_USER_DATA
     int UCP_OP_ATTR_FIELD_MEMORY_TYPE
+    int UCP_OP_ATTR_FIELD_DATATYPE
     int UCP_EP_CLOSE_FLAG_FORCE
     ctypedef void (*ucp_send_nbx_callback_t)(void *request, ucs_status_t status, void *user_data) noexcept nogil
     ctypedef union ucp_request_callback_t "decltype(ucp_request_param_t.cb)":
@@ -92,10 +95,33 @@ cdef extern from "ucp/api/ucp.h" nogil:
         unsigned flags
         ucp_request_callback_t cb
         void *user_data
+        ucp_datatype_t datatype
         ucs_memory_type_t memory_type
 
+    ctypedef struct ucp_transport_entry_t:
+        const char *transport_name
+        const char *device_name
+    ctypedef struct ucp_transports_t:
+        ucp_transport_entry_t *entries
+        unsigned num_entries
+        size_t entry_size
+    uint64_t UCP_EP_ATTR_FIELD_TRANSPORTS
+    ctypedef struct ucp_ep_attr_t:
+        uint64_t field_mask
+        ucp_transports_t transports
+
+    ctypedef struct ucp_generic_dt_ops_t:
+        void *(*start_pack)(void *context, const void *buffer, size_t count) noexcept nogil
+        void *(*start_unpack)(void *context, void *buffer, size_t count) noexcept nogil
+        size_t (*packed_size)(void *state) noexcept nogil
+        size_t (*pack)(void *state, size_t offset, void *into, size_t room) noexcept nogil
+        ucs_status_t (*unpack)(void *state, size_t offset, const void *data, size_t length) noexcept nogil
+        void (*finish)(void *state) noexcept nogil
+
     int UCP_AM_SEND_FLAG_REPLY
+    int UCP_AM_SEND_FLAG_EAGER
     uint64_t UCP_AM_RECV_ATTR_FIELD_REPLY_EP
+    uint64_t UCP_AM_RECV_ATTR_FLAG_RNDV
     uint64_t UCP_AM_HANDLER_PARAM_FIELD_ID
     uint64_t UCP_AM_HANDLER_PARAM_FIELD_CB
     uint64_t UCP_AM_HANDLER_PARAM_FIELD_ARG
@@ -132,6 +158,7 @@ cdef extern from "ucp/api/ucp.h" nogil:
     ucs_status_t ucp_rkey_pack(ucp_context_h context, ucp_mem_h memory, void **buffer, size_t *length)
     void ucp_rkey_buffer_release(void *buffer)
     ucs_status_t ucp_ep_create(ucp_worker_h worker, const ucp_ep_params_t *params, ucp_ep_h *ep)
+    ucs_status_t ucp_ep_query(ucp_ep_h ep, ucp_ep_attr_t *attr)
     ucs_status_ptr_t ucp_ep_close_nbx(ucp_ep_h ep, const ucp_request_param_t *param)
     ucs_status_t ucp_ep_rkey_unpack(ucp_ep_h ep, const void *buffer, ucp_rkey_h *rkey)
     void ucp_rkey_destroy(ucp_rkey_h rkey)
@@ -143,4 +170,5 @@ cdef extern from "ucp/api/ucp.h" nogil:
     ucs_status_ptr_t ucp_am_send_nbx(ucp_ep_h ep, unsigned message, const void *header, size_t header_length,
                                      const void *buffer, size_t count, const ucp_request_param_t *param)
     ucs_status_ptr_t ucp_ep_flush_nbx(ucp_ep_h ep, const ucp_request_param_t *param)
+    ucs_status_t ucp_dt_create_generic(const ucp_generic_dt_ops_t *ops, void *context, ucp_datatype_t *datatype)
     void ucp_request_free(void *request)

@@ -2,9 +2,11 @@
 
 UCX itself protects nothing: it reads and writes wherever a request points to. So bounds are checked before a request is
 made, and the epoch words are looked at around every transfer: in the owner's page where it can be mapped (within the
-host), else by requests of their own.
+host), else by requests of their own. Where the owner's process itself would have to touch its memory, as over TCP,
+copies are messages of ours instead, and the owner looks up what they name among its exports.
 """
 
+import functools
 import threading
 import weakref
 
@@ -14,8 +16,8 @@ from dataplane.backends.ucx_peer import CARD, UcxPeer
 from dataplane.config import Config
 from dataplane.errors import BackendUnavailableError, ConfigurationError
 from dataplane.handle import UCX, Card, Handle, Sections
-from dataplane.memory import MemoryKind
-from dataplane.registration import Registration
+from dataplane.memory import HOST, MemoryKind
+from dataplane.registration import Registration, RegistrationTable
 
 
 class UcxBackend(Backend):
@@ -25,8 +27,9 @@ class UcxBackend(Backend):
     number = UCX
     memory_kinds = frozenset(MemoryKind)
 
-    def __init__(self, config: Config, *, forbidden: bool) -> None:
+    def __init__(self, config: Config, registrations: RegistrationTable, *, forbidden: bool) -> None:
         self._config = config
+        self._registrations = registrations
         self._forbidden = forbidden
         self._lock = threading.Lock()
         self._engine: Engine | None = None
@@ -37,8 +40,8 @@ class UcxBackend(Backend):
         """Whether UCX was started in this process, or in one that this was forked from."""
         return self._forbidden or self._engine is not None
 
-    def configure(self, config: Config) -> None:
-        """Take over a new configuration.
+    def check(self, config: Config) -> None:
+        """See `Backend`.
 
         Raises:
             ConfigurationError: UCX runs already with other options, or does not know one of them.
@@ -48,6 +51,9 @@ class UcxBackend(Backend):
             raise ConfigurationError("UCX runs already in this process; configure its options before its first use")
         if changed and config.ucx:
             check_options(config)
+
+    def configure(self, config: Config) -> None:
+        """See `Backend`."""
         if self._engine is not None:
             self._engine.width = config.threads
         self._config = config
@@ -109,8 +115,11 @@ class UcxBackend(Backend):
                     f"this UCX cannot move {region.kind.name.lower()} memory; its modules for it did not load"
                 )
             memory = engine.register(registration.storage, region)
-            page = registration.epoch.page
+            epoch = registration.epoch
+            page = epoch.page
             page_key = engine.register_page(page).key
+            if region.kind is HOST and engine.expose(epoch, region, writable=registration.writable):
+                self._registrations.at_end(registration, functools.partial(engine.conceal, epoch))
             card = CARD.pack(page.address, page.fd, len(page_key)) + page_key + engine.address
             known = self._exports[registration] = ((card, memory.key), memory)
         return known[0]

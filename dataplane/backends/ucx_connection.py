@@ -1,7 +1,8 @@
 """The connection of one lane to one owner, made anew where it broke, with the keys that were unpacked for it."""
 
+import secrets
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from dataplane.backends import _ucp
 
 _KEYS = 16384  # unpacked keys kept per connection
+_TOLD = 64
+
+# Over these alone UCX emulates copies: the owner's process itself touches the memory, at any address that is named.
+_EMULATING = frozenset({"tcp", "posix", "sysv", "ud_verbs", "ud_mlx5"})
 
 Unpacked = tuple["_ucp.Endpoint", tuple["_ucp.RemoteKey", ...]]
 
@@ -32,11 +37,46 @@ class Keys:
     unpacked: "dict[Connection, Unpacked]" = field(default_factory=dict)
 
 
-class Connection:
-    """Thread-safe. Nothing is connected before the first use."""
+class Abandoned:
+    """The numbers of the connections to one owner that were given up last. Thread-safe.
 
-    def __init__(self, ucp: "ModuleType", lane: Lane, worker_address: bytes) -> None:
+    What such a one had sent may still lie in a socket, until a link heals or an owner goes on. It must not land on top
+    of what was written since, so the owner is told to ignore it before anything else is sent.
+
+    Attributes:
+        count: Of all that ever were.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+        self._last: deque[int] = deque(maxlen=_TOLD)
+
+    def note(self, number: int) -> None:
+        """Add one; once is enough."""
+        with self._lock:
+            if number not in self._last:
+                self._last.append(number)
+                self.count += 1
+
+    def last(self) -> tuple[int, list[int]]:
+        """The count, and those that the owner should know."""
+        with self._lock:
+            return self.count, list(self._last)
+
+
+class Connection:
+    """Thread-safe. Nothing is connected before the first use.
+
+    Attributes:
+        emulated: Whether it has no transport that reaches the owner's memory by itself; known once connected.
+    """
+
+    def __init__(self, ucp: "ModuleType", lane: Lane, worker_address: bytes, abandoned: Abandoned) -> None:
         self.lane = lane
+        self.emulated = False
+        self._abandoned = abandoned
+        self._told = 0
         self._ucp = ucp
         self._worker_address = worker_address
         self._lock = threading.Lock()
@@ -54,7 +94,8 @@ class Connection:
             UcxError: No connection can be made.
         """
         known = keys.unpacked.get(self)
-        if known is not None and known[0].usable:  # one that was replaced was closed before
+        # One that was replaced was closed before.
+        if known is not None and known[0].usable and self._told == self._abandoned.count:
             return known
         with self._lock:
             endpoint = self._endpoint
@@ -63,7 +104,11 @@ class Connection:
                 self._unpacked.clear()
                 if endpoint is not None:
                     endpoint.close()
-                endpoint = self._endpoint = self._ucp.Endpoint(self.lane.worker, self._worker_address)
+                    self._abandoned.note(endpoint.number)
+                endpoint = self._endpoint = self._connect()
+            if self._told != self._abandoned.count:
+                self._told, numbers = self._abandoned.last()
+                endpoint.forget(numbers)
             unpacked = endpoint, tuple([self._unpack(endpoint, packed) for packed in keys.packed])
             keys.unpacked[self] = unpacked
             return unpacked
@@ -75,6 +120,12 @@ class Connection:
             self._unpacked.clear()
         if endpoint is not None:
             endpoint.close()
+
+    def _connect(self) -> "_ucp.Endpoint":
+        endpoint: _ucp.Endpoint = self._ucp.Endpoint(self.lane.worker, self._worker_address, 1 + secrets.randbits(63))
+        self.emulated = bool(endpoint.transports) and _EMULATING.issuperset(endpoint.transports)
+        self._told = 0
+        return endpoint
 
     def _unpack(self, endpoint: "_ucp.Endpoint", packed: bytes) -> "_ucp.RemoteKey":
         key = self._unpacked.get(packed)

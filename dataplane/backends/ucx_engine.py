@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from dataplane import memfd
 from dataplane.backends.ucx_lane import Lane
 from dataplane.config import Config
+from dataplane.epochs import Epoch
 from dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
 from dataplane.identity import limit_hint
 from dataplane.memory import HOST, MemoryKind, Region, Storage
@@ -37,8 +38,9 @@ _DEFAULTS = {
     # To connect must not block (no deadline would hold against a silent host), and a connection that is refused at once
     # leaks its socket.
     "TCP_CONN_NB": "y",
-    # What is read over TCP is sent in pieces of this size, by default an eighth of what receivers are prepared for.
-    "TCP_TX_SEG_SIZE": "64k",
+    # So that a message of ours fits into one: fewer calls of the system for as many bytes.
+    "TCP_TX_SEG_SIZE": "256k",
+    "TCP_RX_SEG_SIZE": "256k",
     # A copy within the host is one system call per piece that we post, not one per 512 KiB with a look at all sockets
     # in between; many short ones are done between two such looks.
     "CMA_SEG_SIZE": "16m",
@@ -141,7 +143,8 @@ class Engine:
                 ucp.set_global_option(_LOG_LEVEL, level)
             self._context: _ucp.Context = ucp.Context(chosen)
             self._server: _ucp.Worker = ucp.Worker(self._context)
-            self._server.answer()
+            self._exports: _ucp.Exports = ucp.Exports()
+            self._server.answer(self._exports)
             self.address = self._server.address()
             self._lanes = [self._new_lane(0)]
         except ucp.UcxError as error:
@@ -190,9 +193,23 @@ class Engine:
     def register_page(self, page: memfd.Mapping) -> "_Registered":
         """Register a page of epoch words, for ever."""
         known = self._pages.get(page.token)
-        if known is None:
-            known = self._pages[page.token] = self._map(page.address, page.nbytes, HOST)
-        return known
+        if known is not None:
+            return known
+        with self._lock:
+            known = self._pages.get(page.token)
+            if known is None:
+                known = self._map(page.address, page.nbytes, HOST)
+                self._exports.cover(page.address, page.nbytes)
+                self._pages[page.token] = known
+            return known
+
+    def expose(self, epoch: Epoch, region: Region, *, writable: bool) -> bool:
+        """Let peers name host memory in messages; its page of words is registered. Returns whether that is new."""
+        return self._exports.add(epoch.address, epoch.value, region.address, region.nbytes, writable)
+
+    def conceal(self, epoch: Epoch) -> None:
+        """Let them no longer. When this returns, no message touches the memory any more."""
+        self._exports.remove(epoch.address, epoch.value)
 
     def close(self) -> None:
         """Stop all threads; for the end of the process. Idempotent.

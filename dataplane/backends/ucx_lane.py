@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 _IDLE_S = 3600.0
 _JOIN_S = 5.0
+_LOOK_S = 0.1  # between two looks at whether the owners of what is under way still live
 
 
 class Driven(Protocol):
@@ -22,6 +23,9 @@ class Driven(Protocol):
 
     def settle(self) -> None:
         """Called when the batch is over."""
+
+    def look(self) -> None:
+        """Called now and then before that: see to the same where there is nobody any more to answer."""
 
     def expire(self) -> None:
         """Called once when the deadline has passed: see to it that the batch comes to an end soon."""
@@ -71,7 +75,7 @@ class Lane:
             live += [run for run in arrived if run.claim()]
             if live:
                 nearest = min(run.deadline for run in live)
-                self.worker.drive([run.batch for run in live], nearest)
+                self.worker.drive([run.batch for run in live], min(nearest, time.monotonic() + _LOOK_S))
                 now = time.monotonic()
                 live = [run for run in live if self._goes_on(run, now)]
 
@@ -81,4 +85,6 @@ class Lane:
             return False
         if now >= run.deadline:
             run.expire()
+        else:
+            run.look()
         return True

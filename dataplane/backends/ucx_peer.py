@@ -14,7 +14,7 @@ import numpy as np
 from dataplane import memfd
 from dataplane.atomic import Atomic, AtomicKind, FetchOperation
 from dataplane.backends.base import Done, Peer, Remote, Transfer
-from dataplane.backends.ucx_connection import Connection, Keys, Unpacked
+from dataplane.backends.ucx_connection import Abandoned, Connection, Keys, Unpacked
 from dataplane.backends.ucx_engine import Engine
 from dataplane.backends.ucx_run import SPIN_S, AtomicRun, Batches, Run
 from dataplane.copying import INLINE_BYTES
@@ -49,7 +49,9 @@ class UcxPeer(Peer):
         # Within the host the kernel knows at once what UCX may take long to find out.
         self._watch = ProcessWatch(card.owner) if card.owner.host == host_id() else None
         self._lock = threading.Lock()
-        self._connections: list[Connection] = [Connection(engine.ucp, engine.lane(0), self._worker_address)]
+        self._abandoned = Abandoned()
+        self._connections: list[Connection] = []
+        self._widen(0)
         self._finished = engine.ucp.FINISHED
         self._next_lane = itertools.count()
         self._pages: dict[int, memfd.Mapping | None] = {}
@@ -135,7 +137,7 @@ class UcxPeer(Peer):
         """The lanes that are to carry so much: the first alone, or some of the others together."""
         if nbytes < 2 * _LANE_BYTES:
             return _FIRST
-        if self._watch is None:
+        if self._watch is None or any(connection.emulated for connection in self._connections):
             return _SECOND  # the owner's one UCX thread is the bottleneck: several sockets only get in its way
         width = self.engine.width
         count = min(width, nbytes // _LANE_BYTES)
@@ -159,6 +161,11 @@ class UcxPeer(Peer):
         except self.engine.ucp.UcxError as error:
             raise self.failure(str(error), error.status) from error
 
+    def cut(self, endpoint: "_ucp.Endpoint") -> None:
+        """Close a connection by force: what is on it comes to its end, and nothing of it counts any more."""
+        endpoint.close()
+        self._abandoned.note(endpoint.number)
+
     def wait_for_exit(self) -> bool:
         """Whether the owner is gone, after giving a dying one a moment."""
         return self._watch is not None and self._watch.gone_soon()
@@ -179,16 +186,18 @@ class UcxPeer(Peer):
         with self._lock:
             while len(self._connections) <= number:
                 lane = self.engine.lane(len(self._connections))
-                self._connections.append(Connection(self.engine.ucp, lane, self._worker_address))
+                self._connections.append(Connection(self.engine.ucp, lane, self._worker_address, self._abandoned))
 
     def _copies(self, local: Region, remote: Remote, address: int, to_remote: bool) -> Batches:
         """One contiguous copy, as its lanes carry it."""
         ucp, nbytes = self.engine.ucp, local.nbytes
         keys: Keys = remote.key
         here, expected = keys.page is not None, remote.handle.epoch
+        on_host = local.kind is HOST and remote.handle.kind is HOST
         numbers = self.spread(nbytes)
         if len(numbers) == 1:
             connection, (endpoint, unpacked) = self.connected(numbers[0], keys)
+            by_message = on_host and connection.emulated
             batch = ucp.Batch.single(
                 endpoint,
                 unpacked,
@@ -197,17 +206,19 @@ class UcxPeer(Peer):
                 local.address,
                 address,
                 nbytes,
-                remote.word,
+                keys.far_word if by_message else remote.word,
                 expected,
                 here,
+                by_message,
             )
             return ((connection.lane, batch),)
         share = ucp.Share.single(local.address, address, nbytes)
         batches = []
         for number in numbers:
             connection, (endpoint, unpacked) = self.connected(number, keys)
-            batch = ucp.Batch(endpoint, unpacked, share, to_remote, local.kind, here)
-            batch.guard(remote.word, expected)
+            by_message = on_host and connection.emulated
+            batch = ucp.Batch(endpoint, unpacked, share, to_remote, local.kind, here, by_message)
+            batch.guard(keys.far_word if by_message else remote.word, expected)
             batches.append((connection.lane, batch))
         return batches
 
@@ -247,6 +258,11 @@ class UcxTransfer(Transfer):
         self._rows = rows.copy()
         self._rows[:, 3] = np.array(of_remote, dtype=np.int64)[rows[:, 3]]
         self._words = np.array(words, dtype=np.uint64)
+        # In messages a row is told by its word.
+        self._rows_by_word = rows.copy()
+        self._far_words = np.array([remote.key.far_word for remote in remotes], dtype=np.uint64)
+        places = [locals_[0].kind, *(remote.handle.kind for remote in remotes)]
+        self._on_host = all(kind is HOST for kind in places)
         self._epochs = np.array([remote.handle.epoch for remote in remotes], dtype=np.uint64)
 
     def start(self, deadline: float, done: Done) -> Helper | None:
@@ -263,15 +279,19 @@ class UcxTransfer(Transfer):
         return run.begin(batches, begun=small)
 
     def _make(self) -> Batches:
-        share = self._peer.engine.ucp.Share.many(self._rows, self._nbytes)
-        return [self._batch(number, share) for number in self._peer.spread(self._nbytes)]
+        numbers = self._peer.spread(self._nbytes)
+        by_message = self._on_host and self._peer.connected(numbers[0], self._keys)[0].emulated
+        rows = self._rows_by_word if by_message else self._rows
+        share = self._peer.engine.ucp.Share.many(rows, self._nbytes)
+        return [self._batch(number, share, by_message) for number in numbers]
 
-    def _batch(self, number: int, share: "_ucp.Share") -> "tuple[Lane, _ucp.Batch]":
+    def _batch(self, number: int, share: "_ucp.Share", by_message: bool) -> "tuple[Lane, _ucp.Batch]":
         connection, (endpoint, keys) = self._peer.connected(number, self._keys)
         batch: _ucp.Batch = self._peer.engine.ucp.Batch(
-            endpoint, keys, share, self._to_remote, self._locals[0].kind, self._words_here
+            endpoint, keys, share, self._to_remote, self._locals[0].kind, self._words_here, by_message
         )
-        batch.guard_many(self._words, self._word_keys, self._epochs)
+        words = self._far_words if by_message else self._words
+        batch.guard_many(words, self._word_keys, self._epochs)
         return connection.lane, batch
 
 

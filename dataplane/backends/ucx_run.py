@@ -45,6 +45,7 @@ class Run:
     ) -> None:
         self.deadline = deadline
         self.expired = False
+        self.lost = False
         self._peer = peer
         self._make = make
         self._remotes = remotes
@@ -64,6 +65,15 @@ class Run:
         for part in self._parts:
             part.lane.adopt(part)
         return self._help
+
+    def owner_lost(self) -> bool:
+        """Whether the kernel knows that the owner is gone; what is under way then fails for that reason."""
+        self.lost = self.lost or not self._peer.usable()
+        return self.lost
+
+    def cut(self, batch: "_ucp.Batch") -> None:
+        """End the connection of one of the batches, and so the batch."""
+        self._peer.cut(batch.endpoint)
 
     def part_over(self) -> None:
         """One of the batches is over."""
@@ -90,6 +100,10 @@ class Run:
             self._done(dropped(self._remotes[changed[0].changed()[0]].handle))
         elif all(result == ucp.FINISHED for result in results):
             self._succeed()
+        elif ucp.NOT_ALLOWED in results:
+            message = "its owner has no such memory registered for that: the handle was not made by it"
+            refused = [part.batch for part in self._parts if part.batch.result == ucp.NOT_ALLOWED]
+            self._done(TransferError(f"{self._remotes[refused[0].changed()[0]].handle} was refused: {message}"))
         else:
             self._fail([result for result in results if result < 0])
 
@@ -106,8 +120,8 @@ class Run:
             return
         for part in self._parts:
             if part.batch.result < 0:
-                part.batch.endpoint.close()
-        if own and self._peer.wait_for_exit():
+                self.cut(part.batch)
+        if self.lost or (own and self._peer.wait_for_exit()):
             self._done(OwnerDiedError(f"{self._peer.owner} is gone", status=status))
             return
         self._tries += bool(own)  # a connection that another operation's deadline has cut says nothing about this one
@@ -176,6 +190,11 @@ class Part:
         """See `ucx_lane.Driven`."""
         self._run.part_over()
 
+    def look(self) -> None:
+        """See `ucx_lane.Driven`. UCX may try a device for as long as it is told to before it says that."""
+        if self._run.owner_lost():
+            self._run.cut(self.batch)
+
     def expire(self) -> None:
         """See `ucx_lane.Driven`.
 
@@ -183,7 +202,7 @@ class Part:
         """
         self.deadline = _EXPIRED
         self._run.expired = True
-        self.batch.endpoint.close()
+        self._run.cut(self.batch)
 
     def _settle_or_hand_over(self) -> None:
         if self.batch.result != self.lane.running:

@@ -44,14 +44,17 @@ class VerbsBackend(Backend):
         """Whether a device was opened in this process, or in one that this was forked from."""
         return self._forbidden or self._engine is not None
 
-    def configure(self, config: Config) -> None:
-        """Take over a new configuration.
+    def check(self, config: Config) -> None:
+        """See `Backend`.
 
         Raises:
             ConfigurationError: The device is open already, with other options.
         """
         if config.verbs != self._config.verbs and self._engine is not None:
             raise ConfigurationError("the RDMA device is open already; configure its options before its first use")
+
+    def configure(self, config: Config) -> None:
+        """See `Backend`."""
         if config.verbs != self._config.verbs:
             self._ports = ()
         self._config = config

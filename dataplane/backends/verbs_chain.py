@@ -157,6 +157,12 @@ def compile_atomic(device: Device, remote: Remote, address: int, atomic: Atomic,
     return Program(data, _probe((device,), 0, (remote,), words), words, ())
 
 
+def reuse_atomic(program: Program, remote: Remote, address: int, atomic: Atomic) -> Program:
+    """A program of `compile_atomic` that has run, for the same word and kind of operation, with other operands."""
+    _set_operands(program.data[0][0].first, remote.key.memory[0], address, atomic)
+    return program
+
+
 def _probe(devices: Sequence[Device], rail: int, remotes: Sequence[Remote], words: Words) -> Phase:
     return {rail: _chunks(devices[rail], rail, _fetch(remotes, words, 0))}
 
@@ -256,13 +262,18 @@ def _work_request(device: Device, rail: int, request: Request) -> Any:
     made = wr.SendWR(opcode=opcode, num_sge=len(pieces), sg=pieces, send_flags=0)
     if atomic is None:
         made.set_wr_rdma(request.rkeys[rail], request.remote)
-    elif atomic.kind is AtomicKind.FETCH_ADD:
-        made.set_wr_atomic(request.rkeys[rail], request.remote, atomic.operand)
     else:
-        made.set_wr_atomic(request.rkeys[rail], request.remote, atomic.compare, atomic.operand)
+        _set_operands(made, request.rkeys[rail], request.remote, atomic)
     for piece in pieces:
         piece.close()  # the request holds a copy
     return made
+
+
+def _set_operands(made: Any, rkey: int, address: int, atomic: Atomic) -> None:
+    if atomic.kind is AtomicKind.FETCH_ADD:
+        made.set_wr_atomic(rkey, address, atomic.operand)
+    else:
+        made.set_wr_atomic(rkey, address, atomic.compare, atomic.operand)
 
 
 def _free(made: Iterable[Any]) -> None:

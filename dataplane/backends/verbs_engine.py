@@ -57,15 +57,15 @@ class Engine:
         self._thread.start()
         atexit.register(self.close)
 
-    def connect(self, address: str, token: bytes, wanted: Sequence[int], deadline: float) -> Link:
-        """A new link to an owner, over those of the wanted rails that it has too.
+    def connect(self, address: str, token: bytes, wanted: Sequence[int], deadline: float, *, replaces: bytes) -> Link:
+        """A new link to an owner, over those of the wanted rails that it has too; see `verbs_exchange.dial`.
 
         Raises:
             OwnerDiedError: Nobody listens there any more.
             TransferError: It cannot be made.
             TransferTimeoutError: The deadline passed.
         """
-        link = Link(self.rails.connect(address, token, wanted, deadline))
+        link = Link(self.rails.connect(address, token, wanted, deadline, replaces=replaces))
         with self._changed:
             self._links.add(link)
             for lane in link.lanes.values():

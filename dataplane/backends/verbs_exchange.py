@@ -5,11 +5,15 @@ that `configure(verbs={"listen": ...})` names. All messages have a fixed size, n
 
     initiator  magic, its rails, nonce
     owner      magic, its rails, nonce
-    initiator  endpoints, HMAC-SHA256(token, "initiator" + both first messages + endpoints)
+    initiator  endpoints, name, HMAC-SHA256(token, "initiator" + both first messages + endpoints + name)
     owner      endpoints, HMAC-SHA256(token, "owner" + both first messages + endpoints)
 
 A rail is a port that a side uses; rails are numbered by their order on each side, told as a set of bits, and those that
 both sides named are connected, each to the one of the same number. There is one endpoint for each of them.
+
+A connection's name is the initiator's nonce. The name that the initiator sends is that of the connection which this one
+replaces. The owner destroys its end of that before it answers: packets of a write that was given up, and that are still
+on their way, can then not arrive after those of a later one.
 
 The token is part of every handle of that owner, so whoever holds a handle can connect, and nobody else. The socket
 stays open as long as the queue pairs: its end tells either side that the other one is gone.
@@ -24,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dataplane.backends.verbs_device import ENDPOINT
 from dataplane.errors import (
@@ -36,9 +40,11 @@ from dataplane.errors import (
 )
 
 TOKEN_BYTES = 16
+NOBODY = bytes(16)
+"""Name of a connection that does not exist."""
 
 _HELLO = struct.Struct("<4sB16s")
-_MAGIC = b"SKv2"
+_MAGIC = b"SKv3"
 _DIGEST = 32
 _GREETING_S = 5.0  # for the whole conversation, as the owner sees it
 _STRANGERS = 64  # connections that have not proved themselves yet
@@ -61,6 +67,20 @@ class Pairs(Protocol):
 
     def close(self) -> None:
         """Destroy it."""
+
+
+class Dialled(NamedTuple):
+    """A connection as its initiator has it.
+
+    Attributes:
+        socket: To be kept as long as the queue pairs.
+        endpoints: The owner's, on each rail that both sides have.
+        name: For the connection that replaces it.
+    """
+
+    socket: socket.socket
+    endpoints: dict[int, bytes]
+    name: bytes
 
 
 def bind(listen: str | None, name: str) -> tuple[socket.socket, str]:
@@ -94,10 +114,15 @@ def bind(listen: str | None, name: str) -> tuple[socket.socket, str]:
     return listener, f"unix:{name}" if listen is None else f"tcp:{host}:{listener.getsockname()[1]}"
 
 
-def dial(
-    address: str, token: bytes, endpoints: Endpoints, deadline: float
-) -> tuple[socket.socket, tuple[int, ...], dict[int, bytes]]:
-    """Connect to an owner: the socket to keep, the rails that both sides have, and the owner's endpoints on them.
+def dial(address: str, token: bytes, endpoints: Endpoints, deadline: float, *, replaces: bytes = NOBODY) -> Dialled:
+    """Connect to an owner.
+
+    Args:
+        address: Where it listens.
+        token: Proves that both belong together.
+        endpoints: Of this side, on the rails that it would use.
+        deadline: On CLOCK_MONOTONIC.
+        replaces: Name of an earlier connection to this owner, over which nothing must arrive any more.
 
     Raises:
         OwnerDiedError: Nobody listens there any more.
@@ -112,7 +137,8 @@ def dial(
     try:
         _set_timeout(connection, deadline)
         connection.connect(_target(address))
-        mine = _HELLO.pack(_MAGIC, _bits(endpoints), secrets.token_bytes(16))
+        name = secrets.token_bytes(len(NOBODY))
+        mine = _HELLO.pack(_MAGIC, _bits(endpoints), name)
         connection.sendall(mine)
         theirs = _receive(connection, _HELLO.size, deadline)
         magic, bits, _ = _HELLO.unpack(theirs)
@@ -121,7 +147,7 @@ def dial(
         used = tuple(rail for rail in endpoints if bits >> rail & 1)
         if not used:
             raise TransferError("the owner uses other RDMA ports, none of those that would be tried from here")
-        own = b"".join(endpoints[rail] for rail in used)
+        own = b"".join(endpoints[rail] for rail in used) + replaces
         connection.sendall(own + _proof(token, b"initiator", mine + theirs, own))
         answer = _receive(connection, len(used) * ENDPOINT.size + _DIGEST, deadline)
         other, proof = answer[:-_DIGEST], answer[-_DIGEST:]
@@ -140,7 +166,7 @@ def dial(
         connection.close()
         raise
     connection.setblocking(False)
-    return connection, used, _split(other, used)
+    return Dialled(connection, _split(other, used), name)
 
 
 def hung_up(connection: socket.socket) -> bool:
@@ -155,13 +181,14 @@ def hung_up(connection: socket.socket) -> bool:
 
 @dataclass(slots=True)
 class _Visitor:
-    """A connection as the owner sees it; `wanted` bytes make the message that it owes."""
+    """A connection as the owner sees it; `wanted` bytes make the message that it owes, `name` is the one it has."""
 
     connection: socket.socket
     due: float
     wanted: int = _HELLO.size
     received: bytearray = field(default_factory=bytearray)
     greetings: bytes = b""
+    name: bytes = NOBODY
     rails: tuple[int, ...] = ()
     pairs: Pairs | None = None
 
@@ -186,6 +213,7 @@ class Server:
         self._waker = waker
         self._selector.register(waker, selectors.EVENT_READ)
         self._visitors: dict[int, _Visitor] = {}
+        self._named: dict[bytes, _Visitor] = {}  # those that have proved themselves
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="dataplane-verbs-server", daemon=True)
         self._thread.start()
@@ -207,7 +235,7 @@ class Server:
                     self._see_off(key.data)
             now = time.monotonic()
             for visitor in strangers:
-                if visitor.pairs is None and now > visitor.due and visitor.connection.fileno() >= 0:
+                if visitor.pairs is None and now > visitor.due:
                     self._see_off(visitor)
         for visitor in list(self._visitors.values()):
             self._see_off(visitor)
@@ -245,13 +273,13 @@ class Server:
             return False
 
     def _greet(self, visitor: _Visitor, theirs: bytes) -> bool:
-        magic, bits, _ = _HELLO.unpack(theirs)
+        magic, bits, visitor.name = _HELLO.unpack(theirs)
         visitor.rails = tuple(rail for rail in self._rails if bits >> rail & 1)
         if magic != _MAGIC:
             return False
         mine = _HELLO.pack(_MAGIC, _bits(self._rails), secrets.token_bytes(16))
         visitor.greetings = theirs + mine
-        visitor.wanted = len(visitor.rails) * ENDPOINT.size + _DIGEST
+        visitor.wanted = len(visitor.rails) * ENDPOINT.size + len(NOBODY) + _DIGEST
         visitor.connection.sendall(mine)
         return bool(visitor.rails)
 
@@ -259,7 +287,11 @@ class Server:
         theirs, proof = message[:-_DIGEST], message[-_DIGEST:]
         if not hmac.compare_digest(proof, _proof(self._token, b"initiator", visitor.greetings, theirs)):
             return False
+        replaced = self._named.get(theirs[-len(NOBODY) :])
+        if replaced is not None:
+            self._see_off(replaced)
         visitor.wanted = 1
+        self._named[visitor.name] = visitor
         visitor.pairs = pairs = self._make_pairs(visitor.rails)
         pairs.connect(_split(theirs, visitor.rails))
         mine = b"".join(pairs.endpoints[rail] for rail in visitor.rails)
@@ -267,6 +299,10 @@ class Server:
         return True
 
     def _see_off(self, visitor: _Visitor) -> None:
+        """Hang up on it. Idempotent: one that was replaced may have hung up itself at the same time."""
+        if visitor.connection.fileno() < 0:
+            return
+        self._named.pop(visitor.name, None)
         self._selector.unregister(visitor.connection)
         del self._visitors[visitor.connection.fileno()]
         visitor.connection.close()

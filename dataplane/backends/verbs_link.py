@@ -96,6 +96,7 @@ class Link:
         lanes: By the index of their rail.
         rails: These indices.
         connection: The socket that tells the owner's end.
+        name: For the one that replaces it.
         alive: Whether it can be used.
         failed_rail: Which had no way to the owner, and made it fail.
         widen_at: When to try the rails that it lacks; None where it has all of them.
@@ -105,6 +106,7 @@ class Link:
         self.lanes = {rail.index: Lane(self, rail, pair) for rail, pair in connection.pairs}
         self.rails = tuple(self.lanes)
         self.connection: socket.socket = connection.socket
+        self.name = connection.name
         self.alive = True
         self.failed_rail: int | None = None
         self.widen_at: float | None = None

@@ -5,15 +5,15 @@ import logging
 import threading
 import time
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from dataplane.atomic import Atomic, FetchOperation
 from dataplane.backends.base import Done, Peer, Remote, Transfer
-from dataplane.backends.verbs_chain import Program, compile_atomic, compile_program
+from dataplane.backends.verbs_chain import Program, compile_atomic, compile_program, reuse_atomic
 from dataplane.backends.verbs_device import Atomics
 from dataplane.backends.verbs_engine import Engine
-from dataplane.backends.verbs_exchange import hung_up
+from dataplane.backends.verbs_exchange import NOBODY, hung_up
 from dataplane.backends.verbs_keys import contact_of, remote_of
 from dataplane.backends.verbs_link import Link
 from dataplane.backends.verbs_memory import Memory
@@ -35,6 +35,7 @@ from dataplane.operation import DONE, Helper, Operation, start_one
 _LOG = logging.getLogger(__name__)
 
 _PROGRAMS = 256  # kept for the same copy to come again
+_SPARE = 4  # of one kind of atomic operation on one word
 _AVOID_S = 10.0  # a rail that had no way to the owner is left out for so long
 
 
@@ -61,6 +62,7 @@ class VerbsPeer(Peer):
         self._forsaken: weakref.finalize[[Link], VerbsPeer] | None = None
         self._avoid: dict[int, float] = {}  # rails, until when
         self._programs: OrderedDict[tuple[object, ...], Program] = OrderedDict()
+        self._atomics: dict[tuple[object, ...], deque[Program]] = {}
 
     def usable(self) -> bool:
         """Whether the owner is not known to be dead."""
@@ -70,6 +72,7 @@ class VerbsPeer(Peer):
         """See `Peer`."""
         with self._lock:
             self._programs.clear()
+            self._atomics.clear()
             if self._link is not None:
                 self.engine.cut(self._link)
 
@@ -120,10 +123,15 @@ class VerbsPeer(Peer):
         operation = FetchOperation(1)
         address = remote.address + offset
 
-        def make(_: tuple[int, ...]) -> Program:
-            return compile_atomic(rails.devices[0], remote, address, atomic, rails.words)
+        spare = self._spare_atomics(remote, address, atomic)
 
-        run = AtomicRun(self, make, remote, timeout, operation)
+        def make(_: tuple[int, ...]) -> Program:
+            try:
+                return reuse_atomic(spare.pop(), remote, address, atomic)
+            except IndexError:
+                return compile_atomic(rails.devices[0], remote, address, atomic, rails.words)
+
+        run = AtomicRun(self, make, remote, timeout, operation, spare)
         try:
             over = run.begin()
         except DataplaneError as error:
@@ -192,6 +200,17 @@ class VerbsPeer(Peer):
         except DataplaneError as error:
             return Operation.failed(error)
 
+    def _spare_atomics(self, remote: Remote, address: int, atomic: Atomic) -> deque[Program]:
+        """Programs for a kind of operation on a word that no operation is using: making one takes longer than it."""
+        key = (remote.word, remote.key.memory, address, atomic.kind)
+        spare = self._atomics.get(key)
+        if spare is None:
+            with self._lock:
+                if len(self._atomics) >= _PROGRAMS:
+                    self._atomics.clear()
+                spare = self._atomics[key] = deque(maxlen=_SPARE)
+        return spare
+
     def _good(self, link: Link, run: VerbsRun) -> bool:
         if not link.alive or (self._watch is None and hung_up(link.connection)):
             return False
@@ -203,7 +222,7 @@ class VerbsPeer(Peer):
     def _connect(self, needed: tuple[int, ...], deadline: float) -> Link:
         if not self.usable():
             raise OwnerDiedError(f"{self.owner} is gone")
-        failed = None if self._link is None else self._link.failed_rail
+        failed, replaced = (None, NOBODY) if self._link is None else (self._link.failed_rail, self._link.name)
         if self._forsaken is not None:
             self._forsaken()
         now = time.monotonic()
@@ -218,7 +237,8 @@ class VerbsPeer(Peer):
         self._avoid = {rail: until for rail, until in self._avoid.items() if until > now and rail not in needed}
         # Where none is left, all of them: then what the device says of them is what the caller is told.
         wanted = tuple(rail for rail in self.rails if self._promising(rail)) or self.rails
-        link = self.engine.connect(self._contact.address, self._contact.token, wanted, deadline)
+        contact = self._contact
+        link = self.engine.connect(contact.address, contact.token, wanted, deadline, replaces=replaced)
         if len(wanted) < len(self.rails):
             link.widen_at = min(self._avoid.values(), default=now + _AVOID_S)
         self._forsaken = weakref.finalize(self, self.engine.cut, link)

@@ -1,18 +1,17 @@
-"""RDMA ports as /sys shows them: which there are, which to use, by what address. Opens nothing, needs no pyverbs."""
+"""RDMA ports: which to use, and by what address. Opens nothing, needs no pyverbs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from ipaddress import ip_address
 from typing import Any
 
+from dataplane.backends.verbs_sysfs import SYS, PortFolder, port_folder, port_folders
 from dataplane.errors import BackendUnavailableError
 
 MOST_PORTS = 8
 """A process uses at most so many at a time."""
 
-_SYSFS = Path("/sys/class/infiniband")
-_MAPPED = bytes(10) + b"\xff\xff"  # how a GID holds an IPv4 address: RFC 4291, 2.5.5.2
-_LINK_LOCAL = b"\xfe\x80"
+_SYS = SYS  # another folder in tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Port:
     @property
     def active(self) -> bool:
         """Whether it can send now."""
-        return _state(_SYSFS / self.device / "ports" / str(self.number)) == "ACTIVE"
+        return port_folder(self.device, self.number, _SYS).state == "ACTIVE"
 
 
 def find_ports(options: Mapping[str, Any]) -> tuple[Port, ...]:
@@ -52,11 +51,11 @@ def find_ports(options: Mapping[str, Any]) -> tuple[Port, ...]:
     if isinstance(wanted, tuple):
         return tuple(_named(name, number, options) for name in wanted)
     active, seen = [], []
-    for device, path in _ports(None if wanted == "all" else wanted, number):
-        state = _state(path)
-        seen.append(f"{device} port {path.name} is {state}")
+    for folder in _ports(None if wanted == "all" else wanted, number):
+        state = folder.state
+        seen.append(f"{folder.device} port {folder.number} is {state}")
         if state == "ACTIVE":
-            active.append(_port(device, path, options.get("gid_index")))
+            active.append(_port(folder, options.get("gid_index")))
     if active:
         return tuple(active[:MOST_PORTS]) if wanted == "all" else (active[0],)
     if seen:
@@ -73,38 +72,27 @@ def _named(name: str, number: int | None, options: Mapping[str, Any]) -> Port:
     return one[0]
 
 
-def _ports(wanted: str | None, number: int | None) -> Iterator[tuple[str, Path]]:
-    devices: Sequence[Path] = sorted(_SYSFS.iterdir()) if _SYSFS.is_dir() else ()
-    for device in devices:
-        for path in sorted((device / "ports").iterdir(), key=lambda path: int(path.name)):
-            if wanted in (None, device.name) and number in (None, int(path.name)):
-                yield device.name, path
+def _ports(wanted: str | None, number: int | None) -> Iterator[PortFolder]:
+    for folder in port_folders(_SYS):
+        if wanted in (None, folder.device) and number in (None, folder.number):
+            yield folder
 
 
-def _state(path: Path) -> str:
-    try:
-        return (path / "state").read_text().split()[-1]
-    except OSError:
-        return "gone"
+def _port(folder: PortFolder, gid_index: int | None) -> Port:
+    routed = folder.link == "Ethernet"
+    return Port(folder.device, folder.number, _best_gid(folder, routed) if gid_index is None else gid_index, routed)
 
 
-def _port(device: str, path: Path, gid_index: int | None) -> Port:
-    routed = (path / "link_layer").read_text().strip() == "Ethernet"
-    return Port(device, int(path.name), _best_gid(path, routed) if gid_index is None else gid_index, routed)
-
-
-def _best_gid(path: Path, routed: bool) -> int:
+def _best_gid(folder: PortFolder, routed: bool) -> int:
     """RoCE v2 with an IPv4 address before one with IPv6, that before link-local ones; entry 0 on InfiniBand."""
     best, best_rank = 0, 0
-    for index in sorted(int(entry.name) for entry in (path / "gids").iterdir()) if routed else ():
-        try:
-            kind = (path / "gid_attrs" / "types" / str(index)).read_text().strip()
-            gid = bytes.fromhex((path / "gids" / str(index)).read_text().strip().replace(":", ""))
-        except OSError:
-            continue  # an unused entry has no type
-        if gid.startswith(_MAPPED) and kind == "RoCE v2":
-            return index
-        rank = 0 if kind != "RoCE v2" or not any(gid) else 1 if gid.startswith(_LINK_LOCAL) else 2
+    for gid in folder.gids() if routed else ():
+        if gid.kind != "RoCE v2":
+            continue
+        address = ip_address(gid.gid)
+        if address.version == 4:
+            return gid.index
+        rank = 1 if address.is_link_local else 2
         if rank > best_rank:
-            best, best_rank = index, rank
+            best, best_rank = gid.index, rank
     return best

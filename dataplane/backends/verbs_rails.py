@@ -129,10 +129,11 @@ class PassivePairs(Pairs):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One that this process initiated: a queue pair on each rail, and the socket that tells the owner's end."""
+    """One that this process initiated: a queue pair on each rail, the socket that tells the owner's end, its name."""
 
     pairs: tuple[tuple[Rail, QueuePair], ...]
     socket: socket.socket
+    name: bytes
 
 
 class Rails:
@@ -165,8 +166,10 @@ class Rails:
         listener, self.address = bind(options.get("listen"), f"skipper-verbs-{owner.token:016x}")
         self._server = Server(listener, self.token, range(len(self.rails)), self._passive_pairs)
 
-    def connect(self, address: str, token: bytes, wanted: Sequence[int], deadline: float) -> Connection:
-        """Connect to an owner over those of the wanted rails that it has too.
+    def connect(
+        self, address: str, token: bytes, wanted: Sequence[int], deadline: float, *, replaces: bytes
+    ) -> Connection:
+        """Connect to an owner over those of the wanted rails that it has too; see `verbs_exchange.dial`.
 
         Raises:
             OwnerDiedError: Nobody listens there any more.
@@ -176,18 +179,19 @@ class Rails:
         pairs = Pairs()
         try:
             self._fill(pairs, wanted, Rail.pair)
-            connection, used, theirs = dial(address, token, pairs.endpoints, deadline)
+            dialled = dial(address, token, pairs.endpoints, deadline, replaces=replaces)
             try:
-                pairs.keep(used)
-                for rail in used:
-                    self._connect(self.rails[rail], pairs.by_rail[rail], theirs[rail], token, deadline)
+                pairs.keep(dialled.endpoints)
+                for rail, theirs in dialled.endpoints.items():
+                    self._connect(self.rails[rail], pairs.by_rail[rail], theirs, token, deadline)
             except TransferError:
-                connection.close()
+                dialled.socket.close()
                 raise
         except BaseException:
             pairs.close()
             raise
-        return Connection(tuple((self.rails[rail], pairs.by_rail[rail]) for rail in used), connection)
+        used = tuple((self.rails[rail], pairs.by_rail[rail]) for rail in dialled.endpoints)
+        return Connection(used, dialled.socket, dialled.name)
 
     def stage(self, why: str) -> None:
         """Note, and say once in the log, that GPU memory of this process is moved by way of host memory."""

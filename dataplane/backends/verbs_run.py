@@ -8,6 +8,7 @@ holds for what can be repeated: an atomic operation is not, from the moment that
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -197,7 +198,11 @@ class VerbsRun:
 
 
 class AtomicRun(VerbsRun):
-    """An atomic operation: the word of the buffer is looked at before it and after it, and it is posted only once."""
+    """An atomic operation: posted only once.
+
+    The word of the buffer is looked at after it; before, only where it is begun again. What was dropped the device
+    refuses by itself.
+    """
 
     needs = (0,)
 
@@ -208,9 +213,12 @@ class AtomicRun(VerbsRun):
         remote: Remote,
         timeout: float,
         operation: FetchOperation,
+        spare: deque[Program],
     ) -> None:
+        """See `VerbsRun`; the program goes to `spare` when the operation has succeeded."""
         super().__init__(peer, make, (remote,), epochs_of((remote,)), (), timeout, operation.part_done)
         self._operation = operation
+        self._spare = spare
         self._sent = False
         self._refusal: TransferError | None = None
 
@@ -229,6 +237,7 @@ class AtomicRun(VerbsRun):
         self.error = self.error or self._refusal
         if self.error is None:
             self._operation.previous = self.previous
+            self._spare.append(self._program)
         super().finish()
 
     def failed(self, status: int) -> None:
@@ -247,7 +256,7 @@ class AtomicRun(VerbsRun):
             self._report(TransferError(f"{self._verdict(status)}; {_UNKNOWN}", status=status))
 
     def _prepare(self, link: Link, *, probe: bool) -> None:
-        super()._prepare(link, probe=True)
+        super()._prepare(link, probe=probe)
         if self._refusal is not None:
             self._phases = [self._program.probe]
             self._load()

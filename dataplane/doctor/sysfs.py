@@ -1,22 +1,10 @@
 """RDMA ports and network interfaces as /sys shows them. Opens no device; the root can be another for tests."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Any
 
-SYS = Path("/sys")
-
-
-@dataclass(frozen=True, slots=True)
-class Gid:
-    """An address of a port: its entry in the table, the address, its kind (``RoCE v2``, ...), the interface."""
-
-    index: int
-    gid: str
-    kind: str | None
-    interface: str | None
+from dataplane.backends.verbs_sysfs import SYS, Gid, PortFolder, port_folders, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +55,7 @@ class Interface:
 
 def rdma_ports(root: Path = SYS) -> list[RdmaPort]:
     """All ports of all RDMA devices; an empty list without kernel support."""
-    folder = root / "class" / "infiniband"
-    if not folder.is_dir():
-        return []
-    return [
-        _port(device, number)
-        for device in sorted(folder.iterdir())
-        for number in sorted(int(port.name) for port in (device / "ports").iterdir())
-    ]
+    return [_port(folder) for folder in port_folders(root)]
 
 
 def interfaces(root: Path = SYS) -> list[Interface]:
@@ -85,9 +66,9 @@ def interfaces(root: Path = SYS) -> list[Interface]:
     return [
         Interface(
             name=path.name,
-            state=_text(path / "operstate") or "unknown",
-            gbit_per_s=_megabits(_text(path / "speed")),
-            mtu=int(_text(path / "mtu") or 0),
+            state=text_of(path / "operstate") or "unknown",
+            gbit_per_s=_megabits(text_of(path / "speed")),
+            mtu=int(text_of(path / "mtu") or 0),
             software=not (path / "device").exists(),
         )
         for path in found
@@ -98,56 +79,24 @@ def mellanox_adapters(root: Path = SYS) -> int:
     """How many network adapters of NVIDIA/Mellanox are on the PCI bus, driver or not."""
     count = 0
     for device in (root / "bus" / "pci" / "devices").glob("*"):
-        network = (_text(device / "class") or "").startswith("0x02")
-        count += network and _text(device / "vendor") == "0x15b3"
+        network = (text_of(device / "class") or "").startswith("0x02")
+        count += network and text_of(device / "vendor") == "0x15b3"
     return count
 
 
-def _port(device: Path, number: int) -> RdmaPort:
-    path = device / "ports" / str(number)
+def _port(folder: PortFolder) -> RdmaPort:
     return RdmaPort(
-        device=device.name,
-        number=number,
-        state=(_text(path / "state") or "unknown").rpartition(":")[2].strip(),
-        link=_text(path / "link_layer") or "unknown",
-        gbit_per_s=_gigabits(_text(path / "rate")),
-        software=not (device / "device").exists(),
-        gids=tuple(_gids(path)),
+        device=folder.device,
+        number=folder.number,
+        state=folder.state,
+        link=folder.link,
+        gbit_per_s=folder.gbit_per_s,
+        software=folder.software,
+        gids=tuple(folder.gids()),
     )
-
-
-def _gids(port: Path) -> Iterator[Gid]:
-    for index in sorted(int(entry.name) for entry in (port / "gids").glob("*")):
-        text = _text(port / "gids" / str(index))
-        if text is not None and text.strip("0:"):
-            attributes = port / "gid_attrs"
-            kind, interface = (_text(attributes / what / str(index)) for what in ("types", "ndevs"))
-            yield Gid(index, _compact(text), kind, interface)
-
-
-def _compact(gid: str) -> str:
-    """A GID as people write it: an IPv4 address where it holds one."""
-    address = IPv6Address(gid)
-    return str(address if address.ipv4_mapped is None else address.ipv4_mapped)
-
-
-def _gigabits(rate: str | None) -> float | None:
-    """Gb/s of ``100 Gb/sec (4X EDR)``."""
-    number = (rate or "").split(" ")[0]
-    try:
-        return float(number) or None
-    except ValueError:
-        return None
 
 
 def _megabits(speed: str | None) -> float | None:
     """Gb/s of a speed in Mb/s; -1 and 4294967295 stand for unknown."""
     value = int(speed) if speed is not None and speed.lstrip("-").isdecimal() else -1
     return value / 1000 if 0 < value < 0xFFFFFFFF else None
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:  # unused entries and links that are down answer EINVAL
-        return None
