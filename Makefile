@@ -12,7 +12,7 @@ ARGS   ?=
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
 	@echo "make test     run the tests           (TESTS=tests/control ARGS='-x' to choose)"
-	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in a guest kernel"
+	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in guest kernels (VERBS_TESTS, ARGS to choose)"
 	@echo "make check    linters, types, import contracts, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
 	@echo "make proto    regenerate the protobuf code"
@@ -38,13 +38,8 @@ test: $(STAMP)
 	$(BIN)/python -m pytest $(TESTS) $(ARGS)
 
 # The guest is a throw-away kernel with Soft-RoCE; it is built (minutes) where no cache has it. See tests/rdma_guest.
-# Each part gets a kernel of its own: Soft-RoCE keeps what one test did to its links and queues from the next.
-VERBS_TESTS ?= tests/conformance $(shell grep -l 'mark.verbs' tests/rdma_guest/test_*.py)
-
 test-verbs: $(STAMP)
-	@set -e; for part in $(VERBS_TESTS); do \
-	  tests/rdma_guest/guest run --two-hosts --timeout 900 $(BIN)/python -m pytest -m verbs $$part $(ARGS); \
-	done
+	$(BIN)/python -m tests.rdma_guest.parts $(VERBS_TESTS) -- $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -29,7 +29,6 @@ class Case:
         atomics_need_owner: Whether they are done by the owner's CPU, in a thread of the library.
         interruptible: Whether a large transfer can be ended before its end; what a kernel does in one call cannot, as
             a copy between processes, or Soft-RoCE on one CPU.
-        frees_safely: Whether memory may be freed while a peer reads it: not where the owner's UCX sends it.
         far: Whether the reader is to believe that the owner is on another host.
         marks: What the machine must have for it.
         settings: For `dataplane.configure` in the owner.
@@ -46,7 +45,6 @@ class Case:
     first_write_waits: bool = False
     atomics_need_owner: bool = False
     interruptible: bool = True
-    frees_safely: bool = True
     far: bool = False
     marks: tuple[pytest.MarkDecorator, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -85,7 +83,6 @@ CASES = (
         first_read_waits=True,
         first_write_waits=True,
         atomics_need_owner=True,
-        frees_safely=False,
         far=True,
         settings={"backend": "ucx", "ucx": {"TLS": "tcp,self"}},
     ),
@@ -98,7 +95,6 @@ CASES = (
         first_read_waits=True,
         first_write_waits=True,
         atomics_need_owner=True,
-        frees_safely=False,
         settings={"backend": "ucx", "ucx": {"TLS": "tcp,self"}},
     ),
     Case(
@@ -126,8 +122,8 @@ CASES = (
         marks=needs_roce("rxe0"),
         settings=roce("rxe0"),
         reader=roce("rxe0"),
-        # UCX 1.13 does not always find out before the deadline that an owner was killed while it connected.
-        modules=("test_transfers", "test_freezes"),
+        # UCX 1.13 has left one of four peers that connected at a time without an answer: no tests of crowds.
+        modules=("test_transfers", "test_freezes", "test_deaths", "test_drops"),
     ),
 )
 REMOTE = tuple(case for case in CASES if case.remote)

@@ -20,9 +20,10 @@ import numpy as np
 import dataplane
 from dataplane import RDMABuffer
 from dataplane import handle as handles
+from tests.conformance import fork_server
+from tests.conformance.fork_server import ROOT, Forked
 from tests.conformance.visitor import Visitor
 
-ROOT = Path(__file__).resolve().parents[2]
 REPLY_S = 30.0
 
 
@@ -139,7 +140,7 @@ class LocalOwner:
 
 
 class RemoteOwner:
-    """A spawned process."""
+    """A process of its own."""
 
     def __init__(
         self,
@@ -149,6 +150,7 @@ class RemoteOwner:
         far: bool = False,
         module: str = "tests.conformance.owner",
         prefix: Sequence[str] = (),
+        inherits: bool = False,
     ) -> None:
         """Start it and wait until it is ready.
 
@@ -158,11 +160,16 @@ class RemoteOwner:
             far: Whether its handles are to look as if it ran on another host.
             module: The program: one that calls `main` with what it can be told to do.
             prefix: A command that runs the program, such as `ip netns exec NAME`, in the same process.
+            inherits: Whether it has the limits and rights of the calling thread, beside its environment.
         """
         self._far = far
         self._connection, theirs = Pipe()
-        command = [*prefix, sys.executable, "-m", module, str(theirs.fileno())]
-        self.process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+        self.process: subprocess.Popen[bytes] | Forked
+        if prefix or inherits:
+            command = [*prefix, sys.executable, "-m", module, str(theirs.fileno())]
+            self.process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+        else:
+            self.process = fork_server.server().start(module, theirs.fileno())
         theirs.close()
         self._connection.send((dict(settings), shared))
         self.reply()

@@ -8,6 +8,7 @@ import pytest
 from dataplane import RDMAAction, RDMABuffer, RemoteLayout
 from tests.conformance.conftest import Case
 from tests.conformance.test_transfers import handle_to, pattern
+from tests.sameness import assert_same
 
 Owner = Any
 
@@ -38,13 +39,13 @@ def test_boxes_read_and_written_are_the_boxes_asked_for(owner: Owner) -> None:
         wanted = remote[box]
         into = np.zeros_like(wanted)
         RDMAAction().read_remote(into, buffer, layout=layout_of(wanted, remote)).submit().get()
-        assert into.tobytes() == wanted.tobytes(), box
+        assert_same(into.tobytes(), wanted.tobytes(), f"bytes of {box}")
     expected = remote.copy()
     action = RDMAAction()
     target, source = expected[1:5, 3, ::2, 1], np.frombuffer(pattern(4 * 4 * 4, 5), np.float32).reshape(4, 4)
     action.write_remote(buffer, source.T, layout=layout_of(target, expected)).submit().get()
     expected[1:5, 3, ::2, 1] = source.T
-    assert owner("content", name) == expected.tobytes()
+    assert_same(owner("content", name), expected.tobytes())
 
 
 def test_local_sides_may_be_strided_and_neighbours_stay_untouched(owner: Owner) -> None:
@@ -79,7 +80,7 @@ def test_many_segments_of_many_buffers_in_one_submission(owner: Owner) -> None:
     # Neighbouring segments of a buffer are joined.
     assert action.segments == 40
     for seed, row in enumerate(rows):
-        assert row.tobytes() == pattern(3000, seed)
+        assert_same(row.tobytes(), pattern(3000, seed))
 
 
 def test_element_sized_runs_of_a_large_matrix(owner: Owner) -> None:
@@ -98,8 +99,8 @@ def test_reads_and_writes_of_several_owners_in_one_action(remote_case: Case, sta
     name, target = handle_to(second, bytes(700))
     into = bytearray(5000)
     RDMAAction().read_remote(into, source).write_remote(target, pattern(700, 2)).submit().get()
-    assert into == pattern(5000, 1)
-    assert second("content", name) == pattern(700, 2)
+    assert_same(into, pattern(5000, 1))
+    assert_same(second("content", name), pattern(700, 2))
 
 
 def test_an_empty_action_is_done(case: Case) -> None:
@@ -145,7 +146,7 @@ def test_a_source_may_repeat_elements(owner: Owner) -> None:
     name, buffer = handle_to(owner, bytes(12))
     repeated = np.broadcast_to(np.array([1, 2, 3], np.uint8), (4, 3))
     RDMAAction().write_remote(buffer, repeated).submit().get()
-    assert owner("content", name) == bytes([1, 2, 3] * 4)
+    assert_same(owner("content", name), bytes([1, 2, 3] * 4))
 
 
 def test_a_dropped_buffer_fails_the_action_with_its_name(owner: Owner) -> None:
@@ -171,4 +172,4 @@ def test_an_action_outlives_the_names_of_its_memory(owner: Owner) -> None:
         return RDMAAction().read_remote(into, RDMABuffer.deserialize(buffer.serialize()))
 
     build().submit().get()
-    assert seen[0].tobytes() == content
+    assert_same(seen[0].tobytes(), content)

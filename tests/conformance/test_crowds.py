@@ -8,6 +8,7 @@ from dataplane import RDMABuffer
 from tests.conformance.conftest import Case
 from tests.conformance.owner import Owner, RemoteOwner, replies
 from tests.conformance.test_transfers import handle_to, pattern
+from tests.sameness import assert_same
 
 READERS = 64
 
@@ -31,8 +32,8 @@ def test_reads_and_writes_in_both_directions_at_once(remote_case: Case, start: C
     other.tell("read", own.serialize(), nbytes, times)
     for _ in range(times):  # both read
         there.read_into(into).get()
-        assert into.tobytes() == theirs
-    assert other.reply() == ours.tobytes()
+        assert_same(into.tobytes(), theirs)
+    assert_same(other.reply(), ours.tobytes())
 
     incoming = pattern(nbytes, 4)
     other.tell("write", own.serialize(), incoming, times)
@@ -40,7 +41,7 @@ def test_reads_and_writes_in_both_directions_at_once(remote_case: Case, start: C
     for _ in range(times):  # both write, and we read what we have written
         there.write_from(outgoing).get()
         there.read_into(into).get()
-        assert into.tobytes() == outgoing
+        assert_same(into.tobytes(), outgoing)
     other.reply()
-    assert ours.tobytes() == incoming
-    assert other("content", name) == outgoing
+    assert_same(ours.tobytes(), incoming)
+    assert_same(other("content", name), outgoing)

@@ -17,6 +17,7 @@ from tests.conformance.loops import meanwhile, read_until_it_fails, write_until_
 from tests.conformance.owner import REPLY_S, RemoteOwner, forged
 from tests.conformance.records import Clock, Fault, Provoke
 from tests.conformance.test_transfers import handle_to, pattern
+from tests.sameness import assert_same
 
 Start = Callable[[], RemoteOwner]
 SOON_S = 5.0
@@ -44,7 +45,7 @@ def test_a_killed_owner_is_an_error_and_the_others_go_on(remote_case: Case, star
         with pytest.raises(OwnerDiedError, match="gone"), provoke(Fault.KILLED_BEFORE, remote_case.id):
             attempt().get()
         kept.read_into(into).get()
-        assert into == content
+        assert_same(into, content)
     assert time.monotonic() - begin < SOON_S
 
 
@@ -109,9 +110,9 @@ def test_the_handle_of_a_dead_owner_does_not_fit_its_successor(
     if not remote_case.far:
         with pytest.raises(OwnerDiedError), provoke(Fault.RESTARTED_IN_PLACE, remote_case.id):
             reborn.read_into(into).get()
-        assert into == bytes(100)
+        assert_same(into, bytes(100))
     fresh.read_into(into).get()
-    assert into == pattern(100, 1)
+    assert_same(into, pattern(100, 1))
 
 
 def test_a_writer_killed_in_its_write_harms_nobody_else(remote_case: Case, start: Start, provoke: Provoke) -> None:
@@ -135,7 +136,7 @@ def test_a_writer_killed_in_its_write_harms_nobody_else(remote_case: Case, start
         writer.kill()
         with provoke(Fault.WRITER_KILLED, remote_case.id):
             kept.read_into(into, timeout=10).get()
-        assert into == content
+        assert_same(into, content)
     target.write_from(np.full(nbytes, 4, np.uint8), timeout=10).get()
     bytes_there = np.frombuffer(owner("content", name), np.uint8)
     assert (bytes_there[:margin] == 1).all()

@@ -13,6 +13,7 @@ from tests.conformance.conftest import Case
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Fault, Provoke
 from tests.conformance.test_transfers import handle_to, pattern
+from tests.sameness import assert_same
 
 Start = Callable[[], RemoteOwner]
 SOON_S = 5.0
@@ -55,7 +56,7 @@ def test_a_frozen_owner_costs_its_own_deadline_only(remote_case: Case, start: St
         with served(remote_case), provoke(Fault.FROZEN_BEFORE_READ, remote_case.id, deadline_s=DEADLINE_S):
             operation = buffer.read_into(bytearray(len(content)), timeout=DEADLINE_S)
             kept.read_into(into, timeout=10).get()
-            assert into == content
+            assert_same(into, content)
             operation.get()
         with served(remote_case), provoke(Fault.FROZEN_BEFORE_READ, remote_case.id, deadline_s=DEADLINE_S):
             buffer.at(0, 8).read_into(bytearray(8), timeout=DEADLINE_S).get()
@@ -66,8 +67,8 @@ def test_a_frozen_owner_costs_its_own_deadline_only(remote_case: Case, start: St
         kept.read_into(into, timeout=10).get()
     with provoke(Fault.THAWED, remote_case.id):
         buffer.read_into(into, timeout=20).get()
-    assert into == content
-    assert stopped("content", name) == content
+    assert_same(into, content)
+    assert_same(stopped("content", name), content)
 
 
 @pytest.mark.parametrize("fault", [Fault.FROZEN_AT_FIRST_READ, Fault.FROZEN_AT_FIRST_WRITE], ids=["read", "write"])
@@ -87,8 +88,8 @@ def test_an_owner_frozen_before_anybody_connected(
     ):
         (buffer.read_into(into, timeout=DEADLINE_S) if reads else buffer.write_from(content, timeout=DEADLINE_S)).get()
     buffer.read_into(into, timeout=20).get()
-    assert into == content
-    assert stopped("content", name) == content
+    assert_same(into, content)
+    assert_same(stopped("content", name), content)
 
 
 def test_the_deadline_of_one_operation_does_not_end_another_one(waiting_case: Case, start: Start) -> None:
@@ -105,7 +106,7 @@ def test_the_deadline_of_one_operation_does_not_end_another_one(waiting_case: Ca
         with pytest.raises(TransferTimeoutError, match="goes on"):
             patient.get(timeout=0.05)
     patient.get()
-    assert patient_into == content
+    assert_same(patient_into, content)
 
 
 def test_a_deadline_that_is_too_short_is_an_error_and_the_next_transfer_works(

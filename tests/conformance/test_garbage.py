@@ -12,6 +12,7 @@ from tests.conformance.conftest import Case
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Fault, Provoke
 from tests.conformance.test_transfers import handle_to, pattern
+from tests.sameness import assert_same
 
 LISTEN = "0A"
 
@@ -61,6 +62,6 @@ def test_strangers_change_no_byte_and_the_owner_goes_on(
                 stranger.shutdown(socket.SHUT_WR)
     with provoke(Fault.GARBAGE, waiting_case.id):
         buffer.read_into(into, timeout=20).get()
-    assert into == content
-    assert owner("content", name) == content
+    assert_same(into, content)
+    assert_same(owner("content", name), content)
     assert owner.process.poll() is None

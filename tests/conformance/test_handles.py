@@ -11,6 +11,7 @@ from tests.conformance.conftest import Case
 from tests.conformance.owner import Owner, RemoteOwner
 from tests.conformance.records import Fault, Provoke
 from tests.conformance.test_transfers import handle_to, pattern
+from tests.sameness import assert_same
 
 CONTENT = pattern(3000)
 
@@ -53,8 +54,8 @@ def test_a_fork_has_shared_memory_and_no_library(
     reader = start()
     if remote_case.shared:
         with provoke(Fault.FORKED, remote_case.id):
-            assert reader("read_in_a_fork", buffer.serialize(), len(CONTENT)) == CONTENT
+            assert_same(reader("read_in_a_fork", buffer.serialize(), len(CONTENT)), CONTENT)
     else:
         with pytest.raises(BackendUnavailableError, match="fork"), provoke(Fault.FORKED, remote_case.id):
             reader("read_in_a_fork", buffer.serialize(), len(CONTENT))
-    assert reader("read", buffer.serialize(), len(CONTENT), 1) == CONTENT
+    assert_same(reader("read", buffer.serialize(), len(CONTENT), 1), CONTENT)

@@ -9,6 +9,7 @@ from tests.conformance.conftest import CASES, Case
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Fault, Provoke
 from tests.conformance.test_transfers import handle_to, pattern
+from tests.sameness import assert_same
 
 Start = Callable[[], RemoteOwner]
 CONTENT = pattern(5000)
@@ -29,7 +30,7 @@ def test_an_owner_without_descriptors_cannot_register(remote_case: Case, start: 
     _, buffer = handle_to(owner, CONTENT)
     into = bytearray(len(CONTENT))
     buffer.read_into(into).get()
-    assert into == CONTENT
+    assert_same(into, CONTENT)
 
 
 def test_a_reader_without_descriptors_keeps_the_owners_that_it_has(
@@ -38,16 +39,16 @@ def test_a_reader_without_descriptors_keeps_the_owners_that_it_has(
     known, other, reader = start(), start(), start()
     _, first = handle_to(known, CONTENT)
     _, second = handle_to(other, CONTENT)
-    assert reads(reader, first) == CONTENT
+    assert_same(reads(reader, first), CONTENT)
     reader("limit_descriptors", 0)
     with (
         pytest.raises(BackendUnavailableError, match="ulimit -n"),
         provoke(Fault.READER_NO_DESCRIPTORS, remote_case.id),
     ):
         reads(reader, second)
-    assert reads(reader, first) == CONTENT
+    assert_same(reads(reader, first), CONTENT)
     reader("lift_limits")
-    assert reads(reader, second) == CONTENT
+    assert_same(reads(reader, second), CONTENT)
 
 
 def test_shared_memory_that_does_not_fit_is_an_error_on_both_sides(provoke: Provoke) -> None:
@@ -66,7 +67,7 @@ def test_shared_memory_that_does_not_fit_is_an_error_on_both_sides(provoke: Prov
         with pytest.raises(BackendUnavailableError, match="map"), provoke(Fault.READER_NO_MEMORY, case.id):
             reads(reader, buffer)
         reader("lift_limits")
-        assert reads(reader, buffer) == bytes([1]) * 1000
+        assert_same(reads(reader, buffer), bytes([1]) * 1000)
     finally:
         owner.close()
         reader.close()

@@ -9,6 +9,7 @@ import pytest
 
 from dataplane import RDMABuffer
 from tests.conformance.conftest import Case
+from tests.sameness import assert_same
 
 Owner = Any
 SIZES = (1, 7, 4096, 100_003, (1 << 20) + 1, 9 << 20)
@@ -36,7 +37,7 @@ def test_read_brings_every_byte(owner: Owner, nbytes: int) -> None:
     _, buffer = handle_to(owner, content)
     framed = np.full(nbytes + 128, 0xA5, np.uint8)
     buffer.read_into(framed[64:-64]).get()
-    assert framed[64:-64].tobytes() == content
+    assert_same(framed[64:-64].tobytes(), content)
     assert (framed[:64] == 0xA5).all()
     assert (framed[-64:] == 0xA5).all()
 
@@ -46,7 +47,7 @@ def test_write_brings_every_byte(owner: Owner, nbytes: int) -> None:
     name, buffer = handle_to(owner, bytes(nbytes))
     content = pattern(nbytes, 1)
     buffer.write_from(content).get()
-    assert owner("content", name) == content
+    assert_same(owner("content", name), content)
 
 
 def test_a_part_is_that_part(owner: Owner) -> None:
@@ -54,10 +55,10 @@ def test_a_part_is_that_part(owner: Owner) -> None:
     name, buffer = handle_to(owner, content)
     into = bytearray(300)
     buffer.at(1000, 3000).at(500, 300).read_into(into).get()
-    assert into == content[1500:1800]
+    assert_same(into, content[1500:1800])
     buffer.at(4999, 1).write_from(b"\x01").get()
     buffer.at(0, 2).write_from(b"\x02\x03").get()
-    assert owner("content", name) == b"\x02\x03" + content[2:4999] + b"\x01"
+    assert_same(owner("content", name), b"\x02\x03" + content[2:4999] + b"\x01")
 
 
 def test_parts_travel_as_handles_of_their_own(owner: Owner) -> None:
@@ -66,7 +67,7 @@ def test_parts_travel_as_handles_of_their_own(owner: Owner) -> None:
     part = RDMABuffer.deserialize(buffer.at(123, 45).serialize())
     into = bytearray(45)
     part.read_into(into).get()
-    assert into == content[123:168]
+    assert_same(into, content[123:168])
 
 
 @pytest.mark.parametrize("nbytes", [64, 3 << 20])
@@ -80,8 +81,8 @@ def test_an_operation_can_be_awaited(owner: Owner, nbytes: int) -> None:
         await buffer.write_from(into[::-1])
         return into
 
-    assert asyncio.run(both_ways()) == content
-    assert owner("content", name) == content[::-1]
+    assert_same(asyncio.run(both_ways()), content)
+    assert_same(owner("content", name), content[::-1])
 
 
 @pytest.mark.parametrize("nbytes", [64, 3 << 20])
@@ -108,7 +109,7 @@ def test_torch_dtypes_are_moved_as_they_are(owner: Owner) -> None:
         assert into.view(torch.uint8).equal(source.view(torch.uint8)), dtype
         owner("fill", name, 0)
         buffer.write_from(into).get()
-        assert owner("content", name) == raw, dtype
+        assert_same(owner("content", name), raw, f"bytes of {dtype}")
 
 
 def test_misfits_are_refused_before_anything_moves(owner: Owner) -> None:
@@ -133,7 +134,7 @@ def test_misfits_are_refused_before_anything_moves(owner: Owner) -> None:
     for timeout in (0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="timeout"):
             buffer.read_into(bytearray(100), timeout=timeout)
-    assert owner("content", name) == content
+    assert_same(owner("content", name), content)
 
 
 def test_read_only_buffers_can_only_be_read(owner: Owner) -> None:
@@ -146,7 +147,8 @@ def test_read_only_buffers_can_only_be_read(owner: Owner) -> None:
         buffer.at(3, 4).write_from(bytes(4))
     into = bytearray(100)
     buffer.read_into(into).get()
-    assert into == owner("content", name) == content
+    assert_same(owner("content", name), content)
+    assert_same(into, content)
 
 
 def test_many_readers_at_once_all_read_right(owner: Owner) -> None:

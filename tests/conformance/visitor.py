@@ -22,10 +22,10 @@ class Visitor:
             buffer.read_into(into, timeout=PATIENCE_S).get()
         return into.tobytes()
 
-    def write(self, handle: bytes, content: bytes, times: int) -> None:
+    def write(self, handle: bytes, content: bytes, times: int, timeout: float = PATIENCE_S) -> None:
         buffer = RDMABuffer.deserialize(handle)
         for _ in range(times):
-            buffer.write_from(content, timeout=PATIENCE_S).get()
+            buffer.write_from(content, timeout=timeout).get()
 
     def write_without_end(self, handle: bytes, nbytes: int, value: int) -> None:
         """Be always in the middle of a write."""

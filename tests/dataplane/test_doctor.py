@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from dataplane.backends.base import BackendStatus
+from dataplane.backends.verbs_sysfs import Gid
 from dataplane.doctor import child, gpu, limits, rdma
 from dataplane.doctor.checks import Check, Examination, Verdict
 from dataplane.doctor.child import ProbeError, ask
 from dataplane.doctor.command import main
-from dataplane.doctor.sysfs import Gid, Interface, RdmaPort
+from dataplane.doctor.sysfs import Interface, RdmaPort
 from dataplane.doctor.trial import TrialError, trial
 from dataplane.doctor.ucx import ucx
 

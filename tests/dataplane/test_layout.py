@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dataplane._copy import copy_rows
 from dataplane.layout import as_rows, compile_box, extent, overlaps_itself, row_bytes, row_runs, single, stripes
+from tests.sameness import assert_same
 
 Array = np.ndarray[Any, Any]
 
@@ -51,11 +52,11 @@ def test_rows_copy_what_indexing_copies(pair: tuple[Array, Array], to_remote: bo
     assert int(row_bytes(rows).sum()) == local.nbytes
     for part in stripes(rows, parts, align=1):
         copy_rows(part, to_remote)
-    assert target.tobytes() == source.tobytes()
+    assert_same(target.tobytes(), source.tobytes())
     # And nothing else of the target's memory has changed.
     after = root.copy()
     target[...] = np.zeros((), target.dtype)
-    assert root.tobytes() == expected_root.tobytes()
+    assert_same(root.tobytes(), expected_root.tobytes())
     assert after.nbytes == root.nbytes
 
 
@@ -122,7 +123,7 @@ def test_streamed_copies_bring_every_byte_and_no_more(nbytes: int, shift: int) -
     source = np.frombuffer(np.random.default_rng(0).bytes(nbytes), np.uint8)
     target = np.full(nbytes + 200, 0xA5, np.uint8)
     copy_rows(single(address(target) + 64 + shift, address(source), nbytes), False, True)
-    assert target[64 + shift : 64 + shift + nbytes].tobytes() == source.tobytes()
+    assert_same(target[64 + shift : 64 + shift + nbytes].tobytes(), source.tobytes())
     assert (target[: 64 + shift] == 0xA5).all()
     assert (target[64 + shift + nbytes :] == 0xA5).all()
 

@@ -9,6 +9,7 @@ import pytest
 import dataplane
 from dataplane import RDMAAction, RDMABuffer, RemoteLayout, TransferTimeoutError
 from tests.conformance.owner import RemoteOwner
+from tests.sameness import assert_same
 
 LANES = 3
 MIB = 1 << 20
@@ -46,9 +47,10 @@ def test_every_byte_arrives_in_its_place_however_many_carry_it(owner: RemoteOwne
         assert (into == content).all()
     other = noise(nbytes, seed=2)
     buffer.write_from(other, timeout=20).get()
-    assert owner("content", name) == other.tobytes()
+    assert_same(owner("content", name), other.tobytes())
 
 
+@pytest.mark.parametrize("owner", ["cma"], indirect=True)  # over TCP the owner's one thread is the bottleneck
 def test_large_transfers_have_as_many_threads_as_copies_have(owner: RemoteOwner) -> None:
     _, raw = owner("make_filled", 32 * MIB, 3)
     RDMABuffer.deserialize(raw).read_into(np.zeros(32 * MIB, np.uint8), timeout=20).get()

@@ -73,13 +73,26 @@ def connect_raw(address: str) -> socket.socket:
 
 
 def test_both_sides_learn_the_other_end(address: str, pairs: Pairs) -> None:
-    connection, rails, endpoints = dial(address, TOKEN, {0: MINE}, soon())
-    assert rails == (0,)
+    connection, endpoints, _ = dial(address, TOKEN, {0: MINE}, soon())
     assert endpoints == {0: THEIRS}
     assert pairs.connected == [{0: MINE}]
     assert not hung_up(connection)
     connection.close()
     assert pairs.closed.acquire(timeout=10)
+
+
+def test_a_connection_that_replaces_another_is_answered_when_that_is_destroyed(address: str, pairs: Pairs) -> None:
+    first = dial(address, TOKEN, {0: MINE}, soon())
+    beside = dial(address, TOKEN, {0: MINE}, soon())
+    second = dial(address, TOKEN, {0: MINE}, soon(), replaces=first.name)
+    assert pairs.closed.acquire(blocking=False)
+    assert not pairs.closed.acquire(blocking=False)
+    assert [hung_up(each.socket) for each in (first, beside, second)] == [True, False, False]
+    third = dial(address, TOKEN, {0: MINE}, soon(), replaces=first.name)  # one that is gone already
+    for each in (first, beside, second, third):
+        each.socket.close()
+    for _ in range(3):
+        assert pairs.closed.acquire(timeout=10)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +104,7 @@ def test_the_ports_that_both_sides_use_are_connected_by_number(
     listener, address = bind(None, f"skipper-test-rails-{os.getpid()}")
     server = Server(listener, TOKEN, theirs, pairs)
     mine = {rail: MINE[:-1] + bytes([rail]) for rail in ours}
-    connection, rails, endpoints = dial(address, TOKEN, mine, soon())
-    assert rails == common
+    connection, endpoints, _ = dial(address, TOKEN, mine, soon())
     assert endpoints == {rail: THEIRS[:-1] + bytes([rail]) for rail in common}
     assert pairs.connected == [{rail: mine[rail] for rail in common}]
     connection.close()
@@ -114,10 +126,11 @@ def test_a_wrong_token_gets_nothing(address: str, pairs: Pairs) -> None:
 def test_a_proof_cannot_be_used_twice(address: str, pairs: Pairs) -> None:
     sent = []
     with connect_raw(address) as first:
-        hello = b"SKv2\1" + b"n" * 16
+        hello = b"SKv3\1" + b"n" * 16
         first.sendall(hello)
         greetings = hello + first.recv(21)
-        sent.append(MINE + verbs_exchange._proof(TOKEN, b"initiator", greetings, MINE))
+        own = MINE + verbs_exchange.NOBODY
+        sent.append(own + verbs_exchange._proof(TOKEN, b"initiator", greetings, own))
         first.sendall(sent[0])
         assert first.recv(ENDPOINT.size)[:4] == THEIRS[:4]
     with connect_raw(address) as second:
@@ -174,8 +187,8 @@ def test_an_impostor_without_the_token_is_found_out() -> None:
         connection, _ = listener.accept()
         with connection:
             connection.recv(21)
-            connection.sendall(b"SKv2\1" + b"i" * 16)
-            connection.recv(ENDPOINT.size + 32)
+            connection.sendall(b"SKv3\1" + b"i" * 16)
+            connection.recv(ENDPOINT.size + len(verbs_exchange.NOBODY) + 32)
             connection.sendall(THEIRS + b"\0" * 32)
             connection.recv(1)
 

@@ -20,7 +20,7 @@ Add = Callable[..., Path]
 @pytest.fixture
 def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
     """Adds a port; `gids` are (address, type), a type of None is how an unused entry looks."""
-    monkeypatch.setattr(verbs_port, "_SYSFS", tmp_path)
+    monkeypatch.setattr(verbs_port, "_SYS", tmp_path)
 
     def one(
         device: str,
@@ -29,7 +29,7 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Add:
         layer: str = "Ethernet",
         gids: tuple[tuple[str, str | None], ...] = ((IPV4, "RoCE v2"),),
     ) -> Path:
-        path = tmp_path / device / "ports" / str(number)
+        path = tmp_path / "class" / "infiniband" / device / "ports" / str(number)
         (path / "gids").mkdir(parents=True)
         (path / "gid_attrs" / "types").mkdir(parents=True)
         (path / "state").write_text(f"{state}\n")
@@ -88,7 +88,7 @@ def test_a_port_that_is_named_must_be_there_and_active(add: Add, options: dict[s
 
 
 def test_no_device_at_all_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs_port, "_SYSFS", tmp_path / "none")
+    monkeypatch.setattr(verbs_port, "_SYS", tmp_path)
     with pytest.raises(BackendUnavailableError, match="no RDMA device"):
         find_ports({"device": "all"})
 

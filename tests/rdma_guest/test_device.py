@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.rdma_guest.gates import needs_device
+from tests.sameness import assert_same
 
 pytestmark = [pytest.mark.verbs, needs_device()]
 
@@ -37,7 +38,7 @@ def test_what_is_written_into_another_process_can_be_read_back(nbytes):
         assert end.transfer(bare.WRITE, nbytes) == SUCCESS
         end.memory.write(bytes(nbytes), nbytes)
         assert end.transfer(bare.READ, nbytes) == SUCCESS
-        assert end.memory.read(nbytes, 0) == pattern[:nbytes]
+        assert_same(end.memory.read(nbytes, 0), pattern[:nbytes])
 
 
 @needs_device("rxe0")

@@ -18,6 +18,7 @@ from dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
 from tests.conformance.owner import RemoteOwner
 from tests.rdma_guest.gates import needs_device
 from tests.rdma_guest.links import cut_link, received, resources
+from tests.sameness import assert_same
 
 pytestmark = [pytest.mark.verbs, needs_device("rxa", "rxb", "rxc", "rxd")]
 
@@ -56,7 +57,7 @@ def test_bytes_and_words_are_moved_as_ever(far):
     name, buffer = buffer_of(far, content)
     into = bytearray(3 * MIB)
     buffer.read_into(into).get()
-    assert into == content
+    assert_same(into, content)
     assert (identities() - before[0]) == 2  # one connection, seen from both ends
     assert received("ea")[0] - before[1] > 3 * MIB
     buffer.write_from(bytes(3 * MIB)).get()
@@ -72,7 +73,7 @@ def test_several_ports_are_connected_each():
     try:
         _, handle = owner("make_filled", 8 * MIB, 7)
         before = identities(), received("ec")[0]
-        assert reader("read", handle, 8 * MIB, 1) == b"\x07" * 8 * MIB
+        assert_same(reader("read", handle, 8 * MIB, 1), b"\x07" * 8 * MIB)
         assert identities() - before[0] == 4
         assert received("ec")[0] - before[1] > 3 * MIB
     finally:
@@ -99,7 +100,7 @@ def test_nobody_is_connected_without_a_ticket_and_one_is_good_once(far):
         return "connected"
 
     mine = rail.pair()
-    connection, _, theirs = dial(contact.address, contact.token, {0: mine.endpoint}, deadline)
+    connection, theirs, _ = dial(contact.address, contact.token, {0: mine.endpoint}, deadline)
     try:
         good = verbs_cm.ticket(contact.token, mine.endpoint, theirs[0])
         assert "REJECTED" in attempt(theirs[0], bytes(32))

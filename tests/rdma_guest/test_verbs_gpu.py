@@ -8,6 +8,7 @@ from dataplane import handle as handles
 from dataplane.memory import MemoryKind
 from tests.conformance.owner import RemoteOwner
 from tests.rdma_guest.gates import needs_cuda, needs_device
+from tests.sameness import assert_same
 
 pytestmark = [pytest.mark.verbs, needs_device(), needs_cuda]
 
@@ -39,7 +40,7 @@ def test_gpu_memory_of_this_side_is_read_into_and_written_from(owner, caplog):
     tensor.fill_(9)
     torch.cuda.synchronize()
     buffer.write_from(tensor).get()
-    assert owner("content", name) == b"\x09" * NBYTES
+    assert_same(owner("content", name), b"\x09" * NBYTES)
     staged = process.current().verbs.engine().rails.staging
     assert ("by way of host memory" in caplog.text) == (staged is not None)
     assert ("by way of host memory" in dataplane.backends()[-1].reason) == (staged is not None)
@@ -58,7 +59,7 @@ def test_gpu_memory_is_exported_or_the_reason_is_given(owner):
     handle = buffer.serialize()
     parsed, _, _ = handles.parse(*handles.split(handle))
     assert parsed.kind is MemoryKind.CUDA
-    assert owner("read", handle, NBYTES, 1) == b"\x05" * NBYTES
+    assert_same(owner("read", handle, NBYTES, 1), b"\x05" * NBYTES)
 
 
 def refused(buffer):
