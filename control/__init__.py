@@ -8,16 +8,22 @@ from control.endpoint import Endpoint, as_endpoint, concurrent_endpoint, endpoin
 from control.errors import (
     ActorDefinitionError,
     ActorError,
+    AlreadyInJobError,
     AuthenticationError,
     BackpressureError,
     ChannelClosedError,
     ControlError,
     DeadlineError,
+    JobExistsError,
+    JobNotFoundError,
+    JoinError,
     LinkError,
     NoActorContextError,
     PayloadError,
     ProtocolError,
+    RemoteHostError,
     SupervisionError,
+    UnsafeFileError,
     WireError,
 )
 from control.failure import FailureKind, MeshFailure
@@ -25,6 +31,7 @@ from control.future import Future
 from control.mesh import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
 from control.port import Channel, Port, PortReceiver
 from control.runtime.job import shutdown
+from control.runtime.join import ServedJob, join, serve_job
 from control.runtime.messages import Creator
 from control.runtime.ports import ResponseStream
 from control.runtime.supervision import unhandled_fault_hook
@@ -73,6 +80,9 @@ __all__ = [
     "configure",
     "Settings",
     "shutdown",
+    "serve_job",
+    "ServedJob",
+    "join",
     # errors
     "ControlError",
     "ActorError",
@@ -84,6 +94,12 @@ __all__ = [
     "ActorDefinitionError",
     "PayloadError",
     "NoActorContextError",
+    "JoinError",
+    "JobNotFoundError",
+    "JobExistsError",
+    "AlreadyInJobError",
+    "RemoteHostError",
+    "UnsafeFileError",
     "WireError",
     "AuthenticationError",
     "ProtocolError",

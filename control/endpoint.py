@@ -240,9 +240,10 @@ class Endpoint:
         return 0 if sender is None else notice_number(sender, self._mesh.uid, self._mesh.name)
 
     def _cast(self, process: Process, payload: Payload, port: int) -> None:
-        uid, name, extent = self._mesh.uid, self.spec.wire_name, self._mesh.extent
-        for rank, member in enumerate(self._members):
-            process.send(member, Envelope(Kind.CALL, uid, payload, name, port, rank, extent))
+        process.cast(
+            self._members,
+            Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port, extent=self._mesh.extent),
+        )
 
     def __repr__(self) -> str:
         return f"<endpoint {self._mesh.name}.{self.spec.name}>"

@@ -11,6 +11,12 @@ ControlError
 ├── ActorDefinitionError           this class cannot be an actor            (also TypeError)
 ├── PayloadError                   a value cannot be pickled or unpickled   (also TypeError)
 ├── NoActorContextError            this thread belongs to no actor          (also RuntimeError)
+├── JoinError                      a running job cannot be joined, or not be served
+│   ├── JobNotFoundError           there is no such job, or it has ended    (also LookupError)
+│   ├── JobExistsError             another running job has this name        (also ValueError)
+│   ├── AlreadyInJobError          this process is part of a job            (also RuntimeError)
+│   ├── RemoteHostError            the job runs on another host             (also NotImplementedError)
+│   └── UnsafeFileError            others could read or have written a file (also PermissionError)
 └── WireError                      a link to another process
     ├── AuthenticationError        the other side does not know the job's secret
     └── ProtocolError              the other side sent what no peer sends
@@ -106,6 +112,30 @@ class PayloadError(ControlError, TypeError):
 
 class NoActorContextError(ControlError, RuntimeError):
     """The calling thread belongs to no actor, so that there is no context to speak of."""
+
+
+class JoinError(ControlError):
+    """A running job cannot be joined, or this one cannot be served to others."""
+
+
+class JobNotFoundError(JoinError, LookupError):
+    """There is no running job under this address: nobody serves it, or it has ended."""
+
+
+class JobExistsError(JoinError, ValueError):
+    """Another running job of this user is served under the same name."""
+
+
+class AlreadyInJobError(JoinError, RuntimeError):
+    """This process is part of a job already; `shutdown` ends that."""
+
+
+class RemoteHostError(JoinError, NotImplementedError):
+    """The job runs on another host. Joining across hosts is not there yet."""
+
+
+class UnsafeFileError(JoinError, PermissionError):
+    """Other users could read a connection file, or could have written it; what it says is not used."""
 
 
 class WireError(ControlError):

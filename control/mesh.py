@@ -171,7 +171,7 @@ class ActorMesh(_Mesh, Generic[A]):
         process = runtime.current()
         future = process.request_all(self._view_members(), "stop_actor", target=self._uid)
         if self._view == Shape.whole(self._root):
-            future.add_done_callback(lambda _: process.disown(self._uid))
+            future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
 
     def _with_view(self, view: Shape) -> ActorMesh[A]:
@@ -267,8 +267,8 @@ class ProcMesh(_Mesh):
         process = runtime.current()
         if self._launcher.id != process.me.id:
             return process.request_all((self._launcher,), "stop_mesh", target=self._uid)
-        future = process.stop_children(self._members)
-        future.add_done_callback(lambda _: process.disown(self._uid))
+        future = process.children.stop(self._members)
+        future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
 
     def _with_view(self, view: Shape) -> ProcMesh:

@@ -92,7 +92,7 @@ class Port(Generic[T]):
     def _send(self, kind: Kind, payload: Payload) -> None:
         self._owed = False
         if self._address.number:
-            runtime.current().send_to_port(self._address, kind, payload)
+            runtime.current().send_to_port(self._address, kind, payload, is_answer=self._is_answer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._owed = False

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-_LEAST = {"max_unhandled": 256, "max_unhandled_nbytes": 16 << 20}
-"""Room is given back in batches; a limit has to leave space for some of them."""
+_LEAST = {"max_unhandled": 256, "max_unhandled_nbytes": 16 << 20, "tree_threshold": 1, "tree_fanout": 2}
+"""Room is given back in batches; a limit has to leave space for some of them. A tree has to branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Settings:
         send_timeout_s: how long a sender waits for room in the mailbox of an actor that is behind.
         max_unhandled: messages of one process that may be unhandled at one actor before its senders wait; 256 or more.
         max_unhandled_nbytes: the same in bytes of their payloads; 16 MiB or more.
+        tree_threshold: a cast to more actors than this goes down a tree of their processes; 1 or more.
+        tree_fanout: to how many a node of such a tree passes on at most, the sender included; 2 or more.
     """
 
     heartbeat_s: float = 10.0
@@ -31,6 +33,8 @@ class Settings:
     send_timeout_s: float = 30.0
     max_unhandled: int = 10_000
     max_unhandled_nbytes: int = 256 << 20
+    tree_threshold: int = 16
+    tree_fanout: int = 8
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -58,10 +62,13 @@ def configure(
     send_timeout_s: float | None = None,
     max_unhandled: int | None = None,
     max_unhandled_nbytes: int | None = None,
+    tree_threshold: int | None = None,
+    tree_fanout: int | None = None,
 ) -> Settings:
     """Change bounds for what starts from now on, here and in the processes spawned later; None keeps a bound.
 
     Call it in the script before the first mesh is spawned: processes that already run keep what they were born with.
+    Only the trees can be changed while a job runs, for what its caller casts from then on.
 
     Returns:
         The settings in force.
@@ -79,6 +86,8 @@ def configure(
         "send_timeout_s": send_timeout_s,
         "max_unhandled": max_unhandled,
         "max_unhandled_nbytes": max_unhandled_nbytes,
+        "tree_threshold": tree_threshold,
+        "tree_fanout": tree_fanout,
     }
     _settings = dataclasses.replace(_settings, **{name: bound for name, bound in given.items() if bound is not None})
     return _settings

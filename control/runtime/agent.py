@@ -1,9 +1,13 @@
-"""`Agent`: what processes ask of each other besides calls to actors. Handlers run on the loop thread."""
+"""`Agent`: what processes ask of each other besides calls to actors.
+
+Handlers run on the thread that brought the request, and must not block.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +47,9 @@ class Agent:
             "watch": self._watch,
             "link": self._link,
             "controller": self._controller,
+            "join": self._join,
         }
+        self._controllers_lock = threading.Lock()
         self._controllers: dict[str, tuple[SpawnRequest, ActorInterface, Cell]] = {}
 
     def handle(self, sender: ProcessRef, envelope: Envelope) -> None:
@@ -73,25 +79,29 @@ class Agent:
 
     def _stop_mesh(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Stop a mesh of processes that an actor of this process owns."""
-        mesh = self._process.find_owned(envelope.target)
+        mesh = self._process.owners.find(envelope.target)
         self._acknowledge(sender, envelope, Future.of(None) if mesh is None else mesh.stop())
 
     def _failure(self, sender: ProcessRef, envelope: Envelope) -> None:
         owner: OwnerRef
         failure: MeshFailure
         owner, failure = unpack(envelope.payload)
-        self._process.deliver_failure(owner, failure)
+        self._process.owners.take(owner, failure)
 
     def _exit(self, sender: ProcessRef, envelope: Envelope) -> None:
-        self._process.exit_in_good_order(lambda: self._acknowledge(sender, envelope, Future.of(None)))
+        self._process.ending.exit_in_good_order(lambda: self._acknowledge(sender, envelope, Future.of(None)))
 
     def _obituary(self, sender: ProcessRef, envelope: Envelope) -> None:
-        """Answer once a child of this process is gone, with the reason."""
-        child = self._process.children.get(unpack(envelope.payload))
-        if child is None:
-            self._acknowledge(sender, envelope, Future.of("its launcher does not know it"))
-        else:
-            self._acknowledge(sender, envelope, child.ended)
+        """Answer once a child of this process, or a process that has joined, is gone, with the reason."""
+        process_id = unpack(envelope.payload)
+        child = self._process.children.get(process_id)
+        ended = child.ended if child is not None else self._process.members.end_of(process_id)
+        self._acknowledge(sender, envelope, ended or Future.of("its launcher does not know it"))
+
+    def _join(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Take note of a process that has joined the job."""
+        self._process.members.add(sender, unpack(envelope.payload))
+        self._acknowledge(sender, envelope, Future.of(None))
 
     def _ping(self, sender: ProcessRef, envelope: Envelope) -> None:
         self._acknowledge(sender, envelope, Future.of(None))
@@ -129,13 +139,14 @@ class Agent:
     def _controller(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Find or make the job's one actor of a name."""
         name, request, interface = unpack(envelope.payload[:1])
-        known = self._controllers.get(name)
-        if known is None or known[2].failure is not None:
-            root = self._process.root_cell
-            assert root is not None  # it is the script that is asked for controllers
-            request = dataclasses.replace(request, creator=root.instance.as_creator())
-            cell = self._start(request, 0, envelope.payload[1:], is_async=interface.is_async, asked_for=True)
-            known = self._controllers[name] = (request, interface, cell)
+        with self._controllers_lock:  # several may ask at once, each on a thread of its own
+            known = self._controllers.get(name)
+            if known is None or known[2].failure is not None:
+                root = self._process.root_cell
+                assert root is not None  # it is the script that is asked for controllers
+                request = dataclasses.replace(request, creator=root.instance.as_creator())
+                cell = self._start(request, 0, envelope.payload[1:], is_async=interface.is_async, asked_for=True)
+                known = self._controllers[name] = (request, interface, cell)
         request, interface, cell = known
         answer: Future[Any] = Future()
         cell.ready.add_done_callback(lambda ready: answer._settle(lambda: (ready.get(0), (request, interface))[1]))

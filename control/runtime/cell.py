@@ -221,7 +221,7 @@ class Cell:
         failure = MeshFailure(self.name, self.actor_id, self.rank, kind, message, details, cause)
         if not self.process.cells.end(self, failure):
             return
-        self.process.report(self.owner, failure)
+        self.process.owners.report(self.owner, failure)
         self.over._settle(lambda: failure)
         assert self.executor is not None  # cells fail once they run
         # The thread may be busy for long: those who wait are answered from here.

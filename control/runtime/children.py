@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from control.future import Future
 from control.runtime.launcher import Launched, Launcher, WorkerConfig
 from control.runtime.worker import EXIT_BINDING, EXIT_BOOTSTRAP
+from control.settings import Settings
 from control.wire.envelope import NO_SIGN_OF_LIFE, ProcessRef
 
 EXIT_NOTICE_S = 2.0
@@ -53,19 +54,22 @@ class Children:
     Args:
         loop: the loop that watches them.
         on_end: told on the loop thread of every child that ends, with the reason.
-        connect_timeout_s: how long a child may take to show up on its link.
+        ask_to_end: asks a child to end in good order.
+        bounds: how long a child may take to show up on its link, and to end when it is asked to.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         on_end: Callable[[Child, str], None],
-        *,
-        connect_timeout_s: float,
+        ask_to_end: Callable[[ProcessRef], None],
+        bounds: Settings,
     ) -> None:
         self._loop = loop
         self._on_end = on_end
-        self._connect_timeout_s = connect_timeout_s
+        self._ask_to_end = ask_to_end
+        self._connect_timeout_s = bounds.connect_timeout_s
+        self._stop_timeout_s = bounds.stop_timeout_s
         self._launcher: Launcher | None = None
         self._children: dict[str, Child] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -88,10 +92,27 @@ class Children:
         if child is not None and child.gone:
             del self._children[process_id]
 
-    def expect_end(self, process_id: str) -> None:
-        """Note that the child was told to end."""
-        if (child := self._children.get(process_id)) is not None:
+    def stop(self, members: Sequence[ProcessRef]) -> Future[None]:
+        """Ask children to end, kill those that have not after the stop timeout; the future ends with the last."""
+        children = [child for member in members if (child := self._children.get(member.id)) is not None]
+        future: Future[None] = Future()
+        missing = {child.ref.id for child in children}
+
+        def ended(child: Child) -> None:
+            missing.discard(child.ref.id)
+            if not missing:
+                future._settle(lambda: None)
+
+        if not children:
+            future._settle(lambda: None)
+        for child in children:
             child.expected = True
+            if not child.gone:
+                self._ask_to_end(child.ref)
+            child.ended.add_done_callback(lambda _, child=child: ended(child))  # type: ignore[misc]
+        verdict = f"was killed because it did not stop within {self._stop_timeout_s:g} s"
+        self._loop.call_soon_threadsafe(self._loop.call_later, self._stop_timeout_s, self.kill, list(missing), verdict)
+        return future
 
     def connected(self, process_id: str) -> None:
         """Note that the child's link stands. On the loop thread."""

@@ -26,8 +26,8 @@ _CREDIT_NBYTES = 4 << 20
 since a sender must never wait for credit that is not going to be given."""
 
 
-class _Window:
-    """What one process has sent to one actor and not yet seen handled."""
+class Window:
+    """What one process has sent to one actor, or down one tree, and not yet seen handled."""
 
     __slots__ = ("_lock", "_waiting", "count", "nbytes")
 
@@ -73,7 +73,7 @@ class Flow:
         self._max_count = process.settings.max_unhandled
         self._max_nbytes = process.settings.max_unhandled_nbytes
         self._timeout_s = process.settings.send_timeout_s
-        self._windows: dict[tuple[str, int], _Window] = {}
+        self._windows: dict[tuple[str, int], Window] = {}
         self._lock = threading.Lock()
         self._handled: dict[tuple[str, int], tuple[int, int]] = {}
 
@@ -84,18 +84,34 @@ class Flow:
             BackpressureError: there was no room in time, or waiting for it could never end.
         """
         key = (to.id, envelope.target)
-        window = self._windows.get(key) or self._windows.setdefault(key, _Window())
+        window = self._windows.get(key) or self._windows.setdefault(key, Window())
         nbytes = sum(map(len, envelope.payload))
         if (room := window.enter(nbytes, self._max_count, self._max_nbytes)) is None:
             return
         deadline = time.monotonic() + self._timeout_s
         while room is not None and not self._is_lost(to):
-            self._wait(room, envelope, to, deadline)
+            self._wait(room, envelope, to.name, self._is_in_its_own_way(envelope, to), deadline)
             window = self._windows.setdefault(key, window)
+            room = window.enter(nbytes, self._max_count, self._max_nbytes)
+
+    def admit_cast(self, window: Window, envelope: Envelope, nbytes: int) -> None:
+        """Count in a message that goes down a tree, waiting while too many of them are unhandled by some receiver.
+
+        Raises:
+            BackpressureError: there was no room in time, or waiting for it could never end.
+        """
+        if (room := window.enter(nbytes, self._max_count, self._max_nbytes)) is None:
+            return
+        deadline = time.monotonic() + self._timeout_s
+        while room is not None:
+            self._wait(room, envelope, "a member of the mesh", self._is_needed_here(), deadline)
             room = window.enter(nbytes, self._max_count, self._max_nbytes)
 
     def handled(self, mail: Mail) -> None:
         """Note that a message has left its mailbox, to be handled or refused."""
+        if mail.cast is not None:
+            self._process.trees.handled(mail)
+            return
         key = (mail.sender.id, mail.envelope.target)
         with self._lock:
             count, nbytes = self._handled.get(key, (0, 0))
@@ -130,10 +146,10 @@ class Flow:
         link = self._process.transport.find(to.id)
         return link is not None and link.lost is not None
 
-    def _wait(self, room: Future[None], envelope: Envelope, to: ProcessRef, deadline: float) -> None:
-        where = f"{envelope.method}: {to.name} has not handled what was sent to this actor before"
+    def _wait(self, room: Future[None], envelope: Envelope, who: str, in_its_own_way: bool, deadline: float) -> None:
+        where = f"{envelope.method}: {who} has not handled what was sent to this actor before"
         limit = f"(the limit is {self._max_count} messages or {self._max_nbytes} bytes from one process to one actor)"
-        if self._is_in_its_own_way(envelope, to):
+        if in_its_own_way:
             raise BackpressureError(f"{where}, and will not while this thread waits {limit}")
         try:
             room.get(max(deadline - time.monotonic(), 0))
@@ -144,9 +160,13 @@ class Flow:
         """Whether nothing can be handled as long as the current thread waits."""
         from control.context import current_context
 
-        if self._loop_thread.is_current():
+        if self._is_needed_here():
             return True
         here = current_context.get()
         if here is None or to.id != self._process.me.id:
             return False
         return here.actor_instance._cell.uid == envelope.target
+
+    def _is_needed_here(self) -> bool:
+        """Whether credit can only come by the current thread."""
+        return self._loop_thread.is_current() or self._process.transport.is_current()

@@ -9,8 +9,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from control import settings as bounds
+from control.errors import AlreadyInJobError
+from control.runtime.ending import CLOSE_TIMEOUT_S
 from control.runtime.launcher import WorkerConfig
-from control.runtime.process import CLOSE_TIMEOUT_S, Process
+from control.runtime.process import Process
 from control.runtime.supervision import RootCell
 from control.wire.auth import new_secret
 from control.wire.envelope import ProcessRef
@@ -50,11 +52,35 @@ def join_job(config: WorkerConfig) -> None:
     process.transport.link(config.parent)
 
 
+def start_joined(root: ProcessRef, secret: bytes, settings: bounds.Settings, name: str) -> Process:
+    """Start the runtime of a process that joins the job of ``root``, and begin to dial that.
+
+    Raises:
+        AlreadyInJobError: this process is part of a job already.
+    """
+    global _current
+    with _lock:
+        if _current is not None:
+            raise AlreadyInJobError(f"this process is part of a job already, as {_current.me.name!r}")
+        own = bounds.settings()
+        bounds.adopt(settings)
+        try:
+            # The root vouches for it: who dials it after its death asks there.
+            process = Process(new_process_ref(name, root), root, secret, _shared_loop())
+        finally:
+            bounds.adopt(own)  # for a job of its own, later
+        process.root_cell = RootCell(process, "joined")
+        process.transport.be_patient_with(root)  # the kernel tells of its death; a frozen one may come back
+        process.transport.link(root)
+        _current = process
+        return process
+
+
 def shutdown(*, grace_s: float | None = None) -> None:
     """Stop everything that the script has spawned and leave no process behind; the next use starts afresh.
 
-    It runs by itself when the script ends, and may be called again. In an actor's process it does nothing: that one's
-    life is its owner's business.
+    It runs by itself when the script ends, and may be called again. A process that has joined a job stops what it has
+    spawned itself and leaves. In an actor's process it does nothing: that one's life is its owner's business.
 
     Args:
         grace_s: seconds that actors get to handle what they have received and to run ``__cleanup__``, before they are
@@ -65,7 +91,7 @@ def shutdown(*, grace_s: float | None = None) -> None:
         process = _current
         if process is None or process.root_cell is None:
             return
-        process.shutdown(grace_s=process.settings.exit_grace_s if grace_s is None else grace_s)
+        process.ending.shutdown(grace_s=process.settings.exit_grace_s if grace_s is None else grace_s)
         _current = None
 
 

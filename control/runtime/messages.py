@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from control.failure import FailureKind, MeshFailure
 from control.shape import Extent, Point
 from control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, ProcessRef
 
+if TYPE_CHECKING:
+    from control.runtime.branch import Cast
+
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """An envelope for an actor, and who sent it."""
+    """An envelope for an actor, and who sent it.
+
+    Attributes:
+        sender: the process whose code sent it.
+        envelope: what was sent.
+        cast: the way that it came down a tree; None where it came straight.
+    """
 
     sender: ProcessRef
     envelope: Envelope
+    cast: Cast | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,10 @@ class PortTable:
         """Open a port with a number of the caller's choice."""
         self._open[number] = reply
 
+    def is_open(self, number: int) -> bool:
+        """Whether something is still expected there."""
+        return number in self._open
+
     def close(self, number: int) -> None:
         """Forget a port; what still arrives for it is dropped."""
         self._open.pop(number, None)
@@ -265,16 +269,14 @@ class StreamReply:
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        if rank in self._missing:
-            self._missing.discard(rank)
+        if self._claim(rank):
             self._stream._push(lambda: open_reply(kind, payload))
         return not self._missing
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
         for rank in sorted(self._missing - self._entrusted):
-            if self._awaited[rank].process_id == process_id:
-                self._missing.discard(rank)
+            if self._awaited[rank].process_id == process_id and self._claim(rank):
                 self._stream._push(self._awaited[rank].raiser(loss))
         return not self._missing
 
@@ -284,10 +286,17 @@ class StreamReply:
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
-        if rank in self._missing:
-            self._missing.discard(rank)
+        if self._claim(rank):
             self._stream._push(_raiser(error))
         return not self._missing
+
+    def _claim(self, rank: int) -> bool:
+        """Whether it is for the calling thread to fill this rank's place: it is so once."""
+        try:
+            self._missing.remove(rank)
+        except KeyError:
+            return False
+        return True
 
 
 class Acknowledgements:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from control import settings as bounds
 from control.errors import BackpressureError, ControlError, PayloadError
-from control.failure import MeshFailure
 from control.future import Future
 from control.runtime.launcher import WorkerConfig
-from control.runtime.messages import Loss, Mail, OwnerRef
+from control.runtime.messages import Loss, Mail
 from control.runtime.obituaries import Obituaries
 from control.runtime.ports import Acknowledgements, Awaited, OneReply, PortTable
-from control.runtime.supervision import Owner, RootCell, failures_of, mesh_of
+from control.runtime.supervision import RootCell
 from control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, Payload, ProcessRef
 from control.wire.payload import pack
 
@@ -27,11 +23,10 @@ if TYPE_CHECKING:
     from control.runtime.binding import Binding
     from control.runtime.children import Child
     from control.runtime.loop import LoopThread
-    from control.runtime.supervision import OwnedMesh
 
 START_TIMEOUT_S = 30.0
-CLOSE_TIMEOUT_S = 5.0
-KILL_TIMEOUT_S = 5.0
+
+_OF_TREES = frozenset({Kind.CAST, Kind.GATHER, Kind.TREE})
 
 
 class Process:
@@ -47,8 +42,12 @@ class Process:
     def __init__(self, me: ProcessRef, root: ProcessRef, secret: bytes, loop_thread: LoopThread) -> None:
         from control.runtime.agent import Agent
         from control.runtime.children import Children
+        from control.runtime.ending import Ending
         from control.runtime.flow import Flow
+        from control.runtime.join_members import Members
         from control.runtime.mailbox import CellTable
+        from control.runtime.ownership import Ownership
+        from control.runtime.trees import Trees
         from control.wire import engine
         from control.wire.bulk import Loans
 
@@ -64,12 +63,15 @@ class Process:
         self.uid = secrets.randbits(63)
         self.closing = False
         self._loop = loop_thread.loop
-        self._loop_thread = loop_thread
         self.cells = CellTable(self, self._loop)
         self.flow = Flow(self, loop_thread)
         self.loans = Loans()
+        self.trees = Trees(self, self._loop)
         self.agent = Agent(self)
-        self.children = Children(self._loop, self._child_ended, connect_timeout_s=self.settings.connect_timeout_s)
+        self.members = Members()
+        self.owners = Ownership(self)
+        self.ending = Ending(self, loop_thread)
+        self.children = Children(self._loop, self._child_ended, self._ask_to_end, self.settings)
         self._obituaries = Obituaries(self._forget)
         self.transport = Transport(
             me,
@@ -78,13 +80,36 @@ class Process:
             deliver=self.deliver,
             on_lost=self._link_lost,
             on_connected=lambda peer: self.children.connected(peer.id),
-            on_dial=self._watch_from_afar,
+            on_dial=self.watch_from_afar,
             heartbeat_s=self.settings.heartbeat_s,
             connect_timeout_s=self.settings.connect_timeout_s,
         )
         loop_thread.run(self.transport.start(), timeout=START_TIMEOUT_S)
 
     # Sending
+
+    def cast(self, members: tuple[ProcessRef, ...], envelope: Envelope) -> None:
+        """Send a message for an actor to every member of a mesh, each with its rank; down a tree where they are many.
+
+        Raises:
+            BackpressureError: a member's mailbox found no room in time; those behind it have not been sent anything.
+            PayloadError: a large segment cannot be lent.
+        """
+        if len(members) > bounds.settings().tree_threshold:
+            try:
+                if self.trees.cast(members, envelope):
+                    return
+            except BackpressureError:
+                self._abandon(envelope)
+                raise
+        for rank, member in enumerate(members):
+            self.send(member, envelope.for_rank(rank))
+
+    def pass_on(self, to: ProcessRef, envelope: Envelope) -> None:
+        """Post an envelope that belongs to a tree; void where ``to`` is lost, which `Trees` knows how to deal with."""
+        link = self.transport.find(to.id) or self.transport.link(to)
+        if link.lost is None:
+            link.post(envelope)
 
     def send(self, to: ProcessRef, envelope: Envelope) -> None:
         """Send an envelope; from any thread. If ``to`` is lost, whoever waits for its answer is told.
@@ -112,8 +137,15 @@ class Process:
             link = self.transport.link(to)
         if envelope.payload:
             self._lend(to, envelope)
-        if link.lost is None:
+        if envelope.kind is Kind.CALL:
+            self.trees.branches.speaks_to(to.id)
+        is_ordered = envelope.kind is Kind.CALL or envelope.kind is Kind.AGENT
+        if is_ordered and self.trees.are_used:
+            self.trees.post(link, envelope)
+        elif link.lost is None:
             link.post(envelope)
+            if is_ordered and self.trees.are_used:  # since this very moment
+                self.trees.spoken_to(to.id)
         if link.lost is not None:
             self.loans.forget(to.id)
             self._send_was_vain(to, link.lost, envelope)
@@ -147,16 +179,21 @@ class Process:
 
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> None:
         """Answer a message for an actor."""
-        self.reply_to(mail.sender, mail.envelope, kind, payload)
+        if mail.cast is None or not self.trees.reply(mail, kind, payload):
+            self.reply_to(mail.sender, mail.envelope, kind, payload)
 
     def reply_to(self, sender: ProcessRef, envelope: Envelope, kind: Kind, payload: Payload) -> None:
         """Answer an envelope, if its sender wants that."""
         if envelope.reply_to:
             self.send(sender, Envelope(kind, envelope.reply_to, payload, rank=envelope.rank))
 
-    def send_to_port(self, address: ReplyAddress, kind: Kind, payload: Payload) -> None:
-        """Send to a port of any process."""
+    def send_to_port(self, address: ReplyAddress, kind: Kind, payload: Payload, *, is_answer: bool) -> None:
+        """Send to a port of any process, as an answer or for its own sake."""
+        if not is_answer:
+            self.trees.branches.speaks_to(address.process.id)
         self.send(address.process, Envelope(kind, address.number, payload, rank=address.rank))
+        if self.trees.are_used:
+            self.trees.spoken_to(address.process.id)
 
     def request(self, to: ProcessRef, method: str, payload: Payload, *, target: int = 0) -> Future[Any]:
         """Ask a process for something (see `Agent`) that it answers with a value."""
@@ -192,38 +229,18 @@ class Process:
         ]
         self.children.launch(configs, env)
 
-    def stop_children(self, members: Sequence[ProcessRef]) -> Future[None]:
-        """Ask children to end, kill those that have not after the stop timeout; the future ends with the last."""
-        children = [child for member in members if (child := self.children.get(member.id)) is not None]
-        future: Future[None] = Future()
-        missing = {child.ref.id for child in children}
-
-        def ended(child: Child) -> None:
-            missing.discard(child.ref.id)
-            if not missing:
-                future._settle(lambda: None)
-
-        if not children:
-            future._settle(lambda: None)
-        for child in children:
-            self.children.expect_end(child.ref.id)
-            if not child.gone:
-                self.send(child.ref, Envelope(Kind.AGENT, method="exit"))
-            child.ended.add_done_callback(lambda _, child=child: ended(child))  # type: ignore[misc]
-        verdict = f"was killed because it did not stop within {self.settings.stop_timeout_s:g} s"
-        self._loop.call_soon_threadsafe(
-            self._loop.call_later, self.settings.stop_timeout_s, self.children.kill, list(missing), verdict
-        )
-        return future
-
     # Receiving
 
     def deliver(self, sender: ProcessRef, envelope: Envelope) -> None:
-        """Take an envelope that has arrived: on the loop thread from elsewhere, on any thread from this process."""
+        """Take an envelope that has arrived: on the thread of its stream, or on any thread from this process."""
         if envelope.kind is Kind.CALL:
-            self.cells.deliver(Mail(sender, envelope))
+            if not self.trees.branches.hold(sender, envelope):
+                self.cells.deliver(Mail(sender, envelope))
         elif envelope.kind is Kind.AGENT:
-            self.agent.handle(sender, envelope)
+            if not self.trees.branches.hold(sender, envelope):
+                self.agent.handle(sender, envelope)
+        elif envelope.kind in _OF_TREES:
+            self.trees.take(sender, envelope)
         elif envelope.kind is Kind.CREDIT:
             self.flow.credit(sender, envelope)
         elif envelope.kind is Kind.GIVE_BACK:
@@ -231,39 +248,7 @@ class Process:
         else:
             self.ports.deliver(envelope.target, envelope.rank, envelope.kind, envelope.payload)
 
-    # Supervision
-
-    def owner(self, uid: int) -> Owner | None:
-        """The actor of this process with this number, the script's included."""
-        if self.root_cell is not None and self.root_cell.uid == uid:
-            return self.root_cell
-        return self.cells.get(uid)
-
-    def disown(self, uid: int) -> None:
-        """Forget a mesh that has ended, wherever in this process its owner is."""
-        for owner in self._owners():
-            owner.owned.pop(uid, None)
-            if (number := owner.notices.pop(uid, None)) is not None:
-                self.ports.close(number)
-
-    def find_owned(self, uid: int) -> OwnedMesh | None:
-        """A mesh that an actor of this process owns."""
-        return mesh_of(self._owners(), uid)
-
-    def report(self, owner: OwnerRef | None, failure: MeshFailure) -> None:
-        """Bring a failure to the owner of the mesh."""
-        if owner is None or self.closing:
-            return
-        if owner.process.id == self.me.id:
-            self.deliver_failure(owner, failure)
-        else:
-            self.send(owner.process, Envelope(Kind.AGENT, 0, pack((owner, failure)), "failure"))
-
-    def deliver_failure(self, owner: OwnerRef, failure: MeshFailure) -> None:
-        """Take a failure for an actor of this process; void where that has ended."""
-        here = self.owner(owner.uid)
-        if here is not None:
-            here.owned_failed(failure)
+    # Ends of other processes
 
     def peer_gone(self, peer: ProcessRef, reason: str, *, in_good_order: bool) -> None:
         """Everything that follows from the end of a process: for its callers, its owners, and those it owned."""
@@ -276,31 +261,22 @@ class Process:
         if (link := self.transport.find(peer.id)) is not None:
             unsent, link.unsent = link.unsent, []
             for envelope in unsent:
-                self._tell_of_loss(peer, envelope, obituary)
+                if envelope.kind is Kind.CAST:
+                    self.trees.undelivered(peer, envelope, obituary)
+                else:
+                    self._tell_of_loss(peer, envelope, obituary)
+        self.trees.peer_gone(peer)
         self.flow.forget(peer)
         self.loans.forget(peer.id)
-        if self.closing:
-            return
-        for cell in self.cells.live():
-            if cell.owner is not None and cell.owner.process.id == peer.id:
-                cell.orphan(f"the owner's {obituary.reason}")
-        if not in_good_order:
-            for owner, failure in failures_of(self._owners(), peer, obituary):
-                owner.owned_failed(failure)
-        for owner in self._owners():
-            for mesh in list(owner.owned.values()):
-                if all(member.id in self._obituaries for member in mesh.root_members):
-                    owner.owned.pop(mesh.uid, None)
+        self.members.leave(peer, reason)
+        if not self.closing:
+            self.owners.process_gone(peer, obituary, self._obituaries.__contains__)
 
     def _forget(self, process_id: str) -> None:
         self.transport.forget(process_id)
         self.children.forget(process_id)
 
-    def _owners(self) -> list[Owner]:
-        owners: list[Owner] = list(self.cells.live())
-        return owners if self.root_cell is None else [self.root_cell, *owners]
-
-    def _watch_from_afar(self, peer: ProcessRef) -> None:
+    def watch_from_afar(self, peer: ProcessRef) -> None:
         """Have a process that we dial watched by its launcher: it may have died before it could be reached."""
         if peer.launcher is None or peer.id == self.root.id:
             return
@@ -320,45 +296,8 @@ class Process:
         if not self.children.link_lost(peer.id, reason):
             self.peer_gone(peer, reason, in_good_order=reason == STOPPED)
 
+    def _ask_to_end(self, child: ProcessRef) -> None:
+        self.send(child, Envelope(Kind.AGENT, method="exit"))
+
     def _child_ended(self, child: Child, reason: str) -> None:
         self.peer_gone(child.ref, reason, in_good_order=child.expected)
-
-    # The end
-
-    def shutdown(self, *, grace_s: float) -> None:
-        """Stop what the script owns, in good order where that takes no longer than ``grace_s``; then leave the job."""
-        if self.closing:
-            return
-        deadline = time.monotonic() + grace_s
-        if self.root_cell is not None:
-            self.root_cell.stop_owned(deadline)
-        self.closing = True
-        self._stop_cells(deadline)
-        children = self.children.alive()
-        self.children.kill([child.ref.id for child in children], "was killed because the script ends")
-        for child in children:
-            child.ended.get(KILL_TIMEOUT_S)
-        self.children.close()
-        self.loans.clear()
-        self._loop_thread.run(self.transport.close(), timeout=CLOSE_TIMEOUT_S)
-
-    def exit_in_good_order(self, acknowledge: Callable[[], None]) -> None:
-        """End a worker process: its actors first. Returns at once."""
-        threading.Thread(target=self._exit, args=(acknowledge,), name="control-exit", daemon=True).start()
-
-    def _exit(self, acknowledge: Callable[[], None]) -> None:
-        self._stop_cells(time.monotonic() + self.settings.stop_timeout_s)
-        self.closing = True
-        acknowledge()
-        self._loop_thread.run(self.transport.close(), timeout=CLOSE_TIMEOUT_S)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-
-    def _stop_cells(self, deadline: float) -> None:
-        ends = [self.cells.stop(cell.uid) for cell in reversed(self.cells.live())]
-        for end in ends:
-            try:
-                end.get(max(deadline - time.monotonic(), 0))
-            except ControlError:
-                continue  # it did not end in time, or its cleanup raised, which was logged: the process ends anyway

@@ -101,15 +101,18 @@ def failures_of(owners: Iterable[Owner], process: ProcessRef, loss: Loss) -> Ite
 
 
 class RootCell:
-    """The script as an actor: the owner of what it spawns, itself owned by nobody."""
+    """The script as an actor: the owner of what it spawns, itself owned by nobody.
 
-    def __init__(self, process: Process) -> None:
+    A process that has joined the job of another script has one, too.
+    """
+
+    def __init__(self, process: Process, name: str = "root") -> None:
         from control.context import ActorInstance
 
         self.process = process
         self.uid = ROOT_UID
-        self.name = "root"
-        self.actor_id = f"root@{process.me.name}"
+        self.name = name
+        self.actor_id = f"{name}@{process.me.name}"
         self.rank = Point(0, Extent())
         self.ref = ActorRef(process.me, ROOT_UID, self.name, self.rank)
         self.owned: dict[int, OwnedMesh] = {}

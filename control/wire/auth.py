@@ -13,6 +13,9 @@ import secrets
 VERSION = "2"
 """Version of the protocol; both ends must speak the same."""
 
+NOT_OUR_SECRET = "whoever listens there does not know the job's secret"
+"""Part of the reason why a link is lost whose other end could not prove itself."""
+
 NONCE_NBYTES = 32
 PROOF_NBYTES = 32
 SECRET_NBYTES = 32

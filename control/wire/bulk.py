@@ -7,9 +7,7 @@ the loan back; so it does with a payload that is dropped unread. The loans of a 
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import mmap
 import os
 import pickle
 import struct
@@ -17,10 +15,10 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from control.errors import PayloadError
+from control.wire.warm import HUGE_NBYTES, Warm
 
 if TYPE_CHECKING:
     from dataplane import RDMABuffer
@@ -33,8 +31,8 @@ FETCH_TIMEOUT_S = 60.0
 _HEADER = struct.Struct("<QQ?")
 """The number of the loan, the size of the segment in bytes, and whether it is a ``bytes`` object."""
 
-_HUGE_NBYTES = 4 << 20
-"""From here on memory is asked for in huge pages, and filled by several threads."""
+_warm = Warm()
+"""Where what is read here is put."""
 
 
 class Outgoing:
@@ -111,7 +109,7 @@ class Incoming:
             raise PayloadError("this value has been read before, and its memory was given back then")
         try:
             buffer: RDMABuffer = pickle.loads(self._buffer)
-            value, memory = _allocate(self._nbytes, is_bytes=self._is_bytes)
+            value, memory = _warm.allocate(self._nbytes, is_bytes=self._is_bytes)
             buffer.read_into(memory, timeout=FETCH_TIMEOUT_S).get()
         except (DataplaneError, ValueError) as error:
             raise PayloadError(f"{self._nbytes} bytes of a message could not be read: {error}") from error
@@ -197,36 +195,6 @@ def _copy(source: bytes | memoryview) -> Any:
     import dataplane
 
     copy = dataplane.empty_array(len(source), "u1")
-    threads = min(4, len(os.sched_getaffinity(0))) if len(source) >= _HUGE_NBYTES else 1
+    threads = min(4, len(os.sched_getaffinity(0))) if len(source) >= HUGE_NBYTES else 1
     dataplane.memcpy(copy, source, threads=threads)
     return copy
-
-
-def _allocate(nbytes: int, *, is_bytes: bool) -> tuple[bytes | bytearray, memoryview]:
-    """A new object whose content is still open, and the memory to fill before anybody else sees it.
-
-    The C API documents this for objects made without content. Python's own ways to make them would write every byte,
-    and so touch every page, once more; huge pages bring the cost of touching them once down to that of a copy.
-    """
-    make, find, advise = _c_functions(is_bytes)
-    value: bytes | bytearray = make(None, nbytes)
-    array: Any = (ctypes.c_char * nbytes).from_address(find(value))
-    array.owner = value  # whoever fills the memory keeps it
-    if nbytes >= _HUGE_NBYTES:
-        begin = -(-ctypes.addressof(array) // mmap.PAGESIZE) * mmap.PAGESIZE
-        end = (ctypes.addressof(array) + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        advise(begin, end - begin, mmap.MADV_HUGEPAGE)  # which the system need not follow
-    return value, memoryview(array).cast("B")
-
-
-@cache
-def _c_functions(is_bytes: bool) -> tuple[Any, Any, Any]:
-    """Make an object without content, find its content, advise the system about memory."""
-    python, libc = ctypes.PyDLL(None), ctypes.CDLL(None)
-    make = python.PyBytes_FromStringAndSize if is_bytes else python.PyByteArray_FromStringAndSize
-    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
-    find = python.PyBytes_AsString if is_bytes else python.PyByteArray_AsString
-    find.restype, find.argtypes = ctypes.c_void_p, (ctypes.py_object,)
-    advise = libc.madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return make, find, advise

@@ -37,6 +37,9 @@ class Kind(enum.IntEnum):
     BYE = 6
     CREDIT = 7
     GIVE_BACK = 8
+    CAST = 9
+    GATHER = 10
+    TREE = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,10 @@ class Envelope:
     reply_to: int = 0
     rank: int = 0
     extent: Extent = NO_EXTENT
+
+    def for_rank(self, rank: int) -> Envelope:
+        """The same for a receiver of that rank."""
+        return Envelope(self.kind, self.target, self.payload, self.method, self.reply_to, rank, self.extent)
 
     @property
     def wants_reply(self) -> bool:

@@ -60,6 +60,11 @@ def encode(envelopes: Iterable[Envelope]) -> Iterator[bytes]:
         yield b"".join((_PIECE if start + _PIECE_NBYTES < len(view) else _LAST, piece))
 
 
+def is_whole(message: bytes) -> bool:
+    """Whether a message that `encode` made holds its whole frame: no other belongs to it."""
+    return message.startswith(_WHOLE)
+
+
 def _encode_segments(payload: Payload) -> tuple[bytes, list[bytes | bytearray | memoryview]]:
     sizes: list[int] = []
     segments: list[bytes | bytearray | memoryview] = []

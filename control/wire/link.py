@@ -6,98 +6,78 @@ for ever: whoever comes back after a broken stream is, as far as ordering and de
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from control.errors import ProtocolError
 from control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, ProcessRef
-from control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode
-
-
-class Stream(Protocol):
-    """The part of a gRPC stream that a link needs."""
-
-    async def read(self) -> bytes | None:
-        """The next message, or None at the end."""
-
-    async def write(self, message: bytes) -> None:
-        """Send a message, waiting while the transport's window is full."""
-
+from control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode, is_whole
+from control.wire.streams import CLOSED, Status, Stream
 
 Deliver = Callable[[ProcessRef, Envelope], None]
-"""Takes an envelope that arrived; runs on the loop thread and must not block."""
+"""Takes an envelope that arrived; runs on the stream's thread and must not block."""
 
 
 class Link:
     """One process' end of the link to ``peer``.
 
-    `post` may be called from any thread; everything else belongs to the loop thread.
+    `post` may be called from any thread, `lose` on the loop thread; the rest belongs to the stream's thread.
+
+    Args:
+        peer: the other process.
+        deliver: takes what arrives.
+        on_end: told once, on the stream's thread, when the stream is over, and why.
     """
 
-    def __init__(self, peer: ProcessRef, loop: asyncio.AbstractEventLoop, deliver: Deliver) -> None:
+    def __init__(self, peer: ProcessRef, deliver: Deliver, on_end: Callable[[Link, str], None]) -> None:
         self.peer = peer
         self.lost: str | None = None
+        """Why nothing can be sent any more, once that is so."""
         self.unsent: list[Envelope] = []
         """Once the link is lost: what nobody waits for and was still to be sent."""
-        """Why nothing can be sent any more, once that is so."""
         self.connected = False
         self.dialing = False
         self.last_heard_s = time.monotonic()
-        self.up: asyncio.Future[None] = loop.create_future()
-        """Resolves when the stream stands, or when the link is lost before."""
-        self._loop = loop
         self._deliver = deliver
+        self._on_end = on_end
+        self._ended = False
+        self._stream: Stream | None = None
         self._outbox: deque[Envelope] = deque()
-        self._writer_sleeps = False
-        self._wakeup: asyncio.Future[None] | None = None
-        self._farewell = False
-        self._given_up: asyncio.Future[str] = loop.create_future()
+        self._pieces: Iterator[bytes] | None = None
+        """The rest of a frame that is too large for one message."""
+        self._writing = threading.Lock()
+        """Held from the beginning of a message until gRPC has it, whoever wrote it."""
+        self._decoder = Decoder(self._give_back)
 
     def post(self, envelope: Envelope) -> None:
-        """Queue an envelope; of one thread they arrive in the order of posting. Dropped if the link is lost.
+        """Send an envelope; of one thread they arrive in the order of posting. Dropped if the link is lost.
 
-        Raises:
-            RuntimeError: the loop has been closed.
+        If nothing is on its way out, this thread writes it. Otherwise it leaves with whatever else has queued up when
+        what is on its way is out: so bursts share messages, and single envelopes wait for nobody.
         """
         self._outbox.append(envelope)
-        # The writer raises the flag and then looks into the outbox again; so either it sees this envelope, or this
-        # thread sees the flag. Many envelopes posted in a burst cost one wake-up.
-        if self._writer_sleeps:
-            self._writer_sleeps = False
-            self._loop.call_soon_threadsafe(self._wake_writer)
+        self._write()
 
-    async def run(self, stream: Stream) -> str:
-        """Serve the link over ``stream`` until that ends.
+    def open(self, stream: Stream, *, greeting: bytes = b"") -> None:
+        """Serve the link over an authenticated stream, on whose thread this is.
 
-        Returns:
-            Why it ended.
+        Args:
+            stream: whose user the link becomes.
+            greeting: a message to send first.
         """
-        self.connected = True
         self.last_heard_s = time.monotonic()
-        if not self.up.done():
-            self.up.set_result(None)
-        writer = self._loop.create_task(self._write(stream))
-        reader = self._loop.create_task(self._read(stream))
-        try:
-            await asyncio.wait((writer, reader, self._given_up), return_when=asyncio.FIRST_COMPLETED)
-            if writer.done() and not writer.exception():  # our goodbye is out: the other side ends the stream
-                await asyncio.wait((reader, self._given_up), return_when=asyncio.FIRST_COMPLETED)
-            if self._given_up.done():
-                return self._given_up.result()
-            if self._farewell:
-                return STOPPED
-            for task in (reader, writer):
-                if task.done() and not task.cancelled() and (error := task.exception()):
-                    return f"the connection broke ({_one_line(error)})"
-            return "the connection was closed"
-        finally:
-            writer.cancel()
-            reader.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
+        self._writing.acquire()  # free: nobody writes without a stream
+        stream.user, stream.flows = self, True
+        self._stream = stream
+        if self.lost is not None:
+            stream.end()
+        elif greeting:
+            stream.send(greeting)
+        else:
+            self.sent()
 
     def lose(self, reason: str) -> bool:
         """Give the link up.
@@ -109,66 +89,104 @@ class Link:
             return False
         self.lost = reason
         self.connected = False
-        self.unsent = [envelope for envelope in self._outbox if envelope.reply_to >= NOTICE]
+        self.unsent = [envelope for envelope in list(self._outbox) if envelope.reply_to >= NOTICE]
         self._outbox.clear()
-        self._given_up.set_result(reason)
-        if not self.up.done():
-            self.up.set_result(None)
+        if self._stream is not None:
+            self._stream.end()
         return True
 
     def heard(self) -> None:
         """Note a sign of life."""
         self.last_heard_s = time.monotonic()
 
-    async def _read(self, stream: Stream) -> None:
-        decoder = Decoder(self._give_back)
-        while (message := await stream.read()) is not None:
-            self.last_heard_s = time.monotonic()
-            for envelope in decoder.feed(message):
+    # What the stream tells
+
+    def opened(self, metadata: dict[str, Any]) -> None:
+        """Void: that was before the stream became this link's."""
+
+    def received(self, message: bytes) -> bool:
+        """Deliver what a message brings."""
+        if self._ended or self.lost is not None:
+            return False
+        self.last_heard_s = time.monotonic()
+        try:
+            for envelope in self._decoder.feed(message):
                 if envelope.kind is Kind.BYE:
-                    self._farewell = True
-                    return
+                    self._end(STOPPED)
+                    return False
                 if envelope.kind is not Kind.PING:
                     self._deliver(self.peer, envelope)
+        except Exception as error:  # noqa: BLE001  (whatever a peer's words bring about costs the peer its link)
+            self._end(_broken(error))
+            return False
+        return True
+
+    def sent(self) -> None:
+        """Send what has queued up meanwhile."""
+        if (self._outbox or self._pieces is not None) and self._send_next():
+            return
+        self._writing.release()
+        if self._outbox:  # it came after the look and before the release
+            self._write()
+
+    def ended(self, status: Status) -> None:
+        """Note that the stream is over, and let go of it: lost links are remembered for long."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.end()
+        self._end("the connection was closed" if status.name == CLOSED.name else f"the connection broke ({status})")
+
+    def _end(self, reason: str) -> None:
+        if not self._ended:
+            self._ended = True
+            self._on_end(self, reason)
 
     def _give_back(self, number: int) -> None:
         """Tell the peer that a segment that it has lent is not needed any more."""
         if self.lost is None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+            with contextlib.suppress(RuntimeError):  # the interpreter ends
                 self.post(Envelope(Kind.GIVE_BACK, number))
 
-    async def _write(self, stream: Stream) -> None:
-        while True:
-            if not self._outbox:
-                self._wakeup = self._loop.create_future()
-                self._writer_sleeps = True
-                if not self._outbox:
-                    await self._wakeup
-                self._writer_sleeps = False
+    def _write(self) -> None:
+        while self._outbox and self._stream is not None and self._writing.acquire(blocking=False):
+            if self._send_next():
+                return  # `sent` goes on from here
+            self._writing.release()
+
+    def _send_next(self) -> bool:
+        """Begin with the next message; False where there is none. By whoever holds the lock."""
+        stream = self._stream
+        if stream is None:
+            return False  # it has just ended
+        message = None if self._pieces is None else next(self._pieces, None)
+        if message is None:
             batch = self._next_batch()
-            for message in encode(batch):
-                await stream.write(message)
-            if batch and batch[-1].kind is Kind.BYE:
-                return
+            if not batch:
+                self._pieces = None
+                return False
+            try:
+                messages = encode(batch)
+                message = next(messages)
+                self._pieces = None if is_whole(message) else messages
+            except Exception as error:  # noqa: BLE001  (nothing of the batch can be sent any more, nor behind it)
+                self._end(_broken(error))
+                return True
+        stream.send(message)
+        return True
 
     def _next_batch(self) -> list[Envelope]:
         """What goes into the next frame: everything that queued up, to about one message's size."""
         batch: list[Envelope] = []
         nbytes = 0
-        while self._outbox and nbytes < MAX_MESSAGE_NBYTES // 2:
-            envelope = self._outbox.popleft()
+        while nbytes < MAX_MESSAGE_NBYTES // 2:
+            try:
+                envelope = self._outbox.popleft()
+            except IndexError:
+                break
             nbytes += 64 + sum(map(len, envelope.payload))
             batch.append(envelope)
         return batch
 
-    def _wake_writer(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
 
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, ProtocolError):
-        return str(error)
-    details = getattr(error, "details", None)
-    text = details() if callable(details) else str(error)
-    return f"{type(error).__name__}: {text}".splitlines()[0]
+def _broken(error: BaseException) -> str:
+    return f"the connection broke ({type(error).__name__}: {error})".partition("\n")[0]

@@ -80,10 +80,15 @@ def pack_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> Paylo
     Raises:
         PayloadError: an argument cannot be pickled.
     """
-    args, kwargs = tuple(map(_lift, args)), {name: _lift(value) for name, value in kwargs.items()}
-    if _PLAIN.issuperset(map(type, args)) and (not kwargs or _PLAIN.issuperset(map(type, kwargs.values()))):
+    if all(map(_is_plain, args)) and (not kwargs or all(map(_is_plain, kwargs.values()))):
         return (_head(pickle.dumps((args, kwargs), protocol=5), lend=True),)
+    args, kwargs = tuple(map(_lift, args)), {name: _lift(value) for name, value in kwargs.items()}
     return pack((args, kwargs), lend=True)
+
+
+def _is_plain(value: object) -> bool:
+    kind = type(value)
+    return kind in _PLAIN and not (kind is bytes and len(value) >= BULK_NBYTES)  # type: ignore[arg-type]
 
 
 def _lift(value: object) -> object:
@@ -102,10 +107,13 @@ def unpack(payload: Payload) -> Any:
         PayloadError: the value cannot be unpickled in this process, or what was lent cannot be read any more.
     """
     head = payload[0]
+    buffers: list[bytes | bytearray] = []
     pickled = head.fetch() if isinstance(head, Outgoing | Incoming) else head
-    buffers = [
-        segment.fetch() if isinstance(segment, Outgoing | Incoming) else bytearray(segment) for segment in payload[1:]
-    ]
+    if len(payload) > 1:
+        buffers = [
+            segment.fetch() if isinstance(segment, Outgoing | Incoming) else bytearray(segment)
+            for segment in payload[1:]
+        ]
     try:
         return pickle.loads(pickled, buffers=buffers)
     except Exception as error:

@@ -7,12 +7,13 @@ from control import ActorError, ControlError, FailureKind, MeshFailure, Supervis
 from control.shape import Extent
 
 EXPORTED = """
-    Accumulator Actor ActorDefinitionError ActorError ActorInstance ActorMesh AuthenticationError
+    Accumulator Actor ActorDefinitionError ActorError ActorInstance ActorMesh AlreadyInJobError AuthenticationError
     BackpressureError Channel ChannelClosedError Context ControlError Creator DeadlineError Endpoint Extent
-    FailureKind Future HostMesh LinkError MeshFailure NoActorContextError PayloadError Point Port PortReceiver
-    ProcMesh ProtocolError ResponseStream Settings Shape SupervisionError ValueMesh WireError as_endpoint
-    concurrent_endpoint configure context current_rank current_size endpoint get_or_spawn_controller shutdown
-    subscribe this_host this_proc unhandled_fault_hook
+    FailureKind Future HostMesh JobExistsError JobNotFoundError JoinError LinkError MeshFailure
+    NoActorContextError PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError ResponseStream
+    ServedJob Settings Shape SupervisionError UnsafeFileError ValueMesh WireError as_endpoint
+    concurrent_endpoint configure context current_rank current_size endpoint get_or_spawn_controller join serve_job
+    shutdown subscribe this_host this_proc unhandled_fault_hook
 """
 FAILURE = MeshFailure("mesh", "mesh[0]", Extent(("gpus",), (2,)).point(1), FailureKind.PROCESS, "it died")
 

@@ -33,7 +33,7 @@ AT_ONCE_S = 5.0
 """Bound on what the OS tells within milliseconds: well below that of the heartbeats, on a busy machine too."""
 
 
-DEATHS = 30
+DEATHS = 12
 """How many processes die in a row; ``python -m tests.control.respawn`` does it as often as it is told to."""
 
 

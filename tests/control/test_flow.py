@@ -1,6 +1,7 @@
 """A slow actor slows its senders, and nobody else."""
 
 import os
+import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -167,6 +168,22 @@ def test_an_actor_that_floods_itself_gets_the_error_at_once(procs: ProcMesh) -> 
     itself.meet.call_one(itself).get(PATIENCE_S)
     assert "will not while this thread waits" in itself.flood_itself.call_one().get(PATIENCE_S)
     assert patiently(itself.everything.call_one).get(PATIENCE_S)
+
+
+def test_a_callback_on_the_thread_that_brings_credit_gets_the_error_at_once(procs: ProcMesh, gate: Any) -> None:
+    slow = slow_actor(procs, gate)
+    other = procs.slice(gpus=0).spawn("other", Slow)
+    other_gate = gate.with_name("other")
+    other_gate.write_text("")
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    runtime.current().flow._timeout_s = 10 * PATIENCE_S
+    try:
+        waits = other.wait_for.call_one(str(other_gate))
+        waits.add_done_callback(lambda _: told.put(fill(slow)[1]))
+        other_gate.write_text("open")
+        assert "will not while this thread waits" in told.get(timeout=PATIENCE_S)
+    finally:
+        runtime.current().flow._timeout_s = 0.3
 
 
 def test_a_sender_that_waits_is_released_when_the_process_dies(own_procs: Any, gate: Any, failures: Any) -> None:

@@ -20,18 +20,18 @@ class Worker(Actor):
 def test_records_of_dead_processes_are_bounded(
     own_procs: Callable[..., ProcMesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(obituaries, "KEPT", 3)
+    monkeypatch.setattr(obituaries, "KEPT", 2)
     process = runtime.current()
     dead = []
-    for _ in range(8):
+    for _ in range(4):
         procs = own_procs()
         worker = procs.spawn("worker", Worker)
         assert worker.ping.call_one().get(PATIENCE_S) == "pong"
         procs.stop().get(PATIENCE_S)
         dead.append(worker)
-    wait_until(lambda: len(process._obituaries._known) == 3, "the obituary of the last")
-    assert len(process.transport._links) <= 3
-    assert len(process.children._children) <= 3
+    wait_until(lambda: len(process._obituaries._known) == 2, "the obituary of the last")
+    assert len(process.transport._links) <= 2
+    assert len(process.children._children) <= 2
     for worker in (dead[-1], dead[0]):  # one that is known, one that is forgotten
         with pytest.raises(SupervisionError):
             worker.ping.call_one().get(PATIENCE_S)

@@ -39,6 +39,7 @@ class Worker(Actor):
 TREE = (
     PREAMBLE
     + """
+control.configure(exit_grace_s=0.2)  # one of them hangs
 workers = this_host().spawn_procs(per_host={"gpus": 2}).spawn("workers", Worker)
 pids = list(workers.pid.call().get())
 pids += workers.slice(gpus=0).grow.call_one().get()

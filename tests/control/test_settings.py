@@ -37,6 +37,9 @@ def test_bad_bounds_are_refused_and_change_nothing(bound: Any, error: type[Excep
         ({"max_unhandled": 1000.0}, TypeError),
         ({"max_unhandled_nbytes": 1 << 20}, ValueError),
         ({"send_timeout_s": 0}, ValueError),
+        ({"tree_threshold": 0}, ValueError),
+        ({"tree_fanout": 1}, ValueError),
+        ({"tree_fanout": 8.0}, TypeError),
     ],
 )
 def test_limits_leave_room_for_what_is_given_back_in_batches(limits: dict[str, Any], error: type[Exception]) -> None:

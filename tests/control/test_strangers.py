@@ -186,7 +186,7 @@ def test_a_stranger_that_drips_its_bytes_or_idles_is_cut_off(
         heartbeat_s=10.0,
         connect_timeout_s=10.0,
     )
-    process._loop_thread.run(listener.start(), timeout=PATIENCE_S)
+    runtime._shared_loop().run(listener.start(), timeout=PATIENCE_S)
     try:
         preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS
         for at_once, dripping in ((b"", preface), (preface, b"")):
@@ -196,7 +196,7 @@ def test_a_stranger_that_drips_its_bytes_or_idles_is_cut_off(
                 stranger.settimeout(0.05)
                 assert drip(stranger, dripping)
     finally:
-        process._loop_thread.run(listener.close(), timeout=PATIENCE_S)
+        runtime._shared_loop().run(listener.close(), timeout=PATIENCE_S)
 
 
 def drip(stranger: socket.socket, message: bytes) -> bool:

@@ -18,6 +18,9 @@ class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BYE: _ClassVar[Kind]
     CREDIT: _ClassVar[Kind]
     GIVE_BACK: _ClassVar[Kind]
+    CAST: _ClassVar[Kind]
+    GATHER: _ClassVar[Kind]
+    TREE: _ClassVar[Kind]
 KIND_UNSPECIFIED: Kind
 CALL: Kind
 REPLY: Kind
@@ -27,6 +30,9 @@ PING: Kind
 BYE: Kind
 CREDIT: Kind
 GIVE_BACK: Kind
+CAST: Kind
+GATHER: Kind
+TREE: Kind
 
 class Process(_message.Message):
     __slots__ = ("id", "address", "name")

@@ -1,0 +1,251 @@
+"""Connection files: where a process of the same user learns how to reach a job, and its secret.
+
+They lie in one folder of the user, ``$XDG_RUNTIME_DIR/skipper`` or else ``skipper-UID`` where temporary files go. The
+folder has mode 0700 and each file 0600, and neither is used where that is not so. A file outlives its job if that is
+killed; whoever meets it then finds out, by knocking at the job's socket, and removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import secrets
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from control.errors import JobExistsError, JobNotFoundError, RemoteHostError, UnsafeFileError
+from control.settings import Settings
+from control.wire.envelope import ProcessRef
+
+_SUFFIX = ".json"
+_VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_UNIX = "unix-abstract:"
+_MAX_NBYTES = 64 << 10
+_KNOCK_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """What a process needs to know to join a job.
+
+    Attributes:
+        name: of the job, for people and for `join`.
+        root: the process that serves it.
+        secret: the job's secret.
+        settings: the job's bounds, which hold for all of its processes.
+        host: where it runs (see `this_network`).
+        hostname: the same for people.
+    """
+
+    name: str
+    root: ProcessRef
+    secret: bytes
+    settings: Settings
+    host: str
+    hostname: str
+
+    def encode(self) -> str:
+        """The content of the file: JSON."""
+        return json.dumps(
+            {
+                "version": _VERSION,
+                "name": self.name,
+                "root": {"id": self.root.id, "address": self.root.address, "name": self.root.name},
+                "secret": self.secret.hex(),
+                "settings": dataclasses.asdict(self.settings),
+                "host": self.host,
+                "hostname": self.hostname,
+            }
+        )
+
+    def check_reachable(self) -> None:
+        """Find out whether the job still runs, within the time of a connection to a local socket.
+
+        Raises:
+            RemoteHostError: it was started on another host, or in another network namespace.
+            JobNotFoundError: it has ended.
+        """
+        if self.host != this_network():
+            raise RemoteHostError(
+                f"the job {self.name!r} runs on {self.hostname!r}, and this process on {socket.gethostname()!r} or in "
+                "another network namespace of it: processes of other hosts cannot join yet"
+            )
+        if not _answers(self.root.address):
+            raise JobNotFoundError(f"the job {self.name!r} has ended")
+
+    def __repr__(self) -> str:
+        return f"Connection(name={self.name!r}, root={self.root!r})"  # never the secret
+
+
+def decode(text: str, origin: str) -> Connection:
+    """Read the content of a connection file.
+
+    Args:
+        text: the content.
+        origin: where it is from, for the error.
+
+    Raises:
+        JobNotFoundError: it is none, or of another version of this library.
+    """
+    try:
+        content = json.loads(text)
+        if content["version"] != _VERSION:
+            raise ValueError(f"it is of version {content['version']}, this library reads {_VERSION}")
+        root = content["root"]
+        return Connection(
+            name=str(content["name"]),
+            root=ProcessRef(str(root["id"]), str(root["address"]), str(root["name"])),
+            secret=bytes.fromhex(content["secret"]),
+            settings=Settings(**content["settings"]),
+            host=str(content["host"]),
+            hostname=str(content["hostname"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        # Not chained: the traceback of a failed parse may show what was parsed.
+        raise JobNotFoundError(f"{origin} holds no connection to a job: {type(error).__name__}") from None
+
+
+def this_network() -> str:
+    """The host and the network namespace in which abstract sockets of this process can be reached."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def folder() -> Path:
+    """Where this user's connection files lie."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.path.isdir(runtime):
+        return Path(runtime) / "skipper"
+    return Path(tempfile.gettempdir()) / f"skipper-{os.geteuid()}"
+
+
+def path_of(name: str) -> Path:
+    """The connection file of a job of this name.
+
+    Raises:
+        ValueError: it is no name for a job.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"a job's name is made of letters, digits, '.', '_' and '-', 64 at most: {name!r} is not")
+    return folder() / f"{name}{_SUFFIX}"
+
+
+def write(connection: Connection) -> Path:
+    """Write the connection file of a job, which was not there before or was that of a dead job.
+
+    Raises:
+        ValueError: the job's name is none.
+        JobExistsError: a running job has this name.
+        UnsafeFileError: the folder belongs to somebody else, or others may enter it.
+    """
+    path = path_of(connection.name)
+    with contextlib.suppress(FileExistsError):
+        path.parent.mkdir(mode=0o700)
+    with _open_folder(path.parent) as where:
+        draft = f".{secrets.token_hex(8)}"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=where)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(connection.encode())
+            while True:
+                try:
+                    os.link(draft, path.name, src_dir_fd=where, dst_dir_fd=where)  # whole, or not at all
+                except FileExistsError:
+                    remove_if_stale(path)
+                    if path.exists():
+                        raise JobExistsError(f"a running job is called {connection.name!r} already") from None
+                else:
+                    return path
+        finally:
+            os.unlink(draft, dir_fd=where)
+
+
+def read(path: Path) -> Connection:
+    """Read a connection file, after a check that nobody else could have read or written it.
+
+    Raises:
+        JobNotFoundError: there is none, or it is no connection file.
+        UnsafeFileError: it, or its folder, belongs to somebody else or is open to others.
+    """
+    with _open_folder(path.parent) as where:
+        try:
+            fd = os.open(path.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=where)
+        except OSError as error:
+            raise JobNotFoundError(f"there is no job to join at {path}: {error.strerror}") from error
+        with os.fdopen(fd, "rb") as file:
+            _check_private(os.fstat(fd), path, stat.S_ISREG)
+            return decode(file.read(_MAX_NBYTES).decode("utf-8", "replace"), str(path))
+
+
+def remove(path: Path, connection: Connection) -> None:
+    """Remove the file if it is still that of this job."""
+    with contextlib.suppress(JobNotFoundError, UnsafeFileError, FileNotFoundError):
+        if read(path).root == connection.root:
+            path.unlink()
+
+
+def remove_if_stale(path: Path) -> None:
+    """Remove the file of a job that has ended; one that cannot be read is left alone."""
+    with contextlib.suppress(UnsafeFileError, RemoteHostError, FileNotFoundError):
+        try:
+            connection = read(path)
+            connection.check_reachable()
+        except JobNotFoundError:
+            path.unlink()
+
+
+def running() -> list[str]:
+    """Names of this user's jobs that can be joined; files of dead ones are removed on the way."""
+    names = []
+    for path in sorted(folder().glob(f"*{_SUFFIX}")):
+        remove_if_stale(path)
+        if path.exists():
+            names.append(path.name.removesuffix(_SUFFIX))
+    return names
+
+
+@contextlib.contextmanager
+def _open_folder(path: Path) -> Iterator[int]:
+    """A descriptor of a folder that only this user may enter."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise JobNotFoundError(f"there is no job to join in {path}: {error.strerror}") from error
+    try:
+        _check_private(os.fstat(fd), path, stat.S_ISDIR)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[int], bool]) -> None:
+    if not is_right_kind(status.st_mode):
+        raise UnsafeFileError(f"{path} is not what it should be: a plain file in a folder")
+    if status.st_uid != os.geteuid():
+        raise UnsafeFileError(f"{path} belongs to the user {status.st_uid}, not to {os.geteuid()}")
+    if status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        raise UnsafeFileError(f"{path} is open to other users (mode {mode:04o}): make it 0600, and its folder 0700")
+
+
+def _answers(address: str) -> bool:
+    """Whether somebody listens there: an abstract socket goes with its process, and its name is never used again."""
+    if not address.startswith(_UNIX):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.settimeout(_KNOCK_TIMEOUT_S)
+        try:
+            knock.connect("\0" + address.removeprefix(_UNIX))
+        except ConnectionRefusedError:
+            return False
+        except TimeoutError:
+            return True  # its queue is full: it is frozen or busy, and there
+    return True

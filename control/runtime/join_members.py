@@ -1,0 +1,47 @@
+"""`Members`: the processes that have joined the job whose root this process is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from control.future import Future
+from control.wire.envelope import ProcessRef
+
+if TYPE_CHECKING:
+    from control.mesh import ProcMesh
+
+_log = logging.getLogger("control")
+
+
+class Members:
+    """Who has joined, and who asks when they leave. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._here: dict[str, tuple[ProcMesh, Future[str]]] = {}
+
+    def add(self, member: ProcessRef, mesh: ProcMesh) -> None:
+        """Take note of a process that has joined, which ``mesh`` refers to."""
+        with self._lock:
+            self._here.setdefault(member.id, (mesh, Future()))
+
+    def leave(self, member: ProcessRef, reason: str) -> None:
+        """Take note of the end of a process, if it is one that has joined."""
+        with self._lock:
+            known = self._here.pop(member.id, None)
+        if known is not None:
+            _log.info("%s has left the job: %s", member.name, reason)
+            known[1]._settle(lambda: reason)
+
+    def end_of(self, process_id: str) -> Future[str] | None:
+        """A future that ends when this process leaves, in the reason; None where it is not here."""
+        with self._lock:
+            known = self._here.get(process_id)
+        return known[1] if known is not None else None
+
+    def meshes(self) -> tuple[ProcMesh, ...]:
+        """Each of them as a mesh of one process, in the order in which they came."""
+        with self._lock:
+            return tuple(mesh for mesh, _ in self._here.values())

@@ -1,0 +1,75 @@
+"""`Ownership`: who in this process owns what, and what they are told when that fails or ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from control.failure import MeshFailure
+from control.runtime.messages import Loss, OwnerRef
+from control.runtime.supervision import Owner, failures_of, mesh_of
+from control.wire.envelope import Envelope, Kind, ProcessRef
+from control.wire.payload import pack
+
+if TYPE_CHECKING:
+    from control.runtime.process import Process
+    from control.runtime.supervision import OwnedMesh
+
+
+class Ownership:
+    """The owners of one process: its actors, and the script where it is the script's. For any thread."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def find(self, uid: int) -> OwnedMesh | None:
+        """A mesh that an actor of this process owns."""
+        return mesh_of(self._owners(), uid)
+
+    def disown(self, uid: int) -> None:
+        """Forget a mesh that has ended, wherever in this process its owner is."""
+        self._process.trees.close(uid)
+        for owner in self._owners():
+            owner.owned.pop(uid, None)
+            if (number := owner.notices.pop(uid, None)) is not None:
+                self._process.ports.close(number)
+
+    def report(self, owner: OwnerRef | None, failure: MeshFailure) -> None:
+        """Bring a failure to the owner of the mesh."""
+        process = self._process
+        if owner is None or process.closing:
+            return
+        if owner.process.id == process.me.id:
+            self.take(owner, failure)
+        else:
+            process.send(owner.process, Envelope(Kind.AGENT, 0, pack((owner, failure)), "failure"))
+
+    def take(self, owner: OwnerRef, failure: MeshFailure) -> None:
+        """Take a failure for an actor of this process; void where that has ended."""
+        root = self._process.root_cell
+        here = root if root is not None and root.uid == owner.uid else self._process.cells.get(owner.uid)
+        if here is not None:
+            here.owned_failed(failure)
+
+    def process_gone(self, peer: ProcessRef, loss: Loss, is_gone: Callable[[str], bool]) -> None:
+        """End what a process owned that is gone, and tell the owners of what was there.
+
+        Args:
+            peer: the process.
+            loss: why it is gone.
+            is_gone: whether a process is known to be gone: a mesh is forgotten with its last.
+        """
+        for cell in self._process.cells.live():
+            if cell.owner is not None and cell.owner.process.id == peer.id:
+                cell.orphan(f"the owner's {loss.reason}")
+        if loss.kind is not None:
+            for owner, failure in failures_of(self._owners(), peer, loss):
+                owner.owned_failed(failure)
+        for owner in self._owners():
+            for mesh in list(owner.owned.values()):
+                if all(is_gone(member.id) for member in mesh.root_members):
+                    owner.owned.pop(mesh.uid, None)
+
+    def _owners(self) -> list[Owner]:
+        owners: list[Owner] = list(self._process.cells.live())
+        return owners if self._process.root_cell is None else [self._process.root_cell, *owners]

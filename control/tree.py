@@ -1,0 +1,79 @@
+"""`Tree`: how a cast to many goes down, each of them passing it on to a few. Arithmetic on positions, nothing else.
+
+The receivers stand in a row. A node has the first position of a span, and what follows of the span is cut into as many
+parts as the fan-out says, as evenly as possible: each part is a node again. So a subtree is a run of neighbours,
+whatever is said to a subtree is a slice of what is said to all, and the depth is the least that the fan-out allows,
+or one more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A node and those below it.
+
+    Attributes:
+        first: the position of the node itself.
+        end: the position behind the last of those below it.
+    """
+
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def below(self, fanout: int) -> list[Span]:
+        """The nodes that this one passes on to."""
+        return spans(self.first + 1, self.end, fanout)
+
+
+def spans(first: int, end: int, fanout: int) -> list[Span]:
+    """Positions cut into at most ``fanout`` parts, whose sizes differ by one at most.
+
+    Raises:
+        ValueError: ``fanout`` is below 2.
+    """
+    if fanout < 2:
+        raise ValueError(f"a tree needs a fan-out of 2 or more, not {fanout}")
+    count = end - first
+    parts = min(fanout, count)
+    cuts = [first + count * part // parts for part in range(parts + 1)] if parts > 0 else []
+    return [Span(begin, until) for begin, until in pairwise(cuts)]
+
+
+class Tree:
+    """The tree below a caster, who is no position of it.
+
+    Args:
+        size: the number of receivers.
+        fanout: to how many each passes on at most, the caster included; 2 or more.
+
+    Attributes:
+        heads: those that the caster itself sends to.
+        span_at: the span of each position.
+        parent_of: the position that passes on to each position; None for the heads.
+        depth: how many links a cast crosses on its longest way.
+    """
+
+    def __init__(self, size: int, fanout: int) -> None:
+        self.fanout = fanout
+        self.heads = spans(0, size, fanout)
+        self.span_at: list[Span] = [Span(position, position + 1) for position in range(size)]
+        self.parent_of: list[int | None] = [None] * size
+        self.depth = 0
+        level = self.heads
+        while level:
+            self.depth += 1
+            level = [child for span in level for child in self._place(span)]
+
+    def _place(self, span: Span) -> list[Span]:
+        self.span_at[span.first] = span
+        below = span.below(self.fanout)
+        for child in below:
+            self.parent_of[child.first] = span.first
+        return below

@@ -1,0 +1,76 @@
+"""gRPC's C core as Python has it: the only file that imports gRPC.
+
+Whatever gRPC offers Python publicly has threads between the socket and whoever wants the message: `grpc` one that
+consumes requests and one that notifies, `grpc.aio` a poller and an event loop. Each costs a hand-over, and on the way
+of one call there and back they are most of its time. All of it stands on the module that is used here. That one has a
+leading underscore and no promises; so what is needed of it is checked once, and `streams` alone builds on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from grpc._cython import cygrpc as core  # type: ignore[attr-defined]
+
+from control.errors import WireError
+
+__all__ = ["core", "missing_in"]
+
+_TESTED = "from 1.66 to 1.85"
+_NEEDED = {
+    "Channel": ("segregated_call", "close"),
+    "SegregatedCall": ("operate", "next_event", "cancel"),
+    "Server": (
+        "add_http2_port",
+        "register_completion_queue",
+        "start",
+        "request_call",
+        "shutdown",
+        "cancel_all_calls",
+        "destroy",
+    ),
+    "CompletionQueue": ("poll", "shutdown"),
+    "Call": ("start_server_batch", "cancel"),
+    "CompletionType": ("queue_shutdown", "queue_timeout"),
+    "InitialMetadataFlags": ("wait_for_ready", "wait_for_ready_explicitly_set"),
+    "PropagationConstants": ("GRPC_PROPAGATE_DEFAULTS",),
+    "StatusCode": (
+        "ok",
+        "cancelled",
+        "unauthenticated",
+        "invalid_argument",
+        "failed_precondition",
+        "already_exists",
+        "deadline_exceeded",
+    ),
+    "SendInitialMetadataOperation": (),
+    "SendMessageOperation": (),
+    "SendStatusFromServerOperation": (),
+    "ReceiveInitialMetadataOperation": (),
+    "ReceiveMessageOperation": ("message",),
+    "ReceiveStatusOnClientOperation": ("code", "details"),
+    "ReceiveCloseOnServerOperation": (),
+}
+
+
+def missing_in(module: Any) -> list[str]:
+    """What a module lacks of what is used of gRPC's core."""
+    missing: list[str] = []
+    for name, attributes in _NEEDED.items():
+        thing = getattr(module, name, None)
+        if thing is None:
+            missing.append(name)
+        else:
+            missing += [f"{name}.{attribute}" for attribute in attributes if not hasattr(thing, attribute)]
+    return missing
+
+
+def _check() -> None:
+    if missing := missing_in(core):
+        raise WireError(
+            f"grpcio {grpc.__version__} lacks {', '.join(missing)}, which control needs: install a release {_TESTED}"
+        )
+
+
+_check()

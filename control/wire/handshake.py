@@ -1,0 +1,162 @@
+"""The two ends of the handshake that begins every stream: `Dial` and `Guest`. See `auth` for what it proves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from control.errors import ProtocolError
+from control.wire import auth
+from control.wire.envelope import ProcessRef
+from control.wire.frames import decode_process, encode_process
+from control.wire.streams import IncomingStream, OutgoingStream, Status
+
+WELCOME = b"\x01"
+
+_VERSION_KEY, _PROCESS_KEY, _NONCE_KEY, _PROOF_KEY = (
+    "skipper-version",
+    "skipper-process-bin",
+    "skipper-nonce-bin",
+    "skipper-proof-bin",
+)
+
+
+class Dial:
+    """The dialing end: proves itself to whoever turns out to know the secret, too.
+
+    Args:
+        me: this process.
+        peer: who is dialed.
+        secret: the job's secret.
+        on_open: takes the stream once both sides are content; its user has to be set then.
+        on_failure: told why there is no stream, in words and as gRPC's status.
+    """
+
+    def __init__(
+        self,
+        me: ProcessRef,
+        peer: ProcessRef,
+        secret: bytes,
+        *,
+        on_open: Callable[[OutgoingStream], None],
+        on_failure: Callable[[str, Status], None],
+    ) -> None:
+        self._secret = secret
+        self._on_open = on_open
+        self._on_failure = on_failure
+        self._nonce = auth.new_nonce()
+        self._me, self._peer = encode_process(me), encode_process(peer)
+        self._missing = {"sent", "welcome"}
+        self._reason = ""
+        metadata = ((_VERSION_KEY, auth.VERSION), (_PROCESS_KEY, self._me), (_NONCE_KEY, self._nonce))
+        self.stream = OutgoingStream(peer.address, metadata, self)
+
+    def give_up(self, reason: str) -> None:
+        """End it, unless it has succeeded; from any thread."""
+        if self._missing:
+            self._reason = self._reason or reason
+            self.stream.end()
+
+    def opened(self, metadata: dict[str, Any]) -> None:
+        """The other side has said who it is."""
+        theirs = metadata.get(_NONCE_KEY)
+        if not isinstance(theirs, bytes) or len(theirs) != auth.NONCE_NBYTES:
+            return  # it turns us away: why is about to follow
+        transcript = (self._nonce, theirs, self._me, self._peer)
+        if not auth.verify(auth.server_proof(self._secret, *transcript), metadata.get(_PROOF_KEY)):
+            self.give_up(auth.NOT_OUR_SECRET)
+            return
+        self.stream.send(auth.client_proof(self._secret, *transcript))
+        self.stream.receive()
+
+    def received(self, message: bytes) -> bool:
+        """The other side is content, or nobody that we know."""
+        if message != WELCOME:
+            self.give_up("it answered in a way that this version does not know")
+        else:
+            self._done("welcome")
+        return False
+
+    def sent(self) -> None:
+        """The proof is out."""
+        self._done("sent")
+
+    def ended(self, status: Status) -> None:
+        """There will be no stream."""
+        self._on_failure(self._reason or f"turned away: {status.details}", status)
+
+    def _done(self, step: str) -> None:
+        self._missing.discard(step)
+        if not self._missing:
+            self._on_open(self.stream)
+            self.stream.receive()  # not before: what follows is for the next user
+
+
+class Guest:
+    """The end that was dialed: a stranger gets no further than the comparison of 32 bytes.
+
+    Args:
+        stream: what has come.
+        me: this process.
+        secret: the job's secret.
+        on_proven: takes the stream and the process at its other end, once that has proven itself.
+        on_gone: told when it has left without that.
+    """
+
+    def __init__(
+        self,
+        stream: IncomingStream,
+        me: ProcessRef,
+        secret: bytes,
+        *,
+        on_proven: Callable[[Guest, ProcessRef], None],
+        on_gone: Callable[[Guest], None],
+    ) -> None:
+        self.stream = stream
+        self._on_proven = on_proven
+        self._on_gone = on_gone
+        self._secret = secret
+        self._me = encode_process(me)
+        self._transcript: tuple[bytes, ...] = ()
+        self._encoded: bytes = stream.metadata.get(_PROCESS_KEY, b"")
+        stream.user = self
+
+    def receive(self) -> bool:
+        """Hear what it has to say; False where it was turned away at once."""
+        metadata = self.stream.metadata
+        nonce = metadata.get(_NONCE_KEY, b"")
+        if metadata.get(_VERSION_KEY) != auth.VERSION:
+            self.stream.turn_away("failed_precondition", f"this process speaks version {auth.VERSION}")
+        elif len(nonce) != auth.NONCE_NBYTES:
+            self.stream.turn_away("unauthenticated", "no nonce")
+        else:
+            ours = auth.new_nonce()
+            self._transcript = (nonce, ours, self._encoded, self._me)
+            proof = auth.server_proof(self._secret, *self._transcript)
+            self.stream.answer(((_NONCE_KEY, ours), (_PROOF_KEY, proof)))
+            return True
+        return False
+
+    def opened(self, metadata: dict[str, Any]) -> None:
+        """Void: it is the other side that dials."""
+
+    def received(self, message: bytes) -> bool:
+        """Its proof, or what it takes for one."""
+        if not auth.verify(auth.client_proof(self._secret, *self._transcript), message):
+            self.stream.turn_away("unauthenticated", "wrong proof")
+            return False
+        try:
+            peer = decode_process(self._encoded)
+        except ProtocolError as error:
+            self.stream.turn_away("invalid_argument", str(error))
+            return False
+        self._on_proven(self, peer)
+        return self.stream.user is not self
+
+    def sent(self) -> None:
+        """Void: nothing is sent to strangers."""
+
+    def ended(self, status: Status) -> None:
+        """It has left, or closed its side without a proof."""
+        self.stream.turn_away("unauthenticated", "no proof came")
+        self._on_gone(self)

@@ -1,0 +1,108 @@
+"""`Listener`: where the streams of other processes come in."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from control.errors import WireError
+from control.wire.grpc_core import core
+from control.wire.streams import OPTIONS, IncomingStream, serve_here
+
+_log = logging.getLogger("control")
+
+
+class Listener:
+    """Takes the streams of those who dial; their thread is its own.
+
+    Args:
+        address: where to listen.
+        idle_s: a connection without a stream is closed after this long, and one that does not finish its greeting.
+        on_stream: takes a stream that has come, and has to set its user.
+        patience: called after everything that happens and after as many seconds as it returned the last time.
+        on_closed: told when the listener has been closed and nothing of it is left.
+
+    Raises:
+        WireError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        idle_s: float,
+        on_stream: Callable[[IncomingStream], None],
+        patience: Callable[[], float | None],
+        on_closed: Callable[[], None],
+    ) -> None:
+        self._on_stream = on_stream
+        self._patience = patience
+        self._on_closed = on_closed
+        self._closing = False
+        self._destroyed = False
+        self._lock = threading.RLock()
+        """A server must not be destroyed while something that it was told to do has not returned."""
+        bound_ms = int(1000 * idle_s)
+        limits = (
+            ("grpc.server_handshake_timeout_ms", bound_ms),
+            ("grpc.max_connection_idle_ms", bound_ms),
+            ("grpc.max_concurrent_streams", 4),
+        )
+        self._queue = core.CompletionQueue()
+        self._server = core.Server((*OPTIONS, *limits), False)
+        self._server.register_completion_queue(self._queue)
+        try:
+            listens = self._server.add_http2_port(address.encode())
+        except RuntimeError as error:
+            raise WireError(f"cannot listen on {address}: {error}") from error
+        if not listens:
+            raise WireError(f"cannot listen on {address}")
+        self._server.start()
+        self._expect()
+        threading.Thread(target=self._run, name="control-listener", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no more streams and wait for those that there are; returns at once."""
+        self._closing = True
+        with self._lock:
+            self._server.shutdown(self._queue, self._shut_down)
+
+    def cut(self) -> None:
+        """End all streams, whatever they are doing."""
+        with self._lock:
+            if not self._destroyed:
+                self._server.cancel_all_calls()
+
+    def _expect(self) -> None:
+        self._server.request_call(self._queue, self._queue, self._came)
+
+    def _run(self) -> None:
+        serve_here()
+        wait_s: float | None = None
+        while True:
+            event = self._queue.poll(None if wait_s is None else time.time() + wait_s)
+            if event.completion_type == core.CompletionType.queue_shutdown:
+                self._on_closed()
+                return
+            try:
+                if event.completion_type != core.CompletionType.queue_timeout:
+                    event.tag(event)
+                wait_s = self._patience()
+            except Exception:  # noqa: BLE001  (a defect around one stream must not cost all others their thread)
+                _log.exception("the listener goes on after a failure")
+            event = None  # an event keeps its call alive
+
+    def _came(self, event: Any) -> None:
+        if not self._closing:
+            self._expect()
+        if event.success:
+            self._on_stream(IncomingStream(event))
+
+    def _shut_down(self, event: Any) -> None:
+        with self._lock:
+            self._server.destroy()
+            self._destroyed = True
+        self._queue.shutdown()

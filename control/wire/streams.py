@@ -1,0 +1,279 @@
+"""Streams of messages of raw bytes, straight on gRPC's completion queues.
+
+Any thread sends by itself, and the one thread that waits at a completion queue reads the socket and has the message in
+its hands: on its way from one process to another a message wakes nobody but its receiver.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from control.wire.frames import MAX_MESSAGE_NBYTES
+from control.wire.grpc_core import core
+
+METHOD = "/skipper.control.v1.Link/Connect"
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+"""Names that end in ``-bin`` have bytes for values, the others text."""
+
+_log = logging.getLogger("control")
+
+_NO_FLAGS = 0
+_WAIT_FOR_READY = core.InitialMetadataFlags.wait_for_ready | core.InitialMetadataFlags.wait_for_ready_explicitly_set
+OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_NBYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_NBYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 250),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_metadata_size", 8 << 10),
+)
+
+
+class _Here(threading.local):
+    serves = False
+
+
+_here = _Here()
+_CODES = {value: name.upper() for name, value in vars(core.StatusCode).items() if isinstance(value, int)}
+
+
+def serve_here() -> None:
+    """Make the current thread one that streams depend on."""
+    _here.serves = True
+
+
+def on_stream_thread() -> bool:
+    """Whether the current thread is one that streams depend on: what it waits for must not have to come by stream."""
+    return _here.serves
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a stream ended: gRPC's name for it, and words."""
+
+    name: str
+    details: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.details}" if self.details else self.name
+
+
+CLOSED = Status("OK")
+
+
+class User(Protocol):
+    """Who has a stream, and is told of everything about it on the stream's thread."""
+
+    def opened(self, metadata: dict[str, Any]) -> None:
+        """The other side has answered; on the dialing side only."""
+
+    def received(self, message: bytes) -> bool:
+        """A message has come; False where no more are wanted."""
+
+    def sent(self) -> None:
+        """The last message is out, and the next may be sent."""
+
+    def ended(self, status: Status) -> None:
+        """The stream is over; told once."""
+
+
+class Stream:
+    """One end of a stream.
+
+    Attributes:
+        user: who is told what happens; it may be replaced on the stream's thread.
+        flows: whether to ask for the next message whatever the user says to the last.
+    """
+
+    user: User
+    flows = False
+
+    def __init__(self) -> None:
+        self._over = False
+
+    def send(self, message: bytes) -> None:
+        """Send a message; from any thread, and not again before `User.sent` has been called. Void at the end."""
+        self._start((core.SendMessageOperation(message, _NO_FLAGS),), self._sent)
+
+    def receive(self) -> None:
+        """Ask for the first message; the others follow."""
+        self._start((core.ReceiveMessageOperation(_NO_FLAGS),), self._received)
+
+    def end(self) -> None:
+        """End the stream; from any thread, and as often as one likes."""
+        raise NotImplementedError
+
+    def _start(self, operations: tuple[Any, ...], then: Callable[[Any], None]) -> None:
+        """Have gRPC begin with operations; ``then`` takes the event of their completion."""
+        raise NotImplementedError
+
+    def _sent(self, event: Any) -> None:
+        if event.success:
+            self.user.sent()
+
+    def _received(self, event: Any) -> None:
+        message = event.batch_operations[0].message()
+        if message is None:
+            self._dried_up()
+        elif self.flows:
+            # First, since it lets go of the interpreter lock, which whoever gets the message is about to want.
+            self.receive()
+            self.user.received(message)
+        elif self.user.received(message):
+            self.receive()
+
+    def _dried_up(self) -> None:
+        """Nothing more will come from the other side."""
+
+    def _finish(self, status: Status) -> None:
+        if not self._over:
+            self._over = True
+            self.user.ended(status)
+
+
+class OutgoingStream(Stream):
+    """The dialing end, with a connection of its own. Its thread is the one that calls `run`.
+
+    Args:
+        address: who is dialed.
+        metadata: what is said first.
+        user: who has the stream at first.
+    """
+
+    def __init__(self, address: str, metadata: Metadata, user: User) -> None:
+        super().__init__()
+        self.user = user
+        self._channel = core.Channel(address.encode(), OPTIONS, None)
+        operations = (
+            ((core.SendInitialMetadataOperation(metadata, _WAIT_FOR_READY),), _ignore),
+            ((core.ReceiveInitialMetadataOperation(_NO_FLAGS),), self._opened),
+            ((core.ReceiveStatusOnClientOperation(_NO_FLAGS),), self._closed),
+        )
+        self._lock = threading.RLock()  # reentrant, as there
+        self._due: set[Callable[[Any], None]] = {then for _, then in operations}
+        """What gRPC still has to complete: it must not be asked for more events than that."""
+        self._call = self._channel.segregated_call(
+            core.PropagationConstants.GRPC_PROPAGATE_DEFAULTS,
+            METHOD.encode(),
+            None,  # the host that is said to be called: that of the address
+            None,  # no deadline for the stream as a whole
+            metadata,
+            None,  # no credentials of gRPC's own
+            operations,
+            None,  # nobody traces it
+        )
+
+    def run(self) -> None:
+        """Serve the stream in this thread, to its end."""
+        serve_here()
+        try:
+            while not self._is_drained():
+                event = self._call.next_event()
+                self._due.discard(event.tag)
+                try:
+                    event.tag(event)
+                except Exception:  # noqa: BLE001  (a defect of its user must not leave the stream without a thread)
+                    _log.exception("a stream ends because its user failed")
+                    self.end()
+                event = None  # an event keeps its call alive
+        finally:
+            self._channel.close(core.StatusCode.cancelled, "the stream is over")
+
+    def end(self) -> None:
+        """Hang up."""
+        self._call.cancel(core.StatusCode.cancelled, "hung up")
+
+    def _start(self, operations: tuple[Any, ...], then: Callable[[Any], None]) -> None:
+        with self._lock:
+            self._due.add(then)
+            if not self._call.operate(operations, then):  # the call is over, as its user is told apart from this
+                self._due.discard(then)
+
+    def _is_drained(self) -> bool:
+        if not self._over:
+            return False
+        with self._lock:
+            return not self._due
+
+    def _opened(self, event: Any) -> None:
+        self.user.opened(dict(event.batch_operations[0].initial_metadata()))
+
+    def _closed(self, event: Any) -> None:
+        status = event.batch_operations[0]
+        self._finish(Status(_CODES.get(status.code(), "UNKNOWN"), status.details() or ""))
+
+
+class IncomingStream(Stream):
+    """The end of a process that was dialed.
+
+    Attributes:
+        metadata: what the other side said first.
+    """
+
+    def __init__(self, event: Any) -> None:
+        super().__init__()
+        self.metadata: dict[str, Any] = dict(event.invocation_metadata)
+        self._call = event.call
+        self._answered = False
+        self._finished = False
+        self._sending = False
+        self._lock = threading.RLock()
+        """gRPC aborts the process if a message is sent behind the status. The collector of garbage may have a thread
+        send in the middle of sending: what is dropped unread is given back."""
+        self._start((core.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._closed)
+
+    def send(self, message: bytes) -> None:
+        """Send a message, unless the stream has been ended."""
+        with self._lock:
+            if not self._finished:
+                self._sending = True
+                super().send(message)
+
+    def _sent(self, event: Any) -> None:
+        self._sending = False  # before its user knows, and so before the next message
+        super()._sent(event)
+
+    def answer(self, metadata: Metadata) -> None:
+        """Say the first thing, and ask for the first message."""
+        self._answered = True
+        self._start((core.SendInitialMetadataOperation(metadata, _NO_FLAGS),), _ignore)
+        self.receive()
+
+    def turn_away(self, name: str, details: str) -> None:
+        """End the stream with a status of gRPC's (its name in lower case) and a reason; from any thread."""
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
+            if self._sending:  # who knows until when: the other side may not be reading
+                self._call.cancel()
+                return
+            first = () if self._answered else (core.SendInitialMetadataOperation((), _NO_FLAGS),)
+            code = getattr(core.StatusCode, name)
+            last = core.SendStatusFromServerOperation((), code, details.encode(), _NO_FLAGS)
+            self._start((*first, last), _ignore)
+
+    def end(self) -> None:
+        """Say that all is well, and that this was all."""
+        self.turn_away("ok", "")
+
+    def _start(self, operations: tuple[Any, ...], then: Callable[[Any], None]) -> None:
+        self._call.start_server_batch(operations, then)  # where the call is over, this does nothing
+
+    def _dried_up(self) -> None:
+        self._finish(CLOSED)
+
+    def _closed(self, event: Any) -> None:
+        self._finish(CLOSED)
+
+
+def _ignore(event: Any) -> None:
+    """What becomes of it shows elsewhere."""

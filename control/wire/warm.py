@@ -1,0 +1,121 @@
+"""Memory for what has been read: objects that nobody needs any more are filled again, since their pages are there.
+
+A fresh object of many megabytes costs more than the copy into it: the kernel hands out its pages one by one and clears
+each. So the last few objects are remembered, and one that only the memory of them still refers to takes the next value
+of its size. What somebody still has, in whatever way, is never touched: its count of references says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import threading
+import time
+from functools import cache
+from typing import Any
+
+HUGE_NBYTES = 4 << 20
+"""From here on memory is asked for in huge pages."""
+
+KEPT_NBYTES = 256 << 20
+"""As much is remembered at most, whether somebody still has it or not."""
+
+KEPT_S = 5.0
+"""Objects that have not been filled for this long are forgotten."""
+
+_REFERENCES = 3
+"""To an object that only the list, the loop variable and the argument of `sys.getrefcount` refer to."""
+
+
+class Warm:
+    """The objects that this process has filled last. Safe to use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: list[tuple[float, bytes | bytearray]] = []
+        self._timer: threading.Timer | None = None
+
+    def allocate(self, nbytes: int, *, is_bytes: bool) -> tuple[bytes | bytearray, memoryview]:
+        """An object of that size whose content is open, and the memory to fill before anybody else sees it."""
+        value = self._take(nbytes, bytes if is_bytes else bytearray)
+        if value is None:
+            value, memory = _make(nbytes, is_bytes=is_bytes)
+        else:
+            memory, address = _memory_of(value)
+            _renew(value, address)
+        self._keep(value)
+        return value, memory
+
+    def _take(self, nbytes: int, kind: type) -> bytes | bytearray | None:
+        with self._lock:
+            for index, (_, value) in enumerate(self._kept):
+                if len(value) == nbytes and type(value) is kind and sys.getrefcount(value) == _REFERENCES:
+                    del self._kept[index]
+                    return value
+        return None
+
+    def _keep(self, value: bytes | bytearray) -> None:
+        with self._lock:
+            self._kept.append((time.monotonic(), value))
+            while sum(len(kept) for _, kept in self._kept) > KEPT_NBYTES:
+                del self._kept[0]
+            if self._kept and self._timer is None:
+                self._start_timer()
+
+    def _start_timer(self) -> None:
+        self._timer = threading.Timer(KEPT_S, self._forget_old)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _forget_old(self) -> None:
+        limit = time.monotonic() - KEPT_S
+        with self._lock:
+            self._timer = None
+            self._kept = [(when, value) for when, value in self._kept if when > limit]
+            if self._kept:
+                self._start_timer()
+
+
+def _make(nbytes: int, *, is_bytes: bool) -> tuple[bytes | bytearray, memoryview]:
+    """A new object.
+
+    The C API documents this for objects made without content. Python's own ways to make them would write every byte,
+    and so touch every page, once more.
+    """
+    make, _, advise = _c_functions(is_bytes)
+    value: bytes | bytearray = make(None, nbytes)
+    memory, address = _memory_of(value)
+    if nbytes >= HUGE_NBYTES:
+        begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        advise(begin, end - begin, mmap.MADV_HUGEPAGE)  # which the system need not follow
+    return value, memory
+
+
+def _memory_of(value: bytes | bytearray) -> tuple[memoryview, int]:
+    """The memory of an object's content, which keeps the object, and its address."""
+    _, find, _ = _c_functions(isinstance(value, bytes))
+    address: int = find(value)
+    array: Any = (ctypes.c_char * len(value)).from_address(address)
+    array.owner = value
+    return memoryview(array).cast("B"), address
+
+
+def _renew(value: bytes | bytearray, address: int) -> None:
+    """Forget the hash of what a ``bytes`` object held before: the field in front of its content, -1 where unknown."""
+    if isinstance(value, bytes):
+        ctypes.c_ssize_t.from_address(address - ctypes.sizeof(ctypes.c_ssize_t)).value = -1
+
+
+@cache
+def _c_functions(is_bytes: bool) -> tuple[Any, Any, Any]:
+    """Make an object without content, find its content, advise the system about memory."""
+    python, libc = ctypes.PyDLL(None), ctypes.CDLL(None)
+    make = python.PyBytes_FromStringAndSize if is_bytes else python.PyByteArray_FromStringAndSize
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
+    find = python.PyBytes_AsString if is_bytes else python.PyByteArray_AsString
+    find.restype, find.argtypes = ctypes.c_void_p, (ctypes.py_object,)
+    advise = libc.madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return make, find, advise

@@ -1,0 +1,102 @@
+"""The arithmetic of trees, and what is said in them beside payloads."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from control import ProtocolError
+from control.runtime.tree_wire import Answer, CastHeader, Opening, pack_answers, unpack_answers
+from control.tree import Span, Tree
+from control.wire.bulk import Outgoing
+from control.wire.envelope import Kind, ProcessRef
+
+ROOT = ProcessRef("job-1", "unix-abstract:root", "script")
+HOST = ProcessRef("job-2", "unix-abstract:host", "hôte", ROOT)
+SIZES, FANOUTS = st.integers(0, 700), st.integers(2, 40)
+
+
+def nodes(first: int, end: int) -> list[tuple[int, ProcessRef]]:
+    return [(10 + n, ProcessRef(f"job-x{n}", f"unix-abstract:{n}", f"p[{n}]", HOST)) for n in range(first, end)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(SIZES, FANOUTS)
+def test_everybody_gets_it_once_from_the_one_above(size: int, fanout: int) -> None:
+    tree = Tree(size, fanout)
+    passed_on: list[int] = [span.first for span in tree.heads]
+    for position in range(size):
+        below = tree.span_at[position].below(fanout)
+        assert len(below) <= fanout
+        assert all(tree.parent_of[span.first] == position for span in below)
+        passed_on += [span.first for span in below]
+    assert sorted(passed_on) == list(range(size))
+    assert all(tree.parent_of[span.first] is None for span in tree.heads)
+    assert len(tree.heads) <= fanout
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 700), FANOUTS)
+def test_it_is_hardly_deeper_than_it_has_to_be(size: int, fanout: int) -> None:
+    level, reached, least = 1, 0, 0
+    while reached < size:
+        level, least = level * fanout, least + 1
+        reached += level
+    assert least <= Tree(size, fanout).depth <= least + 1
+
+
+def test_32768_ranks_are_five_links_away() -> None:
+    tree = Tree(32_768, 8)
+    assert tree.depth == 5
+    assert max(len(span.below(8)) for span in tree.span_at) == 8
+    assert math.log(32_768, 8) == pytest.approx(5)
+
+
+def test_a_tree_has_to_branch() -> None:
+    with pytest.raises(ValueError, match="fan-out of 2"):
+        Tree(10, 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.dictionaries(st.integers(0, 99), st.integers(0, 2**63), max_size=9), st.integers(0, 50), st.integers(1, 50))
+def test_the_header_for_a_subtree_has_the_needs_of_that_alone(needs: dict[int, int], first: int, size: int) -> None:
+    span = Span(first, first + size)
+    header = CastHeader.decode(CastHeader(1 << 61, 7, 3, needs).encode(span))
+    assert header.needs == {place: mark for place, mark in needs.items() if first <= place < first + size}
+    assert (header.route, header.number, header.settled) == (1 << 61, 7, 3)
+
+
+def test_an_opening_arrives_as_it_was_and_can_be_cut_up() -> None:
+    opening = Opening(9, ROOT, 3, Span(4, 20), 17, nodes(4, 20))
+    there = Opening.decode(memoryview(opening.encode()))
+    assert there == opening
+    assert there.nodes[0][1].launcher == HOST
+    assert Opening.decode(there.part(Span(6, 8)).encode()) == Opening(9, ROOT, 3, Span(6, 8), 17, nodes(6, 8))
+
+
+def test_replies_are_bundled_as_they_are() -> None:
+    answers = [
+        Answer(3, Kind.REPLY, (b"a", memoryview(b"bc"))),
+        Answer(5, Kind.ERROR, (b"",)),
+        Answer(4, Kind.REPLY, ()),
+    ]
+    assert unpack_answers(pack_answers(12, answers)) == (12, answers)
+
+
+GARBAGE = [b"", b"x", b"\xff" * 20, b"[1,2]", b'[[1,0,2,0,1,0],[["a","b","c",7]],[[0,0]]]', b"[" * 5000]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_is_an_error_of_the_protocol(garbage: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Opening.decode(garbage)
+    with pytest.raises(ProtocolError):
+        CastHeader.decode(garbage)
+    with pytest.raises(ProtocolError):
+        unpack_answers((garbage, b"more than announced") if garbage else ())
+
+
+def test_headers_are_not_lent() -> None:
+    with pytest.raises(ProtocolError, match="lent"):
+        CastHeader.decode(Outgoing(b"12345"))
