@@ -141,8 +141,9 @@ class Client(Actor):
 
 
 def _device_mesh(rank: int, size: int, port: int, name: str) -> DeviceMesh:
-    store = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, timeout=_GROUP_TIMEOUT))  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_GROUP_TIMEOUT)
+    if not dist.is_initialized():  # by the part before
+        store = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, timeout=_GROUP_TIMEOUT))  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_GROUP_TIMEOUT)
     return init_device_mesh("cpu", (size,))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from benchmarks import output
+from benchmarks.arguments import Parser
 from benchmarks.errors import BenchmarkError
 from benchmarks.report import Report, Result
 from benchmarks.weight_sync.job import Workload, run
@@ -39,7 +39,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
     Returns:
         The exit code: 0 when everything was measured, 1 for a failure, 3 for wrong data.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         description="Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
     )

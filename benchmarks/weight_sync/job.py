@@ -1,4 +1,4 @@
-"""The parts of a run, one after another: each starts its processes, measures, and stops them."""
+"""The parts of a run, one after another: each starts its actors, in processes that serve all parts, and stops them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.weight_sync.actors import Client, Cut, Echo, Generator, Trainer
 from benchmarks.weight_sync.model import Model
 from benchmarks.weight_sync.planning import measure_planning
 from benchmarks.weight_sync.sync import Syncs, measure_syncs, measure_wake_ups
-from control import Actor, ActorMesh, get_or_spawn_controller, this_host
+from control import Actor, ActorMesh, ProcMesh, get_or_spawn_controller, this_host
 from torchstore.manifest import Mode
 
 __all__ = ["Workload", "run"]
@@ -27,6 +27,19 @@ _TINY = Model(layers=0, hidden=16, vocabulary=16)  # two tensors: what counts is
 
 A = TypeVar("A", bound=Actor)
 _Job = tuple[ActorMesh[Trainer], ActorMesh[Generator]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Processes:
+    """In which the actors of all parts run: a process that has loaded torch is too dear to be used once.
+
+    Attributes:
+        port: Of the TCPStore on loopback where the ranks of a side meet.
+    """
+
+    trainers: ProcMesh
+    generators: ProcMesh
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +76,27 @@ class Workload:
 
 async def run(workload: Workload) -> AsyncIterator[Result]:
     """Measure everything; rows come as soon as they are known."""
-    await ts.initialize()
-    try:
-        for row in await _syncs(workload, "direct"):
-            yield row
-        for row in await _syncs(workload, "snapshot"):
-            yield row
-        yield await _readers(workload)
-        yield await _wake_ups(workload)
-        for row in await _small(workload):
-            yield row
-    finally:
-        await ts.shutdown()
+    async with _processes(workload) as processes:
+        await ts.initialize()
+        try:
+            for row in await _syncs(processes, workload, "direct"):
+                yield row
+            for row in await _syncs(processes, workload, "snapshot"):
+                yield row
+            yield await _readers(processes, workload)
+            yield await _wake_ups(processes, workload)
+            for row in await _small(processes, workload):
+                yield row
+        finally:
+            await ts.shutdown()
     for row in _plans(workload):
         yield row
 
 
-async def _syncs(workload: Workload, mode: Mode) -> list[Result]:
+async def _syncs(processes: _Processes, workload: Workload, mode: Mode) -> list[Result]:
     """A whole model from trainers to generators, each side with its own sharding."""
-    async with _job(workload.model, workload.trainers, workload.generators, "tensor_parallel", mode) as (ours, theirs):
+    sizes = (workload.trainers, workload.generators)
+    async with _job(processes, workload.model, *sizes, "tensor_parallel", mode) as (ours, theirs):
         syncs = await measure_syncs(ours, theirs, key=mode, mode=mode, iterations=workload.iterations)
     where = {"nbytes": syncs.nbytes, "tensors": len(workload.model.shapes())}
     memcpy = Result.from_samples("memcpy", "s", syncs.memcpy_s)
@@ -101,11 +116,11 @@ async def _syncs(workload: Workload, mode: Mode) -> list[Result]:
     return rows
 
 
-async def _readers(workload: Workload) -> Result:
+async def _readers(processes: _Processes, workload: Workload) -> Result:
     """Many readers of one version beside one: seconds for each byte that they take together."""
     per_gb: dict[int, Syncs] = {}
     for readers in (1, workload.readers):
-        async with _job(workload.smaller_model, 1, readers, "whole", "direct") as (trainers, generators):
+        async with _job(processes, workload.smaller_model, 1, readers, "whole", "direct") as (trainers, generators):
             per_gb[readers] = await measure_syncs(
                 trainers, generators, key="whole", mode="direct", iterations=2 * workload.iterations, memcpy=False
             )
@@ -121,16 +136,16 @@ async def _readers(workload: Workload) -> Result:
     )
 
 
-async def _wake_ups(workload: Workload) -> Result:
-    async with _job(_TINY, 1, 1, "whole", "direct") as (trainers, generators):
+async def _wake_ups(processes: _Processes, workload: Workload) -> Result:
+    async with _job(processes, _TINY, 1, 1, "whole", "direct") as (trainers, generators):
         taken_ms = await measure_wake_ups(trainers, generators, key="tiny", iterations=workload.wake_ups)
     row = Result.from_samples("newer_than_wake_ms", "ms", taken_ms)
     return Result.single("newer_than_wake_p99_ms", "ms", row.p99, parameters={"wake_ups": row.n, "p50_ms": row.p50})
 
 
-async def _small(workload: Workload) -> list[Result]:
+async def _small(processes: _Processes, workload: Workload) -> list[Result]:
     """64 bytes put and got by a process that is not the controller's, beside a call to the controller's process."""
-    async with _spawned(1, Client) as client:
+    async with _spawned(processes.generators, 1, Client) as client:
         echo = await get_or_spawn_controller("weight-sync-echo", Echo)
         taken_us = await client.measure.call_one(echo, workload.rounds)
     call = Reference("call_one", Result.from_samples("call_one", "us", taken_us["call_one"]).value)
@@ -152,23 +167,37 @@ def _plans(workload: Workload) -> Iterator[Result]:
 
 
 @asynccontextmanager
-async def _job(model: Model, trainers: int, generators: int, cut: Cut, mode: Mode) -> AsyncIterator[_Job]:
-    """Trainers and generators; in direct mode the trainers' memory is such that readers can map it."""
+async def _processes(workload: Workload) -> AsyncIterator[_Processes]:
+    """As many processes as the largest part needs."""
     rendezvous = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)  # type: ignore[attr-defined]
-    port = rendezvous.port
-    async with (
-        _spawned(trainers, Trainer, model, "fsdp", port, "trainers", mode == "direct") as publishing,
-        _spawned(generators, Generator, model, cut, port, "generators", False) as reading,
-    ):
-        yield publishing, reading
+    sizes = (workload.trainers, max(workload.generators, workload.readers))
+    trainers, generators = (this_host().spawn_procs(per_host={"gpus": size}, env=_ENVIRONMENT) for size in sizes)
+    try:
+        yield _Processes(trainers, generators, rendezvous.port)
+    finally:
+        await trainers.stop()
+        await generators.stop()
 
 
 @asynccontextmanager
-async def _spawned(size: int, cls: type[A], *args: Any) -> AsyncIterator[ActorMesh[A]]:
-    procs = this_host().spawn_procs(per_host={"gpus": size}, env=_ENVIRONMENT)
+async def _job(
+    processes: _Processes, model: Model, trainers: int, generators: int, cut: Cut, mode: Mode
+) -> AsyncIterator[_Job]:
+    """Trainers and generators; in direct mode the trainers' memory is such that readers can map it."""
+    port = processes.port
+    async with (
+        _spawned(processes.trainers, trainers, Trainer, model, "fsdp", port, "trainers", mode == "direct") as ours,
+        _spawned(processes.generators, generators, Generator, model, cut, port, "generators", False) as theirs,
+    ):
+        yield ours, theirs
+
+
+@asynccontextmanager
+async def _spawned(procs: ProcMesh, size: int, cls: type[A], *args: Any) -> AsyncIterator[ActorMesh[A]]:
+    """Actors in the first ``size`` processes."""
+    mesh = procs.slice(gpus=slice(0, size)).spawn(cls.__name__.lower(), cls, *args)
     try:
-        mesh = procs.spawn(cls.__name__.lower(), cls, *args)
         await mesh.initialized
         yield mesh
     finally:
-        await procs.stop()
+        await mesh.stop()

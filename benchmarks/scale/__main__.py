@@ -1,0 +1,8 @@
+"""``python -m benchmarks.scale``."""
+
+import sys
+
+from benchmarks.scale.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], prog="python -m benchmarks.scale"))

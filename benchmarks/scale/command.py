@@ -1,0 +1,102 @@
+"""``skipper scale`` from the command line to the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from benchmarks import output
+from benchmarks.arguments import Parser, whole
+from benchmarks.errors import BenchmarkError
+from benchmarks.report import Report, Result
+from benchmarks.scale.crowd import gather_crowd
+from benchmarks.scale.rounds import MESSAGE_NBYTES, Plan, costs_of, measure
+from benchmarks.scale.rows import measured, modelled
+from benchmarks.scale.table import tables
+from control import ControlError
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_MOST = 1024
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
+    """Measure casts to many, and model them to more.
+
+    Args:
+        argv: The arguments, without the program's name.
+        prog: What was typed before them; shown in messages.
+
+    Returns:
+        The exit code: 0 all is well, 1 the run could not be finished, 2 a wrong command line, 130 interrupted.
+    """
+    try:
+        given = _parser(prog).parse_args(list(argv))
+        output.check_writable(given.json)
+        output.check_writable(given.csv)
+    except SystemExit as leave:  # argparse's, after --help
+        return leave.code if isinstance(leave.code, int) else 0
+    except BenchmarkError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return error.exit_code
+    plan = Plan(given.procs, given.fanout)
+    if given.quick:
+        plan = Plan(min(given.procs, 6), given.fanout, rounds=2, calls=2, broadcasts=5)
+    results: list[Result] = []
+    errors: list[str] = []
+    limit = ""
+    exit_code = 0
+    try:
+        with gather_crowd(plan.procs) as crowd:
+            limit = crowd.limit
+            times = measure(crowd, plan)
+            costs = costs_of(times, plan)
+            results = measured(crowd, times, plan, costs)
+            results += modelled(crowd.straight.size, given.ranks, plan, costs)
+    except BenchmarkError as error:
+        errors, exit_code = [str(error)], error.exit_code
+    except ControlError as error:
+        errors, exit_code = [f"{type(error).__name__}: {error}"], 1
+    except KeyboardInterrupt:
+        errors, exit_code = ["interrupted"], _INTERRUPTED
+    for sentence in errors:
+        print(f"{prog}: {sentence}", file=sys.stderr)
+    if results:
+        console = output.console(json_on_stdout=given.json == output.STDOUT)
+        for table in tables(results, limit):
+            console.print(table)
+    if given.csv is not None and results:
+        output.write_csv(results, given.csv)
+    if given.json is not None:
+        config = {
+            "tool": "scale",
+            "ranks": given.ranks,
+            "limit": limit,
+            "message_nbytes": MESSAGE_NBYTES,
+            **asdict(plan),
+        }
+        report = Report(argv=[*prog.split(), *argv], config=config, results=results, errors=errors)
+        output.write_json(report, given.json)
+    return exit_code
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=prog,
+        description="Calls and broadcasts to many processes of this host, straight and down a tree, beside a model of "
+        "them that goes on to many more.",
+        epilog="exit codes: 0 all is well; 1 the run could not be finished; 2 wrong arguments; 130 interrupted",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-n", "--procs", type=whole(4, _MOST), default=_MOST, help=f"at most so many processes (default: {_MOST})"
+    )
+    parser.add_argument("--fanout", type=whole(2, _MOST), default=8, help="of the trees (default: 8)")
+    parser.add_argument("--ranks", type=whole(4, 1 << 20), default=1 << 15, help="model up to these (default: 32768)")
+    parser.add_argument("--quick", action="store_true", help="6 processes, to see that it works; trust no figure")
+    parser.add_argument("-J", "--json", metavar="PATH", help="write the report; - prints it alone on standard output")
+    parser.add_argument("--csv", metavar="PATH", help="write the rows")
+    return parser

@@ -1,0 +1,208 @@
+"""How long a call to many takes, and what every node sends: a simulation of the tree with costs that were measured.
+
+Every process does one thing at a time, as a Python process does, and the processes share a number of cores. A node
+that has got a cast passes it on, one message after the other, and then runs its own endpoint; it answers once it has
+the answers of all below it. Casting straight is the tree of depth 1 whose heads are all ranks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from control.tree import Span, Tree
+
+__all__ = ["Costs", "Traffic", "latency_us", "traffic"]
+
+ENVELOPE_NBYTES = 37
+"""Of every message: its header with the size of one segment (see ``control/wire/proto/link.proto``)."""
+SEGMENT_NBYTES = 8
+"""Of every further segment: its size."""
+CAST_HEADER_NBYTES = 32
+BUNDLE_HEADER_NBYTES = 8
+BUNDLE_ENTRY_NBYTES = 9
+"""What a cast, a bundle of replies, and a reply in it have besides (see ``control/runtime/tree_wire.py``)."""
+
+_CASTER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What was measured, in microseconds of one core but for ``wire_us``.
+
+    Attributes:
+        call_us: of the caster for each call, whatever the number of ranks.
+        message_us: of a node for each node below it: to send it the cast and to take its answer.
+        rank_us: of the caster for each rank's result.
+        handle_us: of a rank: to take the cast, run the endpoint and answer.
+        wire_us: from the end of sending to the beginning of receiving, during which no core is busy.
+    """
+
+    call_us: float
+    message_us: float
+    rank_us: float
+    handle_us: float
+    wire_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one call to all ranks makes the processes send.
+
+    Attributes:
+        depth: links between the caster and the farthest rank.
+        messages: of all processes together, both ways.
+        caster_messages: that the caster sends and takes.
+        most_messages: that the busiest rank sends and takes.
+        caster_nbytes: that the caster sends and takes.
+        most_nbytes: that the busiest rank sends and takes.
+    """
+
+    depth: int
+    messages: int
+    caster_messages: int
+    most_messages: int
+    caster_nbytes: int
+    most_nbytes: int
+
+
+def traffic(ranks: int, fanout: int | None, *, argument_nbytes: int, result_nbytes: int, text_nbytes: int) -> Traffic:
+    """Count messages and bytes.
+
+    Args:
+        ranks: how many are called.
+        fanout: of the tree; None casts straight.
+        argument_nbytes: of the pickled arguments.
+        result_nbytes: of a pickled result.
+        text_nbytes: of the endpoint's name and the mesh's axes.
+    """
+    straight_nbytes = 2 * ENVELOPE_NBYTES + text_nbytes + argument_nbytes + result_nbytes
+    if fanout is None:
+        return Traffic(1, 2 * ranks, 2 * ranks, 2, ranks * straight_nbytes, straight_nbytes)
+    tree = Tree(ranks, fanout)
+    down = ENVELOPE_NBYTES + SEGMENT_NBYTES + text_nbytes + CAST_HEADER_NBYTES + argument_nbytes
+
+    def both_ways(span: Span) -> int:
+        entries = len(span) * (BUNDLE_ENTRY_NBYTES + SEGMENT_NBYTES + result_nbytes)
+        return down + ENVELOPE_NBYTES + BUNDLE_HEADER_NBYTES + entries
+
+    caster_nbytes = sum(map(both_ways, tree.heads))
+    below = [span.below(fanout) for span in tree.span_at]
+    return Traffic(
+        depth=tree.depth,
+        messages=2 * ranks,
+        caster_messages=2 * len(tree.heads),
+        most_messages=max(2 + 2 * len(spans) for spans in below),
+        caster_nbytes=caster_nbytes,
+        most_nbytes=max(
+            both_ways(span) + sum(map(both_ways, spans)) for span, spans in zip(tree.span_at, below, strict=True)
+        ),
+    )
+
+
+def latency_us(ranks: int, fanout: int | None, costs: Costs, *, cores: float | None) -> float:
+    """How long a call takes from its beginning to the last result.
+
+    Args:
+        ranks: how many are called.
+        fanout: of the tree; None casts straight.
+        costs: what was measured.
+        cores: that all processes share, also a part of one; None gives each process its own.
+    """
+    return _Run(Tree(ranks, fanout or max(ranks, 2)), costs, cores).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Work of one process; afterwards a cast goes to a node, or the process has one thing less to wait for."""
+
+    node: int
+    cost_us: float
+    tells: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A message that comes to a process: the cast, or the answer of a node below it."""
+
+    node: int
+    answer_of: int | None = None
+
+
+class _Run:
+    """One call, event by event."""
+
+    def __init__(self, tree: Tree, costs: Costs, cores: float | None) -> None:
+        size = len(tree.span_at)
+        # A share of a core makes all of them slower.
+        self._slowness = 1.0 if cores is None else max(math.ceil(cores), 1) / cores
+        self._tree = tree
+        self._costs = costs
+        self._free = size + 1 if cores is None else max(math.ceil(cores), 1)
+        self._queues: dict[int, deque[_Task]] = {}
+        self._runnable: deque[int] = deque()
+        self._busy: set[int] = set()
+        # A node answers once it has its own result and an answer of each below it.
+        self._missing = {position: 1 + len(span.below(tree.fanout)) for position, span in enumerate(tree.span_at)}
+        self._missing[_CASTER] = len(tree.heads)
+        self._events: list[tuple[float, int, _Task | _Arrival]] = []
+        self._count = 0
+        self._now = 0.0
+
+    def run(self) -> float:
+        """Microseconds until the caster has everything."""
+        self._do(_CASTER, [_Task(_CASTER, self._costs.message_us / 2, span.first) for span in self._tree.heads])
+        while self._missing[_CASTER]:
+            self._now, _, event = heapq.heappop(self._events)
+            if isinstance(event, _Arrival):
+                self._arrive(event)
+            else:
+                self._free += 1
+                self._busy.discard(event.node)
+                self._finish(event)
+                self._offer(event.node)
+            self._start()
+        return self._costs.call_us * self._slowness + self._now
+
+    def _arrive(self, arrival: _Arrival) -> None:
+        node, half = arrival.node, self._costs.message_us / 2
+        if arrival.answer_of is None:
+            below = self._tree.span_at[node].below(self._tree.fanout)
+            passed_on = [_Task(node, half, span.first) for span in below]
+            self._do(node, [*passed_on, _Task(node, self._costs.handle_us)])
+        else:
+            results = len(self._tree.span_at[arrival.answer_of]) if node == _CASTER else 0
+            self._do(node, [_Task(node, half + results * self._costs.rank_us)])
+
+    def _finish(self, task: _Task) -> None:
+        node = task.node
+        if task.tells is not None:
+            self._later(self._costs.wire_us, _Arrival(task.tells))
+            return
+        self._missing[node] -= 1
+        if self._missing[node] == 0 and node != _CASTER:
+            parent = self._tree.parent_of[node]
+            self._later(self._costs.wire_us, _Arrival(_CASTER if parent is None else parent, node))
+
+    def _do(self, node: int, tasks: list[_Task]) -> None:
+        self._queues.setdefault(node, deque()).extend(tasks)
+        self._offer(node)
+        self._start()
+
+    def _offer(self, node: int) -> None:
+        if node not in self._busy and self._queues.get(node):
+            self._busy.add(node)
+            self._runnable.append(node)
+
+    def _start(self) -> None:
+        while self._free and self._runnable:
+            node = self._runnable.popleft()
+            self._free -= 1
+            task = self._queues[node].popleft()
+            self._later(task.cost_us * self._slowness, task)
+
+    def _later(self, delay_us: float, event: _Task | _Arrival) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self._now + delay_us, self._count, event))

@@ -1,0 +1,191 @@
+"""Calls and broadcasts to crowds of growing size, straight and by tree, in turns; and what they cost."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+
+import control
+from benchmarks.errors import BenchmarkError
+from benchmarks.scale.crowd import TIMEOUT_S, Crowd, Member
+from benchmarks.scale.model import Costs
+from benchmarks.statistics import Contestant, Schedule, interleave, percentile
+from control import ActorMesh
+from control.tree import Tree
+
+__all__ = ["MESSAGE_NBYTES", "WAYS", "Plan", "Times", "costs_of", "measure", "sizes"]
+
+MESSAGE_NBYTES = 100
+"""Of what every call carries there and back."""
+
+WAYS = ("straight", "tree")
+_SPINNERS = 8
+_SPIN_NS = 30_000_000
+_NEVER = 1 << 40
+"""A threshold for trees that no mesh exceeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        procs: At most so many processes.
+        fanout: Of the trees.
+        rounds: Blocks of each kind and size.
+        calls: Calls in a block.
+        broadcasts: Messages to each rank in a block.
+    """
+
+    procs: int
+    fanout: int = 8
+    rounds: int = 12
+    calls: int = 8
+    broadcasts: int = 100
+
+
+@dataclass(slots=True)
+class Times:
+    """What was measured, by way and number of ranks.
+
+    Attributes:
+        calls: Durations of calls in ns.
+        broadcasts: Of blocks of broadcasts in ns.
+        caster_cpu: Of one call in the caster's process, in ns of a core.
+        member_cpu: Of one call in a rank's process, in ns of a core, called straight.
+        one: Durations of calls to one rank in ns.
+        cores: How many cores the processes got when all of them wanted some; others may have used the rest.
+    """
+
+    calls: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    broadcasts: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
+    caster_cpu: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    member_cpu: list[float] = field(default_factory=list)
+    one: list[int] = field(default_factory=list)
+    cores: list[float] = field(default_factory=list)
+
+
+def sizes(procs: int) -> list[int]:
+    """4, 8, 16, ... and the number of processes itself."""
+    return [*_powers(4, procs), procs]
+
+
+def _powers(first: int, end: int) -> Iterator[int]:
+    while first < end:
+        yield first
+        first *= 2
+
+
+def measure(crowd: Crowd, plan: Plan) -> Times:
+    """Run the plan.
+
+    Raises:
+        BenchmarkError: A message was lost.
+        ControlError: A call failed.
+    """
+    times = Times()
+    blocks = [
+        Contestant("one", functools.partial(_call_one, crowd, plan, times)),
+        Contestant("cores", functools.partial(_spin, crowd, times)),
+    ]
+    for count in sizes(crowd.straight.size):
+        part = slice(0, count)
+        for way, mesh in (("straight", crowd.straight), ("tree", crowd.by_tree)):
+            members = mesh.slice(ranks=part)
+            blocks.append(Contestant(f"call {way} {count}", functools.partial(_calls, way, members, plan, times)))
+            blocks.append(
+                Contestant(f"broadcast {way} {count}", functools.partial(_broadcasts, way, members, plan, times))
+            )
+    interleave(blocks, Schedule(iterations=plan.rounds, warmup=0))
+    return times
+
+
+def _go(way: str, plan: Plan) -> None:
+    control.configure(tree_threshold=_NEVER if way == "straight" else 1, tree_fanout=plan.fanout)
+
+
+def _timed(action: Callable[[], object]) -> int:
+    begin = perf_counter_ns()
+    action()
+    return perf_counter_ns() - begin
+
+
+def _call_one(crowd: Crowd, plan: Plan, times: Times) -> None:
+    """One rank alone, and what that costs it."""
+    message, one = bytes(MESSAGE_NBYTES), crowd.straight.slice(ranks=0)
+    count = 10 * plan.calls
+    before = one.cpu_ns.call_one().get(TIMEOUT_S)
+    times.one += [_timed(lambda: one.echo.call_one(message).get(TIMEOUT_S)) for _ in range(count)]
+    times.member_cpu.append((one.cpu_ns.call_one().get(TIMEOUT_S) - before) / (count + 1))
+
+
+def _spin(crowd: Crowd, times: Times) -> None:
+    """See how many cores there are to be had."""
+    some = crowd.straight.slice(ranks=slice(0, min(_SPINNERS, crowd.straight.size)))
+    begin = perf_counter_ns()
+    used = some.spin_ns.call(_SPIN_NS).get(TIMEOUT_S)
+    times.cores.append(sum(used) / (perf_counter_ns() - begin))
+
+
+def _calls(way: str, members: ActorMesh[Member], plan: Plan, times: Times) -> None:
+    _go(way, plan)
+    message = bytes(MESSAGE_NBYTES)
+
+    def call() -> None:
+        members.echo.call(message).get(TIMEOUT_S)
+
+    call()  # which also puts in order what goes straight and what by tree
+    before = time.process_time_ns()
+    times.calls[way, members.size] += [_timed(call) for _ in range(plan.calls)]
+    times.caster_cpu[way, members.size].append((time.process_time_ns() - before) / plan.calls)
+
+
+def _broadcasts(way: str, members: ActorMesh[Member], plan: Plan, times: Times) -> None:
+    _go(way, plan)
+    message = bytes(MESSAGE_NBYTES)
+    members.noted.call().get(TIMEOUT_S)
+    begin = perf_counter_ns()
+    for _ in range(plan.broadcasts):
+        members.note.broadcast(message)
+    noted = members.noted.call().get(TIMEOUT_S)  # answered behind them: all have been handled
+    elapsed = perf_counter_ns() - begin
+    if any(count != plan.broadcasts for count in noted):
+        raise BenchmarkError(f"of {plan.broadcasts} broadcasts to {members.size} ranks, {min(noted)} came to some")
+    times.broadcasts[way, members.size].append(elapsed)
+
+
+def costs_of(times: Times, plan: Plan) -> Costs:
+    """What the model needs, from what the processor was used for and from calls to one rank.
+
+    The caster's use of it grows with the number of messages, and with the number of results, which is the same
+    straight and not the same by tree: so the two can be told apart. Latencies of calls to many take no part in this.
+    """
+    cpu_us = {key: statistics.median(values) / 1e3 for key, values in times.caster_cpu.items()}
+    straight = [(count, cpu_us[way, count]) for way, count in cpu_us if way == "straight"]
+    call_us, slope_us = _line(straight)
+    pairs = []
+    for way, count in cpu_us:
+        if way == "tree":
+            fewer = len(Tree(count, plan.fanout).heads) - count
+            pairs.append((fewer, cpu_us[way, count] - call_us - slope_us * count))
+    weight = sum(fewer * fewer for fewer, _ in pairs)
+    message_us = sum(fewer * saved for fewer, saved in pairs) / weight if weight else slope_us
+    message_us = min(max(message_us, 0.0), slope_us)
+    handle_us = statistics.median(times.member_cpu) / 1e3
+    one_us = percentile(sorted(times.one), 50) / 1e3
+    wire_us = max(one_us - call_us - slope_us - handle_us, 0.0) / 2
+    return Costs(call_us, message_us, slope_us - message_us, handle_us, wire_us)
+
+
+def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """The line through points, not below zero anywhere: its height at zero and its slope."""
+    if len(points) > 1:
+        slope, height = statistics.linear_regression([x for x, _ in points], [y for _, y in points])
+        if slope > 0 and height >= 0:
+            return height, slope
+    return 0.0, sum(x * y for x, y in points) / sum(x * x for x, _ in points)
