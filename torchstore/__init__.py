@@ -23,8 +23,10 @@ from torchstore.api import (
     shutdown,
 )
 from torchstore.client import LocalClient
-from torchstore.clients import DEFAULT_STORE_NAME, client, last_sync, reset_client
+from torchstore.clients import DEFAULT_STORE_NAME, client, last_sync, reset_client, sync_history
 from torchstore.errors import (
+    BlockAlignmentError,
+    ChecksumError,
     CoverageError,
     DTypeMismatchError,
     KeyNotFoundError,
@@ -33,6 +35,7 @@ from torchstore.errors import (
     MismatchError,
     PartiallyPublishedError,
     PublisherLostError,
+    RendezvousError,
     SourceChangedError,
     StateDictMismatchError,
     StoreError,
@@ -47,9 +50,13 @@ from torchstore.errors import (
 )
 from torchstore.explanation import Explanation, Link
 from torchstore.meta import TensorMeta, ValueMeta
+from torchstore.metrics import metrics_text
+from torchstore.naming import Part, Stack
+from torchstore.quantize import BlockFP8
 from torchstore.records import SyncRecord
 from torchstore.share import share_memory_
 from torchstore.slices import TensorSlice
+from torchstore.spmd import SPMDEnv, initialize_spmd
 from torchstore.strategy import (
     ControllerStorageVolumes,
     HostStrategy,
@@ -70,6 +77,8 @@ from torchstore.weights import (
 __all__ = [
     # a store
     "initialize",
+    "initialize_spmd",
+    "SPMDEnv",
     "shutdown",
     "client",
     "reset_client",
@@ -96,10 +105,15 @@ __all__ = [
     "explain",
     "Explanation",
     "Link",
+    "Part",
+    "Stack",
     "wait_for_readers",
     "fence",
     "share_memory_",
+    "BlockFP8",
     "last_sync",
+    "sync_history",
+    "metrics_text",
     "SyncRecord",
     # which volume
     "TorchStoreStrategy",
@@ -118,13 +132,16 @@ __all__ = [
     "MismatchError",
     "LayoutMismatchError",
     "UnsupportedPlacementError",
+    "BlockAlignmentError",
     "CoverageError",
     "DTypeMismatchError",
     "KindMismatchError",
     "StateDictMismatchError",
     "SourceChangedError",
+    "ChecksumError",
     "PublisherLostError",
     "VolumeLostError",
     "VolumeFullError",
+    "RendezvousError",
     "StrategyError",
 ]

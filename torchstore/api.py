@@ -7,7 +7,7 @@ State dicts and their versions are in `torchstore.weights`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,9 @@ from torchstore.remote import DEFAULT_TIMEOUT_S, ask
 from torchstore.slices import TensorSlice
 from torchstore.strategy import ControllerStorageVolumes, TorchStoreStrategy
 
+shut_down_together: dict[str, Callable[[float], Awaitable[None]]] = {}
+"""What `shutdown` does, given its timeout, for the stores that all ranks of an SPMD job have initialized."""
+
 
 async def initialize(
     num_storage_volumes: int = 1,
@@ -30,6 +33,7 @@ async def initialize(
     *,
     keep_versions: int = 1,
     volume_nbytes: int | None = None,
+    checksum: bool = False,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Start a store: its controller and its storage volumes. Call it once, in the script.
@@ -45,6 +49,7 @@ async def initialize(
         volume_nbytes: How many bytes each volume may hold; None: as many as the system gives. A put that finds its
             volume full lets go of the oldest kept versions that nobody reads; the newest of each key stays. If
             that is not enough it waits, until its timeout, for readers to finish.
+        checksum: Whether puts take checksums where they do not say (see `put_state_dict`).
         timeout: In seconds.
 
     Raises:
@@ -64,36 +69,55 @@ async def initialize(
         strategy = ControllerStorageVolumes()
     reset_client(store_name)
     controller = await controller_of(store_name, timeout)
-    await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, keep_versions, volume_nbytes), timeout)
+    settings = (keep_versions, volume_nbytes, checksum)
+    await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, *settings), timeout)
 
 
 async def shutdown(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-    """Forget all that is stored and stop the volumes. The store can be initialized anew afterwards."""
+    """Forget all that is stored and stop the volumes. The store can be initialized anew afterwards.
+
+    After `initialize_spmd` every rank calls it; it returns when rank 0 has shut the store down.
+    """
+    together = shut_down_together.pop(store_name, None)
+    await (together(timeout) if together is not None else teardown(store_name, timeout))
+
+
+async def teardown(store_name: str, timeout: float) -> None:
+    """What `shutdown` does in the process that has initialized the store."""
     reset_client(store_name)
     controller = await controller_of(store_name, timeout)
     await ask(controller.teardown.call_one(), timeout)
 
 
 async def put(
-    key: str, value: Any, store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S
+    key: str,
+    value: Any,
+    store_name: str = DEFAULT_STORE_NAME,
+    *,
+    checksum: bool | None = None,
+    timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Store a tensor, this rank's shard of a DTensor, or any picklable object; replaces what is there.
 
     A DTensor is visible when every rank of its mesh has put its shard. The value is copied: change it
-    afterwards as you like.
+    afterwards as you like. ``checksum`` is that of `put_state_dict`; values that travel in a message have none.
 
     Raises:
         MismatchError: The tensor cannot be stored (a Partial placement, no dense memory).
         VolumeLostError: The storage volume is dead.
     """
-    await run(store_name, timeout, lambda own: own.put(key, value, timeout=timeout))
+    await run(store_name, timeout, lambda own: own.put(key, value, checksum=checksum, timeout=timeout))
 
 
 async def put_batch(
-    entries: Mapping[str, Any], store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S
+    entries: Mapping[str, Any],
+    store_name: str = DEFAULT_STORE_NAME,
+    *,
+    checksum: bool | None = None,
+    timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
     """`put` many values with one message to the controller; each is visible by itself."""
-    await run(store_name, timeout, lambda own: own.put_batch(entries, timeout=timeout))
+    await run(store_name, timeout, lambda own: own.put_batch(entries, checksum=checksum, timeout=timeout))
 
 
 async def get(
@@ -119,6 +143,7 @@ async def get(
         PartiallyPublishedError: Not all ranks of the mesh have put their shards yet (a `KeyError` too).
         LayoutMismatchError: Shapes or slices do not fit (a `ValueError`).
         DTypeMismatchError: The store never converts silently (a `TypeError`).
+        ChecksumError: It was put with ``checksum=True``, and something else has arrived.
         KindMismatchError: An object is stored and a tensor was given, or it is a state dict.
     """
     return await run(store_name, timeout, lambda own: own.get(key, inplace_tensor, tensor_slice_spec, timeout=timeout))

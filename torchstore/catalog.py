@@ -26,12 +26,14 @@ class Opened:
     Attributes:
         generations: For each source, what its seal must say (direct mode).
         writers: For each source, who published it.
+        lender: Another reader's copy to read from, if there is one.
     """
 
     grant: Grant
     sources: tuple[Source, ...]
     generations: tuple[int, ...]
     writers: tuple[ProcessId, ...]
+    lender: Opened | None = None
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -87,7 +89,8 @@ class Catalog:
         records = recalled.records
         sources: list[Source] = []
         used: dict[str, Manifest | Binding] = {}
-        for share in grant.shares:
+        lent = (grant.lender,) if grant.lender is not None else ()
+        for share in (*grant.shares, *lent):
             manifest = _resolve(records, share.manifest, Manifest)
             binding = None if share.binding is None else _resolve(records, share.binding, Binding)
             sources.append(Source(manifest, binding))
@@ -99,11 +102,15 @@ class Catalog:
             self._records.move_to_end(recalled.key)
             while len(self._records) > _KEYS:
                 self._records.popitem(last=False)
+        lender: Opened | None = None
+        if grant.lender is not None:
+            lender = Opened(grant, (sources.pop(),), (grant.lender.generation,), (grant.lender.writer,))
         return Opened(
             grant,
             tuple(sources),
             tuple(share.generation for share in grant.shares),
             tuple(share.writer for share in grant.shares),
+            lender,
         )
 
     def forget(self, keys: Iterable[str]) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Awaitable, Hashable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 import torch
 
+from torchstore.controller import StaleClientError
 from torchstore.errors import KindMismatchError
 from torchstore.explanation import Explanation
-from torchstore.fetch import Fetcher, Request
+from torchstore.fetch import Fetcher
 from torchstore.manifest import Mode, Selector
 from torchstore.meta import ValueMeta
+from torchstore.metrics import log_of
+from torchstore.naming import NameMap
 from torchstore.publish import Publisher
 from torchstore.records import SyncRecord
 from torchstore.remote import DEFAULT_TIMEOUT_S, Remote
+from torchstore.request import Request
 from torchstore.slices import TensorSlice
-from torchstore.staging import check_transfer_dtype
+from torchstore.staging import TransferDtype, check_transfer_dtype
+
+T = TypeVar("T")
 
 VersionSelector = int | Literal["latest"] | tuple[Literal["newer_than"], int]
 
@@ -31,18 +37,23 @@ class LocalClient:
         self._remote = remote
         self._publisher = Publisher(remote)
         self._fetcher = Fetcher(remote)
+        self._log = log_of(remote.store_name)
         self.last_sync: SyncRecord | None = None
 
-    async def put(self, key: str, value: Any, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+    async def put(
+        self, key: str, value: Any, *, checksum: bool | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
         """See `torchstore.put`."""
-        await self.put_batch({key: value}, timeout=timeout)
+        await self.put_batch({key: value}, checksum=checksum, timeout=timeout)
 
-    async def put_batch(self, entries: Mapping[str, Any], *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+    async def put_batch(
+        self, entries: Mapping[str, Any], *, checksum: bool | None = None, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> None:
         """See `torchstore.put_batch`."""
         for key in entries:
             _check_key(key)
-        record = await self._publisher.put_values(entries, timeout)
-        self.last_sync = record or self.last_sync
+        summed = self._summed(checksum)
+        await self._observed("put", self._publisher.put_values(entries, timeout, checksum=summed))
 
     async def get(
         self,
@@ -54,7 +65,7 @@ class LocalClient:
     ) -> Any:
         """See `torchstore.get`."""
         request = _request(key, inplace_tensor, tensor_slice_spec)
-        values, self.last_sync = await self._fetcher.get_values({key: request}, timeout)
+        values = await self._observed("get", self._fetcher.get_values({key: request}, timeout))
         return values[key]
 
     async def get_batch(
@@ -69,9 +80,7 @@ class LocalClient:
             key: _request(key, None, want) if isinstance(want, TensorSlice) else _request(key, want, None)
             for key, want in wanted.items()
         }
-        values, record = await self._fetcher.get_values(requests, timeout)
-        self.last_sync = record or self.last_sync
-        return values
+        return await self._observed("get", self._fetcher.get_values(requests, timeout))
 
     async def put_state_dict(
         self,
@@ -81,7 +90,9 @@ class LocalClient:
         mode: Mode = "snapshot",
         version: int | None = None,
         keep: int | None = None,
-        transfer_dtype: torch.dtype | None = None,
+        transfer_dtype: TransferDtype | None = None,
+        checksum: bool | None = None,
+        delta: bool = False,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> int:
         """See `torchstore.put_state_dict`."""
@@ -94,10 +105,15 @@ class LocalClient:
             check_keep(keep)
         if transfer_dtype is not None:
             check_transfer_dtype(transfer_dtype)
-        self.last_sync = await self._publisher.put_state_dict(
-            state_dict, key, mode, version, keep, transfer_dtype, timeout
+        if delta and mode != "snapshot":
+            raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
+        summed = self._summed(checksum)
+        return await self._observed(
+            "put",
+            self._publisher.put_state_dict(
+                state_dict, key, mode, version, keep, transfer_dtype, timeout, checksum=summed, delta=delta
+            ),
         )
-        return self.last_sync.version
 
     async def get_state_dict(
         self,
@@ -105,15 +121,32 @@ class LocalClient:
         user_state_dict: Mapping[Any, Any] | None = None,
         *,
         strict: bool = True,
+        names: NameMap | None = None,
         version: VersionSelector = "latest",
+        delta: bool = False,
+        serve: bool = False,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> dict[Any, Any]:
         """See `torchstore.get_state_dict`."""
         _check_key(key)
-        state, self.last_sync = await self._fetcher.get_state_dict(
-            key, user_state_dict, _selector(version), strict=strict, timeout=timeout
+        _check_names(names, user_state_dict)
+        _check_given(user_state_dict, delta=delta, serve=serve)
+        if serve and names is not None:
+            raise ValueError("serve=True offers tensors as they were published: it does not go with names=")
+        selector = _selector(version)
+        return await self._observed(
+            "get",
+            self._fetcher.get_state_dict(
+                key,
+                user_state_dict,
+                selector,
+                strict=strict,
+                names=names,
+                timeout=timeout,
+                delta=delta,
+                serve=serve,
+            ),
         )
-        return state
 
     async def explain(
         self,
@@ -121,12 +154,18 @@ class LocalClient:
         user_state_dict: Mapping[Any, Any] | None = None,
         *,
         strict: bool = True,
+        names: NameMap | None = None,
         version: VersionSelector = "latest",
+        delta: bool = False,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> Explanation:
         """See `torchstore.explain`."""
         _check_key(key)
-        return await self._fetcher.explain(key, user_state_dict, _selector(version), strict=strict, timeout=timeout)
+        _check_names(names, user_state_dict)
+        _check_given(user_state_dict, delta=delta)
+        return await self._fetcher.explain(
+            key, user_state_dict, _selector(version), strict=strict, names=names, timeout=timeout, delta=delta
+        )
 
     async def get_meta(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> ValueMeta:
         """See `torchstore.get_meta`."""
@@ -141,6 +180,7 @@ class LocalClient:
         """See `torchstore.fence`."""
         await self._remote.fence(key, close=True, timeout=timeout)
         self._publisher.withdraw(key)
+        self._fetcher.withdraw(key)
 
     async def rollback(self, key: str, version: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.rollback`."""
@@ -174,6 +214,25 @@ class LocalClient:
     def close(self) -> None:
         """Let go of registrations and plans. What this process published in direct mode ends here."""
         self._publisher.close()
+        self._fetcher.close()
+
+    async def _observed(self, op: str, work: Awaitable[tuple[T, SyncRecord | None]]) -> T:
+        """The result of an operation, whose record is kept; one that fails is counted."""
+        try:
+            result, record = await work
+        except StaleClientError:  # another client does it again
+            raise
+        except Exception as error:
+            self._log.failed(op, error)
+            raise
+        if record is not None:
+            self.last_sync = record
+            self._log.add(record)
+        return result
+
+    def _summed(self, checksum: bool | None) -> bool:
+        """Whether a put takes checksums: as it says itself, or as the store was initialized."""
+        return self._remote.info.checksum if checksum is None else checksum
 
     def _forget(self, keys: tuple[str, ...]) -> None:
         self._publisher.forget(keys)
@@ -183,6 +242,21 @@ class LocalClient:
 def _check_key(key: object) -> None:
     if not isinstance(key, str):
         raise TypeError(f"a key is a string, not {key!r}")
+
+
+def _check_names(names: object, user_state_dict: object) -> None:
+    if names is None:
+        return
+    if not callable(names) or not isinstance(names, Hashable):  # plans are found by it
+        raise TypeError(f"names is a (hashable) function of a name, not {names!r}")
+    if user_state_dict is None:
+        raise ValueError("names maps the names of a given state dict: give user_state_dict")
+
+
+def _check_given(given: object, **options: bool) -> None:
+    for name, wanted in options.items():
+        if wanted and given is None:
+            raise ValueError(f"{name}=True is about tensors of yours: give a user_state_dict that holds them")
 
 
 def _check_version(version: object) -> None:

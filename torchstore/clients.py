@@ -9,6 +9,7 @@ from typing import TypeVar
 from control import ActorMesh, get_or_spawn_controller
 from torchstore.client import LocalClient
 from torchstore.controller import StaleClientError, StoreController
+from torchstore.metrics import log_of
 from torchstore.process import this_process
 from torchstore.records import SyncRecord
 from torchstore.remote import DEFAULT_TIMEOUT_S, Remote, ask
@@ -51,6 +52,16 @@ def last_sync(store_name: str = DEFAULT_STORE_NAME) -> SyncRecord | None:
     """What this process' last finished put or get on a store did; None before the first."""
     found = _clients.get(store_name)
     return found.last_sync if found is not None else None
+
+
+def sync_history(store_name: str = DEFAULT_STORE_NAME) -> tuple[SyncRecord, ...]:
+    """The records of this process' last puts and gets on a store, oldest first; 256 at most.
+
+    Records are kept when a client is made anew. Those of a mesh say together who was the slowest:
+    ``max(await mesh.last_sync.call(), key=lambda record: record.seconds)``, where ``last_sync`` is an endpoint of
+    yours that returns its process' last record.
+    """
+    return log_of(store_name).records()
 
 
 async def run(store_name: str, timeout: float, operation: Callable[[LocalClient], Awaitable[T]]) -> T:

@@ -7,7 +7,9 @@ there yet, for readers to leave) leaves its response port here and is answered w
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -16,8 +18,9 @@ from control import Actor, ActorMesh, Port, ProcMesh, endpoint
 from torchstore.errors import KeyNotFoundError, StoreError, StoreNotInitializedError, StrategyError
 from torchstore.index import Index, grant
 from torchstore.ledger import Ledger
-from torchstore.manifest import Grant, Part, Publication, Published, Retired, Selector, Wanted
+from torchstore.manifest import Grant, Part, Publication, Published, Retired, Selector, Share, Wanted
 from torchstore.meta import ValueMeta, describe_version
+from torchstore.offers import Patience
 from torchstore.process import ProcessId
 from torchstore.strategy import TorchStoreStrategy
 from torchstore.version import Contribution
@@ -53,12 +56,14 @@ class StoreInfo:
         volumes: By the names that the strategy gives them.
         processes: In which each volume lives.
         client: A number for the client that asked: shorter to say than who it is.
+        checksum: Whether puts take checksums where they do not say.
     """
 
     strategy: TorchStoreStrategy
     volumes: dict[str, ActorMesh[StorageVolume]]
     processes: dict[str, ProcessId]
     client: int
+    checksum: bool
 
 
 class StoreController(Actor):
@@ -71,6 +76,7 @@ class StoreController(Actor):
     def __init__(self, store_name: str) -> None:
         self._store_name = store_name
         self._volumes: Volumes | None = None
+        self._checksum = False
         self._ledger = Ledger(self._free)
         self._index = Index(self._ledger.idle, self._ledger.gone)
         self._known: OrderedDict[str, Any] = OrderedDict()  # manifests and bindings by id
@@ -93,6 +99,7 @@ class StoreController(Actor):
         mesh: ProcMesh | None,
         keep_versions: int,
         volume_nbytes: int | None,
+        checksum: bool,
     ) -> None:
         """Start the volumes. Doing it twice without a shutdown between is an error.
 
@@ -106,6 +113,7 @@ class StoreController(Actor):
             self._watch.add(process)
         self._volumes = volumes
         self._index.keep = keep_versions
+        self._checksum = checksum
 
     @endpoint
     async def info(self, process: ProcessId) -> StoreInfo:
@@ -114,12 +122,19 @@ class StoreController(Actor):
         number = next(self._client_numbers)
         self._clients[number] = process
         self._watch.add(process)
-        return StoreInfo(volumes.strategy, volumes.actors, volumes.processes, number)
+        return StoreInfo(volumes.strategy, volumes.actors, volumes.processes, number, self._checksum)
 
     @endpoint
     async def check(self, client: int) -> None:
         """Raise StaleClientError for a client of a store that was shut down meanwhile."""
         self._process_of(client)
+
+    @endpoint(explicit_response_port=True)
+    async def wait_for_teardown(self, port: Port[bool], client: int, timeout: float) -> None:
+        """Answer when the store that welcomed this client has been shut down."""
+        self._waiting.answer(
+            port, lambda: client not in self._clients or None, timeout, lambda: "rank 0 has not shut the store down"
+        )
 
     @endpoint
     async def teardown(self) -> None:
@@ -215,6 +230,9 @@ class StoreController(Actor):
             generation=publication.generation,
             objects=publication.objects,
             inline=publication.inline,
+            arrived=time.monotonic(),
+            stamp=publication.stamp,
+            change=publication.change,
         )
 
     def _resolve(self, given: Any) -> Any:
@@ -253,10 +271,10 @@ class StoreController(Actor):
             KeyNotFoundError: The key, or that version of it, does not exist and is not waited for.
             StoreTimeoutError: A version that was waited for did not come in ``timeout`` seconds.
         """
-        wanted = Wanted(key, Selector(exact, newer_than), tuple(known.split()))
+        wanted, since = Wanted(key, Selector(exact, newer_than), tuple(known.split())), time.monotonic()
 
         def attempt() -> Grant | bytes | None:
-            grants = self._grants((wanted,), client)
+            grants = self._grants((wanted,), client, since)
             if grants is None:
                 return None
             (only,) = grants
@@ -269,10 +287,13 @@ class StoreController(Actor):
         self, port: Port[tuple[Grant, ...]], client: int, wanted: tuple[Wanted, ...], timeout: float
     ) -> None:
         """`acquire` for several keys: all of them or none; answers when the last of them is ready."""
-        keys = ", ".join(repr(request.key) for request in wanted[:3])
-        self._waiting.answer(
-            port, lambda: self._grants(wanted, client), timeout, lambda: f"no version of {keys} as asked for"
-        )
+        keys, since = ", ".join(repr(request.key) for request in wanted[:3]), time.monotonic()
+        patience = Patience(max(request.patience_s for request in wanted), self._waiting.wake)
+
+        def attempt() -> tuple[Grant, ...] | None:
+            return self._grants(wanted, client, since, patience)
+
+        self._waiting.answer(port, attempt, timeout, lambda: f"no version of {keys} as asked for")
 
     @endpoint
     async def release(self, leases: tuple[tuple[str, int], ...]) -> None:
@@ -281,13 +302,40 @@ class StoreController(Actor):
             self._index.release(key, lease)
         self._waiting.wake()
 
-    def _grants(self, wanted: tuple[Wanted, ...], client: int) -> tuple[Grant, ...] | None:
-        """Leases on all the wanted versions; None while one of them has to be waited for."""
+    @endpoint
+    async def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
+        """Give the lease of a reader back that takes part in feeding others; see `Offers.finish`."""
+        known = None
+        if share is not None and client in self._clients:
+            with suppress(UnknownIdError):  # then it is no offer: the circle goes to the publisher
+                manifest, binding = self._resolve(share.manifest), self._resolve(share.binding)
+                known = replace(share, manifest=manifest, binding=binding)
+        self._index.finish(key, lease, known, failed=failed)
+        self._waiting.wake()
+
+    @endpoint
+    async def withdraw(self, client: int, key: str) -> None:
+        """A reader overwrites the copy that it has offered; nobody waits for an answer."""
+        history, process = self._index.get(key), self._clients.get(client)
+        if history is not None and process is not None:
+            history.withdraw(process)
+            self._waiting.wake()
+
+    def _grants(
+        self, wanted: tuple[Wanted, ...], client: int, since: float, patience: Patience | None = None
+    ) -> tuple[Grant, ...] | None:
+        """Leases on all versions that are wanted ``since`` then; None while one of them has to be waited for."""
         reader = self._process_of(client)
         found = [(request, self._index.find(request)) for request in wanted]
         if any(where is None for _, where in found):
             return None
-        return tuple(grant(request, reader, *where) for request, where in found if where is not None)
+        for request, where in found:
+            if request.circle and where is not None and patience is not None:
+                _, version, _ = where
+                if version.offers.must_wait(request.circle, reader) and not patience.is_over():
+                    return None
+        waited_s = time.monotonic() - since
+        return tuple(grant(request, reader, waited_s, *where) for request, where in found if where is not None)
 
     # Taking back ----------------------------------------------------------------------------------------
 

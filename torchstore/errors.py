@@ -11,14 +11,17 @@ StoreError
 ├── MismatchError                   (ValueError)    what is stored and what is asked for do not fit
 │   ├── LayoutMismatchError                         shapes, slices or placements
 │   │   ├── UnsupportedPlacementError               Partial, or a placement that this store does not know
+│   │   ├── BlockAlignmentError                     a shard that cuts the blocks in which it is to be quantized
 │   │   └── CoverageError                           a hole: some box of the destination has no source
 │   ├── DTypeMismatchError          (TypeError)     dtypes: the store never converts silently
 │   ├── KindMismatchError           (TypeError)     an object where a tensor was asked for, or the reverse
 │   └── StateDictMismatchError                      names missing on one side
 ├── SourceChangedError                              direct mode: the publisher moved on while it was read
 ├── PublisherLostError                              direct mode: the process that owns the bytes is gone
+├── ChecksumError                                   other bytes have arrived than were published
 ├── VolumeLostError                                 the process that kept the copies is gone
 ├── VolumeFullError                                 a version is larger than all that a volume may hold
+├── RendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find one another
 └── StrategyError                   (ValueError)    no volume for this client, or volumes that do not fit
 ```
 
@@ -126,6 +129,24 @@ class UnsupportedPlacementError(LayoutMismatchError):
     """A placement that holds no bytes of the tensor (Partial), or one that is unknown here."""
 
 
+class BlockAlignmentError(LayoutMismatchError):
+    """A publisher's shard cuts blocks that share a scale (``transfer_dtype=BlockFP8()``).
+
+    Attributes:
+        block: Rows and columns that share a scale.
+        box: The shard, as (offsets, shape) in the global tensor.
+    """
+
+    def __init__(self, key: str, block: tuple[int, ...], offsets: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        super().__init__(
+            key,
+            f"the shard [offsets {offsets}, shape {shape}] cuts blocks of {block}, whose scale depends on all of "
+            "their elements; give BlockFP8 a block that divides the shards, or let it pass over this tensor (select=)",
+        )
+        self.block = block
+        self.box = (offsets, shape)
+
+
 class CoverageError(LayoutMismatchError):
     """No source holds some of the bytes that the destination needs.
 
@@ -191,6 +212,29 @@ class PublisherLostError(StoreError):
         self.version = version
 
 
+class ChecksumError(StoreError):
+    """Some bytes that arrived are not those that were published (``checksum=True``). The destination holds them.
+
+    Attributes:
+        key: Of the value, with the name of the tensor.
+        box: The first wrong cell, as (offsets, shape) in the global tensor.
+        wrong: How many cells of the same block are wrong.
+    """
+
+    def __init__(
+        self, key: str, version: int, offsets: tuple[int, ...], shape: tuple[int, ...], wrong: int = 1
+    ) -> None:
+        more = f" and {wrong - 1} more" if wrong > 1 else ""
+        super().__init__(
+            f"version {version} of {key!r} did not arrive as it was published: the checksum of "
+            f"[offsets {offsets}, shape {shape}]{more} differs; get it again, or put it again if that fails too"
+        )
+        self.key = key
+        self.version = version
+        self.box = (offsets, shape)
+        self.wrong = wrong
+
+
 class VolumeLostError(StoreError):
     """A storage volume died; the versions that it held are gone.
 
@@ -220,6 +264,10 @@ class VolumeFullError(StoreError):
         self.volume = volume
         self.nbytes = nbytes
         self.limit = limit
+
+
+class RendezvousError(StoreError, RuntimeError):
+    """The ranks of an SPMD job did not find one another, or one of them failed; the message says which."""
 
 
 class StrategyError(StoreError, ValueError):

@@ -10,6 +10,7 @@ import torch
 
 import dataplane
 from torchstore.catalog import Opened
+from torchstore.increment import DeltaRead
 from torchstore.plan import Plan
 
 _PROBE_BYTES = 64 << 20
@@ -46,6 +47,9 @@ class Explanation:
         known: Whether the plan was there already.
         compile_s: What making it cost, now or then.
         predicted_s: How long moving the bytes should take.
+        proof_nbytes: Bytes that are fetched beside ``nbytes`` to prove what arrives: sums, and cells that the
+            destination cuts; 0 where the version has no checksums.
+        saved_nbytes: ``delta=True``: bytes that the destination holds already and that do not move.
         rate_from: What the prediction rests on: "last read" of this process, or "memcpy", which bounds it from below.
     """
 
@@ -61,6 +65,8 @@ class Explanation:
     compile_s: float
     predicted_s: float
     rate_from: str
+    proof_nbytes: int = 0
+    saved_nbytes: int = 0
 
     @property
     def amplification(self) -> float:
@@ -74,6 +80,10 @@ class Explanation:
             f"  plan {'known' if self.known else 'made now'} ({self.compile_s * 1e3:.1f} ms); "
             f"{self.predicted_s * 1e3:.1f} ms to move, judged by {self.rate_from}",
         ]
+        if self.saved_nbytes:
+            lines.append(f"  {self.saved_nbytes:>14,} bytes are there since the version before")
+        if self.proof_nbytes:
+            lines.append(f"  {self.proof_nbytes:>14,} bytes of checksums prove what arrives")
         lines += [
             f"  {link.nbytes:>14,} bytes in {link.parts:,} blocks from {link.source} by {link.backend}"
             for link in self.links
@@ -81,18 +91,21 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain_plan(key: str, opened: Opened, plan: Plan, *, known: bool, last_rate: float) -> Explanation:
+def explain_plan(
+    key: str, opened: Opened, plan: Plan, reduced: DeltaRead | None = None, *, known: bool, last_rate: float
+) -> Explanation:
     """Put a plan into figures.
 
     Args:
         key: As it was asked for.
         opened: The version that the plan reads.
         plan: Its plan.
+        reduced: What of it would be read, if that is not all.
         known: Whether it was there already.
         last_rate: Bytes per second of this process' last read of some size; 0 when there was none.
     """
-    links = []
-    for source, writer, (nbytes, parts) in zip(opened.sources, opened.writers, plan.of_source, strict=True):
+    links, part = [], reduced or plan
+    for source, writer, (nbytes, parts) in zip(opened.sources, opened.writers, part.of_source, strict=True):
         if not parts or source.binding is None:
             continue
         where = f"volume {source.binding.volume!r}" if source.binding.mode == "snapshot" else str(writer)
@@ -103,13 +116,15 @@ def explain_plan(key: str, opened: Opened, plan: Plan, *, known: bool, last_rate
         opened.mode,
         plan.tensors,
         plan.needed,
-        plan.nbytes,
-        plan.segments,
+        part.nbytes,
+        part.segments,
         tuple(links),
         known,
         plan.compile_s,
-        plan.nbytes / (last_rate or _memcpy_rate()),
+        part.nbytes / (last_rate or _memcpy_rate()),
         "last read" if last_rate else "memcpy",
+        plan.proof.nbytes if plan.proof is not None else 0,
+        plan.nbytes - part.nbytes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torchstore.errors import KeyNotFoundError
@@ -100,6 +101,13 @@ class Index:
         """The history of a key."""
         return self._histories.get(key)
 
+    def finish(self, key: str, lease: int, share: Share | None, *, failed: bool) -> None:
+        """Give a lease back, and perhaps offer what was read."""
+        history = self._histories.get(key)
+        if history is not None:
+            history.finish(lease, share, failed=failed)
+            self._settle(history)
+
     def release(self, key: str, lease: int) -> None:
         """Give a lease back."""
         history = self._histories.get(key)
@@ -183,7 +191,7 @@ class Index:
                 self._on_idle(writer, binding)
 
 
-def grant(wanted: Wanted, reader: ProcessId, history: History, version: Version, item: str) -> Grant:
+def grant(wanted: Wanted, reader: ProcessId, waited_s: float, history: History, version: Version, item: str) -> Grant:
     """Lease a version to a reader, and say what it needs to know to read it.
 
     Raises:
@@ -196,25 +204,48 @@ def grant(wanted: Wanted, reader: ProcessId, history: History, version: Version,
     if history.hidden and not item:
         raise KeyNotFoundError(f"{history.key}/{min(history.hidden)}")
     shares = tuple(_shares(contributions, set(wanted.known)))
-    return Grant(history.key, version.number, history.lease(version, reader), shares, item=item)
+    lease, lender = history.lease(version, reader), None
+    if wanted.circle:
+        history.withdraw(reader)  # what it has from earlier is about to be overwritten
+        lender = version.offers.choose(wanted.circle, reader)
+        version.offers.begin(wanted.circle, lease, reader, lender)
+    came = [(contribution.arrived, contribution.part.coordinate) for contribution in contributions]
+    last_came, slowest_rank = max(came)
+    return Grant(
+        history.key,
+        version.number,
+        lease,
+        shares,
+        item=item,
+        waited_s=waited_s,
+        slowest_rank=slowest_rank,
+        spread_s=last_came - min(came)[0],
+        lender=_brief_share(lender.share, set(wanted.known)) if lender is not None else None,
+    )
 
 
 def _shares(contributions: list[Contribution], known: set[str]) -> Iterator[Share]:
     """Ids in place of what the reader knows; equal objects only once."""
-
-    def brief(record: Any) -> Any:
-        return record.id if record is not None and record.id in known else record
-
     told: set[str] = set()
     for contribution in contributions:
         if contribution.manifest is None:
             continue
         news = not told.issuperset(contribution.manifest.objects)
         told.update(contribution.manifest.objects)
-        yield Share(
-            brief(contribution.manifest),
-            brief(contribution.binding),
+        share = Share(
+            contribution.manifest,
+            contribution.binding,
             contribution.generation,
             contribution.writer,
             contribution.objects if news else b"",
+            contribution.stamp,
+            contribution.change,
         )
+        yield _brief_share(share, known)
+
+
+def _brief_share(share: Share, known: set[str]) -> Share:
+    def brief(record: Any) -> Any:
+        return record.id if record is not None and record.id in known else record
+
+    return replace(share, manifest=brief(share.manifest), binding=brief(share.binding))

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from dataplane import RemoteLayout
 from torchstore.layout import Box, Ints, Piece
 from torchstore.process import ProcessId
 from torchstore.state_dict import Path
@@ -42,6 +43,8 @@ class TensorItem:
         strides: Of the local tensor, in bytes.
         itemsize: Bytes of one element.
         pickled: The bytes are not a tensor but an object too large to travel in a message.
+        scales: Block-FP8: the name of the tensor that holds the scales; "" for a tensor that is what it is.
+        block: How many elements share a scale, by dim.
     """
 
     dtype: str
@@ -52,6 +55,24 @@ class TensorItem:
     strides: Ints
     itemsize: int
     pickled: bool = False
+    scales: str = ""
+    block: Ints = ()
+
+    def block_at(self, local: Ints, shape: Ints) -> RemoteLayout:
+        """Where the block of the local tensor that begins at these indices lies in its buffer."""
+        start = self.offset + sum(index * stride for index, stride in zip(local, self.strides, strict=True))
+        return RemoteLayout(offset=start, shape=shape, strides=self.strides, itemsize=self.itemsize)
+
+    def piece_at(self, local: Ints) -> tuple[int, Piece]:
+        """The piece of the local tensor that an element lies in, and its number.
+
+        Raises:
+            LookupError: There is none.
+        """
+        for number, piece in enumerate(self.pieces):
+            if all(low <= at < low + size for low, at, size in zip(piece.local, local, piece.box.shape, strict=True)):
+                return number, piece
+        raise LookupError(f"no piece of the local tensor holds the element {local}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +102,7 @@ class Manifest:
         tensors: By name; a plain value (`put`) has the only name "".
         objects: Names of the entries that are not tensors.
         paths: How names lead back into the nested dict.
+        sums: Buffer index and offset of the checksums of the tensors' cells; None where there are none.
         encoded: All of it as it travels. Whoever passes a manifest on passes these bytes on.
     """
 
@@ -90,6 +112,7 @@ class Manifest:
     tensors: Mapping[str, TensorItem]
     objects: tuple[str, ...]
     paths: Mapping[str, Path]
+    sums: tuple[int, int] | None
     encoded: bytes
 
     @staticmethod
@@ -99,6 +122,7 @@ class Manifest:
         tensors: Mapping[str, TensorItem],
         objects: tuple[str, ...],
         paths: Mapping[str, Path],
+        sums: tuple[int, int] | None = None,
     ) -> Manifest:
         """Make a manifest, its encoding and its id."""
         # Plain tuples: the C pickler writes and reads them without a step in Python. Tensors of one layout
@@ -106,19 +130,19 @@ class Manifest:
         shared: dict[int, _PlainPieces] = {}
         plain = [_plain(name, item, shared) for name, item in tensors.items()]
         place = (part.coordinate, part.mesh_shape, part.sharded_axes)
-        encoded = pickle.dumps((kind, place, plain, objects, dict(paths)), protocol=5)
-        return Manifest(_digest(encoded), kind, part, tensors, objects, paths, encoded)
+        encoded = pickle.dumps((kind, place, plain, objects, dict(paths), sums), protocol=5)
+        return Manifest(_digest(encoded), kind, part, tensors, objects, paths, sums, encoded)
 
     @staticmethod
     def decode(encoded: bytes) -> Manifest:
         """Undo the encoding. Only for bytes from this job, which control has authenticated."""
-        kind, place, plain, objects, paths = pickle.loads(encoded)
+        kind, place, plain, objects, paths, sums = pickle.loads(encoded)
         shared: dict[int, tuple[Piece, ...]] = {}
         tensors = {
             name: TensorItem(dtype, shape, _pieces(pieces, shared), *rest)
             for name, dtype, shape, pieces, *rest in plain
         }
-        return Manifest(_digest(encoded), kind, Part(*place), tensors, objects, paths, encoded)
+        return Manifest(_digest(encoded), kind, Part(*place), tensors, objects, paths, sums, encoded)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Manifest.decode, (self.encoded,)
@@ -140,7 +164,7 @@ def _plain(name: str, item: TensorItem, shared: dict[int, _PlainPieces]) -> tupl
     if pieces is None:
         pieces = tuple((piece.box.offsets, piece.box.shape, piece.local) for piece in item.pieces)
         shared[id(item.pieces)] = pieces
-    rest = (item.buffer, item.offset, item.strides, item.itemsize, item.pickled)
+    rest = (item.buffer, item.offset, item.strides, item.itemsize, item.pickled, item.scales, item.block)
     return name, sys.intern(item.dtype), item.global_shape, pieces, *rest
 
 
@@ -204,6 +228,19 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What a publication changes of the one before of the same process.
+
+    Attributes:
+        base: The stamp of that one.
+        cells: Which cells, as `delta.pack_flags` makes it.
+    """
+
+    base: str
+    cells: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
     """One rank's contribution to one version of one key.
 
@@ -215,6 +252,8 @@ class Publication:
         objects: Pickled dict of the entries that are not tensors.
         inline: The whole value as `values.inline_tensor` makes it, instead of all the other fields.
         keep: How many ready versions the key keeps from now on; None: as many as before.
+        stamp: Unique, if this publication may be the base of the next one's delta; else "".
+        change: What it changes of its base, if that is known.
     """
 
     key: str
@@ -226,6 +265,8 @@ class Publication:
     objects: bytes = b""
     inline: bytes = b""
     keep: int | None = None
+    stamp: str = ""
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +305,8 @@ class Share:
     Attributes:
         objects: Pickled dict of the publisher's entries that are not tensors, unless an earlier share has
             the same ones.
+        stamp: As that of the publication.
+        change: As that of the publication.
     """
 
     manifest: Manifest | str
@@ -271,6 +314,8 @@ class Share:
     generation: int
     writer: ProcessId
     objects: bytes = b""
+    stamp: str = ""
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +326,10 @@ class Grant:
         lease: 0 when nothing needs to be given back (inline values).
         shares: Of every publisher.
         item: The name inside the value that the key led to ("" for the whole).
+        waited_s: How long the controller had to wait for the version.
+        slowest_rank: The coordinate of the rank that put its part last, where there are several.
+        spread_s: How long after the first one it did.
+        lender: The copy of another reader to read from, if there is one.
     """
 
     key: str
@@ -289,6 +338,10 @@ class Grant:
     shares: tuple[Share, ...] = ()
     inline: bytes = b""
     item: str = ""
+    waited_s: float = 0.0
+    slowest_rank: Ints = ()
+    spread_s: float = 0.0
+    lender: Share | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +358,12 @@ class Wanted:
 
     Attributes:
         known: Ids of manifests and bindings that need not be sent again.
+        circle: What the reader wants, if it takes part in feeding others; "" if not (see `torchstore.offers`).
+        patience_s: How long it waits for another one's copy before it goes to the publisher.
     """
 
     key: str
     selector: Selector = Selector()
     known: tuple[str, ...] = ()
+    circle: str = ""
+    patience_s: float = 0.0

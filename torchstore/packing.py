@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
+import dataplane
+from torchstore.checksum import count_sums
 from torchstore.layout import Replicate, contiguous_strides
 from torchstore.manifest import Kind, Manifest, Mode, Part, TensorItem
+from torchstore.quantize import Scales
 from torchstore.state_dict import Path
 from torchstore.tensors import LocalTensor, describe, storage_of
 
@@ -26,6 +29,7 @@ class Packed:
         tensors: The local tensors behind the manifest's items.
         nbytes: Of the arena that holds them; 0 in direct mode.
         storages: Direct mode: the memory to register, in the order of the manifest's buffer indices.
+        sums: Room for the checksums of the tensors, to be filled anew by every put; None where none are wanted.
     """
 
     mark: tuple[Any, ...]
@@ -33,6 +37,7 @@ class Packed:
     tensors: Mapping[str, LocalTensor]
     nbytes: int
     storages: tuple[torch.Tensor, ...] = ()
+    sums: torch.Tensor | None = None
 
 
 def pack(
@@ -45,6 +50,8 @@ def pack(
     objects: tuple[str, ...] = (),
     mark: tuple[Any, ...] = (),
     pickled: bool = False,
+    checksum: bool = False,
+    scales: Mapping[str, Scales] | None = None,
 ) -> Packed:
     """Describe the tensors of a value and lay them out.
 
@@ -57,11 +64,18 @@ def pack(
         objects: Names of the entries that are not tensors.
         mark: The fingerprint that the result is found by, () if it will not be looked for.
         pickled: The tensor is a pickled object.
+        checksum: Readers are to check what they get against sums of what was put.
+        scales: Of the quantized ones among the tensors.
 
     Raises:
         MismatchError: A tensor cannot be stored (`tensors.describe` says when).
     """
-    locals_ = {name: describe(tensor, key=f"{key}/{name}" if name else key) for name, tensor in tensors.items()}
+    scales = scales or {}
+    known = {scale.name: scale.local for scale in scales.values()}
+    locals_ = {
+        name: known.get(name) or describe(tensor, key=f"{key}/{name}" if name else key)
+        for name, tensor in tensors.items()
+    }
     part = _part(locals_.values())
     items: dict[str, TensorItem] = {}
     storages: dict[int, tuple[int, torch.Tensor]] = {}
@@ -92,9 +106,21 @@ def pack(
             strides=tuple(stride * itemsize for stride in strides),
             itemsize=itemsize,
             pickled=pickled,
+            scales=scales[name].name if name in scales else "",
+            block=scales[name].block if name in scales else (),
         )
-    manifest = Manifest.of(kind, part, items, objects, paths or {})
-    return Packed(mark, manifest, locals_, end, tuple(storage for _, storage in storages.values()))
+    memory = tuple(storage for _, storage in storages.values())
+    sums: torch.Tensor | None = None
+    place: tuple[int, int] | None = None
+    if checksum and (count := count_sums(items)):
+        if mode == "direct":  # registered beside the tensors
+            sums, place = dataplane.empty((count,), torch.int64), (len(memory), 0)
+            memory = (*memory, sums)
+        else:  # the end of the arena
+            sums, place = torch.empty(count, dtype=torch.int64), (0, end)
+            end += sums.nbytes
+    manifest = Manifest.of(kind, part, items, objects, paths or {}, place)
+    return Packed(mark, manifest, locals_, end, memory, sums)
 
 
 def _part(tensors: Iterable[LocalTensor]) -> Part:

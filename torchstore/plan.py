@@ -24,9 +24,11 @@ import torch
 
 from dataplane import RDMAAction, RDMABuffer, RemoteLayout
 from dataplane.errors import TransferTimeoutError
+from torchstore.checksum import Proof, ProofBuilder
 from torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchError
-from torchstore.layout import Ints, Match, match
+from torchstore.layout import Ints, Match, Transfer, match
 from torchstore.manifest import Binding, Manifest
+from torchstore.quantize import Landing
 from torchstore.tensors import LocalTensor, check_destination
 
 _AT_ONCE_BYTES = 1 << 20  # some 100 us of copying: about what switching to another task and back costs
@@ -55,6 +57,9 @@ class Plan:
         tensors: How many are filled.
         of_source: For each source, the bytes that are read from it and in how many blocks.
         compile_s: What building it cost.
+        proof: Checks what has arrived; None where the sources have no checksums.
+        landings: What has to be made into values after it has arrived.
+        moves: Each block with its source (by index), its name there and the tensor that it goes to.
     """
 
     def __init__(
@@ -66,9 +71,14 @@ class Plan:
         tensors: int,
         of_source: tuple[tuple[int, int], ...],
         compile_s: float,
+        proof: Proof | None = None,
+        moves: Sequence[tuple[int, str, Transfer, torch.Tensor]] = (),
     ) -> None:
         self.action = action
         self.seals = seals
+        self.proof = proof
+        self.moves = moves
+        self.landings: tuple[Landing, ...] = ()
         self.nbytes = action.nbytes
         self.needed = needed
         self.tensors = tensors
@@ -105,7 +115,14 @@ class Seals:
         return dict(zip(self._which, self._words.tolist(), strict=True))
 
 
-def compile_read(key: str, sources: Sequence[Source], targets: Mapping[str, LocalTensor], *, reader: int = 0) -> Plan:
+def compile_read(
+    key: str,
+    sources: Sequence[Source],
+    targets: Mapping[str, LocalTensor],
+    *,
+    reader: int = 0,
+    stored: Mapping[str, str] | None = None,
+) -> Plan:
     """Decide which bytes of which handle go to which bytes of the destination.
 
     Every byte of the destination is read once: where several sources hold the same box, ``reader`` and the
@@ -116,6 +133,7 @@ def compile_read(key: str, sources: Sequence[Source], targets: Mapping[str, Loca
         sources: Of one version, in any order.
         targets: By name; every name must be in some source.
         reader: Any number that differs between readers.
+        stored: The names in the sources of targets that are named otherwise.
 
     Raises:
         CoverageError: Some box of a target lies in no source. Names key and box; nothing has been moved.
@@ -126,10 +144,13 @@ def compile_read(key: str, sources: Sequence[Source], targets: Mapping[str, Loca
     action = RDMAAction()
     needed = 0
     moved, blocks = [0] * len(sources), [0] * len(sources)
+    moves: list[tuple[int, str, Transfer, torch.Tensor]] = []
+    proof = ProofBuilder([(source.manifest, source.binding) for source in sources])
     # Layers repeat: tensors of one layout share their piece tuples, so the match is made once for all of them.
     matches: dict[tuple[int, ...], Match] = {}
-    for position, (name, target) in enumerate(targets.items()):
-        full_name = f"{key}/{name}" if name else key
+    for position, (label, target) in enumerate(targets.items()):
+        name = stored.get(label, label) if stored else label
+        full_name = key if not label else f"{key}/{label}" if name == label else f"{key}/{name} (for {label})"
         check_destination(target.tensor, full_name)
         holders = [
             (index, source.binding, item)
@@ -153,17 +174,13 @@ def compile_read(key: str, sources: Sequence[Source], targets: Mapping[str, Loca
             action.read_remote(
                 target.tensor,
                 binding.buffers[item.buffer],
-                layout=RemoteLayout(
-                    offset=item.offset
-                    + sum(at * stride for at, stride in zip(transfer.source_local, item.strides, strict=True)),
-                    shape=transfer.shape,
-                    strides=item.strides,
-                    itemsize=item.itemsize,
-                ),
+                layout=item.block_at(transfer.source_local, transfer.shape),
                 at=transfer.target_local,
             )
             moved[index] += prod(transfer.shape) * item.itemsize
             blocks[index] += 1
+            moves.append((index, name, transfer, target.tensor))
+            proof.add(index, name, transfer, target.tensor, name=full_name)
         needed += sum(piece.box.numel for piece in target.pieces) * target.tensor.element_size()
     seals = Seals([source.binding.seal if source.binding else None for source in sources])
     return Plan(
@@ -173,11 +190,15 @@ def compile_read(key: str, sources: Sequence[Source], targets: Mapping[str, Loca
         tensors=len(targets),
         of_source=tuple(zip(moved, blocks, strict=True)),
         compile_s=time.perf_counter() - begin,
+        proof=proof.build(),
+        moves=moves,
     )
 
 
-def compile_write(arena: RDMABuffer, manifest: Manifest, tensors: Mapping[str, LocalTensor]) -> RDMAAction:
-    """The copy of local tensors (of any strides) into one arena, at the places that the manifest says."""
+def compile_write(
+    arena: RDMABuffer, manifest: Manifest, tensors: Mapping[str, LocalTensor], sums: torch.Tensor | None = None
+) -> RDMAAction:
+    """The copy of local tensors (of any strides) and their sums into one arena, where the manifest says."""
     action = RDMAAction()
     for name, item in manifest.tensors.items():
         local = tensors[name].tensor
@@ -189,6 +210,9 @@ def compile_write(arena: RDMABuffer, manifest: Manifest, tensors: Mapping[str, L
                     offset=item.offset, shape=tuple(local.shape), strides=item.strides, itemsize=item.itemsize
                 ),
             )
+    if sums is not None and manifest.sums is not None:
+        layout = RemoteLayout(manifest.sums[1], tuple(sums.shape), (sums.itemsize,), sums.itemsize)
+        action.write_remote(arena, sums, layout=layout)
     return action
 
 
@@ -231,10 +255,11 @@ class PlanCache:
     """Plans by key, destination and sources; bounded, because a plan keeps its destination's memory alive.
 
     Per key the last `destinations` fingerprints are kept (a model in two precisions, say), and for each of
-    them the last `sources` sets of bindings (a snapshot alternates between a few arenas).
+    them the last `sources` sets of bindings (a snapshot alternates between a few arenas, and another
+    reader's copy may be read instead).
     """
 
-    def __init__(self, *, keys: int = 32, destinations: int = 2, sources: int = 8) -> None:
+    def __init__(self, *, keys: int = 32, destinations: int = 2, sources: int = 16) -> None:
         self._limits = (keys, destinations, sources)
         self._plans: OrderedDict[str, OrderedDict[Any, OrderedDict[tuple[str, ...], Plan]]] = OrderedDict()
         self._lock = Lock()

@@ -16,16 +16,19 @@ import torch
 
 from dataplane.errors import BufferDroppedError, OwnerDiedError, TransferTimeoutError
 from torchstore.arenas import Arena, ArenaPool
+from torchstore.checksum import fill_sums
 from torchstore.controller import ArenaFreedError, UnknownIdError
+from torchstore.delta import Bases
 from torchstore.direct import DirectMemory
 from torchstore.errors import StoreTimeoutError
 from torchstore.manifest import Binding, Manifest, Mode, Publication, Published, Retired
 from torchstore.packing import Packed, pack
 from torchstore.plan import compile_write, execute
 from torchstore.process import this_process
+from torchstore.quantize import Scales
 from torchstore.records import Cost, SyncRecord
 from torchstore.remote import Remote
-from torchstore.staging import Staging
+from torchstore.staging import Staged, Staging, TransferDtype
 from torchstore.state_dict import flatten
 from torchstore.tensors import fingerprint
 from torchstore.values import dump, inline_object, inline_tensor
@@ -42,30 +45,33 @@ class Publisher:
         self._arenas = ArenaPool(remote, self._retire)
         self._direct = DirectMemory()
         self._staging = Staging()
+        self._bases = Bases()
         self._packed: dict[str, Packed] = {}
         self._seen: dict[str, int] = {}  # hash of the fingerprint that was put last
         self._sent: set[str] = set()  # ids of manifests and bindings that the controller has been sent
 
-    async def put_values(self, values: Mapping[str, Any], timeout: float) -> SyncRecord | None:
+    async def put_values(
+        self, values: Mapping[str, Any], timeout: float, *, checksum: bool = False
+    ) -> tuple[None, SyncRecord | None]:
         """Put plain values, each visible by itself; one control call for all of them.
 
         Returns:
-            What it cost; None when there was nothing to put.
+            Nothing, and what it cost; None when there was nothing to put.
         """
         if not values:
-            return None
+            return None, None
         cost = Cost("put", time.perf_counter())
         key, *_ = values
         small: dict[str, bytes] = {}
         large: dict[str, Packed] = {}
         for name, value in values.items():
-            small[name], packed = _encode(name, value)
+            small[name], packed = _encode(name, value, checksum=checksum)
             if packed is not None:
                 large[name] = packed
         if len(values) == 1 and not large:  # the shortest way: plain arguments and a plain answer
             with cost.spent_on("control"):
                 number = await self._remote.put_inline(key, small[key], timeout)
-            return cost.record(key, number, self._remote.take_calls())
+            return None, cost.record(key, number, self._remote.take_calls())
 
         async def publications() -> list[Publication]:
             return [
@@ -76,7 +82,7 @@ class Publisher:
             ]
 
         published = await self._publish(publications, cost, timeout)
-        return cost.record(key, published[0].version, self._remote.take_calls())
+        return None, cost.record(key, published[0].version, self._remote.take_calls())
 
     async def put_state_dict(
         self,
@@ -85,29 +91,54 @@ class Publisher:
         mode: Mode,
         version: int | None,
         keep: int | None,
-        transfer_dtype: torch.dtype | None,
+        transfer_dtype: TransferDtype | None,
         timeout: float,
-    ) -> SyncRecord:
-        """Put this rank's part of a state dict as one version; one control call when warm."""
+        *,
+        checksum: bool = False,
+        delta: bool = False,
+    ) -> tuple[int, SyncRecord]:
+        """Put this rank's part of a state dict as one version; one control call when warm.
+
+        Returns:
+            The version's number, and what it cost.
+        """
         cost = Cost("put", time.perf_counter())
-        leaves, paths = flatten(state_dict)
+        with cost.spent_on("describe"):
+            leaves, paths = flatten(state_dict)
+        staged: Staged | None = None
         if transfer_dtype is not None:
-            leaves = await self._staged(key, mode, leaves, transfer_dtype, cost, timeout)
-        packed = self._pack_state_dict(key, mode, leaves, paths, cost)
+            staged = await self._stage(key, mode, leaves, transfer_dtype, cost, timeout)
+            with cost.spent_on("cast"):
+                leaves, paths = await asyncio.to_thread(staged.fill, leaves), staged.paths(paths)
+        scales = staged.scales if staged is not None else {}
+        packed = self._pack_state_dict(key, mode, leaves, paths, scales, cost, checksum=checksum)
         names = packed.manifest.objects
         objects = dump({name: leaves[name] for name in names}) if names else b""
+
+        sent: list[Publication] = []
 
         async def publications() -> list[Publication]:
             if mode == "direct":
                 cost.mode = "direct"
+                await _take_sums(packed, cost)
                 with cost.spent_on("compile"):
                     binding, generation = self._direct.publish(key, packed)
                 return [Publication(key, version, self._me, packed.manifest, binding, generation, objects, keep=keep)]
+            stamp, change = "", None
+            if delta:
+                with cost.spent_on("describe"):
+                    stamp = Bases.stamp()
+                    compared = await asyncio.to_thread(self._bases.compare, key, packed, timeout)
+                    change, cost.saved_nbytes = compared
+            self._bases.forget(key)  # its arena may be the one that is written to now
             written = await self._snapshot(key, packed, cost, timeout)
-            return [replace(written, version=version, objects=objects, keep=keep)]
+            sent[:] = [replace(written, version=version, objects=objects, keep=keep, stamp=stamp, change=change)]
+            return sent
 
         (published,) = await self._publish(publications, cost, timeout)
-        return cost.record(key, published.version, self._remote.take_calls())
+        if delta:
+            self._bases.published(key, packed, sent[0])
+        return published.version, cost.record(key, published.version, self._remote.take_calls())
 
     def withdraw(self, key: str) -> None:
         """Direct mode: break the seal of what this process has published under ``key``."""
@@ -119,6 +150,7 @@ class Publisher:
             self._arenas.forget(key)
             self._direct.forget(key)
             self._packed.pop(key, None)
+            self._bases.forget(key)
             self._seen.pop(key, None)
             self._staging.forget(key)
 
@@ -130,10 +162,10 @@ class Publisher:
 
     # Steps ----------------------------------------------------------------------------------------------
 
-    async def _staged(
-        self, key: str, mode: Mode, leaves: Mapping[str, Any], dtype: torch.dtype, cost: Cost, timeout: float
-    ) -> dict[str, Any]:
-        """The leaves in the dtype in which they travel.
+    async def _stage(
+        self, key: str, mode: Mode, leaves: Mapping[str, Any], dtype: TransferDtype, cost: Cost, timeout: float
+    ) -> Staged:
+        """Room for the leaves in the dtype in which they travel, free to be filled.
 
         In direct mode readers read the copies, so these are not written before the readers of the last version
         have left; the originals are free again when the put returns.
@@ -144,22 +176,41 @@ class Publisher:
             with cost.spent_on("control"):
                 await self._remote.fence(key, close=True, timeout=timeout)
             self.withdraw(key)
-        with cost.spent_on("transfer"):
-            return await asyncio.to_thread(staged.fill, leaves)
+        return staged
 
     def _pack_state_dict(
-        self, key: str, mode: Mode, leaves: Mapping[str, Any], paths: Mapping[str, Any], cost: Cost
+        self,
+        key: str,
+        mode: Mode,
+        leaves: Mapping[str, Any],
+        paths: Mapping[str, Any],
+        scales: Mapping[str, Scales],
+        cost: Cost,
+        *,
+        checksum: bool,
     ) -> Packed:
         """Describe a state dict, or find that it is the one of last time."""
-        with cost.spent_on("compile"):
-            mark = (mode, fingerprint(leaves))
+        with cost.spent_on("describe"):
+            blocks = tuple((name, scale.block) for name, scale in scales.items())
+            mark = (mode, checksum, blocks, fingerprint(leaves))
             found = self._direct.registered(key, mark) if mode == "direct" else self._packed.get(key)
-            if found is not None and found.mark == mark:
-                return found
-            cost.hit = False
+        if found is not None and found.mark == mark:
+            return found
+        cost.hit = False
+        with cost.spent_on("compile"):
             tensors = {name: value for name, value in leaves.items() if isinstance(value, torch.Tensor)}
             objects = tuple(name for name in leaves if name not in tensors)
-            packed = pack(key, "state_dict", mode, tensors, paths=paths, objects=objects, mark=mark)
+            packed = pack(
+                key,
+                "state_dict",
+                mode,
+                tensors,
+                paths=paths,
+                objects=objects,
+                mark=mark,
+                checksum=checksum,
+                scales=scales,
+            )
             # A plan keeps its tensors alive. Parameters come again step after step, but a temporary copy
             # that comes once must not be held: only what is seen twice is kept.
             self._packed.pop(key, None)
@@ -170,6 +221,7 @@ class Publisher:
 
     async def _snapshot(self, key: str, packed: Packed, cost: Cost, timeout: float) -> Publication:
         cost.mode = "snapshot"
+        await _take_sums(packed, cost)
         binding: Binding | None = None
         while packed.nbytes and binding is None:
             with cost.spent_on("control"):
@@ -190,7 +242,7 @@ class Publisher:
         if write is None:
             cost.hit = False
             with cost.spent_on("compile"):
-                write = compile_write(arena.binding.buffers[0], packed.manifest, packed.tensors)
+                write = compile_write(arena.binding.buffers[0], packed.manifest, packed.tensors, packed.sums)
         # Nothing is kept until the write is done, and then only for tensors that come again.
         arena.mark, arena.write = (), None
         try:
@@ -263,14 +315,21 @@ class Publisher:
         return replace(publication, manifest=manifest, binding=binding)
 
 
-def _encode(key: str, value: Any) -> tuple[bytes, Packed | None]:
+async def _take_sums(packed: Packed, cost: Cost) -> None:
+    """The sums of the tensors as they are now, before anything of them is copied or read."""
+    if packed.sums is not None:
+        with cost.spent_on("verify"):
+            await asyncio.to_thread(fill_sums, packed.sums, packed.manifest.tensors, packed.tensors)
+
+
+def _encode(key: str, value: Any, *, checksum: bool) -> tuple[bytes, Packed | None]:
     """A value as bytes for the message, or else described for an arena."""
     if isinstance(value, torch.Tensor):
         inline = inline_tensor(value)
-        return inline, None if inline else pack(key, "value", "snapshot", {"": value})
+        return inline, None if inline else pack(key, "value", "snapshot", {"": value}, checksum=checksum)
     data = dump(value)
     inline = inline_object(data)
     if inline:
         return inline, None
     whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return b"", pack(key, "value", "snapshot", {"": whole}, pickled=True)
+    return b"", pack(key, "value", "snapshot", {"": whole}, pickled=True, checksum=checksum)

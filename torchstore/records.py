@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+STAGES = ("wait", "control", "describe", "compile", "transfer", "verify", "cast")
+"""Where the time of an operation goes, apart from a rest that is the script's own event loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class SyncRecord:
@@ -25,6 +28,16 @@ class SyncRecord:
         transfer_s: Of these, moving bytes.
         plan_hit: Whether a plan was replayed.
         control_calls: Control messages sent.
+        wait_s: Of ``control_s``, what the controller waited for the version to be there (reads of state dicts).
+        describe_s: Of ``seconds``, looking up what is stored and comparing it with the given tensors.
+        verify_s: Of ``seconds``, proving that the bytes are one version's.
+        cast_s: Of ``seconds``, converting tensors on their way.
+        slowest_rank: Where the version was put by several ranks, the mesh coordinate of the last one.
+        spread_s: How long after the first one it came.
+        ended: When the operation was done, in seconds since the epoch.
+        saved_nbytes: ``delta=True``: bytes that did not have to be moved, because they were there already; of a put,
+            those that readers of the version before need not read.
+        lent_nbytes: ``serve=True``: of ``nbytes``, those that came from another reader's copy.
     """
 
     op: str
@@ -39,11 +52,27 @@ class SyncRecord:
     transfer_s: float
     plan_hit: bool
     control_calls: int
+    wait_s: float = 0.0
+    describe_s: float = 0.0
+    verify_s: float = 0.0
+    cast_s: float = 0.0
+    slowest_rank: tuple[int, ...] = ()
+    spread_s: float = 0.0
+    ended: float = 0.0
+    saved_nbytes: int = 0
+    lent_nbytes: int = 0
 
     @property
     def gb_per_s(self) -> float:
         """Decimal gigabytes per second over the whole operation."""
         return self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage, none of them counted twice; what is left of ``seconds`` is in none."""
+        figures = {stage: float(getattr(self, f"{stage}_s")) for stage in STAGES}
+        figures["control"] = max(self.control_s - self.wait_s, 0.0)
+        return figures
 
 
 @dataclass(slots=True)
@@ -53,16 +82,24 @@ class Cost:
     op: str
     begin: float
     control_s: float = 0.0
+    wait_s: float = 0.0
+    describe_s: float = 0.0
     compile_s: float = 0.0
     transfer_s: float = 0.0
+    verify_s: float = 0.0
+    cast_s: float = 0.0
     nbytes: int = 0
     segments: int = 0
     hit: bool = True
     mode: str = "inline"
+    slowest_rank: tuple[int, ...] = ()
+    spread_s: float = 0.0
+    saved_nbytes: int = 0
+    lent_nbytes: int = 0
 
     @contextmanager
     def spent_on(self, stage: str) -> Iterator[None]:
-        """Count the time of the block as ``stage`` ("control", "compile" or "transfer")."""
+        """Count the time of the block as ``stage`` (one of `STAGES`, but "wait")."""
         begin = time.perf_counter()
         try:
             yield
@@ -85,4 +122,13 @@ class Cost:
             transfer_s=self.transfer_s,
             plan_hit=self.hit,
             control_calls=calls,
+            wait_s=self.wait_s,
+            describe_s=self.describe_s,
+            verify_s=self.verify_s,
+            cast_s=self.cast_s,
+            slowest_rank=self.slowest_rank,
+            spread_s=self.spread_s,
+            ended=time.time(),
+            saved_nbytes=self.saved_nbytes,
+            lent_nbytes=self.lent_nbytes,
         )

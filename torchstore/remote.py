@@ -20,7 +20,7 @@ from torchstore.errors import (
     VolumeFullError,
     VolumeLostError,
 )
-from torchstore.manifest import Binding, Grant, Publication, Published, Retired, Selector, Wanted
+from torchstore.manifest import Binding, Grant, Publication, Published, Retired, Selector, Share, Wanted
 from torchstore.meta import ValueMeta
 from torchstore.process import ProcessId, this_process
 
@@ -92,6 +92,16 @@ class Remote:
         if leases:
             self.calls += 1
             self.controller.release.call(leases)
+
+    def finish(self, grant: Grant, share: Share | None, *, failed: bool) -> None:
+        """See `StoreController.finish`; without waiting."""
+        self.calls += 1
+        self.controller.finish.call(self.info.client, grant.key, grant.lease, share, failed)
+
+    def withdraw(self, key: str) -> None:
+        """See `StoreController.withdraw`; without waiting."""
+        self.calls += 1
+        self.controller.withdraw.call(self.info.client, key)
 
     async def fence(self, key: str, *, close: bool, timeout: float) -> None:
         """See `StoreController.fence`."""

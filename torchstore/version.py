@@ -9,13 +9,19 @@ from typing import Any
 
 from torchstore.errors import StoreError
 from torchstore.layout import Ints, uncovered
-from torchstore.manifest import Binding, Manifest, Part
+from torchstore.manifest import Binding, Change, Manifest, Part
+from torchstore.offers import Offers
 from torchstore.process import ProcessId
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one rank has put into one version."""
+    """What one rank has put into one version.
+
+    Attributes:
+        arrived: When, by the controller's monotonic clock.
+        stamp: As that of the publication, and so is the change.
+    """
 
     writer: ProcessId
     part: Part
@@ -24,6 +30,9 @@ class Contribution:
     generation: int = 0
     objects: bytes = b""
     inline: bytes = b""
+    arrived: float = 0.0
+    stamp: str = ""
+    change: Change | None = None
 
 
 @dataclass(slots=True)
@@ -35,6 +44,7 @@ class Version:
         leases: Who reads it now, by lease number.
         closed: Direct mode: taken back; nobody may start to read it.
         lost: Set when part of the bytes is gone: makes the error that readers get.
+        offers: Copies of readers that other readers may read.
         ready_as: The how-manieth version of the store it was that became ready; 0 before.
     """
 
@@ -44,6 +54,7 @@ class Version:
     closed: bool = False
     lost: Callable[[], StoreError] | None = None
     ready_as: int = 0
+    offers: Offers = field(default_factory=Offers)
 
     def bindings(self) -> Iterator[tuple[ProcessId, Binding]]:
         """The memory that this version uses, with the process that put it."""

@@ -24,7 +24,7 @@ from torchstore.errors import (
     VolumeLostError,
 )
 from torchstore.layout import Ints
-from torchstore.manifest import Binding, Manifest, Selector
+from torchstore.manifest import Binding, Manifest, Selector, Share
 from torchstore.process import ProcessId
 from torchstore.version import Contribution, Version, lives_in
 
@@ -201,12 +201,26 @@ class History:
     def release(self, lease: int) -> None:
         """Give a lease back; an unknown one (its holder was thought dead) is ignored."""
         for version in self._all():
-            version.leases.pop(lease, None)
+            if version.leases.pop(lease, None) is not None:
+                version.offers.end(lease)
+
+    def finish(self, lease: int, share: Share | None, *, failed: bool) -> None:
+        """A reader has got what it wanted, and may offer it to others; see `Offers.finish`."""
+        for version in self._all():
+            if lease in version.leases:
+                version.offers.finish(lease, share, failed=failed)
+        self.release(lease)
 
     # Taking back ----------------------------------------------------------------------------------------
 
+    def withdraw(self, lender: ProcessId) -> None:
+        """Send nobody to this reader's copies any more."""
+        for version in self._all():
+            version.offers.close(lender)
+
     def close(self, publisher: ProcessId) -> None:
-        """Direct mode: let nobody start to read what lies in this process' memory."""
+        """Direct mode: let nobody start to read what lies in this process' memory, as publisher or as reader."""
+        self.withdraw(publisher)
         for version in self.ready.values():
             if lives_in(version, publisher):
                 version.closed = True
@@ -218,7 +232,9 @@ class History:
     def readers(self, publisher: ProcessId) -> tuple[ProcessId, ...]:
         """Direct mode: who reads from this process' memory now."""
         versions = [version for version in self._all() if lives_in(version, publisher)]
-        return tuple(reader for version in versions for reader in version.leases.values())
+        of_published = [reader for version in versions for reader in version.leases.values()]
+        of_copies = [reader for version in self._all() for reader in version.offers.readers(publisher)]
+        return (*of_published, *of_copies)
 
     def process_died(self, process: ProcessId, reason: str) -> None:
         """Drop a dead process' leases and unfinished versions; what lived in its memory is lost."""
@@ -226,7 +242,10 @@ class History:
             if any(c.writer == process for c in version.contributions.values()):
                 self._abandon(version)
         for version in self._all():
-            version.leases = {n: reader for n, reader in version.leases.items() if reader != process}
+            for lease in [n for n, reader in version.leases.items() if reader == process]:
+                del version.leases[lease]
+                version.offers.end(lease)
+            version.offers.close(process)
             if version.lost is None and lives_in(version, process):
                 version.lost = partial(PublisherLostError, self.key, version.number, reason)
 

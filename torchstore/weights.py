@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from torchstore.client import VersionSelector
 from torchstore.clients import DEFAULT_STORE_NAME, run
 from torchstore.explanation import Explanation
 from torchstore.manifest import Mode
+from torchstore.naming import NameMap
 from torchstore.remote import DEFAULT_TIMEOUT_S
+from torchstore.staging import TransferDtype
 
 
 async def put_state_dict(
@@ -26,7 +26,9 @@ async def put_state_dict(
     mode: Mode | None = None,
     version: int | None = None,
     keep: int | None = None,
-    transfer_dtype: torch.dtype | None = None,
+    transfer_dtype: TransferDtype | None = None,
+    checksum: bool | None = None,
+    delta: bool = False,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> int:
     """Publish this rank's part of a state dict as one version, which becomes visible whole or not at all.
@@ -46,9 +48,15 @@ async def put_state_dict(
             None: as many as before, at first as many as `initialize` said. In direct mode a publisher's memory
             holds one version, whatever is kept.
         transfer_dtype: Store floating-point tensors as this dtype, converted on their way: ``torch.bfloat16`` halves
-            what float32 weights cost. In direct mode readers then read converted copies of all tensors, which
-            this process keeps; the put waits until nobody reads the last ones any more, and the tensors
-            themselves are free again when it returns, without a `fence`.
+            what float32 weights cost. `BlockFP8()` quantizes matrices to 8 bits with a scale for each block, stored as
+            ``NAME_scale_inv``; readers take both tensors, or the values into tensors of a wider dtype. In direct
+            mode readers then read converted copies of all tensors, which this process keeps; the put waits until
+            nobody reads the last ones any more, and the tensors themselves are free again when it returns, without a
+            `fence`.
+        checksum: Take a sum of each cell (some 4,096 elements) of the tensors before they are copied or offered;
+            every reader takes the sums of what has arrived and compares. None: as `initialize` said.
+        delta: Snapshot mode: compare with the last version that this process put with ``delta=True``, which is read
+            from its volume for that, and publish which cells differ.
         timeout: In seconds.
 
     Returns:
@@ -56,7 +64,7 @@ async def put_state_dict(
 
     Raises:
         VersionExistsError: That version is ready already, or a newer one is.
-        MismatchError: A tensor cannot be stored.
+        MismatchError: A tensor cannot be stored; `BlockAlignmentError`: its shards cut the blocks of a `BlockFP8`.
         VolumeLostError: The storage volume is dead.
     """
     return await run(
@@ -69,6 +77,8 @@ async def put_state_dict(
             version=version,
             keep=keep,
             transfer_dtype=transfer_dtype,
+            checksum=checksum,
+            delta=delta,
             timeout=timeout,
         ),
     )
@@ -81,7 +91,10 @@ async def get_state_dict(
     store_name: str = DEFAULT_STORE_NAME,
     direct_rdma: bool = False,
     *,
+    names: NameMap | None = None,
     version: VersionSelector = "latest",
+    delta: bool = False,
+    serve: bool = False,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> dict[Any, Any]:
     """Read one version of a state dict, into the tensors of ``user_state_dict`` where there are some.
@@ -94,11 +107,23 @@ async def get_state_dict(
             the given tensor where there is one, into a new one where there is none.
         store_name: Which store.
         direct_rdma: Accepted and not needed: a version knows where its bytes are.
+        names: Where the names of the two sides differ, a function of a name of ``user_state_dict``. It answers with
+            the stored name, a `Part` of a stored tensor, a `Stack` of several (fused projections), or None for what
+            is not to be read. Give the same function each time, and let it answer the same: a plan rests on it.
+            ``strict`` then refuses what is stored and is asked for by no name; otherwise that is not read.
         version: "latest", a number, or ("newer_than", number), which waits for the next version.
+        delta: You promise that since your last ``get_state_dict(key, ..., delta=True)`` nobody has written to these
+            tensors. If they hold the version before the one that is read, and it was put with ``delta=True``, only
+            the cells that differ are read; in any doubt everything is. With checksums (``put_state_dict(...,
+            checksum=True)``) the promise is proved too, and a broken one costs a full read.
+        serve: Offer these tensors, as they are after the read, to other readers of the same boxes who give
+            ``serve=True`` too, and read from theirs: the publishers then feed one reader of each kind. You promise to
+            leave them alone until your next `get_state_dict` of this key (which takes the offer back), or `fence`.
+            A copy that is gone or taken back costs those who were reading it a read from the publishers.
         timeout: In seconds, the wait for a version included.
 
     Returns:
-        The state dict, nested as it was put, holding the given tensors.
+        The state dict, nested as it was put (with ``names``: as it was given), holding the given tensors.
 
     Raises:
         KeyNotFoundError: No such key or version.
@@ -109,11 +134,14 @@ async def get_state_dict(
         SourceChangedError: Direct mode, exact version: its publisher took it back.
         PublisherLostError: Direct mode: the publisher is dead.
         VolumeLostError: Snapshot mode: the volume is dead.
+        ChecksumError: It was put with ``checksum=True``, and something else has arrived.
     """
     return await run(
         store_name,
         timeout,
-        lambda own: own.get_state_dict(key, user_state_dict, strict=strict, version=version, timeout=timeout),
+        lambda own: own.get_state_dict(
+            key, user_state_dict, strict=strict, names=names, version=version, delta=delta, serve=serve, timeout=timeout
+        ),
     )
 
 
@@ -123,7 +151,9 @@ async def explain(
     strict: bool = True,
     store_name: str = DEFAULT_STORE_NAME,
     *,
+    names: NameMap | None = None,
     version: VersionSelector = "latest",
+    delta: bool = False,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> Explanation:
     """What `get_state_dict` with these arguments would do: bytes for each link, segments, time; moves nothing.
@@ -136,7 +166,9 @@ async def explain(
     return await run(
         store_name,
         timeout,
-        lambda own: own.explain(key, user_state_dict, strict=strict, version=version, timeout=timeout),
+        lambda own: own.explain(
+            key, user_state_dict, strict=strict, names=names, version=version, delta=delta, timeout=timeout
+        ),
     )
 
 
@@ -164,6 +196,8 @@ async def rollback(
 
 async def fence(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S) -> None:
     """Direct mode: take the published version back, and return when the tensors may be written again.
+
+    A reader that offers its copy (``serve=True``) takes it back in the same way.
 
     From the call on, nobody can begin to read the version: who asks for the latest one waits for the next.
     The call returns when those who were reading are done. A reader that is late all the same finds the

@@ -17,6 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import dataplane
 import torchstore as ts
 from control import Actor, ActorMesh, MeshFailure, current_rank, endpoint, this_host
+from tests.torchstore import fused
 from tests.torchstore.oracle import bits, random_tensor
 from torchstore.manifest import Selector
 from torchstore.packing import pack
@@ -303,3 +304,44 @@ class ShardedPeer(Actor):
             dist.barrier()
         record = ts.last_sync()
         return good and record is not None and record.plan_hit
+
+    @endpoint
+    async def sync_fused(self, key: str, mode: Any) -> list[str]:
+        """Publish weights under Hugging Face's names, sharded as FSDP does, and read them as vLLM names and fuses them.
+
+        Three destinations: plain tensors that hold one tensor-parallel rank's shards, the same as DTensors, and a
+        fused tensor that is sharded as a whole. The names of what did not arrive bit for bit are returned.
+        """
+        wrong: list[str] = []
+        mesh = self.mesh((4,))
+        source = {
+            name: distribute_tensor(full, mesh, [Shard(0)], src_data_rank=None)
+            for name, full in fused.huggingface().items()
+        }
+        plain = fused.vllm_tensors(self.rank, 4)
+        sharded = {name: self.distribute(full, (2, 2), cut) for name, (full, cut) in fused.vllm_sharded(2).items()}
+        whole = {"qkv": self.distribute(torch.zeros(fused.QKV_ROWS, fused.HIDDEN), (4,), (Shard(0),))}
+        maps = (fused.names_for(self.rank, 4), fused.names_of_shards, fused.names_of_whole)
+        for step in range(3):
+            for value in source.values():
+                value.to_local().add_(step)
+            version = await ts.put_state_dict(source, key, mode=mode)
+            full = {name: value.full_tensor() for name, value in source.items()}
+            for target, names in zip((plain, sharded, whole), maps, strict=True):
+                strict = names is not fused.names_of_whole
+                for again in (False, True):
+                    await ts.get_state_dict(key, target, strict, names=names, version=version)
+                    record = ts.last_sync()
+                    if record is None or record.plan_hit < again:
+                        wrong.append(f"no plan for {names} in step {step}")
+            expected = fused.vllm_expected(full, self.rank, 4)
+            wrong += [name for name in expected if not torch.equal(bits(plain[name]), bits(expected[name]))]
+            expected = fused.vllm_expected(full, self.mesh((2, 2)).get_coordinate()[1], 2)
+            wrong += [name for name, value in sharded.items() if not torch.equal(value.to_local(), expected[name])]
+            stacked = torch.cat([full[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
+            mine = self.distribute(stacked, (4,), (Shard(0),)).to_local()
+            wrong += ["whole"] * (not torch.equal(whole["qkv"].to_local(), mine))
+            dist.barrier()  # every rank has read
+            await ts.fence(key)
+            dist.barrier()
+        return wrong

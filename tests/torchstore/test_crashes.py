@@ -38,8 +38,8 @@ FENCE = [
 GET = [
     ("before", "torchstore.remote:Remote.acquire"),
     ("after", "torchstore.remote:Remote.acquire"),
-    ("before", "torchstore.fetch:execute"),
-    ("after", "torchstore.fetch:execute"),
+    ("before", "torchstore.transfer:execute"),
+    ("after", "torchstore.transfer:execute"),
     ("before", "torchstore.remote:Remote.release"),
 ]
 

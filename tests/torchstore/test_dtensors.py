@@ -1,7 +1,7 @@
 """Real DTensors over a real gloo process group of four processes, resharded and compared with full_tensor().
 
-Each case is a pair of layouts on meshes of shape (4,) or (2, 2). All ranks put and get many tensors at a time,
-as state dicts do; DTensor's collectives (`full_tensor`) make the oracle.
+All ranks put and get many tensors at a time, as state dicts do; DTensor's collectives (`full_tensor`, `redistribute`)
+and DCP make the oracles. The long run is ``python -m tests.torchstore.layouts --pairs 10000``.
 """
 
 import random
@@ -16,6 +16,8 @@ from torch.distributed.tensor import Replicate, Shard
 import torchstore as ts
 from control import this_host
 from tests.torchstore.actors import ShardedPeer
+from tests.torchstore.layout_ranks import LayoutRank
+from tests.torchstore.layouts import check, drawn
 from torchstore.manifest import Mode
 
 WORLD_SIZE = 4
@@ -24,14 +26,19 @@ DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8]
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    address = f"file://{Path(tmp_path_factory.mktemp('gloo')) / 'rendezvous'}"
+def procs() -> Iterator[Any]:
     procs = this_host().spawn_procs(per_host={"gpus": WORLD_SIZE})
+    yield procs
+    procs.stop().get(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def ranks(procs: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    address = f"file://{Path(tmp_path_factory.mktemp('gloo')) / 'rendezvous'}"
     mesh = procs.spawn("ranks", ShardedPeer)
     mesh.join.call(address, WORLD_SIZE).get(timeout=60)
     yield mesh
     mesh.leave.call().get(timeout=20)
-    procs.stop().get(timeout=20)
 
 
 def random_side(source: random.Random, ndim: int) -> tuple[tuple[int, ...], tuple[Any, ...]]:
@@ -64,6 +71,10 @@ async def test_a_dtensor_is_visible_only_when_every_rank_has_put_its_shard(ranks
     await ranks.slice(gpus=3).put_shard.call_one("d", full)
     assert torch.equal(await ts.get("d"), full)
     assert await ts.versions("d") == (1,)
+    record = ts.last_sync()
+    assert record is not None
+    assert record.slowest_rank == (3,)
+    assert record.spread_s > 0
 
 
 @pytest.mark.usefixtures("store")
@@ -94,3 +105,18 @@ async def test_fsdp2_parameters_move_to_shared_memory_and_still_train(ranks: Any
 @pytest.mark.parametrize("mode", ["snapshot", "direct"])
 async def test_fsdp2_weights_reach_a_tensor_parallel_layout(ranks: Any, mode: Mode) -> None:
     assert all(await ranks.sync_fsdp.call(f"fsdp-{mode}", mode))
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("mode", ["snapshot", "direct"])
+async def test_weights_arrive_under_other_names_and_fused(ranks: Any, mode: Mode) -> None:
+    assert list(await ranks.sync_fused.call(f"fused-{mode}", mode)) == [[]] * WORLD_SIZE
+
+
+@pytest.mark.usefixtures("store", "ranks")
+async def test_pairs_of_layouts_equal_what_dtensor_and_dcp_make_of_them(procs: Any) -> None:
+    pairs = drawn(60, WORLD_SIZE, 0)
+    verdict = await check(procs.spawn("layouts", LayoutRank), pairs, with_dcp=60)
+    assert (verdict.pairs, verdict.wrong) == (60, [])
+    assert (verdict.not_as_redistributed, verdict.not_as_checkpointed) == ([], [])
+    assert min(verdict.redistributed, verdict.checkpointed) > 10

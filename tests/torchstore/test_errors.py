@@ -17,14 +17,17 @@ SAMPLES = [
     errors.MismatchError("a", "does not fit"),
     errors.LayoutMismatchError("a", "another shape"),
     errors.UnsupportedPlacementError("a", "Partial"),
+    errors.BlockAlignmentError("a", (128, 128), (64, 0), (64, 128)),
     errors.CoverageError("a", (((0, 2), (1, 1)),)),
     errors.DTypeMismatchError("a", "float against int"),
     errors.KindMismatchError("a", "an object"),
     errors.StateDictMismatchError("a", ("x",), ("y",)),
     errors.SourceChangedError("a", 3, "it moved"),
+    errors.ChecksumError("a/w", 3, (0, 64), (64, 64), 2),
     errors.PublisherLostError("a", 3, "process 7 has died"),
     errors.VolumeLostError("0", "process 7 has died"),
     errors.VolumeFullError("0", 10, 5),
+    errors.RendezvousError("rank 1 did not come"),
     errors.StrategyError("no volume"),
 ]
 

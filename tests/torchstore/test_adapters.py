@@ -1,0 +1,273 @@
+"""vLLM's and verl's engines over the store: their protocols, and transfers to processes that control did not start."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import control
+import torchstore as ts
+from tests.torchstore import stand_ins
+from torchstore.adapters import register_vllm
+from torchstore.adapters.buckets import buckets
+
+stand_ins.install()
+
+REPOSITORY = Path(__file__).parents[2]
+WORKERS = 2
+
+
+class InferenceWorkers:
+    """Two worker processes; every request goes to both at once."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "tests.torchstore.inference_worker"]
+        self.processes = [
+            subprocess.Popen(
+                command, cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(WORKERS)
+        ]
+
+    def ask(self, kind: str, method: str, *arguments: Any) -> list[Any]:
+        answers = self.begin(kind, method, *arguments)()
+        for answer in answers:
+            if "error" in answer:
+                raise RuntimeError(answer["error"])
+        return [answer["result"] for answer in answers]
+
+    def begin(self, kind: str, method: str, *arguments: Any) -> Callable[[], list[dict[str, Any]]]:
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps([kind, method, arguments]) + "\n")
+            process.stdin.flush()
+
+        def answers() -> list[dict[str, Any]]:
+            lines = [process.stdout.readline() for process in self.processes if process.stdout is not None]
+            return [json.loads(line) for line in lines]
+
+        return answers
+
+
+class Client:
+    """vLLM's `VLLMWeightSyncClient`, whose payloads travel as JSON like over its HTTP routes."""
+
+    def __init__(self, workers: InferenceWorkers) -> None:
+        self._workers = workers
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._workers.ask("vllm", "init_weight_transfer_engine", init_info)
+
+    def start_weight_update(self) -> None:
+        self._workers.ask("vllm", "start_weight_update")
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._workers.ask("vllm", "update_weights", update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._workers.ask("vllm", "finish_weight_update")
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InferenceWorkers]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("run")))
+        workers = InferenceWorkers({**os.environ, "OMP_NUM_THREADS": "1"})
+        yield workers
+        for process in workers.processes:
+            with process:  # closes its pipes
+                process.kill()
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[None]:
+    await ts.initialize()
+    yield
+    await ts.shutdown()
+
+
+class Whole(stand_ins.WeightSource):
+    """A source that can give whole tensors only."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = stand_ins.ModuleSource(model)
+
+    @property
+    def metadata(self) -> Any:
+        return self._model.metadata
+
+    def iter_full(self) -> Any:
+        return self._model.iter_full()
+
+
+def fill(model: torch.nn.Module, value: float) -> None:
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(value)
+
+
+def test_the_engines_have_every_method_of_the_protocols_with_its_parameters() -> None:
+    vllm, verl = import_module("torchstore.adapters.vllm"), import_module("torchstore.adapters.verl")
+    bases = import_module("vllm.distributed.weight_transfer.base")
+    for engine, base in (
+        (vllm.TorchStoreWeightTransferEngine, bases.WeightTransferEngine),
+        (vllm.TorchStoreTrainerWeightTransferEngine, bases.TrainerWeightTransferEngine),
+        (verl.TorchStoreCheckpointEngine, import_module("verl.checkpoint_engine.base").CheckpointEngine),
+    ):
+        assert issubclass(engine, base)
+        assert engine.__abstractmethods__ == frozenset()
+        assert stand_ins.same_parameters(engine, base) == []
+
+
+def test_an_engine_without_a_method_would_be_noticed() -> None:
+    class Lacking(stand_ins.CheckpointEngine):
+        async def send_weights(self, weights: Any) -> None: ...
+
+    assert "finalize" in Lacking.__abstractmethods__
+    assert stand_ins.same_parameters(Lacking, stand_ins.CheckpointEngine) == ["send_weights"]
+
+
+def test_registering_with_vllm_names_both_engines_and_may_be_repeated() -> None:
+    factories = import_module("vllm.distributed.weight_transfer.factory")
+    register_vllm()
+    register_vllm()
+    vllm = import_module("torchstore.adapters.vllm")
+    worker, trainer = factories.WeightTransferEngineFactory, factories.WeightTransferTrainerFactory
+    assert worker._registry["torchstore"]() is vllm.TorchStoreWeightTransferEngine
+    assert trainer._registry["torchstore"]() is vllm.TorchStoreTrainerWeightTransferEngine
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("mode", ["direct", "snapshot"])
+def test_vllm_workers_load_what_the_trainer_has(workers: InferenceWorkers, mode: str) -> None:
+    vllm = import_module("torchstore.adapters.vllm")
+    model = stand_ins.Model()
+    engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
+        vllm.TorchStoreTrainerInitInfo(rank=0, mode=mode),
+        client=Client(workers),
+        source=stand_ins.ModuleSource(model),
+    )
+    for value in (1.0, 2.0, 3.0):
+        fill(model, value)
+        engine.send_weights()
+        fill(model, -1.0)  # the optimizer's next step
+        assert workers.ask("vllm", "look") == [[[value], ["initialize", "a b c", "finalize config"]]] * WORKERS
+    engine.shutdown()
+    workers.ask("vllm", "shutdown")
+
+
+@pytest.mark.usefixtures("store")
+def test_whole_tensors_go_to_vllm_in_buckets(workers: InferenceWorkers) -> None:
+    vllm = import_module("torchstore.adapters.vllm")
+    model = stand_ins.Model()
+    engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
+        vllm.TorchStoreTrainerInitInfo(rank=0, bucket_nbytes=2000), client=Client(workers), source=Whole(model)
+    )
+    for value in (4.0, 5.0):
+        fill(model, value)
+        engine.send_weights()
+        expected = [[value], ["initialize", "a", "b c", "finalize config"]]
+        assert workers.ask("vllm", "look") == [expected] * WORKERS
+    engine.shutdown()
+    workers.ask("vllm", "shutdown")
+
+
+@pytest.mark.usefixtures("store")
+def test_a_vllm_worker_says_what_is_wrong(workers: InferenceWorkers) -> None:
+    workers.ask("vllm", "shutdown")
+    update = {"key": "k", "version": 1, "names": ["a"], "dtype_names": ["float32"], "shapes": [[1]]}
+    with pytest.raises(RuntimeError, match="init_transfer_engine has to be called"):
+        workers.ask("vllm", "update_weights", update)
+    with pytest.raises(RuntimeError, match="ValueError: 1 names, 0 dtypes"):
+        workers.ask("vllm", "update_weights", {**update, "dtype_names": []})
+    with pytest.raises(RuntimeError, match="ValueError"):
+        workers.ask("vllm", "init_weight_transfer_engine", {"master_port": 1})
+    with pytest.raises(RuntimeError, match="JobNotFoundError"):
+        workers.ask("vllm", "init_weight_transfer_engine", {"address": "nobody", "store_name": "default"})
+
+
+def test_a_vllm_trainer_needs_a_source_that_fits() -> None:
+    vllm = import_module("torchstore.adapters.vllm")
+    engine, info = vllm.TorchStoreTrainerWeightTransferEngine, vllm.TorchStoreTrainerInitInfo(rank=1)
+
+    class Elsewhere(Whole):
+        @property
+        def metadata(self) -> Any:
+            return [stand_ins.ParamMeta("a", torch.float32, (1,), owners=(1,))]
+
+    for source in (None, Elsewhere(stand_ins.Model())):
+        with pytest.raises(ValueError, match=r"WeightSource|rank 0 has to own"):
+            engine.trainer_init(info, client=None, source=source)
+
+
+def test_verl_rollout_workers_receive_what_the_actor_sends(workers: InferenceWorkers) -> None:
+    verl = import_module("torchstore.adapters.verl").TorchStoreCheckpointEngine
+    actors = [verl(bucket_size=2000, is_master=True), verl(bucket_size=2000)]
+    model = stand_ins.Model()
+    with ThreadPoolExecutor(1) as executor:
+        for step in (1, 2):
+            fill(model, step)
+            metadata = [actor.prepare() for actor in actors] + workers.ask("verl", "execute", "prepare", {})
+            for_actors, for_rollout = verl.build_topology(len(actors), WORKERS, metadata)
+            assert all(len(values) == len(actors) for values in for_actors.values())
+            assert all(len(values) == WORKERS for values in for_rollout.values())
+            for rank, actor in enumerate(actors):
+                actor.init_process_group(**{name: values[rank] for name, values in for_actors.items()})
+            mine = {name: values[0] for name, values in for_rollout.items()}
+            workers.ask("verl", "execute", "init_process_group", mine)
+            receiving = executor.submit(workers.ask, "verl", "update_weights", step)
+            metrics = [send(actor, model, step) for actor in actors]
+            expected = [
+                ["a", "torch.bfloat16", [33, 20], [float(step)]],
+                ["b", "torch.bfloat16", [7], [float(step)]],
+                ["c", "torch.bfloat16", [4, 8, 10], [float(step)]],
+            ]
+            assert receiving.result(timeout=60) == [expected] * WORKERS
+            assert metrics[0]["torchstore/sent_nbytes"] == 4 * (660 + 7 + 320)
+            assert metrics[1] == {}
+            for actor in actors:
+                actor.finalize()
+            workers.ask("verl", "execute", "finalize", {})
+
+
+def test_a_dtype_that_torch_does_not_know_is_refused() -> None:
+    verl = import_module("torchstore.adapters.verl").TorchStoreCheckpointEngine
+    assert verl(bucket_size=1, rollout_dtype="float16").rollout_dtype is torch.float16
+    with pytest.raises(ValueError, match="bf17"):
+        verl(bucket_size=1, rollout_dtype="bf17")
+
+
+def send(actor: Any, model: torch.nn.Module, step: int) -> Any:
+    import asyncio
+
+    taken = iter(model.named_parameters())
+    metrics = asyncio.run(actor.send_weights(taken, global_steps=step))
+    assert next(taken, None) is None  # also the ranks that do not send take all: their generator gathers
+    return metrics
+
+
+def test_a_worker_that_dies_is_no_hindrance_to_the_trainer(workers: InferenceWorkers) -> None:
+    victim = workers.processes[-1]
+    victim.kill()
+    victim.wait(timeout=20)
+    verl = import_module("torchstore.adapters.verl").TorchStoreCheckpointEngine
+    address = str(control.serve_job().path)
+    actor = verl(bucket_size=2000, is_master=True, address=address)
+    actor.init_process_group(0, actor.prepare())
+    assert send(actor, stand_ins.Model(), 9)["torchstore/sent_nbytes"] > 0
+
+
+def test_buckets_hold_all_weights_in_order_and_no_more_than_they_may() -> None:
+    weights = [(str(number), torch.zeros(size)) for number, size in enumerate((3, 1, 2, 9, 1))]
+    pieces = list(buckets(iter(weights), 16))
+    assert [list(piece) for piece, _ in pieces] == [["0", "1"], ["2"], ["3"], ["4"]]
+    assert [is_last for _, is_last in pieces] == [False, False, False, True]
+    assert list(buckets(iter(()), 16)) == [({}, True)]

@@ -1,0 +1,28 @@
+"""Telling vLLM of the backend ``torchstore``, without importing what that needs before it is asked for."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+BACKEND = "torchstore"
+"""The name under which vLLM and verl know these engines."""
+
+
+def register_vllm() -> None:
+    """Make ``weight_transfer_config={"backend": "torchstore"}`` known to vLLM, for workers and trainers.
+
+    It is an entry point of the group ``vllm.general_plugins``, which vLLM loads in each of its processes; a trainer
+    calls it by itself. It may be called again.
+
+    Raises:
+        ImportError: vLLM is not installed, or older than its weight transfer engines for trainers.
+    """
+    factories: Any = import_module("vllm.distributed.weight_transfer.factory")
+    for factory, class_name in (
+        (factories.WeightTransferEngineFactory, "TorchStoreWeightTransferEngine"),
+        (factories.WeightTransferTrainerFactory, "TorchStoreTrainerWeightTransferEngine"),
+    ):
+        with suppress(ValueError):  # it is registered already
+            factory.register_engine(BACKEND, "torchstore.adapters.vllm", class_name)

@@ -1,0 +1,175 @@
+"""verl's checkpoint engine over the store; written against verl 0.9.1, ``verl/checkpoint_engine/base.py``.
+
+verl imports this module on its workers where ``checkpoint_engine.custom_backend_module`` names it; importing it
+registers the backend ``torchstore``. The process of the first actor rank becomes the root of a job, and the rollout
+workers join it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import torch
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+import control
+import torchstore as ts
+from torchstore.adapters.blocking import run
+from torchstore.adapters.buckets import buckets
+from torchstore.adapters.registration import BACKEND
+
+
+@CheckpointEngineRegistry.register(BACKEND)
+class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # verl is not there to be typed
+    """Sends the actor's weights to rollout workers, bucket by bucket, each as one version of one key.
+
+    Receivers wait by push for the bucket that they need, read it one-sidedly from the store's volume, and take the
+    next; the actor does not wait for them. Its first rank alone puts; the others only run the collectives of the
+    generator.
+
+    Args:
+        bucket_size: Bytes of weights in one bucket, as verl's configuration says.
+        is_master: Whether this is the first actor rank.
+        address: A job (see `control.join`) whose script has initialized the store; None: the first actor rank serves
+            its own, with a store of its own.
+        store_name: Which store.
+        key: Prefix of the keys of the buckets.
+        rollout_dtype: What floating-point weights are converted to on their way; None: nothing is.
+        device: Where receivers want the tensors.
+        timeout: Bound on each step, in seconds.
+
+    Raises:
+        ValueError: ``rollout_dtype`` names no dtype.
+    """
+
+    def __init__(
+        self,
+        bucket_size: int,
+        is_master: bool = False,
+        *,
+        address: str | None = None,
+        store_name: str = "verl",
+        key: str = "policy",
+        rollout_dtype: torch.dtype | str | None = torch.bfloat16,
+        device: str | torch.device = "cpu",
+        timeout: float = 600.0,
+    ) -> None:
+        self.bucket_size = bucket_size
+        self.is_master = is_master
+        dtype = getattr(torch, rollout_dtype, rollout_dtype) if isinstance(rollout_dtype, str) else rollout_dtype
+        if not isinstance(dtype, torch.dtype | None):
+            raise ValueError(f"rollout_dtype is a dtype of torch such as 'bfloat16', not {rollout_dtype!r}")
+        self.rollout_dtype = dtype
+        self._address = address
+        self._store_name = store_name
+        self._key = key
+        self._device = torch.device(device)
+        self._timeout = timeout
+        self._round = 0
+        self._takes_part = False
+
+    def prepare(self) -> dict[str, Any]:
+        """Begin a round: the first actor rank sees to the store, and says where it is.
+
+        Returns:
+            What `build_topology` gets of this worker.
+        """
+        if not self.is_master:
+            return {}
+        if self._address is None:
+            run(ts.initialize(store_name=self._store_name, timeout=self._timeout))
+            self._address = str(control.serve_job().path)
+        elif not self._round:
+            control.join(self._address, timeout=self._timeout)
+            self._round = max(run(ts.versions(self._bucket(0), store_name=self._store_name)), default=0)
+        self._round += 1
+        return {"address": self._address, "round": self._round}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Tell the first actor rank and every rollout worker where the store is, and the round's number.
+
+        Returns:
+            Arguments of `init_process_group` for the actor's ranks and for the rollout's.
+        """
+        ranks = [0] + [-1] * (actor_wg_world_size - 1)
+        actor: dict[str, list[Any]] = {"rank": ranks, "master_metadata": [metadata[0]] * actor_wg_world_size}
+        rollout: dict[str, list[Any]] = {
+            "rank": list(range(1, rollout_world_size + 1)),
+            "master_metadata": [metadata[0]] * rollout_world_size,
+        }
+        return actor, rollout
+
+    def init_process_group(self, rank: int, master_metadata: dict[str, Any]) -> None:
+        """Join the job of the store, if this worker sends or receives.
+
+        Args:
+            rank: 0 for the sender, from 1 on for receivers, negative for actor ranks that do not send.
+            master_metadata: What the first actor rank's `prepare` returned.
+        """
+        self._takes_part = rank >= 0
+        self._round = master_metadata["round"]
+        if self._takes_part:
+            control.join(master_metadata["address"], timeout=self._timeout)
+
+    def finalize(self) -> None:
+        """End a round. Job and store stay for the next, with the memory of this one, into which that is written."""
+        self._takes_part = False
+
+    @torch.no_grad()
+    async def send_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
+    ) -> dict[str, float]:
+        """Put the weights of the model; on actor ranks that do not send, only take them from their generator.
+
+        Args:
+            weights: Names and whole tensors.
+            global_steps: The trainer's step, which travels along.
+
+        Returns:
+            Bytes and seconds, for the trainer's metrics; empty where nothing was sent.
+        """
+        if not self._takes_part:
+            for _ in weights:
+                pass
+            return {}
+        began, nbytes = time.perf_counter(), 0
+        for number, (bucket, is_last) in enumerate(buckets(weights, self.bucket_size)):
+            nbytes += sum(tensor.nbytes for tensor in bucket.values())
+            await ts.put_state_dict(
+                {"weights": bucket, "is_last": is_last, "global_steps": global_steps},
+                self._bucket(number),
+                self._store_name,
+                version=self._round,
+                transfer_dtype=self.rollout_dtype,
+                timeout=self._timeout,
+            )
+        return {"torchstore/sent_nbytes": float(nbytes), "torchstore/send_s": time.perf_counter() - began}
+
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
+        """Take the weights of this round, as they come.
+
+        Args:
+            global_steps: Not needed: the round says which weights these are.
+
+        Yields:
+            Names and whole tensors, in memory of their own.
+        """
+        number, is_last = 0, False
+        while not is_last:
+            bucket = await ts.get_state_dict(
+                self._bucket(number),
+                store_name=self._store_name,
+                version=("newer_than", self._round - 1),
+                timeout=self._timeout,
+            )
+            for name, tensor in bucket["weights"].items():
+                yield name, tensor.to(self._device)
+            number, is_last = number + 1, bucket["is_last"]
+
+    def _bucket(self, number: int) -> str:
+        return f"{self._key}.{number}"

@@ -1,0 +1,137 @@
+"""State dicts that are to be filled: from a reader's tensors to a plan, and back to the nested dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchstore.catalog import Opened
+from torchstore.errors import KindMismatchError, StateDictMismatchError
+from torchstore.manifest import TensorItem
+from torchstore.naming import NameMap, ask, map_names
+from torchstore.plan import Plan, compile_read
+from torchstore.process import this_process
+from torchstore.quantize import land, lands
+from torchstore.state_dict import Path, flatten, unflatten
+from torchstore.tensors import LocalTensor, describe, fingerprint
+from torchstore.values import dtype_named, load
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """A state dict that is to be filled.
+
+    Attributes:
+        given: As the caller gave it; None: everything is to be new.
+        leaves: Its entries by name.
+        paths: How their names lead back.
+        strict: Whether names must be the same on both sides.
+        names: Says what is stored under other names; None: nothing is.
+        mark: The fingerprint under which plans for it are kept.
+    """
+
+    given: Mapping[Any, Any] | None
+    leaves: Mapping[str, Any]
+    paths: Mapping[str, Path]
+    strict: bool
+    names: NameMap | None
+    mark: tuple[Any, ...]
+
+    @staticmethod
+    def of(given: Mapping[Any, Any] | None, *, strict: bool, names: NameMap | None = None) -> Destination:
+        """Describe a state dict by its names and its tensors' places and layouts."""
+        leaves, paths = flatten(given) if given is not None else ({}, {})
+        return Destination(given, leaves, paths, strict, names, (strict, names, fingerprint(leaves)))
+
+
+def compile_state_dict(key: str, destination: Destination, opened: Opened) -> tuple[Plan, dict[str, torch.Tensor]]:
+    """The plan of a state dict, and the tensors that had to be created because none were given for them."""
+    stored, leaves = opened.tensors(), destination.leaves
+    objects = {name for source in opened.sources for name in source.manifest.objects}
+    if destination.names is not None:
+        mapped = map_names(key, leaves, destination.names, stored, objects, strict=destination.strict)
+        return _compile(key, opened, mapped.targets, mapped.stored), mapped.created
+    stored = _to_fill(stored, leaves)
+    if destination.given is not None and destination.strict:
+        missing = tuple(name for name in leaves if name not in stored and name not in objects)
+        unexpected = tuple(name for name in (*stored, *sorted(objects)) if name not in leaves)
+        if missing or unexpected:
+            raise StateDictMismatchError(key, missing, unexpected)
+    for name in objects:
+        if isinstance(leaves.get(name), torch.Tensor):
+            raise KindMismatchError(f"{key}/{name}", "an object is stored there, a tensor was given")
+    created: dict[str, torch.Tensor] = {}
+    targets: dict[str, LocalTensor] = {}
+    for name, item in stored.items():
+        tensor = leaves.get(name)
+        if not isinstance(tensor, torch.Tensor):
+            tensor = created[name] = torch.empty(item.global_shape, dtype=dtype_named(item.dtype))
+        targets[name] = describe(tensor, key=f"{key}/{name}")
+    return _compile(key, opened, targets, {}), created
+
+
+def compile_copy(key: str, destination: Destination, lent: Opened) -> Plan:
+    """The plan that fills a destination from the copy of a reader that wanted the same."""
+    targets = {
+        name: describe(leaf, key=f"{key}/{name}")
+        for name, leaf in destination.leaves.items()
+        if isinstance(leaf, torch.Tensor)
+    }
+    return compile_read(key, lent.sources, targets)
+
+
+def _compile(key: str, opened: Opened, targets: Mapping[str, LocalTensor], names: Mapping[str, str]) -> Plan:
+    """The plan that fills these targets; quantized ones where values are wanted are to be made into those."""
+    into, stored, landings = land(key, targets, names, opened.tensors())
+    plan = compile_read(key, opened.sources, into, reader=this_process().pid, stored=stored)
+    plan.landings = landings
+    return plan
+
+
+def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> dict[str, TensorItem]:
+    """What is stored, without the scales of tensors that are to be filled with values."""
+    scales = {
+        item.scales
+        for name, item in stored.items()
+        if isinstance(leaf := leaves.get(name), torch.Tensor) and lands(item, leaf.dtype)
+    }
+    return {name: item for name, item in stored.items() if name not in scales or name in leaves}
+
+
+def rebuild(destination: Destination, created: Mapping[str, Any], opened: Opened) -> dict[Any, Any]:
+    """The state dict as it was put, with the reader's own tensors in it."""
+    given, leaves, objects = destination.given, destination.leaves, objects_of(opened)
+    stored = _to_fill(opened.tensors(), leaves)
+    if destination.names is not None:
+        return _rebuild_mapped(destination, destination.names, created, objects)
+    if isinstance(given, dict) and not objects and not created and len(leaves) == len(stored):
+        return given  # everything went into the given tensors: the given dict is the answer
+    values = {name: created.get(name, leaves.get(name)) for name in stored} | objects
+    paths = {name: path for source in opened.sources for name, path in source.manifest.paths.items()}
+    return unflatten({name: values[name] for name in paths if name in values}, paths)
+
+
+def _rebuild_mapped(
+    destination: Destination, names: NameMap, created: Mapping[str, Any], objects: Mapping[str, Any]
+) -> dict[Any, Any]:
+    """The state dict as it was given, with what is stored in the place of what is no tensor."""
+    given, values = destination.given, {**destination.leaves, **created}
+    if isinstance(given, dict) and not created and all(isinstance(value, torch.Tensor) for value in values.values()):
+        return given
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            answer = ask(names, name)
+            values[name] = value if answer is None else objects[answer.parts[0].name]
+    return unflatten(values, destination.paths)
+
+
+def objects_of(opened: Opened) -> dict[str, Any]:
+    """The entries that are not tensors; of several publishers the first one's."""
+    merged: dict[str, Any] = {}
+    for share in reversed(opened.grant.shares):
+        if share.objects:
+            merged.update(load(share.objects))
+    return merged

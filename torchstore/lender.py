@@ -1,0 +1,99 @@
+"""A reader's copies, offered to other readers: the same memory, seal and epochs as in direct mode."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import dataclass
+
+import torch
+
+from torchstore.destination import Destination
+from torchstore.direct import DirectMemory
+from torchstore.manifest import Share
+from torchstore.packing import Packed, pack
+from torchstore.process import this_process
+
+_REFRESH = 64  # offers after which records are sent whole again: the controller remembers a bounded number
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    packed: Packed
+    circle: str
+
+
+class Lender:
+    """What one process offers to other readers, by key."""
+
+    def __init__(self) -> None:
+        self._memory = DirectMemory()
+        self._copies: dict[str, _Copy] = {}
+        self._lent: set[str] = set()
+        self._told: dict[str, int] = {}  # by binding id: in how many offers
+
+    def circle(self, key: str, destination: Destination) -> str:
+        """Names what a destination consists of: readers of equal circles can feed each other.
+
+        Raises:
+            MismatchError: A tensor that nothing can be read into.
+        """
+        return self._copy(key, destination).circle
+
+    def withdraw(self, key: str) -> bool:
+        """Break the seal: the copy is about to be overwritten, and who reads it now finds out.
+
+        Returns:
+            Whether there was one.
+        """
+        if key not in self._lent:
+            return False
+        self._memory.withdraw(key)
+        self._lent.remove(key)
+        return True
+
+    def offer(self, key: str, destination: Destination) -> Share:
+        """Seal the destination as it is now.
+
+        Raises:
+            dataplane.errors.RegistrationError: Some memory cannot be registered.
+        """
+        packed = self._copy(key, destination).packed
+        if self._memory.registered(key, packed.mark) is None:
+            self._memory.forget(key)
+        binding, generation = self._memory.publish(key, packed)
+        self._lent.add(key)
+        times = self._told[binding.id] = self._told.get(binding.id, -1) + 1
+        known = times % _REFRESH != 0
+        return Share(
+            packed.manifest.id if known else packed.manifest,
+            binding.id if known else binding,
+            generation,
+            this_process(),
+        )
+
+    def forget(self, key: str) -> None:
+        """Offer this copy no more: its memory is the reader's alone again."""
+        self._memory.forget(key)
+        self._copies.pop(key, None)
+        self._lent.discard(key)
+
+    def close(self) -> None:
+        """Offer nothing any more."""
+        self._memory.close()
+        self._copies.clear()
+        self._lent.clear()
+        self._told.clear()
+
+    def _copy(self, key: str, destination: Destination) -> _Copy:
+        found = self._copies.get(key)
+        if found is None or found.packed.mark != destination.mark:
+            tensors = {name: leaf for name, leaf in destination.leaves.items() if isinstance(leaf, torch.Tensor)}
+            packed = pack(key, "state_dict", "direct", tensors, mark=destination.mark)
+            what = [
+                (name, item.dtype, item.global_shape, tuple((p.box.offsets, p.box.shape) for p in item.pieces))
+                for name, item in packed.manifest.tensors.items()
+            ]
+            circle = hashlib.blake2b(pickle.dumps(what, protocol=5), digest_size=16).hexdigest()
+            found = self._copies[key] = _Copy(packed, circle)
+        return found

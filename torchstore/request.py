@@ -1,0 +1,69 @@
+"""Single values: what a reader asks for, and how what is stored becomes that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
+from torchstore.manifest import TensorItem
+from torchstore.slices import TensorSlice
+from torchstore.tensors import LocalTensor, check_destination, describe, describe_slice
+from torchstore.values import dtype_named, part_of
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is wanted of one key: all of it or a part, and the tensor to put it into."""
+
+    into: torch.Tensor | None = None
+    part: TensorSlice | None = None
+
+
+def as_object(key: str, request: Request, value: Any) -> Any:
+    """A stored object, which can only be asked for whole.
+
+    Raises:
+        KindMismatchError: A tensor or a part was asked for.
+    """
+    if request.into is not None or request.part is not None:
+        raise KindMismatchError(key, "an object is stored there, not a tensor: ask without tensor and slice")
+    return value
+
+
+def target_of(key: str, request: Request, item: TensorItem) -> tuple[LocalTensor, torch.Tensor]:
+    """Where a stored tensor goes, and what the caller gets back."""
+    if request.part is not None:
+        into = request.into
+        if into is None:
+            into = torch.empty(request.part.local_shape, dtype=dtype_named(item.dtype))
+        return describe_slice(into, request.part, key=key), into
+    if request.into is not None:
+        return describe(request.into, key=key), request.into
+    created = torch.empty(item.global_shape, dtype=dtype_named(item.dtype))
+    return describe(created, key=key), created
+
+
+def small_tensor(key: str, request: Request, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that came in the message, cut and copied as asked for."""
+    if request.into is None:
+        return tensor if request.part is None else part_of(tensor, request.part, key=key).clone()
+    if request.part is not None:
+        target = describe_slice(request.into, request.part, key=key)
+    else:
+        target = describe(request.into, key=key)
+    check_destination(target.tensor, key)
+    if target.tensor.dtype != tensor.dtype:
+        raise DTypeMismatchError(key, f"stored as {tensor.dtype}, asked for as {target.tensor.dtype}")
+    if target.global_shape != tuple(tensor.shape):
+        raise LayoutMismatchError(key, f"stored with shape {tuple(tensor.shape)}, asked for with {target.global_shape}")
+    for piece in target.pieces:
+        here = _region(piece.local, piece.box.shape)
+        target.tensor[here].copy_(tensor[_region(piece.box.offsets, piece.box.shape)])
+    return request.into
+
+
+def _region(offsets: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))
