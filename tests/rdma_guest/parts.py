@@ -2,6 +2,10 @@
 
 Each part has a guest kernel of its own, with which goes what its tests did to devices and links. Two run at a time,
 since a guest has one processor. What a part prints is shown when it has ended.
+
+A test that takes too long ends its part by itself, with the stacks of all threads. Where not even that happens any more
+the guest's kernel has stopped: once in some ten runs of the short parts, so far, Soft-RoCE of Linux 6.1 spins after
+links were cut under atomic operations. That is said, and the part gets a second kernel; a second stop is a failure.
 """
 
 import argparse
@@ -18,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 GUEST = Path(__file__).with_name("guest")
 TEST_S = 90  # some twenty times what the longest test takes on an idle machine
-PART_S = 900
+PART_S = 420  # some five times what the longest part takes there
+KERNELS = 2
 OUT_OF_TIME = 124
 NOTHING_CHOSEN = 5  # pytest's own
 SHORT_NBYTES = 6000
@@ -49,7 +54,19 @@ def parts() -> list[Part]:
 
 
 def run(part: Part, options: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-    """One part in a guest: its status and what it printed."""
+    """One part in a guest, or in another one if the kernel of the first has stopped: its status and what it printed."""
+    for left in reversed(range(KERNELS)):
+        status, output = run_once(part, options, environment)
+        if status != OUT_OF_TIME or not left:
+            break
+        print(output, flush=True)
+        last = last_started(output)
+        print(f"=== {' '.join(part)}: the kernel has stopped at {last}; begun again in another", flush=True)
+    return status, output
+
+
+def run_once(part: Part, options: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """One part in one guest: its status and what it printed."""
     command = [str(GUEST), "run", "--two-hosts", "--timeout", str(PART_S), sys.executable, *PYTEST, *options, *part]
     print(f"=== {' '.join(part)}: begun", flush=True)
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
@@ -86,7 +103,8 @@ def main() -> int:
             if status and not (status == NOTHING_CHOSEN and options):
                 failed.append(part)
             if status == OUT_OF_TIME:
-                print(f"=== {part} took longer than {PART_S} s; the last test was {last_started(output)}", flush=True)
+                last = last_started(output)
+                print(f"=== {part} took longer than {PART_S} s, {KERNELS} times; the last test was {last}", flush=True)
     print(f"=== {len(running) - len(failed)} of {len(running)} parts passed in {time.monotonic() - begin:.0f} s")
     for part in failed:
         print(f"=== failed: {part}")

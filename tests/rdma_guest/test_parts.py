@@ -14,10 +14,13 @@ SPOKEN = "tests/a.py::test_one PASSED\ntests/a.py::test_two[b] "
 
 @pytest.fixture
 def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Which fails the part `bad` as a guest does whose time is over."""
+    """Whose kernel stops always in the part `bad`, and in `unlucky` the first time."""
     program = tmp_path / "guest"
     program.write_text(
-        f'#!/bin/bash\nprintf %s "{SPOKEN}"\necho "$CI"\n[[ ${{!#}} != bad ]] || exit {parts.OUT_OF_TIME}\n'
+        f'#!/bin/bash\nprintf %s "{SPOKEN}"\necho "$CI"\n'
+        f"[[ ${{!#}} != bad ]] || exit {parts.OUT_OF_TIME}\n"
+        f'[[ ${{!#}} != unlucky ]] || mkdir "{tmp_path}/again" || exit 0\n'
+        f"[[ ${{!#}} != unlucky ]] || exit {parts.OUT_OF_TIME}\n"
     )
     program.chmod(0o755)
     monkeypatch.setattr(parts, "GUEST", program)
@@ -32,9 +35,18 @@ def test_a_part_that_hangs_fails_all_and_its_last_test_is_named(
     monkeypatch.setattr(sys, "argv", ["parts", "good", "bad", "--", "-x"])
     assert parts.main() == 1
     shown = capsys.readouterr().out
-    assert "bad took longer than 900 s; the last test was tests/a.py::test_two[b]" in shown
+    assert "bad took longer than 420 s, 2 times; the last test was tests/a.py::test_two[b]" in shown
     assert "1 of 2 parts passed" in shown
     assert "whole diffs" not in shown
+
+
+@pytest.mark.usefixtures("guest")
+def test_a_kernel_that_stops_is_told_and_its_part_gets_another(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["parts", "good", "unlucky"])
+    assert parts.main() == 0
+    assert "unlucky: the kernel has stopped at tests/a.py::test_two[b]; begun again" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("guest")
