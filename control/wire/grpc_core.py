@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
-from grpc._cython import cygrpc as core  # type: ignore[attr-defined]
+from grpc._cython import cygrpc as core
 
 from control.errors import WireError
 
