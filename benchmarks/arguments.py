@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from benchmarks.errors import UsageError
+from benchmarks.errors import BenchmarkError, UsageError
+from benchmarks.output import check_writable
 
 __all__ = ["Parser", "number", "whole"]
 
@@ -18,6 +20,24 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Called by argparse."""
         raise UsageError(message)
+
+    def read(self, argv: Sequence[str], *files: str) -> argparse.Namespace | int:
+        """The arguments; or the exit code, where nothing is to run: ``--help`` or a complaint has been printed.
+
+        Args:
+            argv: What was typed, without the program's name.
+            files: Names of the arguments that say where to write; each is tried before anything is measured.
+        """
+        try:
+            given = self.parse_args(list(argv))
+            for name in files:
+                check_writable(getattr(given, name))
+        except SystemExit as leave:  # argparse's, after --help
+            return leave.code if isinstance(leave.code, int) else 0
+        except BenchmarkError as error:
+            print(f"{self.prog}: {error}", file=sys.stderr)
+            return error.exit_code
+        return given
 
 
 def whole(least: int, most: int = 10**12) -> Callable[[str], int]:

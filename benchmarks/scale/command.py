@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -33,15 +32,9 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
     Returns:
         The exit code: 0 all is well, 1 the run could not be finished, 2 a wrong command line, 130 interrupted.
     """
-    try:
-        given = _parser(prog).parse_args(list(argv))
-        output.check_writable(given.json)
-        output.check_writable(given.csv)
-    except SystemExit as leave:  # argparse's, after --help
-        return leave.code if isinstance(leave.code, int) else 0
-    except BenchmarkError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return error.exit_code
+    given = _parser(prog).read(argv, "json", "csv")
+    if isinstance(given, int):
+        return given
     plan = Plan(given.procs, given.fanout)
     if given.quick:
         plan = Plan(min(given.procs, 6), given.fanout, rounds=2, calls=2, broadcasts=5)
@@ -83,7 +76,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
     return exit_code
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
+def _parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
         description="Calls and broadcasts to many processes of this host, straight and down a tree, beside a model of "

@@ -45,14 +45,9 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a small model and few turns: for correctness, not speed")
     parser.add_argument("--json", metavar="PATH", help="write the report there; - is standard output")
-    try:
-        arguments = parser.parse_args(argv)
-        output.check_writable(arguments.json)
-    except SystemExit as leave:  # argparse's, after --help
-        return leave.code if isinstance(leave.code, int) else 0
-    except BenchmarkError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return error.exit_code
+    arguments = parser.read(argv, "json")
+    if isinstance(arguments, int):
+        return arguments
     workload = _QUICK if arguments.quick else _FULL
     rows: list[Result] = []
     errors: list[str] = []

@@ -11,7 +11,6 @@ import pytest
 import control
 from control import (
     Accumulator,
-    Actor,
     ActorError,
     ActorMesh,
     BackpressureError,
@@ -27,7 +26,7 @@ from control.runtime import job as runtime
 from control.settings import adopt, settings
 from control.tree import Tree
 
-from .actors import Echo
+from .actors import Echo, Recorder
 from .conftest import PATIENCE_S, Failures, alive, wait_until
 
 SIZE, FANOUT = 7, 2
@@ -39,19 +38,8 @@ DEEP = 6
 LIMIT = 256
 
 
-class Witness(Actor):
+class Witness(Recorder):
     """Remembers what it is told, and can be told to wait."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    @endpoint
-    def note(self, value: Any) -> None:
-        self.seen.append(value)
-
-    @endpoint
-    def everything(self) -> list[Any]:
-        return self.seen
 
     @endpoint
     def pid(self) -> int:
