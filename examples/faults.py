@@ -18,6 +18,10 @@ SETTLE_S = 1.0
 """How long a failed call waits for the news of a death behind it. Deaths are pushed, so milliseconds do."""
 
 
+def _nothing() -> None:
+    """What is left to give up before the work has begun and after it has ended."""
+
+
 class FirstFault:
     """Takes the failures that nobody below the script handled, in place of the hook that ends the script.
 
@@ -28,14 +32,16 @@ class FirstFault:
     def __init__(self) -> None:
         self._failure: MeshFailure | None = None
         self._known = threading.Event()
-        self._give_up: Callable[[], object] = lambda: None
+        self._lock = threading.Lock()
+        self._give_up: Callable[[], object] = _nothing
         control.unhandled_fault_hook = self._take
 
     def _take(self, failure: MeshFailure) -> None:
         if not self._known.is_set():
             self._failure = failure
             self._known.set()
-            self._give_up()
+            with self._lock:
+                self._give_up()
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``, but only for as long as every process is well.
@@ -55,6 +61,10 @@ class FirstFault:
             if self._failure is None:
                 raise  # somebody else cancelled: the user, by Ctrl-C
             raise SupervisionError(self._failure.message, self._failure) from None
+        finally:
+            # The news may come after the error that it explains: there is no loop to call into then.
+            with self._lock:
+                self._give_up = _nothing
 
     def explain(self, error: Exception) -> str:
         """What to tell the user about ``error``, as rich markup."""
