@@ -39,6 +39,9 @@ _KEPT_MESSAGES = 1024
 _KEPT_NBYTES = 4 << 20
 """Own replies that are kept until the caster is known to have them; what exceeds this goes straight."""
 
+HOME = "home"
+"""Says of replies that they are up with the caster: to a relay, the number of a port of the caster's means nothing."""
+
 _BUCKETS = 1024
 """Casts of which it is remembered how many have replied; beyond that, the rest of an old cast waits for its time."""
 
@@ -309,8 +312,9 @@ class Branch:
             self._send_up(number, bucket.port, answers)
 
     def _send_up(self, number: int, port: int, answers: list[Answer]) -> None:
+        method = HOME if self.parent.id == self.origin.id else ""
         self._process.pass_on(
-            self.parent, Envelope(Kind.GATHER, port, pack_answers(number, answers), reply_to=self.number)
+            self.parent, Envelope(Kind.GATHER, port, pack_answers(number, answers), method, reply_to=self.number)
         )
 
 

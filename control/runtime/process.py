@@ -253,10 +253,11 @@ class Process:
     def peer_gone(self, peer: ProcessRef, reason: str, *, in_good_order: bool) -> None:
         """Everything that follows from the end of a process: for its callers, its owners, and those it owned."""
         obituary = Loss.of(peer, reason, in_good_order=in_good_order)
-        # In this order: who sends from now on finds the link lost and the obituary written, and whoever sent before
-        # has a port that is told here.
+        # In this order: who sends from now on finds the link lost and the obituary written, who casts from then on
+        # finds the member gone, and whoever sent or cast before has a port that is told here.
         self._obituaries.write(peer.id, obituary)
         self.transport.lose(peer, reason)
+        self.trees.peer_gone(peer)
         self.ports.process_lost(peer.id, obituary)
         if (link := self.transport.find(peer.id)) is not None:
             unsent, link.unsent = link.unsent, []
@@ -265,7 +266,6 @@ class Process:
                     self.trees.undelivered(peer, envelope, obituary)
                 else:
                     self._tell_of_loss(peer, envelope, obituary)
-        self.trees.peer_gone(peer)
         self.flow.forget(peer)
         self.loans.forget(peer.id)
         self.members.leave(peer, reason)

@@ -37,7 +37,7 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from control.runtime.branch import tree_message
+from control.runtime.branch import HOME, tree_message
 from control.runtime.branches import Branches
 from control.runtime.messages import Loss, Mail
 from control.runtime.route import Route
@@ -147,12 +147,11 @@ class Trees:
             self.branches.cast(envelope)
         elif envelope.kind is Kind.GATHER:
             number, answers = unpack_answers(envelope.payload)
-            branch = self.branches.get(envelope.reply_to)
-            if branch is not None:
-                branch.gather(envelope.target, number, answers)
-            else:
+            if envelope.method == HOME:
                 for answer in answers:
                     self._process.ports.deliver(envelope.target, answer.rank, answer.kind, answer.payload)
+            elif (branch := self.branches.get(envelope.reply_to)) is not None:
+                branch.gather(envelope.target, number, answers)
         elif (route := self._routes.get(envelope.target)) is None:
             self.branches.message(sender, envelope)
         elif envelope.method == "done":

@@ -15,6 +15,7 @@ from control import (
     ActorMesh,
     BackpressureError,
     Channel,
+    Future,
     Port,
     ProcMesh,
     SupervisionError,
@@ -23,8 +24,13 @@ from control import (
     this_host,
 )
 from control.runtime import job as runtime
+from control.runtime.branch import HOME
+from control.runtime.ports import Awaited, OneReply
+from control.runtime.tree_wire import Answer, pack_answers
 from control.settings import adopt, settings
 from control.tree import Tree
+from control.wire.envelope import Envelope, Kind
+from control.wire.payload import pack
 
 from .actors import Echo, Recorder
 from .conftest import PATIENCE_S, Failures, alive, wait_until
@@ -237,6 +243,45 @@ def test_what_a_dead_relay_did_not_pass_on_comes_by_another_way_once_and_in_orde
     assert list(rest.everything.call().get(PATIENCE_S)) == [[*range(100), "last"]] * rest.size
     assert failures.wait().mesh_name == "mortals"
     wait_until(lambda: not alive(pids[RELAY]), "the relay is gone")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["ports.process_lost", "trees.peer_gone"])
+def test_a_cast_at_the_very_moment_of_a_death_ends_too(
+    step: str, when: str, mortals: ActorMesh[Any], failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = list(mortals.pid.call().get(PATIENCE_S))
+    assert ends_of(mortals.rank.stream()).count("dead") == 0  # the tree stands
+    part, _, name = step.partition(".")
+    of = getattr(runtime.current(), part)
+    original, answers = getattr(of, name), []
+
+    def stepped(*args: Any) -> None:
+        """What follows from the death, and a cast just before or just after; none after that, which might help it."""
+        setattr(of, name, original)
+        if when == "before":
+            answers.append(mortals.rank.stream())
+        original(*args)
+        if when == "after":
+            answers.append(mortals.rank.stream())
+
+    monkeypatch.setattr(of, name, stepped)
+    os.kill(pids[RELAY], signal.SIGKILL)
+    wait_until(lambda: len(answers) == 1, "the news of the death")
+    expected = [rank for rank in range(SIZE) if rank != RELAY] + ["dead"]
+    assert sorted(ends_of(answers[0]), key=str) == expected
+    assert failures.wait().mesh_name == "mortals"
+
+
+def test_replies_for_a_route_that_a_relay_has_forgotten_end_nothing_of_its_own(witnesses: ActorMesh[Any]) -> None:
+    process = runtime.current()
+    future: Future[Any] = Future()
+    port = process.ports.open(OneReply(future, Awaited("nobody", "nobody", "nothing")))
+    late = pack_answers(1, [Answer(0, Kind.REPLY, pack("of somebody else's call"))])
+    process.trees.take(process.me, Envelope(Kind.GATHER, port, late, reply_to=1))
+    assert not future.done()
+    process.trees.take(process.me, Envelope(Kind.GATHER, port, late, HOME, reply_to=1))
+    assert future.get(0) == "of somebody else's call"
 
 
 def test_an_actor_that_did_not_launch_them_learns_of_every_death(
