@@ -18,7 +18,7 @@ from control.runtime import job
 job.current()
 print({{name: os.environ.get(name) for name in engine._CHOICE}})
 """
-NOTHING_LEFT = "{'GRPC_EXPERIMENTS': None, 'GRPC_ENABLE_FORK_SUPPORT': None}\n"
+NOTHING_LEFT = "{'GRPC_EXPERIMENTS': None, 'GRPC_POLL_STRATEGY': None, 'GRPC_ENABLE_FORK_SUPPORT': None}\n"
 PRETEND = "engine._CHOICE['GRPC_EXPERIMENTS'] = 'made_up'"
 
 
@@ -40,6 +40,13 @@ def test_grpc_reads_the_choice_while_it_is_imported(script: Callable[[str], Scri
 def test_what_was_decided_before_stands(script: Callable[[str], Script], before: str) -> None:
     code, _, err = script(START.format(before=f"{PRETEND}\n{before}")).finish()
     assert (code, err) == (0, "")
+
+
+def test_a_variable_of_the_users_stands_beside_the_others(script: Callable[[str], Script]) -> None:
+    before = f"{PRETEND}\nos.environ['GRPC_POLL_STRATEGY'] = 'epoll1'"
+    code, out, err = script(START.format(before=before)).finish()
+    assert (code, out) == (0, NOTHING_LEFT.replace("'GRPC_POLL_STRATEGY': None", "'GRPC_POLL_STRATEGY': 'epoll1'"))
+    assert "Unknown experiment: made_up" in err
 
 
 def test_a_fork_is_silent_and_leaves_both_processes_sound(script: Callable[[str], Script]) -> None:
