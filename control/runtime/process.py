@@ -127,6 +127,7 @@ class Process:
                 self._abandon(envelope)
                 raise
         if to.id == self.me.id:
+            self.loans.complete(envelope.payload)
             self.deliver(self.me, envelope)
             return
         link = self.transport.find(to.id)
@@ -146,6 +147,7 @@ class Process:
             link.post(envelope)
             if is_ordered and self.trees.are_used:  # since this very moment
                 self.trees.spoken_to(to.id)
+        self.loans.complete(envelope.payload)
         if link.lost is not None:
             self.loans.forget(to.id)
             self._send_was_vain(to, link.lost, envelope)

@@ -1,24 +1,28 @@
-"""Large segments of payloads: they stay where they are and are read one-sidedly, through `dataplane`.
+"""Large segments of payloads: they are copied into memory that others can read, and read from there one-sidedly.
 
 The only file of this package that knows `dataplane`, which is imported with the first large segment. What is sent is a
 descriptor. The receiver reads the bytes when it unpacks the payload, on the thread that wants the value, and then gives
 the loan back; so it does with a payload that is dropped unread. The loans of a process that is lost are over.
+
+The sender posts the descriptor first and copies then, a block at a time, and counts in front of the bytes how many are
+there: a receiver that has nothing else to do reads behind it. So the two copies of a large value take little more time
+than one, and a block is read while it is in the cache. The call returns once all is copied, as if it had been before.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import pickle
 import struct
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from control.errors import PayloadError
-from control.wire.warm import HUGE_NBYTES, Warm
+from control.wire.warm import Warm
 
 if TYPE_CHECKING:
     from dataplane import RDMABuffer
@@ -28,6 +32,17 @@ BULK_NBYTES = 256 << 10
 
 FETCH_TIMEOUT_S = 60.0
 
+_BLOCK_NBYTES = 2 << 20
+"""So much is copied before the receiver hears of it."""
+
+_FRONT_NBYTES = 64
+"""In front of the bytes: the count of those that are there, in the first eight, and nothing that would share a cache
+line with it."""
+
+_LOOK_AGAIN_S = 50e-6
+"""How long a receiver that has caught up leaves the sender alone."""
+
+_COUNT = struct.Struct("<Q")
 _HEADER = struct.Struct("<QQ?")
 """The number of the loan, the size of the segment in bytes, and whether it is a ``bytes`` object."""
 
@@ -39,15 +54,23 @@ class Outgoing:
     """A segment to be lent: a copy in memory that the others of this host map, so that their reading is a copy, too.
 
     Lending ``bytes`` as they are would save a copy, and lose more: reading what is not mapped goes through the kernel,
-    page by page.
+    page by page. Who sends a segment has to `complete` it before what it is a copy of may change.
     """
 
-    __slots__ = ("__weakref__", "_buffer", "_data", "_holders", "_is_bytes", "_nbytes", "descriptor")
+    __slots__ = (
+        *("__weakref__", "descriptor"),
+        *("_buffer", "_holders", "_is_bytes", "_lock", "_memory", "_nbytes", "_source"),
+    )
 
     def __init__(self, source: bytes | memoryview) -> None:
+        import dataplane
+
         self._nbytes = len(source)
         self._is_bytes = isinstance(source, bytes)
-        self._data = _copy(source)
+        self._source: memoryview | None = memoryview(source).cast("B")
+        self._memory = dataplane.empty_array(_FRONT_NBYTES + self._nbytes, "u1")
+        self._memory[:_FRONT_NBYTES] = 0
+        self._lock = threading.Lock()
         self._buffer: RDMABuffer | None = None
         self._holders: Counter[str] = Counter()
         self.descriptor = b""
@@ -56,14 +79,39 @@ class Outgoing:
     def __len__(self) -> int:
         return self._nbytes
 
+    def complete(self) -> None:
+        """Copy what has not been copied yet, telling a receiver as it goes."""
+        with self._lock:
+            source, self._source = self._source, None
+            if source is None:
+                return
+            try:
+                self._copy(source)
+            except BaseException:  # an interrupt: nobody may wait for the rest
+                self._take_back()
+                raise
+
     def fetch(self) -> bytes | bytearray:
         """The segment for a receiver in this very process, in memory of its own."""
-        return bytes(self._data) if self._is_bytes else bytearray(self._data)
+        self.complete()
+        content = self._memory[_FRONT_NBYTES:]
+        return content.tobytes() if self._is_bytes else bytearray(content)
+
+    def _copy(self, source: memoryview) -> None:
+        import numpy as np
+
+        there, count = np.frombuffer(source, "u1"), self._memory[: _COUNT.size].view("<u8")
+        content = self._memory[_FRONT_NBYTES:]
+        done = 0
+        while done < self._nbytes:
+            end = min(done + _BLOCK_NBYTES, self._nbytes)
+            content[done:end] = there[done:end]  # without the interpreter lock
+            count[0] = done = end
 
     def _lend(self, number: int) -> None:
         from dataplane import RDMABuffer
 
-        self._buffer = RDMABuffer(self._data, writable=False)
+        self._buffer = RDMABuffer(self._memory, writable=False)
         self.descriptor = _HEADER.pack(number, self._nbytes, self._is_bytes) + pickle.dumps(self._buffer, protocol=5)
 
     def _take_back(self) -> None:
@@ -110,7 +158,7 @@ class Incoming:
         try:
             buffer: RDMABuffer = pickle.loads(self._buffer)
             value, memory = _warm.allocate(self._nbytes, is_bytes=self._is_bytes)
-            buffer.read_into(memory, timeout=FETCH_TIMEOUT_S).get()
+            _follow(buffer, memory)
         except (DataplaneError, ValueError) as error:
             raise PayloadError(f"{self._nbytes} bytes of a message could not be read: {error}") from error
         finally:
@@ -147,6 +195,12 @@ class Loans:
         for segment in segments:
             if type(segment) is Outgoing:
                 self._lend(segment, process_id)
+
+    def complete(self, segments: Iterable[object]) -> None:
+        """See to it that what these segments are copies of may change: what has been lent, or is delivered here."""
+        for segment in segments:
+            if type(segment) is Outgoing:
+                segment.complete()
 
     def _lend(self, segment: Outgoing, process_id: str) -> None:
         from dataplane import DataplaneError
@@ -190,11 +244,25 @@ class Loans:
             segment._take_back()
 
 
-def _copy(source: bytes | memoryview) -> Any:
-    """A copy in memory that peers of this host can map, and whose pages the next copy uses again."""
-    import dataplane
+def _follow(buffer: RDMABuffer, memory: memoryview) -> None:
+    """Read a segment into ``memory`` as its bytes come to be there.
 
-    copy = dataplane.empty_array(len(source), "u1")
-    threads = min(4, len(os.sched_getaffinity(0))) if len(source) >= HUGE_NBYTES else 1
-    dataplane.memcpy(copy, source, threads=threads)
-    return copy
+    Raises:
+        DataplaneError: it cannot be read, or its owner stands still.
+    """
+    from dataplane import TransferTimeoutError
+
+    count = bytearray(_COUNT.size)
+    deadline = time.monotonic() + FETCH_TIMEOUT_S
+    done, nbytes = 0, len(memory)
+    while done < nbytes:
+        buffer.at(0, _COUNT.size).read_into(count, timeout=FETCH_TIMEOUT_S).get()
+        (there,) = _COUNT.unpack(count)
+        if there > done:
+            part = buffer.at(_FRONT_NBYTES + done, there - done)
+            part.read_into(memory[done:there], timeout=FETCH_TIMEOUT_S).get()
+            done = there
+        elif time.monotonic() > deadline:
+            raise TransferTimeoutError(f"{done} of {nbytes} bytes were there after {FETCH_TIMEOUT_S:g} s")
+        else:
+            time.sleep(_LOOK_AGAIN_S)

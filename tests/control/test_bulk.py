@@ -4,6 +4,8 @@ import os
 import pickle
 import signal
 import struct
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -149,6 +151,7 @@ def test_a_segment_is_read_once_and_given_back_once() -> None:
     payload = pack(BIG, lend=True)
     loans.lend(payload, "a")
     loans.lend(payload, "b")
+    loans.complete(payload)
     given: list[int] = []
     (message,) = encode([Envelope(Kind.REPLY, 1, payload)])
     assert len(message) < 4096
@@ -165,6 +168,48 @@ def test_a_segment_is_read_once_and_given_back_once() -> None:
     loans.forget("b")
     assert len(loans) == 0
     loans.give_back(given[0], "a")  # late, and void
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_receiver_reads_behind_the_sender(monkeypatch: pytest.MonkeyPatch, interrupted: bool) -> None:
+    loans = Loans()
+    value = os.urandom(7 << 20)
+    payload = pack(value, lend=True)
+    loans.lend(payload, "a")
+    (message,) = encode([Envelope(Kind.REPLY, 1, payload)])
+    (envelope,) = Decoder().feed(message)
+    has_begun, arrived = threading.Event(), []
+    sleep = time.sleep
+
+    def caught_up(seconds: float) -> None:
+        has_begun.set()
+        sleep(seconds)
+
+    def read() -> None:
+        try:
+            arrived.append(unpack(envelope.payload))
+        except PayloadError as error:
+            arrived.append(error)
+
+    monkeypatch.setattr(time, "sleep", caught_up)
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert has_begun.wait(PATIENCE_S)  # and found nothing
+    if interrupted:
+        outgoing = next(part for part in payload if isinstance(part, Outgoing))
+        monkeypatch.setattr(Outgoing, "_copy", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            outgoing.complete()
+    else:
+        loans.complete(payload)
+    reader.join(PATIENCE_S)
+    (end,) = arrived
+    assert isinstance(end, PayloadError) if interrupted else end == value
+    loans.clear()
+
+
+def interrupt(*args: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_descriptor_that_is_none_is_a_protocol_error() -> None:
