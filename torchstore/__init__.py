@@ -49,6 +49,7 @@ from torchstore.errors import (
     VolumeLostError,
 )
 from torchstore.explanation import Explanation, Link
+from torchstore.exporter import MetricsServer, serve_metrics
 from torchstore.meta import TensorMeta, ValueMeta
 from torchstore.metrics import metrics_text
 from torchstore.naming import Part, Stack
@@ -114,6 +115,8 @@ __all__ = [
     "last_sync",
     "sync_history",
     "metrics_text",
+    "serve_metrics",
+    "MetricsServer",
     "SyncRecord",
     # which volume
     "TorchStoreStrategy",

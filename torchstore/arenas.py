@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataplane import RDMAAction
-from torchstore.manifest import Binding, Retired
+from torchstore.manifest import Binding
+from torchstore.messages import Retired
 from torchstore.remote import Remote
 
 

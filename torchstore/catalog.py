@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 from typing import TypeVar
 
-from torchstore.manifest import Binding, Grant, Manifest, TensorItem
+from torchstore.manifest import Binding, Manifest, TensorItem
+from torchstore.messages import Grant
 from torchstore.plan import Source
 from torchstore.process import ProcessId
+from torchstore.recent import Recent
 
 R = TypeVar("R", Manifest, Binding)
 
@@ -76,13 +77,13 @@ class Catalog:
     """The records of one client, by key; bounded in both directions. Thread-safe."""
 
     def __init__(self) -> None:
-        self._records: OrderedDict[str, dict[str, Manifest | Binding]] = OrderedDict()
+        self._records: Recent[str, dict[str, Manifest | Binding]] = Recent(_KEYS)
         self._lock = Lock()
 
     def recall(self, key: str) -> Recalled:
         """What is known about a key now."""
         with self._lock:
-            return Recalled(key, dict(self._records.get(key, {})))
+            return Recalled(key, dict(self._records.get(key) or {}))
 
     def open(self, recalled: Recalled, grant: Grant) -> Opened:
         """Resolve a grant's ids, and remember the records that came with it."""
@@ -98,10 +99,7 @@ class Catalog:
         with self._lock:
             # The records of this version first, then those of the versions before, as many as have room.
             room = max(_RECORDS_PER_KEY, 4 * len(grant.shares))
-            self._records[recalled.key] = dict(islice((used | records).items(), room))
-            self._records.move_to_end(recalled.key)
-            while len(self._records) > _KEYS:
-                self._records.popitem(last=False)
+            self._records.put(recalled.key, dict(islice((used | records).items(), room)))
         lender: Opened | None = None
         if grant.lender is not None:
             lender = Opened(grant, (sources.pop(),), (grant.lender.generation,), (grant.lender.writer,))
@@ -117,7 +115,7 @@ class Catalog:
         """Drop what is kept for some keys."""
         with self._lock:
             for key in keys:
-                self._records.pop(key, None)
+                self._records.pop(key)
 
 
 def _resolve(records: dict[str, Manifest | Binding], given: R | str, kind: type[R]) -> R:

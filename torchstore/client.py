@@ -7,18 +7,18 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from torchstore.controller import StaleClientError
 from torchstore.errors import KindMismatchError
 from torchstore.explanation import Explanation
 from torchstore.fetch import Fetcher
-from torchstore.manifest import Mode, Selector
+from torchstore.manifest import Mode
+from torchstore.messages import Selector, StaleClientError
 from torchstore.meta import ValueMeta
 from torchstore.metrics import log_of
 from torchstore.naming import NameMap
 from torchstore.publish import Publisher
 from torchstore.records import SyncRecord
 from torchstore.remote import DEFAULT_TIMEOUT_S, Remote
-from torchstore.request import Request
+from torchstore.request import Request, StateDictRequest
 from torchstore.slices import TensorSlice
 from torchstore.staging import TransferDtype, check_transfer_dtype
 
@@ -93,6 +93,7 @@ class LocalClient:
         transfer_dtype: TransferDtype | None = None,
         checksum: bool | None = None,
         delta: bool = False,
+        publisher: tuple[int, int] | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> int:
         """See `torchstore.put_state_dict`."""
@@ -107,13 +108,21 @@ class LocalClient:
             check_transfer_dtype(transfer_dtype)
         if delta and mode != "snapshot":
             raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
-        summed = self._summed(checksum)
-        return await self._observed(
-            "put",
-            self._publisher.put_state_dict(
-                state_dict, key, mode, version, keep, transfer_dtype, timeout, checksum=summed, delta=delta
-            ),
+        if publisher is not None:
+            _check_publisher(publisher)
+        work = self._publisher.put_state_dict(
+            state_dict,
+            key,
+            mode,
+            version,
+            keep,
+            transfer_dtype,
+            timeout,
+            checksum=self._summed(checksum),
+            delta=delta,
+            publisher=publisher,
         )
+        return await self._observed("put", work)
 
     async def get_state_dict(
         self,
@@ -128,25 +137,10 @@ class LocalClient:
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> dict[Any, Any]:
         """See `torchstore.get_state_dict`."""
-        _check_key(key)
-        _check_names(names, user_state_dict)
-        _check_given(user_state_dict, delta=delta, serve=serve)
-        if serve and names is not None:
-            raise ValueError("serve=True offers tensors as they were published: it does not go with names=")
-        selector = _selector(version)
-        return await self._observed(
-            "get",
-            self._fetcher.get_state_dict(
-                key,
-                user_state_dict,
-                selector,
-                strict=strict,
-                names=names,
-                timeout=timeout,
-                delta=delta,
-                serve=serve,
-            ),
+        request = _state_dict_request(
+            key, user_state_dict, strict=strict, names=names, version=version, delta=delta, serve=serve
         )
+        return await self._observed("get", self._fetcher.get_state_dict(request, timeout))
 
     async def explain(
         self,
@@ -160,12 +154,8 @@ class LocalClient:
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> Explanation:
         """See `torchstore.explain`."""
-        _check_key(key)
-        _check_names(names, user_state_dict)
-        _check_given(user_state_dict, delta=delta)
-        return await self._fetcher.explain(
-            key, user_state_dict, _selector(version), strict=strict, names=names, timeout=timeout, delta=delta
-        )
+        request = _state_dict_request(key, user_state_dict, strict=strict, names=names, version=version, delta=delta)
+        return await self._fetcher.explain(request, timeout)
 
     async def get_meta(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> ValueMeta:
         """See `torchstore.get_meta`."""
@@ -253,15 +243,16 @@ def _check_names(names: object, user_state_dict: object) -> None:
         raise ValueError("names maps the names of a given state dict: give user_state_dict")
 
 
-def _check_given(given: object, **options: bool) -> None:
-    for name, wanted in options.items():
-        if wanted and given is None:
-            raise ValueError(f"{name}=True is about tensors of yours: give a user_state_dict that holds them")
-
-
 def _check_version(version: object) -> None:
     if not isinstance(version, int) or isinstance(version, bool):
         raise TypeError(f"a version is a number, not {version!r}")
+
+
+def _check_publisher(publisher: object) -> None:
+    match publisher:
+        case (int(index), int(count)) if 0 <= index < count:
+            return
+    raise ValueError(f"publisher is (index, count) with 0 <= index < count, not {publisher!r}")
 
 
 def check_keep(keep: object) -> None:
@@ -279,6 +270,32 @@ def _request(key: str, into: object, part: object) -> Request:
     if part is not None and not isinstance(part, TensorSlice):
         raise TypeError(f"tensor_slice_spec is a TensorSlice, not {type(part).__name__}")
     return Request(into, part)
+
+
+def _state_dict_request(
+    key: str,
+    into: Mapping[Any, Any] | None,
+    *,
+    strict: bool,
+    names: NameMap | None,
+    version: object,
+    delta: bool,
+    serve: bool = False,
+) -> StateDictRequest:
+    """The arguments of a read of a state dict, checked before anything is sent.
+
+    Raises:
+        TypeError: One of them is of another type.
+        ValueError: They do not go together.
+    """
+    _check_key(key)
+    _check_names(names, into)
+    for name, wanted in (("delta", delta), ("serve", serve)):
+        if wanted and into is None:
+            raise ValueError(f"{name}=True is about tensors of yours: give a user_state_dict that holds them")
+    return StateDictRequest(
+        key=key, into=into, selector=_selector(version), strict=strict, names=names, delta=delta, serve=serve
+    )
 
 
 def _selector(version: object) -> Selector:

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from control import ActorMesh, get_or_spawn_controller
 from torchstore.client import LocalClient
-from torchstore.controller import StaleClientError, StoreController
+from torchstore.controller import StoreController
+from torchstore.messages import StaleClientError
 from torchstore.metrics import log_of
 from torchstore.process import this_process
 from torchstore.records import SyncRecord

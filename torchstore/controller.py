@@ -8,62 +8,37 @@ there yet, for readers to leave) leaves its response port here and is answered w
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any
+from dataclasses import replace
 
-from control import Actor, ActorMesh, Port, ProcMesh, endpoint
-from torchstore.errors import KeyNotFoundError, StoreError, StoreNotInitializedError, StrategyError
-from torchstore.index import Index, grant
+from control import Actor, Port, ProcMesh, endpoint
+from torchstore.budget import make_room
+from torchstore.errors import KeyNotFoundError, StoreNotInitializedError, StrategyError
+from torchstore.granting import grant_all
+from torchstore.index import Index
 from torchstore.ledger import Ledger
-from torchstore.manifest import Grant, Part, Publication, Published, Retired, Selector, Share, Wanted
+from torchstore.manifest import Part
+from torchstore.members import KnownRecords, Members
+from torchstore.messages import (
+    ArenaFreedError,
+    Grant,
+    Publication,
+    Published,
+    Retired,
+    Selector,
+    Share,
+    StoreInfo,
+    UnknownIdError,
+    Wanted,
+)
 from torchstore.meta import ValueMeta, describe_version
 from torchstore.offers import Patience
 from torchstore.process import ProcessId
 from torchstore.strategy import TorchStoreStrategy
 from torchstore.version import Contribution
-from torchstore.volume import StorageVolume
 from torchstore.volumes import Volumes
 from torchstore.waiting import WaitingRoom
 from torchstore.watch import ProcessWatch
-
-_REMEMBERED = 4096
-
-
-class UnknownIdError(StoreError):
-    """A publication named a manifest or binding that is not remembered here: send it whole."""
-
-
-class ArenaFreedError(StoreError):
-    """A publication's arena was freed before it came, because its key was deleted: write it again elsewhere."""
-
-    def __init__(self, arena: str) -> None:
-        super().__init__(f"arena {arena} has been freed")
-        self.arena = arena
-
-
-class StaleClientError(StoreError):
-    """The store has been shut down and initialized again since this client was made: make a new one."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreInfo:
-    """What a client needs to know about a store.
-
-    Attributes:
-        volumes: By the names that the strategy gives them.
-        processes: In which each volume lives.
-        client: A number for the client that asked: shorter to say than who it is.
-        checksum: Whether puts take checksums where they do not say.
-    """
-
-    strategy: TorchStoreStrategy
-    volumes: dict[str, ActorMesh[StorageVolume]]
-    processes: dict[str, ProcessId]
-    client: int
-    checksum: bool
 
 
 class StoreController(Actor):
@@ -79,9 +54,8 @@ class StoreController(Actor):
         self._checksum = False
         self._ledger = Ledger(self._free)
         self._index = Index(self._ledger.idle, self._ledger.gone)
-        self._known: OrderedDict[str, Any] = OrderedDict()  # manifests and bindings by id
-        self._clients: dict[int, ProcessId] = {}
-        self._client_numbers = count(1)  # goes on after a shutdown, so that clients from before are known as such
+        self._known = KnownRecords()
+        self._members = Members(store_name)
         self._waiting = WaitingRoom()
         self._watch = ProcessWatch(self._process_died)
 
@@ -119,9 +93,8 @@ class StoreController(Actor):
     async def info(self, process: ProcessId) -> StoreInfo:
         """Welcome a client. From here on the store knows when its process dies."""
         volumes = self._initialized()
-        number = next(self._client_numbers)
-        self._clients[number] = process
         self._watch.add(process)
+        number = self._members.welcome(process)
         return StoreInfo(volumes.strategy, volumes.actors, volumes.processes, number, self._checksum)
 
     @endpoint
@@ -132,9 +105,11 @@ class StoreController(Actor):
     @endpoint(explicit_response_port=True)
     async def wait_for_teardown(self, port: Port[bool], client: int, timeout: float) -> None:
         """Answer when the store that welcomed this client has been shut down."""
-        self._waiting.answer(
-            port, lambda: client not in self._clients or None, timeout, lambda: "rank 0 has not shut the store down"
-        )
+
+        def attempt() -> bool | None:
+            return True if self._members.find(client) is None else None
+
+        self._waiting.answer(port, attempt, timeout, lambda: "rank 0 has not shut the store down")
 
     @endpoint
     async def teardown(self) -> None:
@@ -145,7 +120,7 @@ class StoreController(Actor):
         self._index.clear()
         self._ledger.clear()
         self._known.clear()
-        self._clients.clear()
+        self._members.clear()
         if volumes is not None:
             await volumes.stop()
 
@@ -190,10 +165,7 @@ class StoreController(Actor):
     async def make_room(
         self, port: Port[tuple[int, tuple[str, ...]]], client: int, volume: str, since: int, timeout: float
     ) -> None:
-        """Answer when arenas of a full volume have been freed, with the ledger's clock and their ids.
-
-        Those that were freed since the clock stood at ``since`` count. If there are none, idle arenas are freed, else
-        that of the oldest version that nobody reads and that is not the newest of its key, else it is waited for.
+        """Answer when arenas of a full volume have been freed, with the ledger's clock and their ids: see `make_room`.
 
         Raises:
             StoreTimeoutError: There was nothing to free for ``timeout`` seconds.
@@ -201,12 +173,7 @@ class StoreController(Actor):
 
         def attempt() -> tuple[int, tuple[str, ...]] | None:
             self._process_of(client)
-            if not self._ledger.freed_since(since, volume):
-                self._ledger.free_idle(volume)
-            if not self._ledger.freed_since(since, volume) and self._index.retire_oldest(volume):
-                self._ledger.free_idle(volume)
-            freed = self._ledger.freed_since(since, volume)
-            return (self._ledger.clock, freed) if freed else None
+            return make_room(self._ledger, self._index, volume, since)
 
         self._waiting.answer(
             port,
@@ -216,38 +183,12 @@ class StoreController(Actor):
         )
 
     def _contribution(self, publication: Publication) -> Contribution:
-        manifest = self._resolve(publication.manifest)
-        binding = self._resolve(publication.binding)
+        manifest, binding = self._known.manifest(publication.manifest), self._known.binding(publication.binding)
         if binding is not None:
             if self._ledger.is_freed(binding):
                 raise ArenaFreedError(binding.id)
             self._ledger.in_use(binding)
-        return Contribution(
-            writer=publication.writer,
-            part=manifest.part if manifest is not None else Part(),
-            manifest=manifest,
-            binding=binding,
-            generation=publication.generation,
-            objects=publication.objects,
-            inline=publication.inline,
-            arrived=time.monotonic(),
-            stamp=publication.stamp,
-            change=publication.change,
-        )
-
-    def _resolve(self, given: Any) -> Any:
-        """The record behind an id; a record itself is remembered under its id."""
-        if given is None:
-            return None
-        name = given if isinstance(given, str) else given.id
-        if not isinstance(given, str):
-            self._known[name] = given
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        elif name not in self._known:
-            raise UnknownIdError(name)
-        self._known.move_to_end(name)
-        return self._known[name]
+        return Contribution.of(publication, manifest, binding, time.monotonic())
 
     # Reading --------------------------------------------------------------------------------------------
 
@@ -274,7 +215,7 @@ class StoreController(Actor):
         wanted, since = Wanted(key, Selector(exact, newer_than), tuple(known.split())), time.monotonic()
 
         def attempt() -> Grant | bytes | None:
-            grants = self._grants((wanted,), client, since)
+            grants = self._granted((wanted,), client, since)
             if grants is None:
                 return None
             (only,) = grants
@@ -291,7 +232,7 @@ class StoreController(Actor):
         patience = Patience(max(request.patience_s for request in wanted), self._waiting.wake)
 
         def attempt() -> tuple[Grant, ...] | None:
-            return self._grants(wanted, client, since, patience)
+            return self._granted(wanted, client, since, patience)
 
         self._waiting.answer(port, attempt, timeout, lambda: f"no version of {keys} as asked for")
 
@@ -306,36 +247,25 @@ class StoreController(Actor):
     async def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
         """Give the lease of a reader back that takes part in feeding others; see `Offers.finish`."""
         known = None
-        if share is not None and client in self._clients:
+        if share is not None and self._members.find(client) is not None:
             with suppress(UnknownIdError):  # then it is no offer: the circle goes to the publisher
-                manifest, binding = self._resolve(share.manifest), self._resolve(share.binding)
-                known = replace(share, manifest=manifest, binding=binding)
+                manifest, binding = self._known.manifest(share.manifest), self._known.binding(share.binding)
+                known = replace(share, manifest=manifest or share.manifest, binding=binding)
         self._index.finish(key, lease, known, failed=failed)
         self._waiting.wake()
 
     @endpoint
     async def withdraw(self, client: int, key: str) -> None:
         """A reader overwrites the copy that it has offered; nobody waits for an answer."""
-        history, process = self._index.get(key), self._clients.get(client)
+        history, process = self._index.get(key), self._members.find(client)
         if history is not None and process is not None:
             history.withdraw(process)
             self._waiting.wake()
 
-    def _grants(
+    def _granted(
         self, wanted: tuple[Wanted, ...], client: int, since: float, patience: Patience | None = None
     ) -> tuple[Grant, ...] | None:
-        """Leases on all versions that are wanted ``since`` then; None while one of them has to be waited for."""
-        reader = self._process_of(client)
-        found = [(request, self._index.find(request)) for request in wanted]
-        if any(where is None for _, where in found):
-            return None
-        for request, where in found:
-            if request.circle and where is not None and patience is not None:
-                _, version, _ = where
-                if version.offers.must_wait(request.circle, reader) and not patience.is_over():
-                    return None
-        waited_s = time.monotonic() - since
-        return tuple(grant(request, reader, waited_s, *where) for request, where in found if where is not None)
+        return grant_all(self._index, wanted, self._process_of(client), time.monotonic() - since, patience)
 
     # Taking back ----------------------------------------------------------------------------------------
 
@@ -346,7 +276,7 @@ class StoreController(Actor):
         Raises:
             StoreTimeoutError: Readers are still there after ``timeout`` seconds; the message names them.
         """
-        publisher = self._clients.get(client)
+        publisher = self._members.find(client)
         history = self._index.get(key)
         if close and history is not None and publisher is not None:
             history.close(publisher)
@@ -414,9 +344,7 @@ class StoreController(Actor):
 
     def _process_of(self, client: int) -> ProcessId:
         self._initialized()
-        if client not in self._clients:
-            raise StaleClientError(f"this client is of an earlier store {self._store_name!r}")
-        return self._clients[client]
+        return self._members.process_of(client)
 
     def _initialized(self) -> Volumes:
         if self._volumes is None:

@@ -24,7 +24,8 @@ from dataplane import RDMAAction, RDMABuffer
 from dataplane.errors import DataplaneError
 from torchstore.cells import cell_shape, cells_differ, region
 from torchstore.layout import Box, Ints, Piece
-from torchstore.manifest import Binding, Change, Publication, TensorItem
+from torchstore.manifest import Binding, TensorItem
+from torchstore.messages import Change, Publication
 from torchstore.packing import Packed
 from torchstore.tensors import LocalTensor
 

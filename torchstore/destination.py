@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ import torch
 from torchstore.catalog import Opened
 from torchstore.errors import KindMismatchError, StateDictMismatchError
 from torchstore.manifest import TensorItem
-from torchstore.naming import NameMap, ask, map_names
+from torchstore.naming import NameMap, Stack, ask, map_names
 from torchstore.plan import Plan, compile_read
 from torchstore.process import this_process
-from torchstore.quantize import land, lands
+from torchstore.quantize import Landing, land, lands
+from torchstore.request import StateDictRequest
 from torchstore.state_dict import Path, flatten, unflatten
 from torchstore.tensors import LocalTensor, describe, fingerprint
 from torchstore.values import dtype_named, load
@@ -25,37 +27,62 @@ class Destination:
     """A state dict that is to be filled.
 
     Attributes:
-        given: As the caller gave it; None: everything is to be new.
-        leaves: Its entries by name.
+        request: As it was asked for.
+        leaves: The entries of what was given, by name.
         paths: How their names lead back.
-        strict: Whether names must be the same on both sides.
-        names: Says what is stored under other names; None: nothing is.
         mark: The fingerprint under which plans for it are kept.
     """
 
-    given: Mapping[Any, Any] | None
+    request: StateDictRequest
     leaves: Mapping[str, Any]
     paths: Mapping[str, Path]
-    strict: bool
-    names: NameMap | None
     mark: tuple[Any, ...]
 
     @staticmethod
-    def of(given: Mapping[Any, Any] | None, *, strict: bool, names: NameMap | None = None) -> Destination:
+    def of(request: StateDictRequest) -> Destination:
         """Describe a state dict by its names and its tensors' places and layouts."""
-        leaves, paths = flatten(given) if given is not None else ({}, {})
-        return Destination(given, leaves, paths, strict, names, (strict, names, fingerprint(leaves)))
+        leaves, paths = flatten(request.into) if request.into is not None else ({}, {})
+        return Destination(request, leaves, paths, (request.strict, request.names, fingerprint(leaves)))
+
+    @property
+    def names(self) -> NameMap | None:
+        """Says what is stored under other names; None: nothing is."""
+        return self.request.names
+
+    def answers(self) -> dict[str, Stack | None]:
+        """What `names` says that each entry is made of (None: it is not to be read); empty without such a function.
+
+        Raises:
+            TypeError: It answers with none of what is allowed.
+        """
+        return {} if self.names is None else {name: ask(self.names, name) for name in self.leaves}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The given tensors that may be read into."""
+        unread = {name for name, answer in self.answers().items() if answer is None}
+        return {
+            name: leaf for name, leaf in self.leaves.items() if isinstance(leaf, torch.Tensor) and name not in unread
+        }
 
 
-def compile_state_dict(key: str, destination: Destination, opened: Opened) -> tuple[Plan, dict[str, torch.Tensor]]:
-    """The plan of a state dict, and the tensors that had to be created because none were given for them."""
+def compile_state_dict(
+    key: str, destination: Destination, opened: Opened, earlier: Mapping[str, Landing] = MappingProxyType({})
+) -> tuple[Plan, dict[str, torch.Tensor]]:
+    """The plan of a state dict, and the tensors that had to be created because none were given for them.
+
+    Args:
+        key: Named in errors.
+        destination: What is to be filled.
+        opened: The version.
+        earlier: Landings of another plan that fills the same destination.
+    """
     stored, leaves = opened.tensors(), destination.leaves
     objects = {name for source in opened.sources for name in source.manifest.objects}
     if destination.names is not None:
-        mapped = map_names(key, leaves, destination.names, stored, objects, strict=destination.strict)
-        return _compile(key, opened, mapped.targets, mapped.stored), mapped.created
+        mapped = map_names(key, leaves, destination.names, stored, objects, strict=destination.request.strict)
+        return compile_targets(key, opened, mapped.targets, mapped.stored, earlier), mapped.created
     stored = _to_fill(stored, leaves)
-    if destination.given is not None and destination.strict:
+    if destination.request.into is not None and destination.request.strict:
         missing = tuple(name for name in leaves if name not in stored and name not in objects)
         unexpected = tuple(name for name in (*stored, *sorted(objects)) if name not in leaves)
         if missing or unexpected:
@@ -70,22 +97,33 @@ def compile_state_dict(key: str, destination: Destination, opened: Opened) -> tu
         if not isinstance(tensor, torch.Tensor):
             tensor = created[name] = torch.empty(item.global_shape, dtype=dtype_named(item.dtype))
         targets[name] = describe(tensor, key=f"{key}/{name}")
-    return _compile(key, opened, targets, {}), created
+    return compile_targets(key, opened, targets, {}, earlier), created
 
 
-def compile_copy(key: str, destination: Destination, lent: Opened) -> Plan:
-    """The plan that fills a destination from the copy of a reader that wanted the same."""
-    targets = {
-        name: describe(leaf, key=f"{key}/{name}")
-        for name, leaf in destination.leaves.items()
-        if isinstance(leaf, torch.Tensor)
-    }
+def compile_copy(key: str, destination: Destination, opened: Opened, lent: Opened) -> Plan:
+    """The plan that fills a destination from the copy of a reader that wanted the same.
+
+    Args:
+        key: Named in errors.
+        destination: What is to be filled.
+        opened: The version: of a destination with ``strict=False`` it may hold only some.
+        lent: The copy, under the names of the destination.
+    """
+    given, stored = destination.tensors(), opened.tensors()
+    names = [name for name in given if destination.names is not None or name in stored]
+    targets = {name: describe(given[name], key=f"{key}/{name}") for name in names}
     return compile_read(key, lent.sources, targets)
 
 
-def _compile(key: str, opened: Opened, targets: Mapping[str, LocalTensor], names: Mapping[str, str]) -> Plan:
+def compile_targets(
+    key: str,
+    opened: Opened,
+    targets: Mapping[str, LocalTensor],
+    names: Mapping[str, str],
+    earlier: Mapping[str, Landing] = MappingProxyType({}),
+) -> Plan:
     """The plan that fills these targets; quantized ones where values are wanted are to be made into those."""
-    into, stored, landings = land(key, targets, names, opened.tensors())
+    into, stored, landings = land(key, targets, names, opened.tensors(), earlier)
     plan = compile_read(key, opened.sources, into, reader=this_process().pid, stored=stored)
     plan.landings = landings
     return plan
@@ -103,7 +141,7 @@ def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> dic
 
 def rebuild(destination: Destination, created: Mapping[str, Any], opened: Opened) -> dict[Any, Any]:
     """The state dict as it was put, with the reader's own tensors in it."""
-    given, leaves, objects = destination.given, destination.leaves, objects_of(opened)
+    given, leaves, objects = destination.request.into, destination.leaves, objects_of(opened)
     stored = _to_fill(opened.tensors(), leaves)
     if destination.names is not None:
         return _rebuild_mapped(destination, destination.names, created, objects)
@@ -118,7 +156,7 @@ def _rebuild_mapped(
     destination: Destination, names: NameMap, created: Mapping[str, Any], objects: Mapping[str, Any]
 ) -> dict[Any, Any]:
     """The state dict as it was given, with what is stored in the place of what is no tensor."""
-    given, values = destination.given, {**destination.leaves, **created}
+    given, values = destination.request.into, {**destination.leaves, **created}
     if isinstance(given, dict) and not created and all(isinstance(value, torch.Tensor) for value in values.values()):
         return given
     for name, value in values.items():

@@ -7,7 +7,6 @@ tensors it has. A warm read replays the plan of the last one.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,14 @@ import torch
 from dataplane import RDMAAction
 from dataplane.errors import DataplaneError
 from torchstore.catalog import Catalog, Opened, Recalled
-from torchstore.destination import Destination, compile_copy, compile_state_dict, objects_of, rebuild
+from torchstore.destination import (
+    Destination,
+    compile_copy,
+    compile_state_dict,
+    compile_targets,
+    objects_of,
+    rebuild,
+)
 from torchstore.errors import (
     KindMismatchError,
     SourceChangedError,
@@ -28,19 +34,19 @@ from torchstore.errors import (
 from torchstore.explanation import Explanation, explain_plan
 from torchstore.increment import DeltaRead, Held, compile_delta
 from torchstore.lender import Lender
-from torchstore.manifest import Grant, Selector, Share, Wanted
-from torchstore.naming import NameMap
-from torchstore.plan import Plan, PlanCache, compile_read
-from torchstore.process import this_process
+from torchstore.messages import Grant, Selector, Share, Wanted
+from torchstore.plan import Plan, PlanCache
+from torchstore.recent import Recent
 from torchstore.records import Cost, SyncRecord
 from torchstore.remote import Remote
-from torchstore.request import Request, as_object, small_tensor, target_of
+from torchstore.request import Request, StateDictRequest, as_object, small_tensor, target_of
 from torchstore.tensors import LocalTensor, describe
 from torchstore.transfer import Mover
 from torchstore.values import load, open_inline
 
 _HELD = 32  # keys
 _PATIENCE = 0.25  # of the time that there is: so long another reader's copy is waited for, or read
+_LEAST_S = 0.05  # what is there needs no time to speak of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class Fetcher:
         self._plans = PlanCache()
         self._catalog = Catalog()
         self._lender = Lender()
-        self._held: OrderedDict[str, Held] = OrderedDict()  # by key: what destinations of deltas hold
+        self._held: Recent[str, Held] = Recent(_HELD)  # by key: what destinations of deltas hold
         self._mover = Mover(remote, self._plans)
 
     async def get_values(
@@ -91,33 +97,22 @@ class Fetcher:
             self._remote.release(grants)
         return values, cost.record(grants[0].key, grants[0].version, self._remote.take_calls())
 
-    async def get_state_dict(
-        self,
-        key: str,
-        into: Mapping[Any, Any] | None,
-        selector: Selector,
-        *,
-        strict: bool,
-        names: NameMap | None,
-        timeout: float,
-        delta: bool = False,
-        serve: bool = False,
-    ) -> tuple[dict[Any, Any], SyncRecord]:
+    async def get_state_dict(self, request: StateDictRequest, timeout: float) -> tuple[dict[Any, Any], SyncRecord]:
         """Read one version of a state dict, into the given tensors where there are some.
 
         A version that its publisher takes back meanwhile is given up for the next one, unless an exact
         version was asked for.
         """
-        cost = Cost("get", time.perf_counter())
+        cost, key, selector = Cost("get", time.perf_counter()), request.key, request.selector
+        end = cost.begin + timeout
         with cost.spent_on("describe"):
-            destination = Destination.of(into, strict=strict, names=names)
-            circle = self._lender.circle(key, destination) if serve else ""
+            destination = Destination.of(request)
+            circle = self._lender.circle(key, destination) if request.serve else ""
         changed: SourceChangedError | None = None
         while True:
-            left = max(timeout - (time.perf_counter() - cost.begin), 0.0)
             recalled = self._catalog.recall(key)
             try:
-                (grant,) = grants = await self._acquire([recalled], selector, cost, left, circle)
+                (grant,) = grants = await self._acquire([recalled], selector, cost, _left(end), circle)
             except StoreTimeoutError:
                 if changed is not None:
                     raise changed from None  # the next version did not come either
@@ -125,7 +120,7 @@ class Fetcher:
             if self._lender.withdraw(key) and not circle:
                 self._remote.withdraw(key)
             try:
-                filled = await self._state_dict(recalled, destination, grant, cost, left, delta=delta)
+                filled = await self._state_dict(recalled, destination, grant, cost, end)
                 if circle:
                     self._finish(key, destination, grant, filled)
                     grants = ()
@@ -138,26 +133,16 @@ class Fetcher:
                 self._remote.release(grants)
             return filled.state, cost.record(key, grant.version, self._remote.take_calls())
 
-    async def explain(
-        self,
-        key: str,
-        into: Mapping[Any, Any] | None,
-        selector: Selector,
-        *,
-        strict: bool,
-        names: NameMap | None,
-        timeout: float,
-        delta: bool = False,
-    ) -> Explanation:
-        """The plan of a `get_state_dict` with the same arguments, in figures; it is kept for that read."""
-        cost = Cost("explain", time.perf_counter())
-        destination = Destination.of(into, strict=strict, names=names)
+    async def explain(self, request: StateDictRequest, timeout: float) -> Explanation:
+        """The plan of a `get_state_dict` with the same request, in figures; it is kept for that read."""
+        cost, key = Cost("explain", time.perf_counter()), request.key
+        destination = Destination.of(request)
         recalled = self._catalog.recall(key)
-        grants = await self._acquire([recalled], selector, cost, timeout)
+        grants = await self._acquire([recalled], request.selector, cost, timeout)
         try:
             opened = self._open_state_dict(recalled, grants[0])
             plan, _ = self._plan(key, destination, opened, cost)
-            reduced = self._reduced(key, destination, opened, plan) if delta else None
+            reduced = self._reduced(key, destination, opened, plan) if request.delta else None
             return explain_plan(key, opened, plan, reduced, known=cost.hit, last_rate=self._mover.last_rate)
         finally:
             self._remote.release(grants)
@@ -167,7 +152,7 @@ class Fetcher:
         self._catalog.forget(keys)
         for key in keys:
             self._plans.forget(key)
-            self._held.pop(key, None)
+            self._held.pop(key)
             self._lender.forget(key)
 
     def withdraw(self, key: str) -> None:
@@ -224,8 +209,7 @@ class Fetcher:
         # One tensor's plan is built faster than anything that it moves; keeping it would keep the tensor.
         cost.hit = False
         with cost.spent_on("compile"):
-            name = opened.grant.item
-            plan = compile_read(opened.grant.key, opened.sources, {name: target}, reader=this_process().pid)
+            plan = compile_targets(opened.grant.key, opened, {opened.grant.item: target}, {})
         await self._mover.run(key, opened, plan, cost, timeout)
 
     async def _state_dict(
@@ -234,11 +218,9 @@ class Fetcher:
         destination: Destination,
         grant: Grant,
         cost: Cost,
-        timeout: float,
-        *,
-        delta: bool,
+        end: float,
     ) -> _Filled:
-        key = recalled.key
+        key, delta = recalled.key, destination.request.delta
         with cost.spent_on("describe"):
             opened = self._open_state_dict(recalled, grant)
         cost.mode = opened.mode
@@ -247,16 +229,14 @@ class Fetcher:
         if delta:
             with cost.spent_on("compile"):
                 reduced = self._reduced(key, destination, opened, plan)
-        self._held.pop(key, None)  # until all of it is there, the destination holds no version
+        self._held.pop(key)  # until all of it is there, the destination holds no version
         lendable = not created and not plan.landings
         borrow = opened.lender is not None and lendable and reduced is None
-        borrowed = borrow and await self._borrow(key, destination, opened, plan, cost, timeout)
+        borrowed = borrow and await self._borrow(key, destination, opened, plan, cost, _left(end))
         if not borrowed:
-            await self._mover.run(key, opened, plan, cost, timeout, reduced)
+            await self._mover.run(key, opened, plan, cost, _left(end), reduced)
         if delta and not created:
-            self._held[key] = Held.of(destination.mark, opened, plan)
-            while len(self._held) > _HELD:
-                self._held.popitem(last=False)
+            self._held.put(key, Held.of(destination.mark, opened, plan))
         return _Filled(rebuild(destination, created, opened), lendable, borrow and not borrowed)
 
     async def _borrow(
@@ -271,11 +251,11 @@ class Fetcher:
             if copy is None:
                 cost.hit = False
                 with cost.spent_on("compile"):
-                    copy = compile_copy(key, destination, lent)
+                    copy = compile_copy(key, destination, opened, lent)
                 self._plans.keep(key, destination.mark, lent.ids, copy)
             await self._mover.move(key, lent, copy, copy, cost, timeout * _PATIENCE)
             if plan.proof is not None:  # by the publisher's sums
-                await self._mover.move(key, opened, plan, DeltaRead(RDMAAction(), 0, ()), cost, timeout)
+                await self._mover.move(key, opened, plan, DeltaRead(RDMAAction(), 0, (), {}), cost, timeout)
         except (StoreError, DataplaneError):
             return False
         cost.lent_nbytes += copy.nbytes
@@ -304,7 +284,8 @@ class Fetcher:
         if plan is None:
             cost.hit = False
             with cost.spent_on("compile"):
-                plan, created = compile_state_dict(key, destination, opened)
+                alike = self._plans.alike(key, destination.mark)
+                plan, created = compile_state_dict(key, destination, opened, alike.landings if alike else {})
             if not created:
                 self._plans.keep(key, destination.mark, opened.ids, plan)
         return plan, created
@@ -312,7 +293,10 @@ class Fetcher:
     def _reduced(self, key: str, destination: Destination, opened: Opened, plan: Plan) -> DeltaRead | None:
         """The plan without what the destination holds already; None: all of it has to be read."""
         held = self._held.get(key)
-        if held is None or held.mark != destination.mark or plan.landings:
-            return None
-        changes = held.changes(opened)
+        changes = held.changes(destination.mark, plan, opened) if held is not None else None
         return None if changes is None else compile_delta(plan, opened.sources, changes)
+
+
+def _left(end: float) -> float:
+    """Seconds until then."""
+    return max(end - time.perf_counter(), _LEAST_S)

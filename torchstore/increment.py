@@ -16,6 +16,7 @@ from torchstore.delta import Flags, unpack_flags
 from torchstore.layout import Box, Ints
 from torchstore.manifest import TensorItem
 from torchstore.plan import Plan, Source
+from torchstore.quantize import Landing
 
 _WORTH = 0.5  # of the bytes: when more have changed, reading everything by the plan that is there takes less time
 
@@ -27,11 +28,13 @@ class DeltaRead:
     Attributes:
         nbytes: What they move.
         of_source: For each source, the bytes that are read from it and in how many blocks.
+        landings: Those of the plan that have to be made into values anew.
     """
 
     action: RDMAAction
     nbytes: int
     of_source: tuple[tuple[int, int], ...]
+    landings: Mapping[str, Landing]
 
     @property
     def segments(self) -> int:
@@ -46,7 +49,8 @@ class Held:
     Attributes:
         mark: Which destination.
         manifests: Ids of what was read, in the order of the sources; a stamp for each.
-        plan: How it was filled. It keeps the destination's memory, so that no other tensors can come to lie there.
+        plan: How it was filled. It keeps the destination's memory, so that no other tensors can come to lie there, and
+            what has arrived of tensors that were dequantized.
     """
 
     mark: tuple[Any, ...]
@@ -60,12 +64,20 @@ class Held:
         stamps = tuple(share.stamp for share in opened.grant.shares)
         return Held(mark, tuple(source.manifest.id for source in opened.sources), stamps, plan)
 
-    def changes(self, opened: Opened) -> list[bytes | None] | None:
+    def changes(self, mark: tuple[Any, ...], plan: Plan, opened: Opened) -> list[bytes | None] | None:
         """What has changed since, for each source (None: nothing).
 
+        Args:
+            mark: The destination that is to be filled.
+            plan: By which it would be filled whole.
+            opened: The version.
+
         Returns:
-            None when it cannot be told from every source: read all of it.
+            None when it cannot be told from every source, or is not about this destination: read all of it.
         """
+        here = self.plan.landings
+        if self.mark != mark or any(here.get(label) is not landing for label, landing in plan.landings.items()):
+            return None
         if self.manifests != tuple(source.manifest.id for source in opened.sources):
             return None
         changes: list[bytes | None] = []
@@ -89,6 +101,7 @@ def compile_delta(plan: Plan, sources: Sequence[Source], changes: Sequence[bytes
     """
     action = RDMAAction()
     moved, blocks = [0] * len(sources), [0] * len(sources)
+    written: set[int] = set()
     grids = [
         {} if packed is None else _grids(source.manifest.tensors, packed)
         for source, packed in zip(sources, changes, strict=True)
@@ -115,9 +128,16 @@ def compile_delta(plan: Plan, sources: Sequence[Source], changes: Sequence[bytes
             )
             moved[index] += both.numel * item.itemsize
             blocks[index] += 1
+            written.add(id(target))
     if sum(moved) > plan.nbytes * _WORTH:
         return None
-    return DeltaRead(action, sum(moved), tuple(zip(moved, blocks, strict=True)))
+    # With checksums all that has arrived is proved again, so values that somebody has changed can be made good.
+    landings = {
+        label: landing
+        for label, landing in plan.landings.items()
+        if plan.proof is not None or not written.isdisjoint((id(landing.values.tensor), id(landing.scales.tensor)))
+    }
+    return DeltaRead(action, sum(moved), tuple(zip(moved, blocks, strict=True)), landings)
 
 
 def _grids(items: Mapping[str, TensorItem], packed: bytes) -> dict[str, list[Flags]]:

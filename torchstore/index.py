@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 from torchstore.errors import KeyNotFoundError
-from torchstore.manifest import Binding, Grant, Share, Wanted
+from torchstore.manifest import Binding
+from torchstore.messages import Share, Wanted
 from torchstore.process import ProcessId
 from torchstore.version import Contribution, Version
 from torchstore.versions import History
@@ -189,63 +188,3 @@ class Index:
         else:
             for writer, binding in idle:
                 self._on_idle(writer, binding)
-
-
-def grant(wanted: Wanted, reader: ProcessId, waited_s: float, history: History, version: Version, item: str) -> Grant:
-    """Lease a version to a reader, and say what it needs to know to read it.
-
-    Raises:
-        KeyNotFoundError: The whole state dict is wanted, of which an entry has been deleted.
-    """
-    # In the order of the ranks, not of their coming: equal sources are then equal to the reader's plans.
-    first, *_ = contributions = [version.contributions[at] for at in sorted(version.contributions)]
-    if first.inline:
-        return Grant(history.key, version.number, inline=first.inline)
-    if history.hidden and not item:
-        raise KeyNotFoundError(f"{history.key}/{min(history.hidden)}")
-    shares = tuple(_shares(contributions, set(wanted.known)))
-    lease, lender = history.lease(version, reader), None
-    if wanted.circle:
-        history.withdraw(reader)  # what it has from earlier is about to be overwritten
-        lender = version.offers.choose(wanted.circle, reader)
-        version.offers.begin(wanted.circle, lease, reader, lender)
-    came = [(contribution.arrived, contribution.part.coordinate) for contribution in contributions]
-    last_came, slowest_rank = max(came)
-    return Grant(
-        history.key,
-        version.number,
-        lease,
-        shares,
-        item=item,
-        waited_s=waited_s,
-        slowest_rank=slowest_rank,
-        spread_s=last_came - min(came)[0],
-        lender=_brief_share(lender.share, set(wanted.known)) if lender is not None else None,
-    )
-
-
-def _shares(contributions: list[Contribution], known: set[str]) -> Iterator[Share]:
-    """Ids in place of what the reader knows; equal objects only once."""
-    told: set[str] = set()
-    for contribution in contributions:
-        if contribution.manifest is None:
-            continue
-        news = not told.issuperset(contribution.manifest.objects)
-        told.update(contribution.manifest.objects)
-        share = Share(
-            contribution.manifest,
-            contribution.binding,
-            contribution.generation,
-            contribution.writer,
-            contribution.objects if news else b"",
-            contribution.stamp,
-            contribution.change,
-        )
-        yield _brief_share(share, known)
-
-
-def _brief_share(share: Share, known: set[str]) -> Share:
-    def brief(record: Any) -> Any:
-        return record.id if record is not None and record.id in known else record
-
-    return replace(share, manifest=brief(share.manifest), binding=brief(share.binding))

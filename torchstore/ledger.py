@@ -7,11 +7,12 @@ full.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
-from torchstore.manifest import Binding, Retired
+from torchstore.manifest import Binding
+from torchstore.messages import Retired
 from torchstore.process import ProcessId
+from torchstore.recent import Recent
 
 _REMEMBERED = 4096
 
@@ -29,7 +30,7 @@ class Ledger:
     def __init__(self, free: Callable[[str, str], None]) -> None:
         self._free = free
         self._idle: dict[str, tuple[ProcessId, Binding]] = {}
-        self._freed: OrderedDict[str, tuple[int, str]] = OrderedDict()  # when (a number), and in which volume
+        self._freed: Recent[str, tuple[int, str]] = Recent(_REMEMBERED)  # when (a number), and in which volume
         self.clock = 0
         self._untold: dict[ProcessId, list[Retired]] = {}
 
@@ -75,8 +76,9 @@ class Ledger:
 
     def clear(self) -> None:
         """The store is shut down."""
-        for state in (self._idle, self._freed, self._untold):
-            state.clear()
+        self._idle.clear()
+        self._freed.clear()
+        self._untold.clear()
 
     def _tell(self, writer: ProcessId, retired: Retired) -> None:
         self._untold.setdefault(writer, []).append(retired)
@@ -85,7 +87,5 @@ class Ledger:
         self._idle.pop(binding.id, None)
         if binding.mode == "snapshot":
             self.clock += 1
-            self._freed[binding.id] = (self.clock, binding.volume)
-            while len(self._freed) > _REMEMBERED:
-                self._freed.popitem(last=False)
+            self._freed.put(binding.id, (self.clock, binding.volume))
             self._free(binding.volume, binding.id)

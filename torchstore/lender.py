@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from torchstore.destination import Destination
 from torchstore.direct import DirectMemory
-from torchstore.manifest import Share
+from torchstore.messages import Share
 from torchstore.packing import Packed, pack
 from torchstore.process import this_process
+from torchstore.tensors import LocalTensor
 
 _REFRESH = 64  # offers after which records are sent whole again: the controller remembers a bounded number
 
@@ -37,8 +39,14 @@ class Lender:
 
         Raises:
             MismatchError: A tensor that nothing can be read into.
+            ValueError: There is no tensor to be read into.
         """
-        return self._copy(key, destination).circle
+        copy = self._copy(key, destination)
+        if not copy.packed.tensors:
+            raise ValueError(
+                f"serve=True offers tensors that are read, and there are none in what was given for {key!r}"
+            )
+        return copy.circle
 
     def withdraw(self, key: str) -> bool:
         """Break the seal: the copy is about to be overwritten, and who reads it now finds out.
@@ -88,12 +96,23 @@ class Lender:
     def _copy(self, key: str, destination: Destination) -> _Copy:
         found = self._copies.get(key)
         if found is None or found.packed.mark != destination.mark:
-            tensors = {name: leaf for name, leaf in destination.leaves.items() if isinstance(leaf, torch.Tensor)}
-            packed = pack(key, "state_dict", "direct", tensors, mark=destination.mark)
-            what = [
-                (name, item.dtype, item.global_shape, tuple((p.box.offsets, p.box.shape) for p in item.pieces))
-                for name, item in packed.manifest.tensors.items()
-            ]
-            circle = hashlib.blake2b(pickle.dumps(what, protocol=5), digest_size=16).hexdigest()
-            found = self._copies[key] = _Copy(packed, circle)
+            packed = pack(key, "state_dict", "direct", destination.tensors(), mark=destination.mark)
+            found = self._copies[key] = _Copy(packed, _circle(destination, packed.tensors))
         return found
+
+
+def _circle(destination: Destination, tensors: Mapping[str, LocalTensor]) -> str:
+    """A digest of what the tensors will hold: of their boxes, and of what `names` says that these are made of."""
+    what: list[Any] = []
+    answers = destination.answers()
+    for name, leaf in destination.leaves.items():
+        answer = answers.get(name)
+        if name in tensors:
+            local = tensors[name]
+            boxes = [(piece.box.offsets, piece.box.shape) for piece in local.pieces]
+            what.append((name, str(local.tensor.dtype), local.global_shape, boxes))
+            if answer is not None:  # each part of a stack is cut by the placements
+                what.append((answer, local.layout, local.coordinate))
+        elif not isinstance(leaf, torch.Tensor):
+            what.append((name, answer))
+    return hashlib.blake2b(repr(what).encode(), digest_size=16).hexdigest()

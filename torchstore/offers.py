@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchstore.manifest import Share
+from torchstore.messages import Share
 from torchstore.process import ProcessId
 
 _AT_ONE_TIME = 2  # readers of one copy: with one, a circle of 8 takes four rounds; with more, they share its memory

@@ -52,6 +52,7 @@ def pack(
     pickled: bool = False,
     checksum: bool = False,
     scales: Mapping[str, Scales] | None = None,
+    publisher: tuple[int, int] | None = None,
 ) -> Packed:
     """Describe the tensors of a value and lay them out.
 
@@ -66,6 +67,7 @@ def pack(
         pickled: The tensor is a pickled object.
         checksum: Readers are to check what they get against sums of what was put.
         scales: Of the quantized ones among the tensors.
+        publisher: Which of how many publishers of the value this is; None: the mesh of the tensors says it.
 
     Raises:
         MismatchError: A tensor cannot be stored (`tensors.describe` says when).
@@ -76,7 +78,7 @@ def pack(
         name: known.get(name) or describe(tensor, key=f"{key}/{name}" if name else key)
         for name, tensor in tensors.items()
     }
-    part = _part(locals_.values())
+    part = _part(locals_.values()) if publisher is None else _part_of(*publisher)
     items: dict[str, TensorItem] = {}
     storages: dict[int, tuple[int, torch.Tensor]] = {}
     end = 0
@@ -92,7 +94,7 @@ def pack(
                 start = tensor.data_ptr() - storage.data_ptr()
             strides = tensor.stride()
         else:
-            if _is_second_copy(local, part):
+            if _is_second_copy(local, part, all_put=publisher is not None and publisher[1] > 1):
                 pieces = ()
             buffer, start, strides = 0, end, contiguous_strides(tensor.shape)
             if pieces:
@@ -141,10 +143,23 @@ def _part(tensors: Iterable[LocalTensor]) -> Part:
     return best
 
 
-def _is_second_copy(local: LocalTensor, part: Part) -> bool:
-    """Whether a rank of the same publication with a lower coordinate stores the same elements."""
+def _part_of(index: int, count: int) -> Part:
+    """A publisher among others that are told apart by nothing else."""
+    return Part((index,), (count,), (0,)) if count > 1 else Part()
+
+
+def _is_second_copy(local: LocalTensor, part: Part, *, all_put: bool) -> bool:
+    """Whether a rank of the same publication with a lower coordinate stores the same elements.
+
+    Args:
+        local: The tensor.
+        part: Which rank of which mesh this is.
+        all_put: Every rank of every mesh has to put before the value is whole.
+    """
     layout = local.layout
-    if layout is None or not part.mesh_shape or layout.mesh_shape != part.mesh_shape:
+    if layout is None or not local.coordinate:
+        return False
+    if not all_put and (not part.mesh_shape or layout.mesh_shape != part.mesh_shape):
         return False
     return any(
         isinstance(placement, Replicate) and index > 0

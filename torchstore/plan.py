@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchE
 from torchstore.layout import Ints, Match, Transfer, match
 from torchstore.manifest import Binding, Manifest
 from torchstore.quantize import Landing
+from torchstore.recent import Recent
 from torchstore.tensors import LocalTensor, check_destination
 
 _AT_ONCE_BYTES = 1 << 20  # some 100 us of copying: about what switching to another task and back costs
@@ -58,7 +58,7 @@ class Plan:
         of_source: For each source, the bytes that are read from it and in how many blocks.
         compile_s: What building it cost.
         proof: Checks what has arrived; None where the sources have no checksums.
-        landings: What has to be made into values after it has arrived.
+        landings: What has to be made into values after it has arrived, by the label of its target.
         moves: Each block with its source (by index), its name there and the tensor that it goes to.
     """
 
@@ -78,7 +78,7 @@ class Plan:
         self.seals = seals
         self.proof = proof
         self.moves = moves
-        self.landings: tuple[Landing, ...] = ()
+        self.landings: Mapping[str, Landing] = {}
         self.nbytes = action.nbytes
         self.needed = needed
         self.tensors = tensors
@@ -260,36 +260,34 @@ class PlanCache:
     """
 
     def __init__(self, *, keys: int = 32, destinations: int = 2, sources: int = 16) -> None:
-        self._limits = (keys, destinations, sources)
-        self._plans: OrderedDict[str, OrderedDict[Any, OrderedDict[tuple[str, ...], Plan]]] = OrderedDict()
+        self._destinations, self._sources = destinations, sources
+        self._plans: Recent[str, Recent[Any, Recent[tuple[str, ...], Plan]]] = Recent(keys)
         self._lock = Lock()
 
     def find(self, key: str, destination: Any, sources: tuple[str, ...]) -> Plan | None:
         """The plan of the same read done before, if it is still kept."""
         with self._lock:
-            by_destination = self._plans.get(key)
-            by_source = by_destination.get(destination) if by_destination else None
-            plan = by_source.get(sources) if by_source else None
-            if by_destination and by_source and plan:
-                self._plans.move_to_end(key)
-                by_destination.move_to_end(destination)
-                by_source.move_to_end(sources)
-            return plan
+            known = self._of(key, destination)
+            return known.get(sources) if known is not None else None
+
+    def alike(self, key: str, destination: Any) -> Plan | None:
+        """The plan by which the destination was filled last, wherever the bytes came from."""
+        with self._lock:
+            known = self._of(key, destination)
+            return known.newest if known is not None else None
 
     def keep(self, key: str, destination: Any, sources: tuple[str, ...], plan: Plan) -> None:
         """Remember a plan; the ones that were used least recently go."""
-        keys, destinations, kept = self._limits
         with self._lock:
-            by_destination = self._plans.setdefault(key, OrderedDict())
-            by_source = by_destination.setdefault(destination, OrderedDict())
-            by_source[sources] = plan
-            self._plans.move_to_end(key)
-            by_destination.move_to_end(destination)
-            for mapping, limit in ((self._plans, keys), (by_destination, destinations), (by_source, kept)):
-                while len(mapping) > limit:
-                    mapping.popitem(last=False)
+            of_key = self._plans.get(key) or self._plans.put(key, Recent(self._destinations))
+            known = of_key.get(destination) or of_key.put(destination, Recent(self._sources))
+            known.put(sources, plan)
 
     def forget(self, key: str) -> None:
         """Drop the plans of a key (its sources failed, or it was deleted)."""
         with self._lock:
-            self._plans.pop(key, None)
+            self._plans.pop(key)
+
+    def _of(self, key: str, destination: Any) -> Recent[tuple[str, ...], Plan] | None:
+        of_key = self._plans.get(key)
+        return of_key.get(destination) if of_key is not None else None

@@ -17,11 +17,11 @@ import torch
 from dataplane.errors import BufferDroppedError, OwnerDiedError, TransferTimeoutError
 from torchstore.arenas import Arena, ArenaPool
 from torchstore.checksum import fill_sums
-from torchstore.controller import ArenaFreedError, UnknownIdError
 from torchstore.delta import Bases
 from torchstore.direct import DirectMemory
 from torchstore.errors import StoreTimeoutError
-from torchstore.manifest import Binding, Manifest, Mode, Publication, Published, Retired
+from torchstore.manifest import Binding, Manifest, Mode
+from torchstore.messages import ArenaFreedError, Publication, Published, Retired, UnknownIdError
 from torchstore.packing import Packed, pack
 from torchstore.plan import compile_write, execute
 from torchstore.process import this_process
@@ -96,6 +96,7 @@ class Publisher:
         *,
         checksum: bool = False,
         delta: bool = False,
+        publisher: tuple[int, int] | None = None,
     ) -> tuple[int, SyncRecord]:
         """Put this rank's part of a state dict as one version; one control call when warm.
 
@@ -111,7 +112,7 @@ class Publisher:
             with cost.spent_on("cast"):
                 leaves, paths = await asyncio.to_thread(staged.fill, leaves), staged.paths(paths)
         scales = staged.scales if staged is not None else {}
-        packed = self._pack_state_dict(key, mode, leaves, paths, scales, cost, checksum=checksum)
+        packed = self._pack_state_dict(key, mode, leaves, paths, scales, cost, checksum=checksum, publisher=publisher)
         names = packed.manifest.objects
         objects = dump({name: leaves[name] for name in names}) if names else b""
 
@@ -188,11 +189,12 @@ class Publisher:
         cost: Cost,
         *,
         checksum: bool,
+        publisher: tuple[int, int] | None,
     ) -> Packed:
         """Describe a state dict, or find that it is the one of last time."""
         with cost.spent_on("describe"):
             blocks = tuple((name, scale.block) for name, scale in scales.items())
-            mark = (mode, checksum, blocks, fingerprint(leaves))
+            mark = (mode, checksum, blocks, publisher, fingerprint(leaves))
             found = self._direct.registered(key, mark) if mode == "direct" else self._packed.get(key)
         if found is not None and found.mark == mark:
             return found
@@ -210,6 +212,7 @@ class Publisher:
                 mark=mark,
                 checksum=checksum,
                 scales=scales,
+                publisher=publisher,
             )
             # A plan keeps its tensors alive. Parameters come again step after step, but a temporary copy
             # that comes once must not be held: only what is seen twice is kept.

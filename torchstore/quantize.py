@@ -157,6 +157,7 @@ class Landing:
     Attributes:
         values: In the place of the reader's own tensor.
         scales: In the place of the tensor of the scales.
+        block: Rows and columns that share one.
     """
 
     into: LocalTensor
@@ -185,6 +186,11 @@ class Landing:
             item.block,
         )
 
+    def fits(self, into: LocalTensor, item: TensorItem) -> bool:
+        """Whether it is what a tensor needs of a quantized item. That the tensor is the same one is known already."""
+        boxes = (self.into.global_shape, self.into.pieces) == (into.global_shape, into.pieces)
+        return boxes and self.block == item.block and str(self.values.tensor.dtype) == item.dtype
+
     @torch.no_grad()
     def finish(self) -> None:
         """Everything has arrived: write the values."""
@@ -200,8 +206,12 @@ class Landing:
 
 
 def land(
-    key: str, targets: Mapping[str, LocalTensor], names: Mapping[str, str], items: Mapping[str, TensorItem]
-) -> tuple[dict[str, LocalTensor], dict[str, str], tuple[Landing, ...]]:
+    key: str,
+    targets: Mapping[str, LocalTensor],
+    names: Mapping[str, str],
+    items: Mapping[str, TensorItem],
+    earlier: Mapping[str, Landing],
+) -> tuple[dict[str, LocalTensor], dict[str, str], dict[str, Landing]]:
     """Put landings in the place of those targets that want the values of quantized tensors.
 
     Args:
@@ -209,24 +219,25 @@ def land(
         targets: By label.
         names: The stored names of labels that are none themselves.
         items: The stored tensors.
+        earlier: Landings of these same targets, by label, to be used again: one arena after another is read into them.
 
     Returns:
-        What is to be read, the stored names of its labels, and what makes values of it.
+        What is to be read, the stored names of its labels, and by label what makes values of it.
 
     Raises:
         LayoutMismatchError: A target cannot be written to.
     """
-    into, stored, landings = dict(targets), dict(names), []
+    into, stored, landings = dict(targets), dict(names), {}
     for label, target in targets.items():
         item = items.get(names.get(label, label))
         if item is None or not lands(item, target.tensor.dtype):
             continue
         check_destination(target.tensor, f"{key}/{label}")
-        landing = Landing.of(target, item)
-        landings.append(landing)
+        known = earlier.get(label)
+        landing = landings[label] = known if known and known.fits(target, item) else Landing.of(target, item)
         beside = f"{label} (scales)"
         into[label], into[beside], stored[beside] = landing.values, landing.scales, item.scales
-    return into, stored, tuple(landings)
+    return into, stored, landings
 
 
 def lands(item: TensorItem, dtype: torch.dtype) -> bool:

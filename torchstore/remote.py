@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
 from dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
-from torchstore.controller import StoreController, StoreInfo
+from torchstore.controller import StoreController
 from torchstore.errors import (
     PublisherLostError,
     SourceChangedError,
@@ -20,7 +20,8 @@ from torchstore.errors import (
     VolumeFullError,
     VolumeLostError,
 )
-from torchstore.manifest import Binding, Grant, Publication, Published, Retired, Selector, Share, Wanted
+from torchstore.manifest import Binding
+from torchstore.messages import Grant, Publication, Published, Retired, Selector, Share, StoreInfo, Wanted
 from torchstore.meta import ValueMeta
 from torchstore.process import ProcessId, this_process
 

@@ -1,7 +1,8 @@
-"""Single values: what a reader asks for, and how what is stored becomes that."""
+"""What a reader asks for, and how a single stored value becomes that."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 
 from torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
 from torchstore.manifest import TensorItem
+from torchstore.messages import Selector
+from torchstore.naming import NameMap
 from torchstore.slices import TensorSlice
 from torchstore.tensors import LocalTensor, check_destination, describe, describe_slice
 from torchstore.values import dtype_named, part_of
@@ -20,6 +23,27 @@ class Request:
 
     into: torch.Tensor | None = None
     part: TensorSlice | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDictRequest:
+    """What is wanted of a state dict; see `torchstore.get_state_dict`.
+
+    Attributes:
+        into: Its tensors are to be filled; None: all of them are to be new.
+        strict: Whether names must be the same on both sides.
+        names: Says what is stored under other names; None: nothing is.
+        delta: Whether the tensors still hold what the last such read has put there.
+        serve: Whether they are offered to other readers afterwards.
+    """
+
+    key: str
+    selector: Selector
+    into: Mapping[Any, Any] | None = None
+    strict: bool = True
+    names: NameMap | None = None
+    delta: bool = False
+    serve: bool = False
 
 
 def as_object(key: str, request: Request, value: Any) -> Any:

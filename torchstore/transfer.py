@@ -77,9 +77,9 @@ class Mover:
             with cost.spent_on("verify"):
                 await asyncio.to_thread(plan.proof.check, opened.grant.version)
             cost.nbytes += plan.proof.nbytes
-        if plan.landings:
+        if part.landings:
             with cost.spent_on("cast"):
-                await asyncio.to_thread(_finish, plan.landings)
+                await asyncio.to_thread(_finish, tuple(part.landings.values()))
         cost.nbytes += part.nbytes
         cost.segments += part.segments
         if cost.hit and part.nbytes >= _TELLING_BYTES:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import TypeVar
 
 from torchstore.errors import StoreError
 from torchstore.layout import Ints, uncovered
-from torchstore.manifest import Binding, Change, Manifest, Part
+from torchstore.manifest import Binding, Manifest, Part
+from torchstore.messages import Change, Publication
 from torchstore.offers import Offers
 from torchstore.process import ProcessId
+from torchstore.recent import Recent
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,22 @@ class Contribution:
     arrived: float = 0.0
     stamp: str = ""
     change: Change | None = None
+
+    @staticmethod
+    def of(publication: Publication, manifest: Manifest | None, binding: Binding | None, now: float) -> Contribution:
+        """What a publication says, with the records in the place of their ids."""
+        return Contribution(
+            writer=publication.writer,
+            part=manifest.part if manifest is not None else Part(),
+            manifest=manifest,
+            binding=binding,
+            generation=publication.generation,
+            objects=publication.objects,
+            inline=publication.inline,
+            arrived=now,
+            stamp=publication.stamp,
+            change=publication.change,
+        )
 
 
 @dataclass(slots=True)
@@ -68,7 +86,7 @@ class Version:
             if old.part.mesh_shape != new.part.mesh_shape or (old.manifest is None) != (new.manifest is None):
                 return False
             if old.manifest is not None and new.manifest is not None:
-                return bool(_agreement.get((old.manifest, new.manifest), _agree))
+                return _remembered(_agreement, (old.manifest, new.manifest), _agree)
         return True
 
     def missing(self) -> tuple[str, ...]:
@@ -81,28 +99,22 @@ class Version:
         if absent:
             return tuple(f"the shard of rank {shard} along axes {part.sharded_axes}" for shard in absent)
         manifests = tuple(c.manifest for c in contributions if c.manifest is not None)
-        holes: tuple[str, ...] = _coverage.get(manifests, _holes)
-        return holes
+        return _remembered(_coverage, manifests, _holes)
 
 
-class _Remembered:
-    """Answers about sets of manifests, by their ids: every step of a training run asks the same again."""
+A = TypeVar("A")
 
-    def __init__(self, limit: int = 256) -> None:
-        self._answers: dict[frozenset[str], Any] = {}
-        self._limit = limit
-
-    def get(self, manifests: tuple[Manifest, ...], ask: Callable[[tuple[Manifest, ...]], Any]) -> Any:
-        ids = frozenset(manifest.id for manifest in manifests)
-        if ids not in self._answers:
-            if len(self._answers) >= self._limit:
-                self._answers.clear()
-            self._answers[ids] = ask(manifests)
-        return self._answers[ids]
+# Every step of a training run asks the same of the same manifests again. By their ids.
+_agreement: Recent[frozenset[str], bool] = Recent(256)
+_coverage: Recent[frozenset[str], tuple[str, ...]] = Recent(256)
 
 
-_agreement = _Remembered()
-_coverage = _Remembered()
+def _remembered(
+    answers: Recent[frozenset[str], A], manifests: tuple[Manifest, ...], ask: Callable[[tuple[Manifest, ...]], A]
+) -> A:
+    ids = frozenset(manifest.id for manifest in manifests)
+    known = answers.get(ids)
+    return known if known is not None else answers.put(ids, ask(manifests))
 
 
 def _agree(manifests: tuple[Manifest, ...]) -> bool:

@@ -24,7 +24,8 @@ from torchstore.errors import (
     VolumeLostError,
 )
 from torchstore.layout import Ints
-from torchstore.manifest import Binding, Manifest, Selector, Share
+from torchstore.manifest import Binding, Manifest
+from torchstore.messages import Selector, Share
 from torchstore.process import ProcessId
 from torchstore.version import Contribution, Version, lives_in
 

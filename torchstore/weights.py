@@ -29,6 +29,7 @@ async def put_state_dict(
     transfer_dtype: TransferDtype | None = None,
     checksum: bool | None = None,
     delta: bool = False,
+    publisher: tuple[int, int] | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> int:
     """Publish this rank's part of a state dict as one version, which becomes visible whole or not at all.
@@ -57,6 +58,9 @@ async def put_state_dict(
             every reader takes the sums of what has arrived and compares. None: as `initialize` said.
         delta: Snapshot mode: compare with the last version that this process put with ``delta=True``, which is read
             from its volume for that, and publish which cells differ.
+        publisher: (index, count): this is one of ``count`` processes that put a part of the version each, whatever
+            tensors these are: stages of a pipeline, say. The version is whole when all have put and every tensor is
+            covered. None: the mesh of the DTensors says who belongs together, and a state dict without them is whole.
         timeout: In seconds.
 
     Returns:
@@ -79,6 +83,7 @@ async def put_state_dict(
             transfer_dtype=transfer_dtype,
             checksum=checksum,
             delta=delta,
+            publisher=publisher,
             timeout=timeout,
         ),
     )
@@ -119,7 +124,8 @@ async def get_state_dict(
         serve: Offer these tensors, as they are after the read, to other readers of the same boxes who give
             ``serve=True`` too, and read from theirs: the publishers then feed one reader of each kind. You promise to
             leave them alone until your next `get_state_dict` of this key (which takes the offer back), or `fence`.
-            A copy that is gone or taken back costs those who were reading it a read from the publishers.
+            A copy that is gone or taken back costs those who were reading it a read from the publishers. With ``names``
+            those feed each other whose tensors are made of the same parts.
         timeout: In seconds, the wait for a version included.
 
     Returns:

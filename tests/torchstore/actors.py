@@ -19,7 +19,7 @@ import torchstore as ts
 from control import Actor, ActorMesh, MeshFailure, current_rank, endpoint, this_host
 from tests.torchstore import fused
 from tests.torchstore.oracle import bits, random_tensor
-from torchstore.manifest import Selector
+from torchstore.messages import Selector
 from torchstore.packing import pack
 from torchstore.records import Cost
 
@@ -43,17 +43,19 @@ class Peer(Actor):
         return await ts.get(key, store_name=store_name)
 
     @endpoint
-    async def put_state_dict(self, key: str, seed: int, mode: Any, version: int | None = None) -> int:
+    async def put_state_dict(self, key: str, seed: int, mode: Any, version: int | None = None, **options: Any) -> int:
         """Publish a model whose elements all say ``seed``; the same tensors every time."""
         model = self.held.setdefault(key, make_model(share=mode == "direct"))
         fill_model(model, seed)
-        return await ts.put_state_dict(model, key, mode=mode, version=version)
+        return await ts.put_state_dict(model, key, mode=mode, version=version, **options)
 
     @endpoint
-    async def get_state_dict(self, key: str, version: Any = "latest", timeout: float = 20.0) -> set[int]:
+    async def get_state_dict(
+        self, key: str, version: Any = "latest", timeout: float = 20.0, **options: Any
+    ) -> set[int]:
         """The distinct elements of what is read, into the same tensors every time."""
         model = self.held.setdefault(f"into {key}", make_model(share=False))
-        await ts.get_state_dict(key, model, version=version, timeout=timeout)
+        await ts.get_state_dict(key, model, version=version, timeout=timeout, **options)
         return model_values(model)
 
     @endpoint
@@ -164,10 +166,10 @@ class Mortal(Peer):
 
 
 class Keeper(Actor):
-    """Owns a process that is made to be killed, and takes its death calmly."""
+    """Owns processes that are made to be killed, and takes their deaths calmly."""
 
-    def __init__(self) -> None:
-        self.procs = this_host().spawn_procs(per_host={"gpus": 1})
+    def __init__(self, number: int = 1) -> None:
+        self.procs = this_host().spawn_procs(per_host={"gpus": number})
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         return True
@@ -192,8 +194,8 @@ def fill_model(model: Mapping[str, torch.Tensor], seed: int) -> None:
 
 
 def model_values(model: Mapping[str, torch.Tensor]) -> set[int]:
-    """The distinct elements of a model."""
-    return {int(value) for tensor in model.values() for value in tensor.unique()}
+    """The distinct elements of a model, whole numbers that may have been quantized on their way."""
+    return {round(value) for tensor in model.values() for value in tensor.unique().tolist()}
 
 
 class ShardedPeer(Actor):

@@ -9,15 +9,29 @@ import json
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+import dataplane
 import torchstore as ts
 from control import Actor, ActorMesh, MeshFailure, SupervisionError, endpoint, shutdown, this_host
+from torchstore import transfer
 from torchstore.manifest import Mode
-from torchstore.plan import Plan
 from torchstore.transfer import Mover
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Two stored matrices, one after the other: of each a chunk, or what the placements say."""
+
+    chunk: tuple[int, int] | None
+
+    def __call__(self, name: str) -> ts.Stack | None:
+        return None if name == "own" else ts.Stack(*(ts.Part(stored, chunk=self.chunk) for stored in "ab"))
 
 
 class FanReader(Actor):
@@ -32,13 +46,59 @@ class FanReader(Actor):
         return os.getpid()
 
     @endpoint
-    async def read(self, key: str, after: int, serve: bool = True) -> tuple[float, int, int]:
+    async def use_transport(self, name: str) -> None:
+        """Before anything is moved: by which of UCX' transports."""
+        dataplane.configure(ucx={"TLS": name})
+
+    @endpoint
+    async def read(self, key: str, after: int, serve: bool = True, timeout: float = 40) -> tuple[float, int, int]:
         """Read the next version; the only value in it, bytes from the publisher and bytes from other readers."""
-        await ts.get_state_dict(key, self.mine, version=("newer_than", after), serve=serve, timeout=40)
+        await ts.get_state_dict(key, self.mine, version=("newer_than", after), serve=serve, timeout=timeout)
         record = ts.last_sync()
         assert record is not None
         (value,) = {float(tensor.min()) for tensor in self.mine.values()} | {float(t.max()) for t in self.mine.values()}
         return value, record.nbytes - record.lent_nbytes, record.lent_nbytes
+
+    @endpoint
+    async def read_fused(self, rank: int, like: str, own: float) -> tuple[torch.Tensor, float, int, int]:
+        """Read rank 0's or 1's half of the fused matrix: "plain" by chunks, or a "sharded" DTensor.
+
+        Returns:
+            It, what is in a tensor that is this reader's own, and the bytes from the publisher and from other readers.
+        """
+        half = torch.zeros(16, 8)
+        into: dict[str, torch.Tensor] = {"ab": half, "own": torch.full((3,), own)}
+        if like == "sharded":
+            # Only here: these imports take as long as all others.
+            import torch.distributed as dist
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.tensor import DTensor, Shard
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            if not dist.is_initialized():
+                dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+            into["ab"] = DTensor.from_local(half, init_device_mesh("cpu", (2,)), [Shard(0)], run_check=False)
+        names = Fused((rank, 2) if like == "plain" else None)
+        await ts.get_state_dict("f", into, names=names, serve=True, timeout=40)
+        record = ts.last_sync()
+        assert record is not None
+        return half, float(into["own"].max()), record.nbytes - record.lent_nbytes, record.lent_nbytes
+
+    @endpoint
+    async def read_beside(self, own: float) -> tuple[float, int]:
+        """Read with a tensor that is not stored; what is in it afterwards, and the bytes from other readers."""
+        into = {"a": torch.zeros(16, 8), "own": torch.full((3,), own)}
+        await ts.get_state_dict("f", into, strict=False, serve=True, timeout=40)
+        record = ts.last_sync()
+        assert record is not None
+        return float(into["own"].max()), record.lent_nbytes
+
+    @endpoint
+    async def publish(self, key: str, value: float) -> None:
+        """Publish in direct mode what `read` reads, all of it this value."""
+        for tensor in self.mine.values():
+            tensor.fill_(value)
+        await ts.put_state_dict(self.mine, key, mode="direct")
 
     @endpoint
     async def calls(self) -> int:
@@ -55,28 +115,30 @@ class FanReader(Actor):
             tensor.fill_(value)
 
     @endpoint
-    async def stop_before_reading(self) -> None:
-        """From now on a read stands still when it has its lease, until `go_on`."""
+    async def stop_before_reading(self, seals: bool = True) -> None:
+        """The next read stands still when it has its lease, until `go_on`: before it has seen the seals, or after."""
         gate, reached = self.gate, self.reached = asyncio.Event(), asyncio.Event()
-        move = Mover.move
+        owner: Any = Mover if seals else transfer
+        name = "move" if seals else "execute"
+        done = getattr(owner, name)
 
-        async def later(self: Mover, key: str, opened: Any, plan: Plan, *rest: Any) -> None:
-            Mover.move = move  # type: ignore[method-assign]
+        async def later(*args: Any, **kwargs: Any) -> None:
+            setattr(owner, name, done)
             reached.set()
             await gate.wait()
-            await move(self, key, opened, plan, *rest)
+            await done(*args, **kwargs)
 
-        Mover.move = later  # type: ignore[method-assign, assignment]
+        setattr(owner, name, later)
 
     @endpoint
-    async def begin(self, key: str, after: int) -> bool:
+    async def begin(self, key: str, after: int, timeout: float = 40) -> bool:
         """`read` in the background, up to where it stands still; True: there."""
-        self.reading = asyncio.create_task(self._read(key, after))
+        self.reading = asyncio.create_task(self._read(key, after, timeout))
         async with asyncio.timeout(20):
             return await self.reached.wait()
 
-    async def _read(self, key: str, after: int) -> tuple[float, int, int]:
-        await ts.get_state_dict(key, self.mine, version=("newer_than", after), serve=True, timeout=40)
+    async def _read(self, key: str, after: int, timeout: float) -> tuple[float, int, int]:
+        await ts.get_state_dict(key, self.mine, version=("newer_than", after), serve=True, timeout=timeout)
         record = ts.last_sync()
         assert record is not None
         return float(self.mine["w"].min()), record.nbytes - record.lent_nbytes, record.lent_nbytes
@@ -111,6 +173,17 @@ async def kill(reader: Any) -> None:
             await reader.pid.call_one()
         except SupervisionError:
             return
+
+
+@asynccontextmanager
+async def frozen(reader: Any) -> AsyncIterator[None]:
+    """While it lasts, a reader's process stands still."""
+    pid = await reader.pid.call_one()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 async def run(readers: int, rows: int, mode: Mode, versions: int) -> dict[str, Any]:

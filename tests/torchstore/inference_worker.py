@@ -7,7 +7,9 @@ standard input, ``{"result": ...}`` or ``{"error": ...}`` goes out on standard o
 import asyncio
 import importlib
 import json
+import os
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +23,13 @@ class VllmWorker:
     def __init__(self) -> None:
         adapter = importlib.import_module("torchstore.adapters.vllm")
         self.model = stand_ins.Model()
-        self.engine = adapter.TorchStoreWeightTransferEngine(
-            None, stand_ins.worker_config(), torch.device("cpu"), self.model
-        )
+        self.new_engine = partial(adapter.TorchStoreWeightTransferEngine, None)
+        self.engine = self.new_engine(stand_ins.worker_config(), torch.device("cpu"), self.model)
+
+    def become_stage(self, layers: dict[str, list[int]]) -> None:
+        """Be a worker of a pipeline, with these layers (by process id) of its model."""
+        self.model = stand_ins.Stage(*layers[str(os.getpid())])
+        self.engine = self.new_engine(stand_ins.worker_config(len(layers)), torch.device("cpu"), self.model)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self.engine.init_transfer_engine(self.engine.parse_init_info(init_info))

@@ -225,6 +225,7 @@ def install() -> None:
         )
         _module("vllm.model_executor.model_loader.reload", **RELOADS)
         _module("vllm.model_executor.model_loader.mtp_validation", disable_mtp_completeness_check=_incomplete)
+        _module("vllm.model_executor.models.utils", is_pp_missing_parameter=is_pp_missing_parameter)
     if find_spec("verl") is None:
         engines = {"CheckpointEngine": CheckpointEngine, "CheckpointEngineRegistry": CheckpointEngineRegistry}
         _module("verl.checkpoint_engine.base", **engines)
@@ -265,8 +266,58 @@ class Model(torch.nn.Module):
         return sorted({value for weight in self.parameters() for value in weight.detach().float().unique().tolist()})
 
 
-def worker_config() -> Any:
-    return SimpleNamespace(parallel_config=None, model_config="config")
+class PPMissingLayer(torch.nn.Identity):
+    """What a worker of a pipeline has in the place of another one's layers."""
+
+
+def is_pp_missing_parameter(name: str, model: torch.nn.Module) -> bool:
+    prefixes = [f"{path}." for path, module in model.named_modules() if isinstance(module, PPMissingLayer)]
+    return any(map(name.startswith, prefixes))
+
+
+class Stage(Model):
+    """Some layers of a model of three, as a stage of a pipeline has them."""
+
+    def __init__(self, *mine: int) -> None:
+        torch.nn.Module.__init__(self)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(16, 8 + number) if number in mine else PPMissingLayer() for number in range(3)
+        )
+        self.calls: list[str] = []
+
+
+class StageSource(WeightSource):
+    """A stage of a trainer's pipeline: it knows what all have, and gives its own.
+
+    Args:
+        stages: The layers of each rank.
+        rank: This one.
+    """
+
+    def __init__(self, stages: list[list[int]], rank: int) -> None:
+        self.stage, self._stages = Stage(*stages[rank]), stages
+
+    @cached_property
+    def metadata(self) -> list[ParamMeta]:
+        owners = {layer: (rank,) for rank, layers in enumerate(self._stages) for layer in layers}
+        return [
+            ParamMeta(name, weight.dtype, tuple(weight.shape), owners=owners[int(name.split(".")[1])])
+            for name, weight in Stage(0, 1, 2).named_parameters()
+        ]
+
+    def iter_full(self) -> Any:
+        yield from self.stage.named_parameters()
+
+
+class LocalStageSource(StageSource):
+    """The same, for engines that take shards."""
+
+    def iter_local(self) -> Any:
+        yield from self.stage.named_parameters()
+
+
+def worker_config(stages: int = 1) -> Any:
+    return SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=stages), model_config="config")
 
 
 RELOADS = {

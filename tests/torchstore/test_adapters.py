@@ -1,5 +1,7 @@
 """vLLM's and verl's engines over the store: their protocols, and transfers to processes that control did not start."""
 
+import asyncio
+import inspect
 import json
 import os
 import subprocess
@@ -9,15 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 import control
 import torchstore as ts
+from control import Actor, endpoint, this_host
 from tests.torchstore import stand_ins
+from tests.torchstore.test_tensors import rank_of
 from torchstore.adapters import register_vllm
 from torchstore.adapters.buckets import buckets
+from torchstore.adapters.ownership import Ownership
+from torchstore.adapters.shards import as_dtensors, mesh_of
 
 stand_ins.install()
 
@@ -194,6 +203,111 @@ def test_a_vllm_worker_says_what_is_wrong(workers: InferenceWorkers) -> None:
         workers.ask("vllm", "init_weight_transfer_engine", {"address": "nobody", "store_name": "default"})
 
 
+class StageTrainer(Actor):
+    """The second rank of a trainer's pipeline."""
+
+    @endpoint
+    async def send(self, source: str, value: float, **options: Any) -> list[str]:
+        """What the first rank does with ``send_weights``; returns what the client was asked for."""
+        vllm = import_module("torchstore.adapters.vllm")
+        stage, client = getattr(stand_ins, source)(STAGES, 1), MagicMock()
+        engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
+            vllm.TorchStoreTrainerInitInfo(rank=1, num_trainer_ranks=2, **options), client=client, source=stage
+        )
+        fill(stage.stage, value)
+        engine.send_weights()
+        fill(stage.stage, -1.0)
+        return [name for name, _, _ in client.method_calls]
+
+
+STAGES = [[0, 1], [2]]  # the trainer's; those of the workers are cut elsewhere
+
+
+@pytest.fixture(scope="module")
+def second_rank() -> Iterator[Any]:
+    procs = this_host().spawn_procs()
+    yield procs.spawn("second rank", StageTrainer)
+    procs.stop().get(timeout=20)
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("source", "options", "pieces"),
+    [
+        ("LocalStageSource", {"mode": "direct"}, [["0", "1 2"]]),
+        ("LocalStageSource", {"mode": "snapshot"}, [["0", "1 2"]]),
+        ("StageSource", {"bucket_nbytes": 700}, [["0", "2"], ["", "1"]]),
+    ],
+)
+async def test_pipelines_on_both_sides_give_and_get_their_own_layers(
+    workers: InferenceWorkers, second_rank: Any, source: str, options: dict[str, Any], pieces: list[list[str]]
+) -> None:
+    vllm = import_module("torchstore.adapters.vllm")
+    options = {**options, "timeout": 20.0}
+    layers = dict(zip([process.pid for process in workers.processes], ([0], [1, 2]), strict=True))
+    workers.ask("vllm", "become_stage", layers)
+    stage = getattr(stand_ins, source)(STAGES, 0)
+    engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
+        vllm.TorchStoreTrainerInitInfo(rank=0, num_trainer_ranks=2, **options), client=Client(workers), source=stage
+    )
+    for value in (1.0, 2.0):
+        fill(stage.stage, value)
+        other = second_rank.send.call_one(source, value, **options)
+        called, _ = await asyncio.gather(other, asyncio.to_thread(engine.send_weights))
+        assert called == []
+        fill(stage.stage, -1.0)
+        for rank, (values, calls) in enumerate(workers.ask("vllm", "look")):
+            assert values == [value]
+            loaded = [
+                " ".join(f"layers.{layer}.{kind}" for layer in piece[rank].split() for kind in ("weight", "bias"))
+                for piece in pieces
+            ]
+            assert calls == ["initialize", *filter(None, loaded), "finalize config"]
+    engine.shutdown()
+    workers.ask("vllm", "shutdown")
+
+
+def test_a_source_whose_order_is_not_that_of_its_metadata_is_refused() -> None:
+    trainer = import_module("torchstore.adapters.vllm.trainer")
+    stream = iter([("b", torch.ones(1)), ("a", torch.ones(1))])
+    assert list(trainer._take(stream, ["a"])) == ["a"]
+    with pytest.raises(ValueError, match="has not given b"):
+        trainer._take(stream, ["b"])
+
+
+def test_every_weight_is_put_whole_by_the_first_rank_that_owns_it() -> None:
+    owners = {"a": None, "b": (1, 2), "c": (2,), "d": (1, 2), "e": (1, 2)}
+    metadata = [stand_ins.ParamMeta(name, torch.float32, (4, 2), owners=ranks) for name, ranks in owners.items()]
+    pieces = Ownership(metadata, 3).pieces(64)
+    names = {rank: [[meta.name for meta in piece] for piece in cut] for rank, cut in pieces.items()}
+    assert names == {0: [["a"]], 1: [["b", "d"], ["e"]], 2: [["c"]]}
+    assert Ownership([], 2).pieces(64) == {0: [[]]}
+
+
+def test_shards_of_a_stage_are_described_without_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = stand_ins.ParamMeta(
+        "w", torch.float32, (5, 2), owners=(1, 3), mesh_shape=(2,), placements=(stand_ins.Shard(0),)
+    )
+    with rank_of(3, 4):
+        shard = as_dtensors([("w", torch.ones(2, 2))], [meta])["w"]
+        assert isinstance(shard, DTensor)
+        coordinate = shard.device_mesh.get_coordinate() or ()
+        assert (tuple(shard.shape), tuple(coordinate)) == ((5, 2), (1,))
+        with pytest.raises(RuntimeError):
+            shard.device_mesh.get_group()
+        monkeypatch.setattr("torch.distributed.device_mesh.DeviceMesh", lambda device_type, mesh: None)
+        with pytest.raises(RuntimeError, match="has no DeviceMesh without process groups"):
+            mesh_of("cpu", (0, 1), (2,))
+
+
+def test_torch_still_has_the_private_argument_that_shards_need() -> None:
+    parameters = inspect.signature(DeviceMesh).parameters
+    assert "_init_backend" in parameters, (
+        f"DeviceMesh of torch {torch.__version__} has no argument _init_backend any more: mesh_of in "
+        "torchstore/adapters/shards.py needs another way to a mesh without process groups"
+    )
+
+
 def test_a_vllm_trainer_needs_a_source_that_fits() -> None:
     vllm = import_module("torchstore.adapters.vllm")
     engine, info = vllm.TorchStoreTrainerWeightTransferEngine, vllm.TorchStoreTrainerInitInfo(rank=1)
@@ -204,7 +318,7 @@ def test_a_vllm_trainer_needs_a_source_that_fits() -> None:
             return [stand_ins.ParamMeta("a", torch.float32, (1,), owners=(1,))]
 
     for source in (None, Elsewhere(stand_ins.Model())):
-        with pytest.raises(ValueError, match=r"WeightSource|rank 0 has to own"):
+        with pytest.raises(ValueError, match=r"WeightSource|owned by ranks \(1,\) of 1"):
             engine.trainer_init(info, client=None, source=source)
 
 
@@ -246,8 +360,6 @@ def test_a_dtype_that_torch_does_not_know_is_refused() -> None:
 
 
 def send(actor: Any, model: torch.nn.Module, step: int) -> Any:
-    import asyncio
-
     taken = iter(model.named_parameters())
     metrics = asyncio.run(actor.send_weights(taken, global_steps=step))
     assert next(taken, None) is None  # also the ranks that do not send take all: their generator gathers

@@ -8,7 +8,7 @@ import pytest
 
 import torchstore as ts
 from control import SupervisionError, this_proc
-from tests.torchstore.actors import Keeper, model_values
+from tests.torchstore.actors import Keeper, make_model, model_values
 
 LIMIT_S = 20.0
 
@@ -44,10 +44,36 @@ GET = [
 ]
 
 
+QUANTIZED = {"transfer_dtype": ts.BlockFP8()}
+
+# The steps of what a put can do besides: its options, the step, and the version that is the latest one afterwards.
+OTHER_PUTS = [
+    ({"delta": True}, "before", "torchstore.publish:Bases.compare", NEW),
+    (QUANTIZED, "after", "torchstore.publish:Staged.fill", NEW),
+]
+# And of a get: the options of the put, its own, and the step.
+OTHER_GETS = [
+    (QUANTIZED | {"delta": True}, {"delta": True}, "before", "torchstore.transfer:_finish"),
+    ({}, {"serve": True}, "after", "torchstore.lender:Lender.offer"),
+    ({}, {"serve": True}, "after", "torchstore.remote:Remote.finish"),
+    ({}, {"serve": True}, "before", "torchstore.fetch:Fetcher._borrow"),
+]
+
+
 @pytest.fixture
 def victim() -> Iterator[Any]:
     keeper = this_proc().spawn("keeper", Keeper)
     yield keeper.spawn.call_one().get(timeout=LIMIT_S)
+    keeper.stop().get(timeout=LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def victims() -> Iterator[Iterator[Any]]:
+    """One after the other; they are started together, which takes less time."""
+    number = len(OTHER_PUTS) + len(OTHER_GETS)
+    keeper = this_proc().spawn("keeper of many", Keeper, number)
+    mesh = keeper.spawn.call_one().get(timeout=3 * LIMIT_S)
+    yield (mesh.slice(gpus=rank) for rank in range(number))
     keeper.stop().get(timeout=LIMIT_S)
 
 
@@ -77,6 +103,13 @@ async def settled_at(count: int) -> None:
     async with asyncio.timeout(LIMIT_S):
         while await arenas() != count:
             pass
+
+
+async def can_be_read(version: int, **options: Any) -> None:
+    """A version is the latest one and can be read in this way."""
+    into = make_model(share=False)
+    await ts.get_state_dict("m", into, timeout=LIMIT_S, **options)
+    assert model_values(into) == {version}
 
 
 async def goes_on(survivor: Any) -> None:
@@ -128,4 +161,35 @@ async def test_a_reader_that_dies_holds_nothing_back(victim: Any, survivor: Any,
     await victim.die.call_one(when, step)
     await perish(victim.get_state_dict.call_one("m"))
     await survivor.fence.call_one("m", LIMIT_S)
+    await goes_on(survivor)
+
+
+@pytest.mark.parametrize(("options", "when", "step", "latest"), OTHER_PUTS)
+async def test_a_put_by_another_way_is_whole_or_was_never(
+    victims: Iterator[Any], survivor: Any, options: dict[str, Any], when: str, step: str, latest: int
+) -> None:
+    victim = next(victims)
+    await victim.put_state_dict.call_one("m", NEW, "snapshot", **options)
+    await can_be_read(NEW, delta=True)
+    await victim.die.call_one(when, step)
+    await perish(victim.put_state_dict.call_one("m", NEXT, "snapshot", **options))
+    await can_be_read(latest, delta=True)
+    await settled_at(2)  # that of this version, and the idle one of the survivor
+    await goes_on(survivor)
+
+
+@pytest.mark.parametrize(("put", "get", "when", "step"), OTHER_GETS)
+async def test_a_reader_by_another_way_that_dies_holds_nothing_back(
+    victims: Iterator[Any], survivor: Any, put: dict[str, Any], get: dict[str, Any], when: str, step: str
+) -> None:
+    victim = next(victims)
+    await survivor.put_state_dict.call_one("m", OLD, "snapshot", **put)
+    await victim.get_state_dict.call_one("m", **get)
+    await survivor.put_state_dict.call_one("m", NEW, "snapshot", **put)
+    if "_borrow" in step:
+        await can_be_read(NEW, **get)  # and is lent from now on
+    await victim.die.call_one(when, step)
+    await perish(victim.get_state_dict.call_one("m", **get))
+    await can_be_read(NEW, **get)
+    await settled_at(2)
     await goes_on(survivor)

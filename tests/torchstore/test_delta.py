@@ -223,6 +223,68 @@ async def test_a_delta_is_explained_before_it_is_read() -> None:
     assert (await ts.explain("m", mine)).nbytes == whole
 
 
+async def values_of(model: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What is stored, read entry by entry into new tensors; no state dict that is held is touched."""
+    fresh = zeros_of(model)
+    await ts.get_batch({f"m/{name}": tensor for name, tensor in fresh.items()})
+    return fresh
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+async def test_changed_cells_of_a_dequantized_tensor_make_it_that_of_a_full_read(checksum: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = {name: torch.randn(500, 384, generator=generator) for name in ("frozen", "moving")}
+    mine, nbytes = zeros_of(model), 500 * 384 * 2
+    for step in range(4):
+        model["moving"][70, 70] += 10.0 if step == 2 else 0.1  # once its block's scale changes, so all of its values do
+        await ts.put_state_dict(model, "m", transfer_dtype=ts.BlockFP8((64, 64)), delta=True, checksum=checksum)
+        await ts.get_state_dict("m", mine, delta=True)
+        record = ts.last_sync()
+        assert record is not None
+        assert (record.saved_nbytes > nbytes * 0.9) == (step > 0)
+        assert same_bits(mine, await values_of(model))
+
+
+@pytest.mark.parametrize("checksum", [False, True])
+async def test_only_checksums_prove_the_promise_about_dequantized_tensors(checksum: bool) -> None:
+    model = {name: torch.randn(300, 200) for name in ("frozen", "moving")}
+    mine = zeros_of(model)
+    for step in range(2):
+        model["moving"][0, 0] += step
+        mine["frozen"] += step  # a broken promise
+        await ts.put_state_dict(model, "m", transfer_dtype=ts.BlockFP8(), delta=True, checksum=checksum)
+        await ts.get_state_dict("m", mine, delta=True)
+    assert same_bits(mine, await values_of(model)) == checksum
+
+
+async def test_after_a_read_without_the_promise_a_dequantized_tensor_is_read_whole() -> None:
+    model = {"w": torch.randn(500, 384)}
+    mine, saved = zeros_of(model), []
+    for delta in (True, False, True, True, True):
+        model["w"][0, 0] += 1
+        await ts.put_state_dict(model, "m", transfer_dtype=ts.BlockFP8(), delta=True)
+        await ts.get_state_dict("m", mine, delta=delta)
+        record = ts.last_sync()
+        assert record is not None
+        saved.append(record.saved_nbytes > 0)
+        assert same_bits(mine, await values_of(model))
+    assert saved == [False, False, False, True, True]
+
+
+async def test_a_delta_goes_through_names() -> None:
+    model = {"q": torch.randn(200, 300), "k": torch.randn(100, 300)}
+    mine = {"qk": torch.zeros(300, 300)}
+    names = {"qk": ts.Stack("q", "k")}.__getitem__
+    for step in range(3):
+        model["k"][3, 3] += 1
+        await ts.put_state_dict(model, "m", transfer_dtype=ts.BlockFP8(), delta=True)
+        await ts.get_state_dict("m", mine, delta=True, names=names)
+        record = ts.last_sync()
+        assert record is not None
+        assert (record.saved_nbytes > 0) == (step > 0)
+        assert torch.equal(mine["qk"], torch.cat(list((await values_of(model)).values())))
+
+
 async def test_a_delta_needs_a_copy_to_compare_with_and_tensors_to_be_in() -> None:
     with pytest.raises(ValueError, match="mode='snapshot'"):
         await ts.put_state_dict(model_of(), "m", mode="direct", delta=True)

@@ -7,19 +7,19 @@ import pytest
 import torch
 
 import torchstore as ts
-from control import this_proc
-from tests.torchstore.fanout import Family, kill
+from control import ActorError, this_proc
+from tests.torchstore.fanout import Family, frozen, kill
 from torchstore.manifest import Mode
 
-ROWS, READERS = 400, 3
+ROWS, READERS = 400, 3  # and one more process: it reads over TCP, and publishes until it is killed
 
 pytestmark = pytest.mark.usefixtures("store")
 
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Any]:
-    """Readers in processes of their own; the last one is killed by the last test."""
-    family = this_proc().spawn("family", Family, READERS, ROWS)
+    """Processes, of which the last tests kill one after the other."""
+    family = this_proc().spawn("family", Family, READERS + 1, ROWS)
     yield family.spawn.call_one().get(timeout=20)
     family.stop().get(timeout=20)
 
@@ -33,18 +33,18 @@ NBYTES = sum(tensor.nbytes for tensor in model_of(0).values())
 
 @pytest.mark.parametrize("mode", ["snapshot", "direct"])
 async def test_the_publisher_feeds_one_of_many_readers(mode: Mode, mesh: Any) -> None:
-    model = model_of(0)
+    model, readers = model_of(0), mesh.slice(gpus=slice(READERS))
     for number in range(1, 5):
         await ts.fence("m")
         for tensor in model.values():
             tensor.fill_(number)
-        waiting = mesh.read.call("m", number - 1)
+        waiting = readers.read.call("m", number - 1)
         await ts.put_state_dict(model, "m", mode=mode)
         answers = list(await waiting)
         assert {value for value, _, _ in answers} == {number}
         assert sum(own for _, own, _ in answers) == NBYTES
         assert sum(lent for _, _, lent in answers) == (READERS - 1) * NBYTES
-    assert max(await mesh.calls.call()) <= 2
+    assert max(await readers.calls.call()) <= 2
 
 
 async def test_what_is_lent_is_proved_by_the_publishers_sums(mesh: Any) -> None:
@@ -74,19 +74,70 @@ async def test_a_copy_that_its_owner_takes_back_by_a_fence_is_not_read(mesh: Any
     assert await other.read.call_one("m", 0) == (3, NBYTES, 0)
 
 
-async def test_a_copy_overwritten_under_a_reader_sends_it_to_the_publisher(mesh: Any) -> None:
+@pytest.mark.parametrize("seals", [True, False])
+async def test_a_copy_overwritten_under_a_reader_sends_it_to_the_publisher(mesh: Any, seals: bool) -> None:
     one, other = mesh.slice(gpus=0), mesh.slice(gpus=1)
     await ts.put_state_dict(model_of(3), "m")
     await one.read.call_one("m", 0)
-    await other.stop_before_reading.call_one()  # when it has been sent to the copy of the first
+    await other.stop_before_reading.call_one(seals)  # when it has been sent to the copy of the first
     assert (await other.begin.call_one("m", 0)) is True
     await ts.put_state_dict(model_of(4), "m")
     assert (await one.read.call_one("m", 1))[0] == 4  # overwrites its copy
     assert await other.go_on.call_one() == (3, NBYTES, 0)
 
 
+async def test_names_and_layouts_decide_who_can_feed_whom(mesh: Any) -> None:
+    stored = {name: torch.randn(16, 8) for name in "ab"}
+    half = stored["a"].nbytes
+    for like in ("plain", "sharded"):
+        await ts.put_state_dict(stored, "f")
+        for reader, rank in enumerate((0, 0, 1) if like == "plain" else (0, 0)):
+            got, own, fed, lent = await mesh.slice(gpus=reader).read_fused.call_one(rank, like, reader)
+            assert torch.equal(got, torch.cat([tensor.chunk(2)[rank] for tensor in stored.values()]))
+            assert own == reader
+            assert (fed, lent) == ((0, half) if reader == 1 else (half, 0))
+
+
+async def test_a_tensor_that_is_not_stored_is_not_taken_from_a_copy(mesh: Any) -> None:
+    await ts.put_state_dict({"a": torch.randn(16, 8)}, "f")
+    assert await mesh.slice(gpus=0).read_beside.call_one(1) == (1, 0)
+    assert await mesh.slice(gpus=1).read_beside.call_one(2) == (2, 16 * 8 * 4)
+
+
+async def test_a_reader_that_is_stuck_holds_up_the_others_of_its_kind_for_part_of_their_time(mesh: Any) -> None:
+    stuck, other = mesh.slice(gpus=0), mesh.slice(gpus=1)
+    await ts.put_state_dict(model_of(4), "m")
+    await stuck.stop_before_reading.call_one()
+    assert (await stuck.begin.call_one("m", 0)) is True
+    assert await other.read.call_one("m", 0, timeout=4) == (4, NBYTES, 0)
+    assert await stuck.go_on.call_one() == (4, NBYTES, 0)
+
+
+async def test_a_frozen_copy_is_read_or_gone_round(mesh: Any) -> None:
+    one, other = mesh.slice(gpus=0), mesh.slice(gpus=1)
+    await ts.put_state_dict(model_of(5), "m")
+    await one.read.call_one("m", 0)
+    async with frozen(one):
+        value, fed, lent = await other.read.call_one("m", 0)
+    assert (value, fed + lent) == (5, NBYTES)
+    await ts.put_state_dict(model_of(6), "m")
+    assert (await one.read.call_one("m", 1))[0] == 6
+
+
+async def test_a_frozen_owner_that_has_to_take_part_is_given_up_within_the_bound(mesh: Any) -> None:
+    one, other = mesh.slice(gpus=0), mesh.slice(gpus=READERS)
+    await other.use_transport.call_one("tcp,self")  # over which nothing is read without the owner's help
+    await ts.put_state_dict(model_of(5), "m")
+    await one.read.call_one("m", 0)
+    await other.stop_before_reading.call_one()
+    assert (await other.begin.call_one("m", 0, 4.0)) is True
+    async with frozen(one):
+        assert await other.go_on.call_one() == (5, NBYTES, 0)
+    assert (await one.read.call_one("m", 0))[:2] == (5, 0)  # and now the other has it to lend
+
+
 async def test_a_copy_whose_owner_is_killed_sends_its_reader_to_the_publisher(mesh: Any) -> None:
-    victim, other, third = mesh.slice(gpus=READERS - 1), mesh.slice(gpus=0), mesh.slice(gpus=1)
+    victim, other, third = mesh.slice(gpus=2), mesh.slice(gpus=0), mesh.slice(gpus=1)
     await ts.put_state_dict(model_of(3), "m")
     assert await victim.read.call_one("m", 0) == (3, NBYTES, 0)
     await other.stop_before_reading.call_one()
@@ -96,8 +147,20 @@ async def test_a_copy_whose_owner_is_killed_sends_its_reader_to_the_publisher(me
     assert await third.read.call_one("m", 0) == (3, 0, NBYTES)  # from the other, which has it now
 
 
-async def test_names_and_new_tensors_cannot_be_served() -> None:
-    with pytest.raises(ValueError, match="serve=True"):
+async def test_a_reader_whose_lender_and_publisher_are_killed_is_told_who_is_lost(mesh: Any) -> None:
+    publisher, lender, reader = mesh.slice(gpus=READERS), mesh.slice(gpus=1), mesh.slice(gpus=0)
+    await publisher.publish.call_one("d", 7)
+    assert await lender.read.call_one("d", 0) == (7, NBYTES, 0)
+    await reader.stop_before_reading.call_one(seals=False)
+    assert (await reader.begin.call_one("d", 0)) is True
+    for process in (publisher, lender):
+        await kill(process)
+    with pytest.raises(ActorError, match="PublisherLostError"):
+        await reader.go_on.call_one()
+
+
+async def test_new_tensors_and_none_at_all_cannot_be_served() -> None:
+    with pytest.raises(ValueError, match="user_state_dict"):
         await ts.get_state_dict("m", serve=True)
-    with pytest.raises(ValueError, match="names="):
-        await ts.get_state_dict("m", model_of(0), serve=True, names=lambda name: name)
+    with pytest.raises(ValueError, match="there are none in what was given"):
+        await ts.get_state_dict("m", {"step": 0}, serve=True)

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from torchstore.manifest import Share
+from torchstore.messages import Share
 from torchstore.offers import Offers, Patience
 from torchstore.process import ProcessId, this_process
 

@@ -122,6 +122,48 @@ async def test_values_and_scales_can_be_asked_for_together(strict: bool) -> None
     assert torch.equal(mine["w_scale_inv"], scales)
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_one_entry_gives_what_the_state_dict_gives(mode: Mode) -> None:
+    weight = weight_of(300, 260)
+    await ts.put_state_dict({"w": weight}, "m", mode=mode, transfer_dtype=ts.BlockFP8(), checksum=True)
+    bits = await ts.get_state_dict("m")
+    assert bits_equal(await ts.get("m/w"), bits["w"])
+    assert bits_equal(await ts.get("m/w_scale_inv"), bits["w_scale_inv"])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        whole = {"w": torch.zeros(300, 260, dtype=dtype)}
+        await ts.get_state_dict("m", whole)
+        one, columns = torch.zeros(300, 260, dtype=dtype), torch.zeros(260, 300, dtype=dtype).T
+        part = torch.zeros(150, 33, dtype=dtype)
+        corner = ts.TensorSlice((70, 120), (), (300, 260), (150, 33), ())
+        assert await ts.get("m/w", one) is one
+        await ts.get_batch({"m/w": columns})
+        await ts.get("m/w", part, corner)
+        assert bits_equal(one, whole["w"])
+        assert torch.equal(columns, whole["w"])
+        assert torch.equal(part, whole["w"][70:220, 120:153])
+    bits_of_part = await ts.get("m/w", tensor_slice_spec=corner)
+    assert bits_equal(bits_of_part, bits["w"][70:220, 120:153])
+
+
+async def test_one_shard_of_one_entry_can_cut_blocks() -> None:
+    weight = weight_of(300, 260)
+    await ts.put_state_dict({"w": weight}, "m", transfer_dtype=ts.BlockFP8())
+    expected = values(*reference(weight))
+    with rank_of(1, 3):
+        mesh = init_device_mesh("cpu", (3,))
+        mine = DTensor.from_local(
+            torch.zeros(300, 87), mesh, [Shard(1)], run_check=False, shape=(300, 260), stride=(260, 1)
+        )
+        await ts.get("m/w", mine)
+        assert torch.equal(mine.to_local(), expected[:, 87:174])
+
+
+async def test_a_value_without_scales_is_not_taken_for_a_quantized_one() -> None:
+    await ts.put_state_dict({"w": torch.ones(9, 9).to(FP8)}, "m")
+    with pytest.raises(ts.DTypeMismatchError):
+        await ts.get("m/w", torch.zeros(9, 9))
+
+
 @pytest.mark.parametrize("placements", [(Shard(0), Shard(1)), (Shard(1), Replicate()), (Shard(1), Shard(1))])
 async def test_destinations_that_cut_blocks_get_the_right_values(placements: tuple[Any, ...]) -> None:
     weight = weight_of(300, 260)

@@ -65,7 +65,7 @@ READER = """
 import asyncio, signal, sys
 import control
 import torchstore as ts
-from torchstore.manifest import Selector
+from torchstore.messages import Selector
 
 async def read():
     control.join(sys.argv[1])

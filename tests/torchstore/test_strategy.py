@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchstore as ts
-from torchstore.manifest import Selector
+from torchstore.messages import Selector
 
 TENSOR = torch.arange(30_000.0)
 

@@ -12,7 +12,8 @@ from torchstore.errors import (
     VolumeLostError,
 )
 from torchstore.layout import Layout, Replicate, Shard
-from torchstore.manifest import Binding, Manifest, Mode, Part, Selector, TensorItem
+from torchstore.manifest import Binding, Manifest, Mode, Part, TensorItem
+from torchstore.messages import Selector
 from torchstore.process import ProcessId
 from torchstore.version import Contribution
 from torchstore.versions import History

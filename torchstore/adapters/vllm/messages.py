@@ -1,0 +1,62 @@
+"""What a trainer tells vLLM's workers, through vLLM's own client: everything fits into JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
+
+
+@dataclass
+class TorchStoreInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not there to be typed
+    """What a worker is told once, by the trainer.
+
+    Attributes:
+        address: The trainer's job, as `control.join` takes it: a path, never a secret.
+        store_name: Which store.
+        timeout: Bound on each step, in seconds.
+    """
+
+    address: str
+    store_name: str
+    timeout: float = 600.0
+
+
+@dataclass
+class TorchStoreUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """What a worker is told of one piece of an update.
+
+    Attributes:
+        key: Where it was put.
+        version: Which version of that.
+        names: Of the weights.
+        dtype_names: Theirs, as in ``"bfloat16"``.
+        shapes: Of the whole weights.
+    """
+
+    key: str
+    version: int
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+    def __post_init__(self) -> None:
+        if not len(self.names) == len(self.dtype_names) == len(self.shapes):
+            raise ValueError(
+                f"{len(self.names)} names, {len(self.dtype_names)} dtypes and {len(self.shapes)} shapes of weights"
+            )
+
+
+def describe(key: str, version: int, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """What the workers are told of a piece.
+
+    Args:
+        key: Where it is put.
+        version: Which version of that.
+        weights: By name, tensors or whatever else has their dtype and whole shape.
+    """
+    dtypes = [str(weight.dtype).removeprefix("torch.") for weight in weights.values()]
+    shapes = [list(weight.shape) for weight in weights.values()]
+    return asdict(TorchStoreUpdateInfo(key, version, list(weights), dtypes, shapes))

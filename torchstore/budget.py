@@ -1,0 +1,22 @@
+"""Room in a volume that is full: idle memory first, then the oldest version that nobody needs. No I/O."""
+
+from __future__ import annotations
+
+from torchstore.index import Index
+from torchstore.ledger import Ledger
+
+
+def make_room(ledger: Ledger, index: Index, volume: str, since: int) -> tuple[int, tuple[str, ...]] | None:
+    """Free arenas of a volume, unless some have been freed since the ledger's clock stood at ``since``.
+
+    Idle arenas are freed, else that of the oldest version that nobody reads and that is not the newest of its key.
+
+    Returns:
+        The clock and the ids of what has been freed since; None: nothing can be freed now.
+    """
+    if not ledger.freed_since(since, volume):
+        ledger.free_idle(volume)
+    if not ledger.freed_since(since, volume) and index.retire_oldest(volume):
+        ledger.free_idle(volume)
+    freed = ledger.freed_since(since, volume)
+    return (ledger.clock, freed) if freed else None

@@ -1,0 +1,101 @@
+"""Leases on versions, for readers: what is granted, and what a reader is told with it. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torchstore.errors import KeyNotFoundError
+from torchstore.index import Index
+from torchstore.messages import Grant, Share, Wanted
+from torchstore.offers import Patience
+from torchstore.process import ProcessId
+from torchstore.version import Contribution, Version
+from torchstore.versions import History
+
+
+def grant_all(
+    index: Index, wanted: tuple[Wanted, ...], reader: ProcessId, waited_s: float, patience: Patience | None = None
+) -> tuple[Grant, ...] | None:
+    """Leases on all versions that are wanted; None while one of them has to be waited for.
+
+    Args:
+        index: Of the store.
+        wanted: By one reader.
+        reader: Its process.
+        waited_s: How long it has waited.
+        patience: How long it waits for the copy of another reader; None: not at all.
+
+    Raises:
+        KeyNotFoundError: There is no such thing and none in the making.
+        StoreError: Its bytes are lost.
+    """
+    found = [(request, where) for request in wanted if (where := index.find(request)) is not None]
+    if len(found) < len(wanted):
+        return None
+    for request, (_, version, _) in found:
+        waits = patience is not None and request.circle and version.offers.must_wait(request.circle, reader)
+        if waits and patience is not None and not patience.is_over():
+            return None
+    return tuple(_grant(request, reader, waited_s, *where) for request, where in found)
+
+
+def _grant(wanted: Wanted, reader: ProcessId, waited_s: float, history: History, version: Version, item: str) -> Grant:
+    """Lease a version to a reader, and say what it needs to know to read it.
+
+    Raises:
+        KeyNotFoundError: The whole state dict is wanted, of which an entry has been deleted.
+    """
+    # In the order of the ranks, not of their coming: equal sources are then equal to the reader's plans.
+    first, *_ = contributions = [version.contributions[at] for at in sorted(version.contributions)]
+    if first.inline:
+        return Grant(history.key, version.number, inline=first.inline)
+    if history.hidden and not item:
+        raise KeyNotFoundError(f"{history.key}/{min(history.hidden)}")
+    shares = tuple(_shares(contributions, set(wanted.known)))
+    lease, lender = history.lease(version, reader), None
+    if wanted.circle:
+        history.withdraw(reader)  # what it has from earlier is about to be overwritten
+        lender = version.offers.choose(wanted.circle, reader)
+        version.offers.begin(wanted.circle, lease, reader, lender)
+    came = [(contribution.arrived, contribution.part.coordinate) for contribution in contributions]
+    last_came, slowest_rank = max(came)
+    return Grant(
+        history.key,
+        version.number,
+        lease,
+        shares,
+        item=item,
+        waited_s=waited_s,
+        slowest_rank=slowest_rank,
+        spread_s=last_came - min(came)[0],
+        lender=_brief_share(lender.share, set(wanted.known)) if lender is not None else None,
+    )
+
+
+def _shares(contributions: list[Contribution], known: set[str]) -> Iterator[Share]:
+    """Ids in place of what the reader knows; equal objects only once."""
+    told: set[str] = set()
+    for contribution in contributions:
+        if contribution.manifest is None:
+            continue
+        news = not told.issuperset(contribution.manifest.objects)
+        told.update(contribution.manifest.objects)
+        share = Share(
+            contribution.manifest,
+            contribution.binding,
+            contribution.generation,
+            contribution.writer,
+            contribution.objects if news else b"",
+            contribution.stamp,
+            contribution.change,
+        )
+        yield _brief_share(share, known)
+
+
+def _brief_share(share: Share, known: set[str]) -> Share:
+    def brief(record: Any) -> Any:
+        return record.id if record is not None and record.id in known else record
+
+    return replace(share, manifest=brief(share.manifest), binding=brief(share.binding))

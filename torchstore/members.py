@@ -1,0 +1,85 @@
+"""What a store's controller remembers of its clients: which processes they are, and the records that it was sent."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TypeVar
+
+from torchstore.manifest import Binding, Manifest
+from torchstore.messages import StaleClientError, UnknownIdError
+from torchstore.process import ProcessId
+from torchstore.recent import Recent
+
+R = TypeVar("R", Manifest, Binding)
+
+_REMEMBERED = 4096
+
+
+class Members:
+    """The clients of one store, by number: shorter to say than which process it is.
+
+    Args:
+        store_name: Named in errors.
+    """
+
+    def __init__(self, store_name: str) -> None:
+        self._store_name = store_name
+        self._processes: dict[int, ProcessId] = {}
+        self._numbers = count(1)  # goes on after `clear`, so that clients from before are known as such
+
+    def welcome(self, process: ProcessId) -> int:
+        """A new client. Returns its number."""
+        number = next(self._numbers)
+        self._processes[number] = process
+        return number
+
+    def process_of(self, client: int) -> ProcessId:
+        """The process of a client.
+
+        Raises:
+            StaleClientError: It is of a store that was shut down since.
+        """
+        if client not in self._processes:
+            raise StaleClientError(f"this client is of an earlier store {self._store_name!r}")
+        return self._processes[client]
+
+    def find(self, client: int) -> ProcessId | None:
+        """The process of a client; None for one of an earlier store."""
+        return self._processes.get(client)
+
+    def clear(self) -> None:
+        """The store is shut down."""
+        self._processes.clear()
+
+
+class KnownRecords:
+    """Manifests and bindings by id: they are sent once, a bounded number is remembered."""
+
+    def __init__(self) -> None:
+        self._known: Recent[str, Manifest | Binding] = Recent(_REMEMBERED)
+
+    def manifest(self, given: Manifest | str | None) -> Manifest | None:
+        """The manifest behind an id; one that came whole is remembered.
+
+        Raises:
+            UnknownIdError: It is not remembered.
+        """
+        return None if given is None else self._resolve(given, Manifest)
+
+    def binding(self, given: Binding | str | None) -> Binding | None:
+        """The same for a binding.
+
+        Raises:
+            UnknownIdError: It is not remembered.
+        """
+        return None if given is None else self._resolve(given, Binding)
+
+    def clear(self) -> None:
+        """The store is shut down."""
+        self._known.clear()
+
+    def _resolve(self, given: R | str, kind: type[R]) -> R:
+        record = self._known.get(given) if isinstance(given, str) else self._known.put(given.id, given)
+        if not isinstance(record, kind):
+            raise UnknownIdError(given)
+        return record

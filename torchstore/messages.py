@@ -1,0 +1,193 @@
+"""What travels between clients and the controller of a store, beside manifests and bindings.
+
+Whoever is known to have a manifest or a binding is sent its id in its place. Some answers are errors that only the
+other side of the same message ever sees: they say what to send instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from control import ActorMesh
+from torchstore.errors import StoreError
+from torchstore.layout import Ints
+from torchstore.manifest import Binding, Manifest
+from torchstore.process import ProcessId
+from torchstore.strategy import TorchStoreStrategy
+from torchstore.volume import StorageVolume
+
+
+class UnknownIdError(StoreError):
+    """A publication named a manifest or binding that is not remembered here: send it whole."""
+
+
+class ArenaFreedError(StoreError):
+    """A publication's arena was freed before it came, because its key was deleted: write it again elsewhere."""
+
+    def __init__(self, arena: str) -> None:
+        super().__init__(f"arena {arena} has been freed")
+        self.arena = arena
+
+
+class StaleClientError(StoreError):
+    """The store has been shut down and initialized again since this client was made: make a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo:
+    """What a client needs to know about a store.
+
+    Attributes:
+        volumes: By the names that the strategy gives them.
+        processes: In which each volume lives.
+        client: A number for the client that asked: shorter to say than who it is.
+        checksum: Whether puts take checksums where they do not say.
+    """
+
+    strategy: TorchStoreStrategy
+    volumes: dict[str, ActorMesh[StorageVolume]]
+    processes: dict[str, ProcessId]
+    client: int
+    checksum: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a publication changes of the one before of the same process.
+
+    Attributes:
+        base: The stamp of that one.
+        cells: Which cells, as `delta.pack_flags` makes it.
+    """
+
+    base: str
+    cells: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One rank's contribution to one version of one key.
+
+    Attributes:
+        version: None: the next one.
+        manifest: The manifest, or only its id where the controller is known to have it.
+        binding: The same for the binding; None when there are no tensors.
+        generation: Direct mode: what the seal says while this version is the published one.
+        objects: Pickled dict of the entries that are not tensors.
+        inline: The whole value as `values.inline_tensor` makes it, instead of all the other fields.
+        keep: How many ready versions the key keeps from now on; None: as many as before.
+        stamp: Unique, if this publication may be the base of the next one's delta; else "".
+        change: What it changes of its base, if that is known.
+    """
+
+    key: str
+    version: int | None
+    writer: ProcessId
+    manifest: Manifest | str | None = None
+    binding: Binding | str | None = None
+    generation: int = 0
+    objects: bytes = b""
+    inline: bytes = b""
+    keep: int | None = None
+    stamp: str = ""
+    change: Change | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """Memory that no version uses any more.
+
+    Attributes:
+        volume: Of an arena; "" for the writer's own memory (direct mode), which it need not keep registered.
+        gone: The key was deleted, and an arena of it has been freed; otherwise it may be written again.
+    """
+
+    binding: str
+    volume: str
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The controller's answer to a publication.
+
+    Attributes:
+        version: The number that it got.
+        ready: Whether this contribution completed the version.
+        retired: Memory of this writer that no version uses any more.
+    """
+
+    version: int
+    ready: bool
+    retired: tuple[Retired, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One publisher's part of a granted version; ids stand for what the reader has said that it knows.
+
+    Attributes:
+        objects: Pickled dict of the publisher's entries that are not tensors, unless an earlier share has
+            the same ones.
+        stamp: As that of the publication.
+        change: As that of the publication.
+    """
+
+    manifest: Manifest | str
+    binding: Binding | str | None
+    generation: int
+    writer: ProcessId
+    objects: bytes = b""
+    stamp: str = ""
+    change: Change | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Permission to read one version until `lease` is given back.
+
+    Attributes:
+        lease: 0 when nothing needs to be given back (inline values).
+        shares: Of every publisher.
+        item: The name inside the value that the key led to ("" for the whole).
+        waited_s: How long the controller had to wait for the version.
+        slowest_rank: The coordinate of the rank that put its part last, where there are several.
+        spread_s: How long after the first one it did.
+        lender: The copy of another reader to read from, if there is one.
+    """
+
+    key: str
+    version: int
+    lease: int = 0
+    shares: tuple[Share, ...] = ()
+    inline: bytes = b""
+    item: str = ""
+    waited_s: float = 0.0
+    slowest_rank: Ints = ()
+    spread_s: float = 0.0
+    lender: Share | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Which version: the newest (``exact`` and ``newer_than`` None), that one, or the next after one."""
+
+    exact: int | None = None
+    newer_than: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A reader's request for one key.
+
+    Attributes:
+        known: Ids of manifests and bindings that need not be sent again.
+        circle: What the reader wants, if it takes part in feeding others; "" if not (see `torchstore.offers`).
+        patience_s: How long it waits for another one's copy before it goes to the publisher.
+    """
+
+    key: str
+    selector: Selector = Selector()
+    known: tuple[str, ...] = ()
+    circle: str = ""
+    patience_s: float = 0.0
