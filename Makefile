@@ -64,5 +64,5 @@ bench-smoke: $(STAMP)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find dataplane \( -name '*.so' -o -name '_ucp.c' -o -name '_copy.c' \) -delete
+	find dataplane \( -name '*.so' -o -name '_ucp.c' -o -name '_copy.c' -o -name 'verbs_lock.c' \) -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

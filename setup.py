@@ -1,10 +1,10 @@
-"""Builds the two C extensions of `dataplane`; everything else about the package is in pyproject.toml.
+"""Builds the C extensions of `dataplane`; everything else about the package is in pyproject.toml.
 
-`dataplane._copy` needs a C compiler and Python's headers. `dataplane.backends._ucp` also needs the headers and
-libraries of UCX. They come from the wheel `libucx-cu12` of the build environment, or from the UCX installed under the
-folder that the environment variable `UCX_HOME` names (with `include/ucp/api/ucp.h` and `lib/libucp.so.0`).
-The extension asks the loader for `libucp.so.0` by its name and carries no path: which file that is, is decided at run
-time (`dataplane.configure(ucx_library=...)`).
+`dataplane._copy` and the lock of the verbs backend need a C compiler and Python's headers. `dataplane.backends._ucp`
+also needs the headers and libraries of UCX. They come from the wheel `libucx-cu12` of the build environment, or from
+the UCX installed under the folder that the environment variable `UCX_HOME` names (with `include/ucp/api/ucp.h` and
+`lib/libucp.so.0`). It asks the loader for `libucp.so.0` by its name and carries no path: which file that is, is decided
+at run time (`dataplane.configure(ucx_library=...)`).
 """
 
 import importlib.util
@@ -55,7 +55,7 @@ def find_ucx() -> Path:
 
 
 def extensions() -> list[Extension]:
-    """Both extensions, for cythonize."""
+    """The extensions, for cythonize."""
     ucx = find_ucx()
     return [
         Extension(
@@ -63,6 +63,11 @@ def extensions() -> list[Extension]:
             ["dataplane/_copy.pyx"],
             include_dirs=["dataplane"],
             depends=["dataplane/rows.h", "dataplane/atomics.h"],
+            extra_compile_args=FLAGS,
+        ),
+        Extension(
+            "dataplane.backends.verbs_lock",
+            ["dataplane/backends/verbs_lock.pyx"],
             extra_compile_args=FLAGS,
         ),
         Extension(

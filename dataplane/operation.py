@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-Helper = Callable[[], None]
+Helper = Callable[[], bool | None]
+"""What a waiting thread can do; true where it is to be called again."""
 
 
 class Operation:
@@ -106,10 +107,20 @@ class Operation:
                 # The thread that runs it carries other operations too, and their end must not depend on it.
                 _LOG.exception("a done-callback of an operation raised")
 
+    def _help(self) -> bool:
+        """Have this thread do what it can; whether there may be more of it."""
+        more = False
+        for helper in tuple(self._helpers):
+            more = bool(helper()) or more
+        return more
+
     def _wait(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + require_timeout(timeout)
-        for helper in tuple(self._helpers):
-            helper()
+        while self._help():
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        if not self._pending:
+            return
         with self._lock:
             if not self._pending:
                 return

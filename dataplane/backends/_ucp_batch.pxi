@@ -20,13 +20,17 @@ cdef class Share:
     def single(uintptr_t local, uint64_t remote, int64_t nbytes):
         """One contiguous copy; the remote memory is that of key 0."""
         cdef Share share = Share()
-        share.row.local = <int64_t>local
-        share.row.remote = <int64_t>remote
-        share.row.run = nbytes
-        share.state.cursor.rows = &share.row
-        share.state.cursor.end = 1
-        share.state.left = nbytes
+        share.only(local, remote, nbytes)
         return share
+
+    cdef void only(self, uintptr_t local, uint64_t remote, int64_t nbytes) noexcept:
+        self.row.local = <int64_t>local
+        self.row.remote = <int64_t>remote
+        self.row.run = nbytes
+        memset(&self.state.cursor, 0, sizeof(skipper_cursor))
+        self.state.cursor.rows = &self.row
+        self.state.cursor.end = 1
+        self.state.left = nbytes
 
     @staticmethod
     def many(const int64_t[:, ::1] rows, int64_t nbytes):
@@ -131,6 +135,17 @@ cdef class Batch:
         self.state.word_expected = &self.word_expected
         self.state.word_found = &self.word_found
 
+    cdef void again(self, bint to_remote, uintptr_t local, uint64_t remote, int64_t nbytes) noexcept:
+        """Make a batch from `single` that has finished, and was no message, one for another copy of its memory."""
+        self.share.only(local, remote, nbytes)
+        self.share.state.stopped = 0
+        self.state.to_remote = to_remote
+        self.state.phase = WORDS_BEFORE
+        self.state.posted = 0
+        self.state.resume_at = 0
+        self.state.next_word = 0
+        self.state.result = RUNNING_
+
     def guard_many(self, const uint64_t[::1] word_at, const int64_t[::1] word_key, const uint64_t[::1] expected):
         """Be guarded by these words; their keys are indices."""
         if not word_at.shape[0] or word_key.shape[0] != word_at.shape[0] or expected.shape[0] != word_at.shape[0]:
@@ -151,6 +166,9 @@ cdef class Batch:
         Returns:
             FINISHED, RUNNING, CHANGED, NOT_ALLOWED, or a negative ucs_status_t.
         """
+        return self.run(spin_s, deadline)
+
+    cdef int run(self, double spin_s, double deadline) noexcept:
         cdef Worker worker = self.endpoint.worker
         cdef int result
         cdef int last = -1

@@ -120,7 +120,8 @@ class UcxBackend(Backend):
             page_key = engine.register_page(page).key
             if region.kind is HOST and engine.expose(epoch, region, writable=registration.writable):
                 self._registrations.at_end(registration, functools.partial(engine.conceal, epoch))
-            card = CARD.pack(page.address, page.fd, len(page_key)) + page_key + engine.address
+            address = engine.address + engine.segments.pack()
+            card = CARD.pack(page.address, page.fd, len(page_key)) + page_key + address
             known = self._exports[registration] = ((card, memory.key), memory)
         return known[0]
 

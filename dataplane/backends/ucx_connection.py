@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 _KEYS = 16384  # unpacked keys kept per connection
 _TOLD = 64
 
-# Over these alone UCX emulates copies: the owner's process itself touches the memory, at any address that is named.
-_EMULATING = frozenset({"tcp", "posix", "sysv", "ud_verbs", "ud_mlx5"})
+# Over these alone UCX emulates copies of host memory: the owner's process itself touches it, at any address that is
+# named. Those for GPU memory are there wherever a GPU is, and do not help.
+_EMULATING = frozenset(
+    {"tcp", "posix", "sysv", "ud_verbs", "ud_mlx5", "cuda_copy", "cuda_ipc", "gdr_copy", "rocm_copy", "rocm_ipc"}
+)
 
 Unpacked = tuple["_ucp.Endpoint", tuple["_ucp.RemoteKey", ...]]
 
@@ -28,12 +31,15 @@ Unpacked = tuple["_ucp.Endpoint", tuple["_ucp.RemoteKey", ...]]
 class Keys:
     """Packed keys, and what they were last unpacked to, by connection.
 
-    For a single registration also: the page of its epoch word, if it is mapped here, and the word's address over there.
+    For a single registration also: the page of its epoch word, if it is mapped here, the word's address over there, and
+    the way of its short copies, with how many connections had been given up when it was made.
     """
 
     packed: tuple[bytes, ...]
     page: memfd.Mapping | None = None
     far_word: int = 0
+    way: "_ucp.Way | None" = None
+    way_told: int = 0
     unpacked: "dict[Connection, Unpacked]" = field(default_factory=dict)
 
 
@@ -70,11 +76,12 @@ class Connection:
 
     Attributes:
         emulated: Whether it has no transport that reaches the owner's memory by itself; known once connected.
+        over_tcp: Whether bytes travel over TCP, for that reason.
     """
 
     def __init__(self, ucp: "ModuleType", lane: Lane, worker_address: bytes, abandoned: Abandoned) -> None:
         self.lane = lane
-        self.emulated = False
+        self.emulated = self.over_tcp = False
         self._abandoned = abandoned
         self._told = 0
         self._ucp = ucp
@@ -124,6 +131,7 @@ class Connection:
     def _connect(self) -> "_ucp.Endpoint":
         endpoint: _ucp.Endpoint = self._ucp.Endpoint(self.lane.worker, self._worker_address, 1 + secrets.randbits(63))
         self.emulated = bool(endpoint.transports) and _EMULATING.issuperset(endpoint.transports)
+        self.over_tcp = self.emulated and "tcp" in endpoint.transports
         self._told = 0
         return endpoint
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from dataplane import memfd
 from dataplane.backends.ucx_lane import Lane
+from dataplane.backends.ucx_segments import Segments
 from dataplane.config import Config
 from dataplane.epochs import Epoch
 from dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
@@ -120,6 +121,7 @@ class Engine:
     Attributes:
         ucp: The binding.
         address: Of the server worker, for peers.
+        segments: What this process sends and takes over TCP.
         memory_types: Bit mask of what it can move.
         width: Lanes that a large operation may use.
     """
@@ -138,6 +140,7 @@ class Engine:
         # Its own messages would repeat on stderr what the typed errors say, once per request.
         level = chosen.pop(_LOG_LEVEL, None if "UCX_LOG_LEVEL" in os.environ else "fatal")
         chosen = {name: value for name, value in chosen.items() if name in config.ucx or ucp.takes(name, value)}
+        self.segments = Segments.of(chosen)
         try:
             if level is not None:
                 ucp.set_global_option(_LOG_LEVEL, level)

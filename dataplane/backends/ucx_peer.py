@@ -17,6 +17,7 @@ from dataplane.backends.base import Done, Peer, Remote, Transfer
 from dataplane.backends.ucx_connection import Abandoned, Connection, Keys, Unpacked
 from dataplane.backends.ucx_engine import Engine
 from dataplane.backends.ucx_run import SPIN_S, AtomicRun, Batches, Run
+from dataplane.backends.ucx_segments import Segments
 from dataplane.copying import INLINE_BYTES
 from dataplane.epochs import PAGE_BYTES, WORD
 from dataplane.errors import BackendUnavailableError, DescriptorError, OwnerDiedError, TransferError
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from dataplane.backends.ucx_lane import Lane
 
 CARD = struct.Struct("<QIH")
-"""Epoch page: address, descriptor, length of its key; then the key, and the worker's address."""
+"""Epoch page: address, descriptor, length of its key; then the key, the worker's address, and its segments."""
 
 _FIRST, _SECOND = (0,), (1,)
 _LANE_BYTES = 4 << 20  # for less it is not worth waking a further thread
@@ -45,14 +46,14 @@ class UcxPeer(Peer):
     def __init__(self, engine: Engine, card: Card) -> None:
         self.engine = engine
         self.owner: OwnerId = card.owner
-        self._worker_address = _parse_card(card).worker
+        self._worker_address = address = _parse_card(card).worker
+        self._obstacle = engine.segments.obstacle(Segments.after(address))
         # Within the host the kernel knows at once what UCX may take long to find out.
         self._watch = ProcessWatch(card.owner) if card.owner.host == host_id() else None
         self._lock = threading.Lock()
         self._abandoned = Abandoned()
         self._connections: list[Connection] = []
         self._widen(0)
-        self._finished = engine.ucp.FINISHED
         self._next_lane = itertools.count()
         self._pages: dict[int, memfd.Mapping | None] = {}
 
@@ -84,11 +85,17 @@ class UcxPeer(Peer):
         deadline = time.monotonic() + timeout
         small = local.nbytes <= INLINE_BYTES
         try:
-            batches = self._copies(local, remote, address, to_remote)
+            if small and local.kind is HOST:
+                batch = self._way(remote).copy(to_remote, local.address, address, local.nbytes, SPIN_S, deadline)
+                if batch is None:
+                    return DONE
+                batches: Batches = ((self._connections[0].lane, batch),)
+            else:
+                batches = self._copies(local, remote, address, to_remote)
+                if small:
+                    batches[0][1].advance(SPIN_S, deadline)
         except TransferError as error:
             return Operation.failed(error)
-        if small and batches[0][1].advance(SPIN_S, deadline) == self._finished:
-            return DONE
         operation = Operation(1)
         again = functools.partial(self._copies, local, remote, address, to_remote)
         run = Run(self, again, (remote,), (local,), deadline, operation.part_done)
@@ -157,9 +164,12 @@ class UcxPeer(Peer):
             if number >= len(self._connections):
                 self._widen(number)
             connection = self._connections[number]
-            return connection, connection.ready(keys, self._require_owner)
+            unpacked = connection.ready(keys, self._require_owner)
         except self.engine.ucp.UcxError as error:
             raise self.failure(str(error), error.status) from error
+        if self._obstacle is not None and connection.over_tcp:
+            raise TransferError(f"{self.owner} cannot be reached over TCP: {self._obstacle}")
+        return connection, unpacked
 
     def cut(self, endpoint: "_ucp.Endpoint") -> None:
         """Close a connection by force: what is on it comes to its end, and nothing of it counts any more."""
@@ -187,6 +197,25 @@ class UcxPeer(Peer):
             while len(self._connections) <= number:
                 lane = self.engine.lane(len(self._connections))
                 self._connections.append(Connection(self.engine.ucp, lane, self._worker_address, self._abandoned))
+
+    def _way(self, remote: Remote) -> "_ucp.Way":
+        """That of short copies to and from host memory, as it is now.
+
+        Raises:
+            OwnerDiedError: The owner is gone.
+            TransferError: No connection can be made.
+        """
+        keys: Keys = remote.key
+        way = keys.way
+        told = self._abandoned.count
+        if way is None or keys.way_told != told or not way.usable:
+            connection, (endpoint, unpacked) = self.connected(0, keys)
+            by_message = remote.handle.kind is HOST and connection.emulated
+            word = keys.far_word if by_message else remote.word
+            here, expected = keys.page is not None, remote.handle.epoch
+            way = keys.way = self.engine.ucp.Way(endpoint, unpacked, word, expected, here, by_message)
+            keys.way_told = told
+        return way
 
     def _copies(self, local: Region, remote: Remote, address: int, to_remote: bool) -> Batches:
         """One contiguous copy, as its lanes carry it."""

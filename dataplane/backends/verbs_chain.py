@@ -85,12 +85,14 @@ class Program:
         probe: Fetches only the words, on the first of these rails.
         words: Where the words arrive: first those of the first rail, and so on; for an atomic, its result at last.
         memories: The local memory that it uses, which must stay open.
+        sole: The rail and the chunk that are all of the transfer, where there is only one.
     """
 
     data: Phase
     probe: Phase
     words: Words
     memories: tuple[Memory, ...]
+    sole: tuple[int, Chunk] | None = None
 
     @property
     def valid(self) -> bool:
@@ -139,7 +141,9 @@ def compile_program(
     for at, rail in enumerate(used):
         fetch = _fetch(remotes, words, at * len(remotes))
         data[rail] = _chunks(devices[rail], rail, requests[at :: len(used)] + fetch)
-    return Program(data, _probe(devices, used[0], remotes, words), words, memories)
+    first = data[used[0]]
+    sole = (used[0], first[0]) if len(used) == len(first) == 1 else None
+    return Program(data, _probe(devices, used[0], remotes, words), words, memories, sole)
 
 
 def compile_atomic(device: Device, remote: Remote, address: int, atomic: Atomic, room: WordRoom) -> Program:

@@ -5,10 +5,11 @@ devices. Older systems have the module nvidia-peermem instead, with which a devi
 were one of the host. What stands in the way of either is told, so that whoever falls back to host memory can say why.
 """
 
+import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,26 +66,42 @@ def export_dmabuf(address: int, nbytes: int, cuda_device: int) -> tuple[int, int
         RegistrationError: There is no CUDA driver, or it cannot.
     """
     driver = _driver()
-    supported = ctypes.c_int(0)
-    _require(driver.cuDeviceGetAttribute(ctypes.byref(supported), _DMA_BUF_SUPPORTED, cuda_device), "about dma-buf")
+    device, supported, fd = ctypes.c_int(-1), ctypes.c_int(0), ctypes.c_int(-1)
+    _require(driver.cuDeviceGet(ctypes.byref(device), cuda_device), f"for GPU {cuda_device}")
+    _require(driver.cuDeviceGetAttribute(ctypes.byref(supported), _DMA_BUF_SUPPORTED, device), "about dma-buf")
     if not supported.value:
         raise RegistrationError(f"GPU {cuda_device} does not support dma-buf (it needs the open kernel modules)")
     page = page_size()
     begin, end = address // page * page, -(-(address + nbytes) // page) * page
-    fd = ctypes.c_int(-1)
-    export = driver.cuMemGetHandleForAddressRange
-    _require(
-        export(ctypes.byref(fd), ctypes.c_uint64(begin), ctypes.c_size_t(end - begin), _DMA_BUF_FD, ctypes.c_uint64(0)),
-        f"to export {nbytes} bytes",
-    )
+    span = ctypes.c_uint64(begin), ctypes.c_size_t(end - begin)
+    with _context(driver, device):
+        _require(
+            driver.cuMemGetHandleForAddressRange(ctypes.byref(fd), *span, _DMA_BUF_FD, ctypes.c_uint64(0)),
+            f"to export {nbytes} bytes",
+        )
     return fd.value, address - begin
+
+
+@contextlib.contextmanager
+def _context(driver: Any, device: ctypes.c_int) -> Iterator[None]:
+    """Have the context that torch's memory lies in: a thread that has not used the GPU itself has none."""
+    context, before = ctypes.c_void_p(), ctypes.c_void_p()
+    _require(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "for a context")
+    try:
+        _require(driver.cuCtxPushCurrent_v2(context), "to use a context")
+        try:
+            yield
+        finally:
+            driver.cuCtxPopCurrent_v2(ctypes.byref(before))
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)
 
 
 @functools.cache
 def _driver() -> Any:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        driver.cuMemGetHandleForAddressRange  # noqa: B018 - of CUDA 11.7 and newer
+        driver.cuMemGetHandleForAddressRange  # noqa: B018 - of CUDA 11.7 and newer, as are all others that are used
     except (OSError, AttributeError) as error:
         raise RegistrationError(f"the CUDA driver cannot export it: {error}") from None
     _require(driver.cuInit(0), "to start")

@@ -2,35 +2,48 @@
 
 Waiting threads take turns: one leads, asleep on the file descriptors of the completion channels without the GIL, and
 hands out what completes; the others sleep until it has. A thread that waits for a result leads by itself. Runs that
-nobody waits for, and all deadlines, are the concern of one daemon thread.
+nobody waits for, and all deadlines, are the concern of one daemon thread (see `verbs_pace`).
 """
 
 import atexit
+import math
 import os
 import select
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataplane.backends.verbs_link import EXPIRED, FLUSHED, NO_WAY, Lane, Link, Run, deadline_of, tell_failed
+from dataplane.backends.verbs_link import (
+    EXPIRED,
+    FLUSHED,
+    NO_WAY,
+    Lane,
+    Link,
+    Run,
+    Sole,
+    deadline_of,
+    set_deadline,
+    tell_failed,
+)
+from dataplane.backends.verbs_lock import Mutex
+from dataplane.backends.verbs_pace import Pace, lead_from
 from dataplane.backends.verbs_port import Port
-from dataplane.backends.verbs_rails import Rail, Rails
-from dataplane.errors import TransferError
+from dataplane.backends.verbs_posting import Posting
+from dataplane.backends.verbs_rails import Rails
 from dataplane.identity import OwnerId
 
-_POLL = 64
-_GRACE_S = 0.01  # a run that is this old and that nobody waits for is led by the daemon thread
+_SPINS = 8  # looks before a sleep: a short transfer is over before the device could have told
 _LEAD_S = 0.05  # a waiting thread hands over after so long, to look at its own timeout
-_ACTIVE_S = 0.25  # for so long after the last run, the daemon thread looks by itself instead of being woken
+_RETRY_S = 0.005  # between two looks at whether a run that failed is under way again, or over
 
 
-class Engine:
+class Engine(Posting):
     """Verbs, started. Thread-safe.
 
     Attributes:
         rails: The ports in use, and what was opened with them.
+        lock: Held for all that it does; a thread may take it again.
     """
 
     def __init__(self, ports: Sequence[Port], options: Mapping[str, Any], owner: OwnerId) -> None:
@@ -39,6 +52,7 @@ class Engine:
         Raises:
             BackendUnavailableError: A port cannot be opened, or the address to listen on is taken.
         """
+        super().__init__()
         self._pid = os.getpid()
         self.rails = Rails(ports, options, owner)
         self._all = self.rails.rails
@@ -46,12 +60,11 @@ class Engine:
         for rail in self._all:
             self._sleeper.register(rail.completions.events, select.POLLIN)
         self._links: set[Link] = set()
-        self._runs: set[Run] = set()
-        self._starting: Run | None = None
-        self._finished: deque[Callable[[], None]] = deque()
-        self._changed = threading.Condition()
+        lock: Any = Mutex()  # that one thread may take twice: a finalizer may run below us
+        self.lock = lock
+        self._changed = threading.Condition(lock)
+        self._pace = Pace(lock)
         self._leading = False
-        self._resting = False
         self._closing = False
         self._thread = threading.Thread(target=self._attend, name="dataplane-verbs-client", daemon=True)
         self._thread.start()
@@ -66,7 +79,7 @@ class Engine:
             TransferTimeoutError: The deadline passed.
         """
         link = Link(self.rails.connect(address, token, wanted, deadline, replaces=replaces))
-        with self._changed:
+        with self.lock:
             self._links.add(link)
             for lane in link.lanes.values():
                 lane.rail.lanes[lane.pair.number] = lane
@@ -78,7 +91,7 @@ class Engine:
         Returns:
             Whether the run is over already; then it is not told to `finish`.
         """
-        with self._changed:
+        with self.lock:
             if link.alive:
                 self._starting = run
                 self._enter(run, link)
@@ -91,39 +104,52 @@ class Engine:
                 self._fail([run], FLUSHED, None)
             over = run.over
             if not over:
-                _set_deadline(run)
-                if self._resting or not run.attended:
-                    self._changed.notify_all()
-        self._report()
+                set_deadline(run)
+                self._pace.begun(run)
+        self.report()
         return over
+
+    def adopt(self, run: Run, sole: Sole, lane: Lane) -> None:
+        """Put a run in the place of what has stood for it; its link may have failed meanwhile."""
+        sole.run = run
+        set_deadline(run)
+        if lane.in_flight and lane.in_flight[0][0] is sole:
+            lane.in_flight[0] = run, lane.in_flight[0][1]
+            run.link, run.outstanding = lane.link, 1
+            self._runs.add(run)
+            self._pace.begun(run)
 
     def lead(self, run: Run) -> None:
         """Drive the engine in this thread until the run is over, but not for long."""
-        end = time.monotonic() + _LEAD_S
-        with self._changed:
-            while not run.over:
-                now = time.monotonic()
-                if now >= end:
-                    break
+        now = time.monotonic()
+        end = now + _LEAD_S
+        with self.lock:
+            while not run.over and now < end:
                 until = min(end, deadline_of(run))
-                if until <= now:
+                if run.link is None:
+                    self._changed.wait(_RETRY_S)
+                elif until <= now:
                     self._expire(run)
                 elif self._leading:
                     self._changed.wait(until - now)
                 else:
                     self._sleep(until - now)
-                self._report_unlocked()
-        self._report()
+                if not run.over:
+                    self._report_unlocked()
+                    now = time.monotonic()
+            if run.over and self._runs:
+                self._pace.left_alone()
+        self.report()
 
     def cut(self, link: Link) -> None:
         """Close a connection; what runs on it begins again on another. Idempotent."""
-        with self._changed:
+        with self.lock:
             self._break(link, None, FLUSHED)
-        self._report()
+        self.report()
 
     def over(self, run: Run) -> None:
         """A run that failed has been reported."""
-        with self._changed:
+        with self.lock:
             run.over = True
             self._changed.notify_all()
 
@@ -132,11 +158,11 @@ class Engine:
         if self._closing or os.getpid() != self._pid:
             return
         self._closing = True
-        with self._changed:
-            self._changed.notify_all()
+        with self.lock:
+            self._pace.call()
         self.rails.stop_listening()
         self._thread.join(1.0)
-        with self._changed:
+        with self.lock:
             for link in self._links:
                 link.alive = False
                 link.connection.close()
@@ -145,82 +171,6 @@ class Engine:
             self._links.clear()
         if not self._thread.is_alive():
             self.rails.close()
-
-    def _enter(self, run: Run, link: Link) -> None:
-        """Post the chunks of its phase, as far as there is room."""
-        run.link = link
-        for rail in run.rails():
-            if link.alive:
-                lane = link.lanes[rail]
-                lane.waiting.append(run)
-                self._pump(lane)
-
-    def _pump(self, lane: Lane) -> None:
-        """Post chunks in the order in which their runs came, while there are credits."""
-        link, rail = lane.link, lane.rail
-        while link.alive and lane.waiting:
-            run = lane.waiting[0]
-            chunk = run.next_chunk(rail.index)
-            if chunk is None:
-                lane.waiting.popleft()
-                continue
-            if chunk.count > lane.room:
-                return
-            if chunk.count > rail.room:
-                rail.starved.append(lane)
-                return
-            chunk.last.wr_id = lane.serial
-            try:
-                lane.pair.post(chunk.first)
-            except TransferError:
-                self._break(link, run, FLUSHED)
-                return
-            lane.room -= chunk.count
-            rail.room -= chunk.count
-            lane.in_flight.append((run, chunk.count))
-            run.outstanding += 1
-            run.posted(rail.index)
-
-    def _reap(self, rail: Rail) -> None:
-        """Hand out all completions of a rail that are there."""
-        while True:
-            found = rail.completions.poll(_POLL)
-            for completion in found:
-                lane = rail.lanes.get(completion.qp_num)
-                # A number is given again to a later queue pair, and requests that do not complete bear no serial.
-                if lane is None or completion.wr_id not in (lane.serial, 0):
-                    continue
-                if completion.status == 0:
-                    self._complete(lane)
-                else:
-                    culprit = lane.in_flight[0][0] if lane.in_flight else None
-                    self._break(lane.link, culprit, completion.status, lane)
-            if len(found) < _POLL:
-                return
-
-    def _complete(self, lane: Lane) -> None:
-        run, count = lane.in_flight.popleft()
-        lane.room += count
-        lane.rail.room += count
-        run.outstanding -= 1
-        if run.outstanding == 0 and run.all_posted():
-            if run.phase_over():
-                self._enter(run, lane.link)
-            else:
-                run.over = True
-                self._runs.discard(run)
-                if run is not self._starting:
-                    self._finished.append(run.finish)
-        if lane.waiting:
-            self._pump(lane)
-        self._feed(lane.rail)
-
-    def _feed(self, rail: Rail) -> None:
-        """Post what waited for other lanes' credits."""
-        if rail.starved:
-            starved, rail.starved = rail.starved, []
-            for lane in starved:
-                self._pump(lane)
 
     def _break(self, link: Link, culprit: Run | None, status: int, lane: Lane | None = None) -> None:
         """The link has failed: destroy its queue pairs, so that nothing moves any more, then tell its runs."""
@@ -266,7 +216,7 @@ class Engine:
             run.link = None
             run.outstanding = 0
             self._runs.discard(run)
-            _set_deadline(run)
+            set_deadline(run)
         if runs:
             arguments = runs, status, culprit
             thread = threading.Thread(target=tell_failed, args=arguments, name="dataplane-verbs-retry", daemon=True)
@@ -274,68 +224,51 @@ class Engine:
 
     def _sleep(self, seconds: float) -> None:
         """Lead: wait for completions without the lock, then hand them out."""
+        if not self._found_awake():
+            self._leading = True
+            self.lock.release()
+            try:
+                ready = {fd for fd, _ in self._sleeper.poll(max(0.0, seconds) * 1000)}
+            finally:
+                self.lock.acquire()
+                self._leading = False
+            for rail in self._all:
+                if rail.completions.events in ready:
+                    rail.completions.acknowledge()
+                    self._reap(rail)
+        self._changed.notify_all()
+
+    def _found_awake(self) -> bool:
+        """Look a few times, then arm; whether a run is over."""
+        for _ in range(_SPINS):
+            for rail in self._all:
+                self._reap(rail)
+            if self._finished:
+                return True
         for rail in self._all:
             rail.completions.arm()
         for rail in self._all:
             self._reap(rail)
-        if self._finished:
-            return
-        self._leading = True
-        self._changed.release()
-        try:
-            ready = {fd for fd, _ in self._sleeper.poll(max(0.0, seconds) * 1000)}
-        finally:
-            self._changed.acquire()
-            self._leading = False
-        for rail in self._all:
-            if rail.completions.events in ready:
-                rail.completions.acknowledge()
-                self._reap(rail)
-        self._changed.notify_all()
-
-    def _report(self) -> None:
-        """Tell what has finished, without the lock: what is called may submit again."""
-        while self._finished:
-            try:
-                tell = self._finished.popleft()
-            except IndexError:  # another thread was quicker
-                return
-            tell()
+        return bool(self._finished)
 
     def _report_unlocked(self) -> None:
         if self._finished:
-            self._changed.release()
+            self.lock.release()
             try:
-                self._report()
+                self.report()
             finally:
-                self._changed.acquire()
+                self.lock.acquire()
 
     def _attend(self) -> None:
         """The daemon thread."""
-        idle_since = time.monotonic()
-        with self._changed:
+        with self.lock:
             while not self._closing:
                 now = time.monotonic()
-                if not self._runs:
-                    self._resting = now - idle_since > _ACTIVE_S
-                    self._changed.wait(None if self._resting else _GRACE_S)
-                    self._resting = False
-                    continue
-                idle_since = now
                 self._expire_until(now)
-                if self._leading or now < min(map(_lead_from, self._runs), default=now + 1):
-                    self._changed.wait(_GRACE_S)
+                nearest = min(map(deadline_of, self._runs), default=math.inf) - now
+                if self._leading or now < min(map(lead_from, self._runs), default=math.inf):
+                    self._pace.rest(nearest, idle=not self._runs)
                 else:
-                    self._sleep(min(_LEAD_S, min(map(deadline_of, self._runs)) - now))
+                    self._pace.quicken()
+                    self._sleep(min(_LEAD_S, nearest))
                 self._report_unlocked()
-
-
-def _lead_from(run: Run) -> float:
-    """When the daemon thread leads a run that no thread waits for."""
-    return deadline_of(run) - run.timeout + (_GRACE_S if run.attended else 0.0)
-
-
-def _set_deadline(run: Run) -> None:
-    # Not before somebody needs it: most transfers are over by then, and some clocks cost more than a short transfer.
-    if run.deadline is None:
-        run.deadline = time.monotonic() + run.timeout

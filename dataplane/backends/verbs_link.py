@@ -7,6 +7,7 @@ neither a queue pair nor a completion queue ever overflows.
 
 import secrets
 import socket
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
@@ -117,9 +118,59 @@ class Link:
         return not any(lane.in_flight or lane.waiting for lane in self.lanes.values())
 
 
+class Sole:
+    """Stands for a run that has only one chunk, while the thread that posted it looks whether it is over already.
+
+    Most short transfers are: then no run has to be made for them. See `Run`, which replaces it or has it fail.
+    """
+
+    __slots__ = ("attended", "deadline", "link", "outstanding", "over", "run", "timeout")
+
+    def __init__(self) -> None:
+        self.timeout = 0.0
+        self.deadline: float | None = 0.0
+        self.attended = True
+        self.link: Link | None = None
+        self.outstanding = 1
+        self.over = False
+        self.run: Run | None = None
+
+    def rails(self) -> Iterable[int]:
+        """None: it is posted."""
+        return ()
+
+    def next_chunk(self, rail: int) -> Chunk | None:
+        """None."""
+
+    def posted(self, rail: int) -> None:
+        """Never."""
+
+    def all_posted(self) -> bool:
+        """It is."""
+        return True
+
+    def phase_over(self) -> bool:
+        """It has only one."""
+        return False
+
+    def finish(self) -> None:
+        """Nobody waits for it."""
+
+    def failed(self, status: int) -> None:
+        """See `Run`."""
+        if self.run is not None:
+            self.run.failed(status)
+
+
 def deadline_of(run: Run) -> float:
     """Its deadline; infinity while it needs none."""
     return float("inf") if run.deadline is None else run.deadline
+
+
+def set_deadline(run: Run) -> None:
+    """Fix it. Not before somebody needs it: some clocks cost more than the short transfers that never do."""
+    if run.deadline is None:
+        run.deadline = time.monotonic() + run.timeout
 
 
 def tell_failed(runs: Iterable[Run], status: int, culprit: Run | None) -> None:

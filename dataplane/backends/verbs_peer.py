@@ -19,6 +19,7 @@ from dataplane.backends.verbs_link import Link
 from dataplane.backends.verbs_memory import Memory
 from dataplane.backends.verbs_run import AtomicRun, VerbsRun, epochs_of
 from dataplane.backends.verbs_staging import Stage, StagedTransfer
+from dataplane.copying import dropped
 from dataplane.errors import (
     BackendUnavailableError,
     DataplaneError,
@@ -84,10 +85,12 @@ class VerbsPeer(Peer):
         """See `Peer`."""
         if local.kind is not HOST:
             return self._copy_device(local, remote, remote.address + offset, to_remote, timeout)
-        operation = Operation(1)
-        make = functools.partial(self._program, local, remote, remote.address + offset, to_remote)
-        run = VerbsRun(self, make, (remote,), epochs_of((remote,)), (local,), timeout, operation.part_done)
+        address = remote.address + offset
         try:
+            begun = self._copy_at_once(local, remote, address, to_remote, timeout)
+            if begun is not None:
+                return begun
+            operation, run = self._run(local, remote, address, to_remote, timeout)
             over = run.begin()
         except DataplaneError as error:
             return Operation.failed(error)
@@ -151,7 +154,7 @@ class VerbsPeer(Peer):
             TransferTimeoutError: The deadline of the run passed.
         """
         link = self._link
-        if link is not None and self._good(link, run):
+        if link is not None and self._good(link, run.needs):
             return link
         deadline = run.due()
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -192,6 +195,43 @@ class VerbsPeer(Peer):
             turn=next(here.turns),
         )
 
+    def _run(
+        self, local: Region, remote: Remote, address: int, to_remote: bool, timeout: float
+    ) -> tuple[Operation, VerbsRun]:
+        """One contiguous copy, not begun."""
+        operation = Operation(1)
+        make = functools.partial(self._program, local, remote, address, to_remote)
+        run = VerbsRun(self, make, (remote,), epochs_of((remote,)), (local,), timeout, operation.part_done)
+        return operation, run
+
+    def _copy_at_once(
+        self, local: Region, remote: Remote, address: int, to_remote: bool, timeout: float
+    ) -> Operation | None:
+        """Begin a copy that was done before, over a connection with nothing else to do; None where that is not so."""
+        link, engine = self._link, self.engine
+        if link is None or not self._good(link, ()):
+            return None
+        program = self._programs.get(_key(local, remote, address, to_remote, link.rails))
+        if program is None or program.sole is None or not program.valid:
+            return None
+        rail, chunk = program.sole
+        lane = link.lanes[rail]
+        with engine.lock:
+            sole = engine.post_sole(lane, chunk)
+            if sole is None:
+                return None
+            if not sole.over:
+                operation, run = self._run(local, remote, address, to_remote, timeout)
+                run.resume(link, program)
+                engine.adopt(run, sole, lane)
+        engine.report()
+        if not sole.over:
+            operation.add_helper(run.help)
+            return operation
+        if program.words.found.item(0) != remote.handle.epoch:
+            return Operation.failed(dropped(remote.handle))
+        return DONE
+
     def _copy_device(self, local: Region, remote: Remote, address: int, to_remote: bool, timeout: float) -> Operation:
         """A copy to or from GPU memory, registered or staged."""
         try:
@@ -211,10 +251,10 @@ class VerbsPeer(Peer):
                 spare = self._atomics[key] = deque(maxlen=_SPARE)
         return spare
 
-    def _good(self, link: Link, run: VerbsRun) -> bool:
+    def _good(self, link: Link, needs: tuple[int, ...]) -> bool:
         if not link.alive or (self._watch is None and hung_up(link.connection)):
             return False
-        for rail in run.needs:
+        for rail in needs:
             if rail not in link.lanes:
                 return False
         return link.widen_at is None or time.monotonic() < link.widen_at or not link.idle
@@ -249,7 +289,7 @@ class VerbsPeer(Peer):
         return rail not in self._avoid and (len(self.rails) == 1 or self.engine.rails.devices[rail].port.active)
 
     def _program(self, local: Region, remote: Remote, address: int, to_remote: bool, rails: tuple[int, ...]) -> Program:
-        key = (local.address, local.nbytes, address, remote.word, remote.key.memory, to_remote, rails)
+        key = _key(local, remote, address, to_remote, rails)
         program = self._programs.get(key)
         if program is not None and program.valid:
             return program
@@ -262,6 +302,11 @@ class VerbsPeer(Peer):
                 if len(self._programs) > _PROGRAMS:
                     self._programs.popitem(last=False)
         return program
+
+
+def _key(local: Region, remote: Remote, address: int, to_remote: bool, rails: tuple[int, ...]) -> tuple[object, ...]:
+    """What makes a copy the same as another."""
+    return local.address, local.nbytes, address, remote.word, remote.key.memory, to_remote, rails
 
 
 class VerbsTransfer(Transfer):

@@ -7,6 +7,7 @@ holds for what can be repeated: an atomic operation is not, from the moment that
 """
 
 import asyncio
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from dataplane.memory import Region
 if TYPE_CHECKING:
     from dataplane.backends.verbs_peer import VerbsPeer
 
+_WORD = struct.Struct("=Q")
 _TRIES = 8
 _ACCESS = 10
 _REFUSED = frozenset({9, _ACCESS})  # the peer's device has looked at it and done nothing
@@ -103,15 +105,21 @@ class VerbsRun:
         self._prepare(link, probe=False)
         return self._peer.engine.start(self, link)
 
+    def resume(self, link: Link, program: Program) -> None:
+        """Be what was posted there already, all of it."""
+        self._rails, self._program, self._phases = link.rails, program, [program.data]
+        self._left = {rail: [] for rail in program.data}
+
     def due(self) -> float:
         """Its deadline, from now on fixed."""
         if self.deadline is None:
             self.deadline = time.monotonic() + self.timeout
         return self.deadline
 
-    def help(self) -> None:
-        """What a waiting thread can do."""
+    def help(self) -> bool:
+        """What a waiting thread can do, and whether there is more of it."""
         self._peer.engine.lead(self)
+        return not self.over
 
     def rails(self) -> Iterable[int]:
         """See `Run`."""
@@ -264,4 +272,4 @@ class AtomicRun(VerbsRun):
 
 def epochs_of(remotes: Iterable[Remote]) -> bytes:
     """What the words of remotes must be, as they lie in memory."""
-    return np.array([remote.handle.epoch for remote in remotes], dtype=np.uint64).tobytes()
+    return b"".join([_WORD.pack(remote.handle.epoch) for remote in remotes])

@@ -36,6 +36,27 @@ def test_waiting_helps_before_it_sleeps() -> None:
     operation.get()
 
 
+def test_a_helper_with_more_to_do_is_called_until_the_end() -> None:
+    operation, calls = Operation(1), list[int]()
+
+    def help_a_little() -> bool:
+        calls.append(1)
+        if len(calls) == 3:
+            operation.part_done(None)
+        return len(calls) < 3
+
+    operation.add_helper(help_a_little)
+    operation.get()
+    assert len(calls) == 3
+
+
+def test_a_helper_that_always_has_more_to_do_does_not_outlast_the_wait() -> None:
+    operation = Operation(1)
+    operation.add_helper(lambda: True)
+    with pytest.raises(TransferTimeoutError, match="goes on"):
+        operation.get(timeout=0.01)
+
+
 def test_a_wait_that_is_too_short_leaves_the_operation_running() -> None:
     operation = Operation(1)
     with pytest.raises(TransferTimeoutError, match="goes on"):

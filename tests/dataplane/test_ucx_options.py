@@ -1,5 +1,11 @@
 """What `configure(ucx=...)` takes, and what happens to what it does not."""
 
+import numpy as np
+import pytest
+
+from dataplane import RDMABuffer, TransferError
+from dataplane.backends.ucx_segments import Segments
+from tests.conformance.owner import RemoteOwner
 from tests.dataplane.scripts import run
 
 START = "import os, sys, dataplane, numpy as np\nbefore = dict(os.environ)\n"
@@ -61,3 +67,47 @@ def test_without_descriptors_ucx_is_refused_and_works_once_there_are_some() -> N
         + "buffer.serialize()\n"
     )
     assert "ulimit -n" in out
+
+
+def test_pieces_that_would_end_their_receiver_are_not_sent_and_both_options_are_named() -> None:
+    options = {"TLS": "tcp,self", "TCP_TX_SEG_SIZE": "64k", "TCP_RX_SEG_SIZE": "64k"}
+    owner = RemoteOwner({"backend": "ucx", "ucx": options}, shared=False)
+    try:
+        name, raw = owner("make_filled", 300_000, 7)
+        buffer = RDMABuffer.deserialize(raw)
+        for attempt in (
+            lambda: buffer.read_into(np.zeros(300_000, np.uint8)).get(),
+            lambda: buffer.write_from(np.zeros(300_000, np.uint8)).get(),
+            lambda: buffer.fetch_add(1).get(),
+        ):
+            with pytest.raises(TransferError, match="TCP_TX_SEG_SIZE is 262144 bytes here and TCP_RX_SEG_SIZE 65536 "):
+                attempt()
+        assert set(owner("content", name)) == {7}
+    finally:
+        owner.close()
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "fit"),
+    [
+        ((64, 64), (64, 64), True),
+        ((64, 128), (128, 64), True),
+        ((128, 128), (64, 64), False),
+        ((64, 64), (128, 128), False),
+        ((128, 128), (0, 0), True),
+    ],
+)
+def test_a_piece_must_not_be_larger_than_its_receiver_takes(
+    here: tuple[int, int], there: tuple[int, int], fit: bool
+) -> None:
+    assert (Segments(*here).obstacle(Segments(*there)) is None) == fit
+
+
+def test_sizes_are_read_as_ucx_reads_them_and_come_behind_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "1M")
+    mine = Segments.of({"TCP_TX_SEG_SIZE": "256kb"})
+    assert mine == Segments(1 << 18, 1 << 20)
+    assert Segments.after(b"address" + mine.pack()) == mine
+    assert Segments.after(b"the address of one that says nothing") == Segments(0, 0)
+    monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "auto")
+    assert Segments.of({"TCP_TX_SEG_SIZE": "12"}) == Segments(12, 0)

@@ -10,10 +10,10 @@ import os
 import select
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pyverbs.enums as e
 from pyverbs.addr import GID, AHAttr, GlobalRoute
 from pyverbs.cq import CQ, CompChannel
@@ -34,12 +34,17 @@ PIECE = 1 << 20  # of a larger transfer: the response to a longer READ overruns 
 
 
 class End:
-    """One end: `nbytes` of registered memory and a queue pair. After `connect` it can read and write the other's."""
+    """One end: `nbytes` of registered memory and a queue pair. After `connect` it can read and write the other's.
+
+    The memory is an array's, as that of the transfers that it is compared with: where in a page it begins matters to a
+    device made of software, which copies page by page.
+    """
 
     def __init__(self, device: str, nbytes: int) -> None:
         self.context = Context(name=device)
         self.domain = PD(self.context)
-        self.memory = MR(self.domain, nbytes, ACCESS)
+        self.array = np.zeros(nbytes, np.uint8)
+        self.memory = MR(self.domain, nbytes, ACCESS, address=self.array.ctypes.data)
         opened = _completion_channels()
         self.channel = CompChannel(self.context)
         (self.events,) = _completion_channels() - opened
@@ -94,6 +99,15 @@ class End:
             requests.append(request)
         return requests
 
+    def repeat(self, opcode: int, nbytes: int) -> Callable[[], None]:
+        """A call that does such a transfer and waits for it, from requests made once."""
+        requests = self.prepare(opcode, nbytes)
+
+        def transfer() -> None:
+            assert self.post(requests) == 0
+
+        return transfer
+
     def post(self, requests: list[SendWR], *, timeout: float = 30.0) -> int:
         """Post requests that are chained and wait; the status of the completion."""
         self.pair.post_send(requests[0])
@@ -143,17 +157,6 @@ def connected(device: str, peer_device: str, nbytes: int) -> "Iterator[tuple[End
             yield end, peer
         finally:
             peer.stdin.close()
-
-
-def rate(end: End, opcode: int, nbytes: int, *, seconds: float) -> float:
-    """Bytes per second of transfers one after the other, the first one not counted."""
-    requests = end.prepare(opcode, nbytes)
-    assert end.post(requests) == 0
-    count, begin = 0, time.monotonic()
-    while time.monotonic() - begin < seconds:
-        assert end.post(requests) == 0
-        count += 1
-    return count * nbytes / (time.monotonic() - begin)
 
 
 def main() -> None:

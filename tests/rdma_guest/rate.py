@@ -1,8 +1,11 @@
 """The data plane's rate over verbs beside that of the bare device, in the guest: `python -m tests.rdma_guest.rate`.
 
-Bare: a loop over memory registered beforehand, pyverbs only. Ours: `read_into(...).get()` and `write_from(...).get()`,
-with the epoch words that make a dropped buffer an error. Both between two processes over the same device, in turns, so
-that what else the machine does meets both alike. Rates are medians; the ratio is the median of the turns' ratios.
+Bare: a loop over memory registered beforehand, pyverbs only, with requests made beforehand: one per MiB, chained, the
+last one signalled, posted by one call and polled for, asleep on the completion channel where that finds nothing. Ours:
+`read_into(...).get()` and `write_from(...).get()`, with the epoch words that make a dropped buffer an error. Both with
+one transfer in flight, between two processes over the same device and memory of the same kind. They take turns of some
+16 MiB, and who begins alternates, so that what else the machine does meets both alike. Rates are medians; the ratio is
+the median of the turns' ratios, with their quartiles.
 """
 
 import argparse
@@ -18,24 +21,33 @@ from tests.conformance.owner import RemoteOwner
 from tests.rdma_guest import bare_verbs as bare
 
 MIB = 1 << 20
+TURN_NBYTES = 16 * MIB
+TURN_CALLS = 200  # at most
 
 
-def ours(transfer, memory, *, seconds):
-    """Bytes per second of transfers one after the other, the first one not counted."""
-    transfer(memory).get()
-    count, begin = 0, time.monotonic()
-    while time.monotonic() - begin < seconds:
-        transfer(memory).get()
-        count += 1
-    return count * memory.nbytes / (time.monotonic() - begin)
+def rates(calls, nbytes, turns):
+    """Bytes per second of each call, one row per turn, in which all have their block of calls, one after the other."""
+    count = max(1, min(TURN_CALLS, TURN_NBYTES // nbytes))
+    rows = []
+    for turn in range(turns):
+        row = [0.0] * len(calls)
+        for at in range(len(calls)):
+            which = (turn + at) % len(calls)
+            call = calls[which]
+            call()  # not timed: the others have just been in the caches
+            begin = time.monotonic()
+            for _ in range(count):
+                call()
+            row[which] = count * nbytes / (time.monotonic() - begin)
+        rows.append(row)
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="rate over verbs, beside the bare device's")
     parser.add_argument("--devices", nargs=2, default=["rxe0", "rxe0"], help="of the initiator and of the owner")
     parser.add_argument("--sizes", nargs="+", type=int, default=[4096, 65536, MIB, 8 * MIB, 64 * MIB])
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each turn")
+    parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--json", action="store_true", help="one JSON line in place of the table")
     options = parser.parse_args()
 
@@ -54,23 +66,20 @@ def main() -> None:
                 ("read", bare.READ, buffer.read_into),
                 ("write", bare.WRITE, buffer.write_from),
             ):
-                rates = [
-                    (
-                        bare.rate(end, opcode, nbytes, seconds=options.seconds),
-                        ours(transfer, part, seconds=options.seconds),
-                    )
-                    for _ in range(options.turns)
-                ]
-                medians = [statistics.median(column) for column in zip(*rates, strict=True)]
-                ratio = statistics.median(mine / theirs for theirs, mine in rates)
-                rows.append({"op": name, "nbytes": nbytes, "bare": medians[0], "ours": medians[1], "ratio": ratio})
+                calls = [end.repeat(opcode, nbytes), lambda transfer=transfer, part=part: transfer(part).get()]
+                found = rates(calls, nbytes, options.turns)
+                theirs, mine = (statistics.median(column) for column in zip(*found, strict=True))
+                low, ratio, high = statistics.quantiles([ours / bare for bare, ours in found])
+                row = {"op": name, "nbytes": nbytes, "bare": theirs, "ours": mine}
+                rows.append({**row, "ratio": ratio, "low": low, "high": high})
     owner.close()
     if options.json:
         print(json.dumps(rows))
         return
-    print(f"{'op':6}{'bytes':>10}{'bare MB/s':>12}{'ours MB/s':>12}{'ratio':>8}")
+    print(f"{'op':6}{'bytes':>10}{'bare MB/s':>12}{'ours MB/s':>12}{'ratio':>8}{'quartiles':>14}")
     for row in rows:
-        print(f"{row['op']:6}{row['nbytes']:10}{row['bare'] / 1e6:12.1f}{row['ours'] / 1e6:12.1f}{row['ratio']:8.2f}")
+        speeds = f"{row['bare'] / 1e6:12.1f}{row['ours'] / 1e6:12.1f}"
+        print(f"{row['op']:6}{row['nbytes']:10}{speeds}{row['ratio']:8.3f}{row['low']:8.3f}{row['high']:6.3f}")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import dataplane
-from dataplane import RDMAAction, RDMABuffer, RemoteLayout
-from dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
+from dataplane import RDMAAction, RDMABuffer, RemoteLayout, process
+from dataplane.errors import ConfigurationError, OwnerDiedError, TransferError, TransferTimeoutError
 from tests.conformance.loops import meanwhile, read_until_it_fails, write_until_it_fails
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Clock, Fault
@@ -247,6 +247,36 @@ def test_owners_that_die_leave_no_queue_pair_and_no_descriptor(far):
         assert time.monotonic() < end
         time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) <= before[1]
+
+
+def test_a_configuration_that_comes_too_late_for_the_device_changes_nothing_at_all(near):
+    _, buffer = buffer_of(near, 4096)
+    buffer.read_into(bytearray(4096)).get()
+    here = process.current()
+    before, threads = here.config, here.pool.threads
+    with pytest.raises(ConfigurationError, match="before its first use"):
+        dataplane.configure(backend="ucx", copy_threads=threads + 1, ucx={"TLS": "self"}, verbs={"depth": 64})
+    assert here.config is before
+    assert here.pool.threads == threads
+    assert "not started" in {status.name: status.reason for status in dataplane.backends()}["ucx"]
+    assert here.ucx._config is before
+    assert buffer.backend == "verbs"
+    buffer.read_into(bytearray(4096)).get()
+
+
+def test_what_nobody_waits_for_ends_by_itself_also_after_much_that_was_waited_for(far):
+    _, buffer = buffer_of(far, LARGE)
+    into = np.zeros(LARGE, np.uint8)
+    begin = time.monotonic()
+    while time.monotonic() - begin < 0.5:
+        buffer.read_into(into).get()
+    ended = threading.Event()
+    with cut_link():
+        stuck = buffer.read_into(into, timeout=0.05)
+        stuck.add_done_callback(lambda _: ended.set())
+        assert ended.wait(5)
+        with pytest.raises(TransferTimeoutError):
+            stuck.get()
 
 
 def test_an_unknown_device_or_option_is_refused():

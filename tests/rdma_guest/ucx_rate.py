@@ -12,7 +12,7 @@ import dataplane
 from dataplane import RDMABuffer
 from tests.conformance.owner import RemoteOwner
 from tests.rdma_guest import bare_verbs as bare
-from tests.rdma_guest.rate import MIB, ours
+from tests.rdma_guest.rate import MIB, rates
 from tests.rdma_guest.ucx_system import settings
 
 DEVICE = "rxe0"
@@ -21,8 +21,7 @@ DEVICE = "rxe0"
 def main() -> None:
     parser = argparse.ArgumentParser(description="rate over verbs and over UCX, beside the bare device's")
     parser.add_argument("--sizes", nargs="+", type=int, default=[4096, MIB, 8 * MIB])
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.4, help="of each turn")
+    parser.add_argument("--turns", type=int, default=40)
     options = parser.parse_args()
 
     largest = max(options.sizes)
@@ -39,15 +38,10 @@ def main() -> None:
             part = memory[:nbytes]
             for name, opcode in (("read_into", bare.READ), ("write_from", bare.WRITE)):
                 transfers = [getattr(buffer.at(0, nbytes), name) for buffer in buffers]
-                turns = [
-                    (
-                        bare.rate(end, opcode, nbytes, seconds=options.seconds),
-                        *(ours(transfer, part, seconds=options.seconds) for transfer in transfers),
-                    )
-                    for _ in range(options.turns)
-                ]
-                rates = [statistics.median(column) / 1e6 for column in zip(*turns, strict=True)]
-                print(f"{name.split('_')[0]:6}{nbytes:10}" + "".join(f"{rate:12.1f}" for rate in rates), flush=True)
+                ours = [lambda transfer=transfer, part=part: transfer(part).get() for transfer in transfers]
+                turns = rates([end.repeat(opcode, nbytes), *ours], nbytes, options.turns)
+                medians = [statistics.median(column) / 1e6 for column in zip(*turns, strict=True)]
+                print(f"{name.split('_')[0]:6}{nbytes:10}" + "".join(f"{rate:12.1f}" for rate in medians), flush=True)
     for owner in owners:
         owner.close()
 

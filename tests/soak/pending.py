@@ -94,8 +94,8 @@ class Pending:
         elif isinstance(error, TransferTimeoutError):
             explained = any(self._waits_for(held) for held in self.buffers)
         elif isinstance(error, TransferError) and self.kind == "atomic":
-            # Its connection was cut for another one's deadline: it is not tried again.
-            explained = any(self._waits_for(held) for held in self.buffers)
+            # Its connection was cut for another's deadline, who may have waited for longer: it is not tried again.
+            explained = any(self._waits_for(held, since=self._begun - self._timeout) for held in self.buffers)
         else:
             explained = False
         if explained:
@@ -103,11 +103,11 @@ class Pending:
         lanes = ", ".join(sorted({held.owner.lane.name for held in self.buffers}))
         return f"a {self.kind} over {lanes} failed for no reason: {error!r}"
 
-    def _waits_for(self, held: Held) -> bool:
-        """Whether it had to wait for an owner that was stopped meanwhile."""
+    def _waits_for(self, held: Held, *, since: float | None = None) -> bool:
+        """Whether it had to wait for an owner that was stopped meanwhile, or after ``since``."""
         lane = held.owner.lane
         if self.kind == "atomic":
             waits = lane.atomics_wait
         else:
             waits = lane.writes_wait if held in self.writes else lane.reads_wait
-        return waits and held.life.stopped_within(self._begun, self.ended)
+        return waits and held.life.stopped_within(self._begun if since is None else since, self.ended)
