@@ -4,7 +4,7 @@ from control.accumulator import Accumulator
 from control.actor import Actor
 from control.context import ActorInstance, Context, context, current_rank, current_size
 from control.controller import get_or_spawn_controller
-from control.endpoint import Endpoint, as_endpoint, concurrent_endpoint, endpoint
+from control.endpoint import Endpoint, as_endpoint
 from control.errors import (
     ActorDefinitionError,
     ActorError,
@@ -14,6 +14,7 @@ from control.errors import (
     ChannelClosedError,
     ControlError,
     DeadlineError,
+    EngineMissingError,
     JobExistsError,
     JobNotFoundError,
     JoinError,
@@ -28,7 +29,9 @@ from control.errors import (
 )
 from control.failure import FailureKind, MeshFailure
 from control.future import Future
-from control.mesh import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
+from control.hosts import HostMesh, this_host
+from control.marking import concurrent_endpoint, endpoint
+from control.mesh import ActorMesh, ProcMesh, this_proc
 from control.port import Channel, Port, PortReceiver
 from control.runtime.job import shutdown
 from control.runtime.join import ServedJob, join, serve_job
@@ -94,6 +97,7 @@ __all__ = [
     "ActorDefinitionError",
     "PayloadError",
     "NoActorContextError",
+    "EngineMissingError",
     "JoinError",
     "JobNotFoundError",
     "JobExistsError",

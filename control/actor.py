@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from control.endpoint import EndpointOptions, EndpointSpec, endpoint_options
 from control.errors import ActorDefinitionError
 from control.failure import MeshFailure
+from control.marking import WRAPPED, EndpointOptions, EndpointSpec, endpoint_options
 
 _INTERFACE = "__control_interface__"
 
@@ -72,6 +72,8 @@ class ActorInterface:
             KeyError: there is no such method.
         """
         spec = self.endpoints.get(wire_name)
+        if spec is None and wire_name.endswith(WRAPPED):
+            return dataclasses.replace(self.find(wire_name.removesuffix(WRAPPED)), is_wrapped=True)
         if spec is None:
             name = wire_name.removesuffix(_EXPLICIT_PORT)
             spec = self.as_endpoint(name, explicit_response_port=name != wire_name)
@@ -188,6 +190,6 @@ def _spec(name: str, method: Callable[..., Any], options: EndpointOptions) -> En
 
 
 _RESERVED_NAMES = frozenset(
-    {"extent", "flatten", "has_actors", "initialized", "name", "rename", "root_extent", "root_members"}
-    | {"size", "slice", "split", "stop", "uid"}
+    {"extent", "flatten", "has_actors", "initialized", "name", "over", "rename", "root_extent"}
+    | {"root_members", "size", "slice", "split", "stop", "uid"}
 )

@@ -1,16 +1,17 @@
-"""`endpoint`, which makes a method callable from elsewhere, and `Endpoint`, through which it is called."""
+"""`Endpoint`: a method of the actors of a mesh, and the ways of calling it."""
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 from control.context import current_context
+from control.engine import engine
 from control.future import Future
+from control.marking import WRAPPED, EndpointSpec, checker, endpoint_options
 from control.port import pack_with_ports
 from control.runtime import job as runtime
 from control.runtime.notices import notice_number
@@ -21,104 +22,6 @@ from control.wire.envelope import Envelope, Kind, Payload
 if TYPE_CHECKING:
     from control.mesh import ActorMesh
     from control.runtime.process import Process
-
-F = TypeVar("F", bound=Callable[..., Any])
-_MARK = "__control_endpoint__"
-_KINDS = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.VAR_POSITIONAL,
-    inspect.Parameter.KEYWORD_ONLY,
-    inspect.Parameter.VAR_KEYWORD,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointOptions:
-    """What `endpoint` or `concurrent_endpoint` was told."""
-
-    explicit_response_port: bool = False
-    concurrent: bool = False
-
-
-@overload
-def endpoint(method: F, /) -> F: ...
-@overload
-def endpoint(*, explicit_response_port: bool = False) -> Callable[[F], F]: ...
-def endpoint(method: F | None = None, /, *, explicit_response_port: bool = False) -> F | Callable[[F], F]:
-    """Mark a method of an `Actor` as callable from elsewhere; within the actor it stays a plain method.
-
-    Args:
-        method: the method, when used without parentheses.
-        explicit_response_port: the method takes a `Port` after ``self`` and answers by ``port.send(value)``, when it
-            likes and from any thread; what it returns is ignored. The caller does not notice.
-    """
-
-    def mark(function: F) -> F:
-        setattr(function, _MARK, EndpointOptions(explicit_response_port))
-        return function
-
-    return mark if method is None else mark(method)
-
-
-@overload
-def concurrent_endpoint(method: F, /) -> F: ...
-@overload
-def concurrent_endpoint(*, explicit_response_port: bool = False) -> Callable[[F], F]: ...
-def concurrent_endpoint(method: F | None = None, /, *, explicit_response_port: bool = False) -> F | Callable[[F], F]:
-    """Mark an ``async def`` of an `Actor` as an endpoint for which later messages need not wait.
-
-    It starts in its turn, as others do; where it awaits, the actor goes on with its next message. So an actor may be
-    called back by somebody whom it is calling. `stop` waits for all that have started.
-
-    Args:
-        method: the method, when used without parentheses.
-        explicit_response_port: as for `endpoint`.
-    """
-
-    def mark(function: F) -> F:
-        setattr(function, _MARK, EndpointOptions(explicit_response_port, concurrent=True))
-        return function
-
-    return mark if method is None else mark(method)
-
-
-def endpoint_options(method: object) -> EndpointOptions | None:
-    """The options of a method marked by `endpoint`, None for others."""
-    return getattr(method, _MARK, None)
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointSpec:
-    """An endpoint as callers need to know it.
-
-    Attributes:
-        name: the method's.
-        parameters: name, kind (`inspect.Parameter.kind`) and whether there is a default, of those a caller gives.
-        is_async: whether it is an ``async def``.
-        explicit_response_port: whether it answers through a port.
-        concurrent: whether later messages need not wait for it.
-        wire_name: what calls name it by; differs from ``name`` where the caller chose the options (`as_endpoint`).
-    """
-
-    name: str
-    parameters: tuple[tuple[str, int, bool], ...]
-    is_async: bool
-    explicit_response_port: bool
-    concurrent: bool
-    wire_name: str
-
-
-@functools.cache
-def _checker(spec: EndpointSpec) -> Callable[..., None]:
-    """A function of the endpoint's signature that does nothing: calling it checks arguments at the speed of a call."""
-    parameters = [
-        inspect.Parameter(name, _KINDS[kind], default=None if has_default else inspect.Parameter.empty)
-        for name, kind, has_default in spec.parameters
-    ]
-    namespace: dict[str, Any] = {}
-    exec(f"def {spec.name}{inspect.Signature(parameters)}: pass", namespace)
-    return namespace[spec.name]  # type: ignore[no-any-return]
 
 
 class Endpoint:
@@ -135,7 +38,7 @@ class Endpoint:
         self.spec = spec
         self._mesh = mesh
         self._members = mesh._view_members()
-        self._check = _checker(spec)
+        self._check = checker(spec)
         self._awaited = tuple(
             Awaited(actor.process.id, f"{mesh.name}{point!r}" if point else mesh.name, spec.name, actor)
             for actor, point in zip(mesh._actors(), mesh.extent.points(), strict=True)
@@ -215,6 +118,60 @@ class Endpoint:
         self._cast(process, payload, process.ports.open(StreamReply(stream, self._awaited)))
         return stream
 
+    def rref(self, *args: Any, **kwargs: Any) -> Any:
+        """Call every actor of the mesh in its turn among the operations of the tensor engine.
+
+        Tensors of the actors' mesh may be among the arguments: each actor gets its own shard, as a plain tensor. What
+        the endpoint returns stays where it is; the script gets tensors of the mesh for it, at once.
+
+        What they look like is told by the ``propagate`` of `endpoint`: a function that is called here with the
+        arguments and returns the like of what the endpoint returns; see `tensor_engine.remote` for what else it may be.
+
+        Raises:
+            TypeError: the arguments do not fit the signature.
+            EngineMissingError: no tensor engine is installed.
+        """
+        self._check(*args, **kwargs)
+        return engine().rref(self, args, kwargs)
+
+    @property
+    def mesh(self) -> ActorMesh[Any]:
+        """The actors that it calls."""
+        return self._mesh
+
+    @property
+    def propagate(self) -> object:
+        """What the class of the actors says of it (see `endpoint`); None where it says nothing.
+
+        Raises:
+            LookupError: this reference has come from elsewhere, without the class.
+        """
+        cls = self._mesh._actor_class
+        if cls is None:
+            raise LookupError(f"{self!r}: a reference that was sent here does not bring the class of its actors")
+        options = endpoint_options(inspect.getattr_static(cls, self.spec.name))
+        return None if options is None else options.propagate
+
+    def wrapped(self, wrapper: Callable[..., Any]) -> Endpoint:
+        """An endpoint that runs ``wrapper(method, *args, **kwargs)`` in each actor in place of the method.
+
+        Args:
+            wrapper: gets the bound method and what the call brings, whatever its signature; ``async`` if the endpoint
+                is. It is sent with each call.
+
+        Raises:
+            TypeError: the endpoint answers through a port.
+        """
+        if self.spec.explicit_response_port:
+            raise TypeError(f"{self!r} answers through a port: nothing can run in its place")
+        name = self.spec.name
+        parameters = (
+            ("args", int(inspect.Parameter.VAR_POSITIONAL), False),
+            ("kwargs", int(inspect.Parameter.VAR_KEYWORD), False),
+        )
+        spec = dataclasses.replace(self.spec, parameters=parameters, wire_name=name + WRAPPED, is_wrapped=True)
+        return _WrappedEndpoint(self._mesh, spec, wrapper)
+
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any], to: Sequence[Awaited]) -> Payload:
         self._check(*args, **kwargs)
         payload, ports = pack_with_ports(args, kwargs)
@@ -247,6 +204,19 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"<endpoint {self._mesh.name}.{self.spec.name}>"
+
+
+class _WrappedEndpoint(Endpoint):
+    """What `Endpoint.wrapped` returns."""
+
+    __slots__ = ("_wrapper",)
+
+    def __init__(self, mesh: ActorMesh[Any], spec: EndpointSpec, wrapper: Callable[..., Any]) -> None:
+        super().__init__(mesh, spec)
+        self._wrapper = wrapper
+
+    def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any], to: Sequence[Awaited]) -> Payload:
+        return super()._pack((self._wrapper, *args), kwargs, to)
 
 
 class PlainMethod:

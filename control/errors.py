@@ -11,6 +11,7 @@ ControlError
 ├── ActorDefinitionError           this class cannot be an actor            (also TypeError)
 ├── PayloadError                   a value cannot be pickled or unpickled   (also TypeError)
 ├── NoActorContextError            this thread belongs to no actor          (also RuntimeError)
+├── EngineMissingError             no tensor engine is installed            (also ImportError)
 ├── JoinError                      a running job cannot be joined, or not be served
 │   ├── JobNotFoundError           there is no such job, or it has ended    (also LookupError)
 │   ├── JobExistsError             another running job has this name        (also ValueError)
@@ -112,6 +113,10 @@ class PayloadError(ControlError, TypeError):
 
 class NoActorContextError(ControlError, RuntimeError):
     """The calling thread belongs to no actor, so that there is no context to speak of."""
+
+
+class EngineMissingError(ControlError, ImportError):
+    """What was asked for is done by a tensor engine, and none is installed."""
 
 
 class JoinError(ControlError):

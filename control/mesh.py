@@ -1,22 +1,26 @@
-"""Meshes of hosts, processes and actors: what a script is written in terms of."""
+"""Meshes of processes and of actors: what a script is written in terms of."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from control.actor import Actor, ActorInterface, check_construction, interface_of
 from control.context import context
 from control.endpoint import Endpoint, PlainMethod
+from control.engine import engine
 from control.future import Future
 from control.runtime import job as runtime
-from control.runtime.binding import Binding
 from control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
 from control.runtime.ports import Awaited, MeshReply
 from control.shape import AxisSelection, Extent, Shape
 from control.wire.envelope import Envelope, Kind, ProcessRef
-from control.wire.payload import pack, pack_inert
+from control.wire.payload import pack
+
+if TYPE_CHECKING:
+    from control.hosts import HostMesh
 
 A = TypeVar("A", bound=Actor)
 M = TypeVar("M", bound="_Mesh")
@@ -61,6 +65,11 @@ class _Mesh:
     def root_members(self) -> Sequence[ProcessRef]:
         """The processes of the whole mesh, in rank order."""
         return self._members
+
+    @property
+    def members(self) -> Sequence[ProcessRef]:
+        """The processes of this mesh or slice, in rank order."""
+        return self._view_members()
 
     def slice(self: M, **selection: AxisSelection) -> M:
         """A part of the mesh: an int picks an index and drops the axis, a slice keeps a range.
@@ -151,9 +160,11 @@ class ActorMesh(_Mesh, Generic[A]):
         root: Extent,
         view: Shape,
         interface: ActorInterface,
+        actor_class: type | None = None,
     ) -> None:
         super().__init__(uid, name, members, root, view)
         self._interface = interface
+        self._actor_class = actor_class
 
     @property
     def initialized(self) -> Future[Any]:
@@ -174,8 +185,18 @@ class ActorMesh(_Mesh, Generic[A]):
             future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
 
+    def over(self, procs: ProcMesh) -> ActorMesh[A]:
+        """Those actors of the mesh that live in ``procs``: the mesh of processes that it was spawned on, or a slice.
+
+        Raises:
+            ValueError: the mesh was not spawned on the whole mesh of which ``procs`` is a part.
+        """
+        if procs.root_members != self._members:
+            raise ValueError(f"{self!r} was not spawned on the whole mesh of which {procs!r} is a part")
+        return self._with_view(procs._view)
+
     def _with_view(self, view: Shape) -> ActorMesh[A]:
-        return ActorMesh(self._uid, self._name, self._members, self._root, view, self._interface)
+        return ActorMesh(self._uid, self._name, self._members, self._root, view, self._interface, self._actor_class)
 
     # Which names are endpoints is not known to type checkers: what is for `as_endpoint` passes as one, too.
     def __getattr__(self, name: str) -> Endpoint:
@@ -207,8 +228,20 @@ class ProcMesh(_Mesh):
         self._launcher = launcher
 
     @property
+    def root(self) -> ProcMesh:
+        """The whole mesh, of which this may be a slice."""
+        return self._with_view(Shape.whole(self._root))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that the processes of this slice have in the whole mesh, in the order of the slice."""
+        return self._view.ranks()
+
+    @property
     def host_mesh(self) -> HostMesh:
         """The hosts of these processes."""
+        from control.hosts import HostMesh
+
         return HostMesh()
 
     @property
@@ -241,7 +274,7 @@ class ProcMesh(_Mesh):
         owner = creator._cell
         members = self._view_members()
         mesh: ActorMesh[A] = ActorMesh(
-            secrets.randbits(63), name, members, self.extent, Shape.whole(self.extent), interface
+            secrets.randbits(63), name, members, self.extent, Shape.whole(self.extent), interface, cls
         )
         request = SpawnRequest(mesh.uid, name, self.extent, OwnerRef(process.me, owner.uid), creator.as_creator())
         payload = (*pack((request, interface.is_async)), *body)
@@ -250,6 +283,29 @@ class ProcMesh(_Mesh):
         for rank, member in enumerate(members):
             process.send(member, Envelope(Kind.AGENT, mesh.uid, payload, "spawn", 0, rank))
         return mesh
+
+    def activate(self) -> AbstractContextManager[ProcMesh]:
+        """Have torch's operations run in these processes: ``with procs.activate(): x = torch.ones(3)``.
+
+        For a slice as for the whole mesh; may be nested. What `tensor_engine` does with them, its documentation says.
+
+        Raises:
+            EngineMissingError: no tensor engine is installed.
+        """
+        return engine().activate(self)
+
+    def rank_tensor(self, axis: str) -> Any:
+        """A tensor of this mesh, 0-dimensional and of 64-bit integers: each process' index along ``axis``.
+
+        Raises:
+            KeyError: there is no such axis.
+            EngineMissingError: no tensor engine is installed.
+        """
+        return engine().rank_tensor(self, axis)
+
+    def rank_tensors(self) -> dict[str, Any]:
+        """`rank_tensor` of every axis."""
+        return engine().rank_tensors(self)
 
     def stop(self) -> Future[None]:
         """Stop the actors in these processes and then the processes, which is no failure. It may be called again.
@@ -276,70 +332,6 @@ class ProcMesh(_Mesh):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ProcMesh, (self._uid, self._name, self._members, self._root, self._view, self._launcher))
-
-
-class HostMesh:
-    """Hosts on which processes are spawned. There is one so far: the host of the calling process, ``this_host()``."""
-
-    @property
-    def extent(self) -> Extent:
-        """Axes and sizes: none, which is one host."""
-        return Extent()
-
-    def spawn_procs(
-        self,
-        per_host: Mapping[str, int] | None = None,
-        *,
-        env: Mapping[str, str] | None = None,
-        bootstrap: Callable[[], object] | None = None,
-        proc_bind: Sequence[Mapping[str, str]] | None = None,
-        name: str = "procs",
-    ) -> ProcMesh:
-        """Start processes, owned by the calling actor. Returns at once; messages wait for them.
-
-        They are children of the calling process and never outlive it, however it ends. They import what the caller can
-        import, and write to its standard output and error.
-
-        Args:
-            per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process.
-            env: environment variables for them, besides the caller's own.
-            bootstrap: called in each of them before anything else; an exception there is the process' end.
-            proc_bind: what each process of a host is bound to, in rank order: a mapping with the lists ``cpus``,
-                ``cpunodebind`` and ``membind``, such as ``{"cpus": "0-3", "membind": "0"}`` (see `Binding.of`).
-            name: name of the mesh, for people.
-
-        Raises:
-            ValueError: an axis has a size below 1, or ``proc_bind`` names what the host has not.
-            TypeError: an axis, a size or an environment variable has the wrong type.
-            PayloadError: ``bootstrap`` cannot be pickled.
-        """
-        extent = Extent.of(per_host or {})
-        variables = dict(env or {})
-        for variable, value in variables.items():
-            if not isinstance(variable, str) or not isinstance(value, str):
-                raise TypeError(f"environment variables are strings, not {variable!r}={value!r}")
-        bindings = [Binding()] * extent.nelements if proc_bind is None else [Binding.of(bound) for bound in proc_bind]
-        if len(bindings) != extent.nelements:
-            raise ValueError(f"proc_bind describes {len(bindings)} processes, {extent!r} has {extent.nelements}")
-        packed = () if bootstrap is None else pack_inert(bootstrap)
-        process = runtime.current()
-        owner = context().actor_instance._cell
-        members = tuple(
-            runtime.new_process_ref(f"{name}{point!r}" if point else name, process.me) for point in extent.points()
-        )
-        mesh = ProcMesh(secrets.randbits(63), name, members, extent, Shape.whole(extent), process.me)
-        owner.owned[mesh.uid] = mesh
-        owner.spawned.add(mesh.uid)
-        process.launch(members, variables, packed, bindings)
-        return mesh
-
-    def __repr__(self) -> str:
-        return "<HostMesh this_host>"
-
-
-def this_host() -> HostMesh:
-    """The host that this process runs on."""
-    return HostMesh()
 
 
 def this_proc() -> ProcMesh:

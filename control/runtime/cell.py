@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from control.context import ActorInstance, Context, current_context
 from control.errors import ActorError, ControlError, SupervisionError
 from control.failure import FailureKind, MeshFailure
 from control.future import Future
+from control.marking import WRAPPED
 from control.port import Port, ReplyAddress
 from control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequest
 from control.runtime.replies import describe, pack_exception, pack_supervision
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from control.runtime.supervision import OwnedMesh
 
 _log = logging.getLogger("control")
+
+_unpacking = threading.Lock()
+"""Held while a class is unpacked, which imports what it needs. Imports of two threads that need each other's modules,
+begun in different places, can end in an error of Python's import system where the modules import in a circle."""
 
 
 class CellEndedError(BaseException):
@@ -104,7 +110,8 @@ class Cell:
         """Make the actor object."""
         body, self._body = self._body, ()
         try:
-            cls, args, kwargs = unpack(body)
+            with _unpacking:
+                cls, args, kwargs = unpack(body)
             self._interface = interface_of(cls)
             # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
             self._actor = cls.__new__(cls, *args, **kwargs)
@@ -131,7 +138,7 @@ class Cell:
     def is_concurrent(self, mail: Mail) -> bool:
         """Whether messages behind this one need not wait for it."""
         assert self._interface is not None  # messages are handled once the actor is constructed
-        spec = self._interface.endpoints.get(mail.envelope.method)
+        spec = self._interface.endpoints.get(mail.envelope.method.removesuffix(WRAPPED))
         return spec is not None and spec.concurrent
 
     async def handle_beside(self, mail: Mail) -> None:
@@ -164,7 +171,11 @@ class Cell:
         has_begun = False
         try:
             spec = self._interface.find(envelope.method)
-            args, kwargs = unpack(envelope.payload)
+            if spec.is_wrapped:
+                with _unpacking:  # it brings code
+                    args, kwargs = unpack(envelope.payload)
+            else:
+                args, kwargs = unpack(envelope.payload)
             method = getattr(self._actor, spec.name)
             has_begun = True
             if spec.explicit_response_port:
@@ -172,6 +183,8 @@ class Cell:
                 port = Port(ReplyAddress(mail.sender, number, envelope.rank), True, owed=bool(number))
                 self._unanswered.add(port)
                 result = method(port, *args, **kwargs)
+            elif spec.is_wrapped:
+                result = args[0](method, *args[1:], **kwargs)
             else:
                 result = method(*args, **kwargs)
             if spec.is_async:

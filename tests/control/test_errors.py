@@ -8,9 +8,9 @@ from control.shape import Extent
 
 EXPORTED = """
     Accumulator Actor ActorDefinitionError ActorError ActorInstance ActorMesh AlreadyInJobError AuthenticationError
-    BackpressureError Channel ChannelClosedError Context ControlError Creator DeadlineError Endpoint Extent
-    FailureKind Future HostMesh JobExistsError JobNotFoundError JoinError LinkError MeshFailure
-    NoActorContextError PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError ResponseStream
+    BackpressureError Channel ChannelClosedError Context ControlError Creator DeadlineError Endpoint
+    EngineMissingError Extent FailureKind Future HostMesh JobExistsError JobNotFoundError JoinError LinkError
+    MeshFailure NoActorContextError PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError ResponseStream
     ServedJob Settings Shape SupervisionError UnsafeFileError ValueMesh WireError as_endpoint
     concurrent_endpoint configure context current_rank current_size endpoint get_or_spawn_controller join serve_job
     shutdown subscribe this_host this_proc unhandled_fault_hook
@@ -32,6 +32,7 @@ def test_every_error_stands_in_the_tree_at_the_top_of_the_file() -> None:
         (errors.ActorDefinitionError, TypeError),
         (errors.PayloadError, TypeError),
         (errors.NoActorContextError, RuntimeError),
+        (errors.EngineMissingError, ImportError),
     ],
 )
 def test_errors_are_also_what_python_calls_them(error: type[Exception], builtin: type[Exception]) -> None:

@@ -17,6 +17,7 @@ from control import (
     concurrent_endpoint,
     context,
     endpoint,
+    this_host,
     this_proc,
 )
 
@@ -243,3 +244,41 @@ def test_normal_termination_drains_the_mailbox_then_ends_children_then_cleans_up
     assert path.read_text().splitlines() == ["drained", "child ends", "parent ends, error: None"]
     with pytest.raises(SupervisionError, match="stopped"):
         parent.note.call_one("late").get(TIMEOUT_S)
+
+
+def test_an_endpoint_returns_a_distributed_tensor_by_rref() -> None:
+    """ "rref() - Distributed Tensor Reference", on processes of its own, for torch is imported there."""
+    import torch
+
+    import tensor_engine
+
+    procs = this_host().spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "1"})
+    linear = procs.spawn("linear", LinearActor)
+    with procs.activate():
+        x = torch.rand(10, 100)
+        output = linear.forward.rref(x)
+        result = torch.relu(output - 25)
+    assert isinstance(result, tensor_engine.Tensor)
+    for rank, weights in enumerate(linear.state.call().get(60)):
+        expected = torch.relu(tensor_engine.inspect(x, gpus=rank, timeout=60) @ torch.tensor(weights) - 25)
+        torch.testing.assert_close(tensor_engine.inspect(result, gpus=rank, timeout=60), expected)
+    tensor_engine.shutdown()
+    procs.stop().get(TIMEOUT_S)
+
+
+class LinearActor(Actor):
+    """The block's actor, which can also tell its weights."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.weights = torch.rand(100, 100)
+
+    @endpoint(propagate=lambda x: x)
+    def forward(self, input: Any) -> Any:
+        return input @ self.weights
+
+    @endpoint
+    def state(self) -> list[list[float]]:
+        weights: list[list[float]] = self.weights.tolist()
+        return weights

@@ -1,0 +1,55 @@
+"""`engine`: the tensor engine behind `ProcMesh.activate` and its like, found by its entry point.
+
+The engine lies on a floor above and needs torch; this package knows neither. What is installed under the entry point
+``tensor_engine`` of the group ``skipper`` is loaded with the first use.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager
+from importlib.metadata import distributions
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from control.errors import EngineMissingError
+
+if TYPE_CHECKING:
+    from control.endpoint import Endpoint
+    from control.mesh import ProcMesh
+
+_GROUP, _NAME = "skipper", "tensor_engine"
+
+
+class TensorEngine(Protocol):
+    """What a tensor engine does for this package."""
+
+    def activate(self, mesh: ProcMesh) -> AbstractContextManager[ProcMesh]:
+        """See `ProcMesh.activate`."""
+
+    def rank_tensor(self, mesh: ProcMesh, axis: str) -> Any:
+        """See `ProcMesh.rank_tensor`."""
+
+    def rank_tensors(self, mesh: ProcMesh) -> dict[str, Any]:
+        """See `ProcMesh.rank_tensors`."""
+
+    def rref(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Endpoint.rref`."""
+
+
+@functools.cache
+def engine() -> TensorEngine:
+    """The tensor engine that is installed.
+
+    Raises:
+        EngineMissingError: there is none.
+        ImportError: it cannot be imported, for want of torch for example.
+    """
+    # Not by `entry_points`: that one stops at the first of equally named distributions, such as what an earlier build
+    # has left beside a checkout.
+    for distribution in distributions():
+        for point in distribution.entry_points.select(group=_GROUP, name=_NAME):
+            return cast(TensorEngine, point.load())
+    raise EngineMissingError(
+        f"no tensor engine is installed: nothing names itself {_NAME!r} in the entry points of {_GROUP!r} "
+        "(the distribution skipper-mesh does: install it, also where it runs from a checkout)"
+    )
