@@ -27,6 +27,7 @@ TOOLS: dict[str, Tool] = {
     "bw": Tool("benchmarks.bandwidth.command", "bandwidth and latency of one-sided reads and writes"),
     "doctor": Tool("dataplane.doctor.command", "what the data plane can use on this machine, and what it lacks"),
     "actors": Tool("benchmarks.actors.command", "latency and throughput of actor calls beside raw gRPC"),
+    "dispatch": Tool("benchmarks.dispatch.command", "operations of the tensor engine: issued, run, fetched"),
     "scale": Tool("benchmarks.scale.command", "casts to many processes, straight and by tree, and a model beyond"),
     "weight-sync": Tool("benchmarks.weight_sync.command", "weights from trainers to generators, beside a memcpy"),
 }

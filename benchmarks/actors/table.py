@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 __all__ = ["table"]
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[Result], *, title: str = "control plane") -> Table:
     """Lay the rows out; a ratio is of medians, and below 1 is better for a time, above 1 for a rate."""
     from rich import box
     from rich.table import Table
 
-    out = Table(title="control plane", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    out = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     out.add_column("figure", no_wrap=True)
     for column in ("p50", "p99", "unit", "n", "ratio"):
         out.add_column(column, justify="right", no_wrap=True)

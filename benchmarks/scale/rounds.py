@@ -40,6 +40,7 @@ class Plan:
         rounds: Blocks of each kind and size.
         calls: Calls in a block.
         broadcasts: Messages to each rank in a block.
+        turns: Calls to each rank alone in a block.
     """
 
     procs: int
@@ -47,6 +48,7 @@ class Plan:
     rounds: int = 12
     calls: int = 8
     broadcasts: int = 100
+    turns: int = 4
 
 
 @dataclass(slots=True)
@@ -57,8 +59,8 @@ class Times:
         calls: Durations of calls in ns.
         broadcasts: Of blocks of broadcasts in ns.
         caster_cpu: Of one call in the caster's process, in ns of a core.
-        member_cpu: Of one call in a rank's process, in ns of a core, called straight.
-        one: Durations of calls to one rank in ns.
+        member_cpu: Of one call in a rank's process, in ns of a core, called straight and one rank at a time.
+        one: Durations of those calls in ns.
         cores: How many cores the processes got when all of them wanted some; others may have used the rest.
     """
 
@@ -90,7 +92,7 @@ def measure(crowd: Crowd, plan: Plan) -> Times:
     """
     times = Times()
     blocks = [
-        Contestant("one", functools.partial(_call_one, crowd, plan, times)),
+        Contestant("in turn", functools.partial(_call_in_turn, crowd, plan, times)),
         Contestant("cores", functools.partial(_spin, crowd, times)),
     ]
     for count in sizes(crowd.straight.size):
@@ -115,13 +117,25 @@ def _timed(action: Callable[[], object]) -> int:
     return perf_counter_ns() - begin
 
 
-def _call_one(crowd: Crowd, plan: Plan, times: Times) -> None:
-    """One rank alone, and what that costs it."""
-    message, one = bytes(MESSAGE_NBYTES), crowd.straight.slice(ranks=0)
-    count = 10 * plan.calls
-    before = one.cpu_ns.call_one().get(TIMEOUT_S)
-    times.one += [_timed(lambda: one.echo.call_one(message).get(TIMEOUT_S)) for _ in range(count)]
-    times.member_cpu.append((one.cpu_ns.call_one().get(TIMEOUT_S) - before) / (count + 1))
+def _call_in_turn(crowd: Crowd, plan: Plan, times: Times) -> None:
+    """One rank at a time, and what that costs it.
+
+    Each rank in its turn, and none twice running: what one process needs, the others have driven from the caches in
+    the meantime, as they do in a call to all. A rank that is called again and again costs half of that.
+    """
+    message = bytes(MESSAGE_NBYTES)
+    ranks = range(crowd.straight.size)
+    each = [crowd.straight.slice(ranks=rank) for rank in ranks]
+    before = crowd.straight.cpu_ns.call().get(TIMEOUT_S)
+    for _ in range(plan.turns):
+        times.one += [_timed(functools.partial(_ask, member, message)) for member in each]
+    after = crowd.straight.cpu_ns.call().get(TIMEOUT_S)
+    # Of the two questions, each of which is a call, too, one falls between them.
+    times.member_cpu += [(after[rank] - before[rank]) / (plan.turns + 1) for rank in ranks]
+
+
+def _ask(member: ActorMesh[Member], message: bytes) -> None:
+    member.echo.call_one(message).get(TIMEOUT_S)
 
 
 def _spin(crowd: Crowd, times: Times) -> None:

@@ -1,0 +1,235 @@
+"""What is measured, in turns: the engine beside raw gRPC, actors, eager torch and memcpy."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import torch
+
+import control
+import tensor_engine
+from benchmarks.actors.parties import Echo
+from benchmarks.actors.raw_grpc import RawGrpc
+from benchmarks.statistics import Contestant, Schedule, interleave
+from control import ProcMesh
+from tensor_engine import Tensor, inspect
+from tensor_engine.fetch import ask
+from tensor_engine.issue import issue_call
+from tensor_engine.session import session_of
+
+__all__ = ["BULK_NBYTES", "ELEMENTS", "MESSAGE_NBYTES", "PROGRAM_OPS", "Plan", "Times", "measure"]
+
+MESSAGE_NBYTES = 100
+"""Of a raw gRPC call, and of a call of an actor."""
+
+ELEMENTS = 16
+"""Of the tensors whose operations are timed: so few that the operation itself takes next to no time."""
+
+PROGRAM_OPS = 120
+"""Of the compiled program."""
+
+BULK_NBYTES = 64 << 20
+TIMEOUT_S = 120.0
+
+_HOLD_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        rounds: Blocks of each kind.
+        ops: Operations in a block.
+        calls: Calls, and fetches, in a block.
+        few: Workers of the smaller mesh.
+        many: Workers of the larger mesh.
+        warmup: Rounds that are not counted.
+    """
+
+    rounds: int = 20
+    ops: int = 2000
+    calls: int = 60
+    few: int = 2
+    many: int = 16
+    warmup: int = 2
+
+
+Times = dict[str, list[float]]
+"""Durations in ns by what took them; for operations, per operation."""
+
+
+def measure(plan: Plan) -> Times:
+    """Run the plan, and leave no process behind.
+
+    Raises:
+        ControlError: A call failed.
+        TensorEngineError: An operation failed.
+    """
+    times: Times = defaultdict(list)
+    with contextlib.ExitStack() as stack:
+        stack.callback(control.shutdown)
+        stack.callback(tensor_engine.shutdown)
+        raw = stack.enter_context(RawGrpc.start())
+        work = _Work(plan, raw)
+        for blocks in (work.few_blocks, work.both_blocks):
+            contestants = [
+                Contestant(name, functools.partial(_note, times[name], block)) for name, block in blocks().items()
+            ]
+            interleave(contestants, Schedule(iterations=plan.rounds, warmup=plan.warmup))
+    for durations in times.values():  # the rounds before the first that counts
+        del durations[: len(durations) * plan.warmup // (plan.warmup + plan.rounds)]
+    return dict(times)
+
+
+def _note(durations: list[float], block: Callable[[], list[float]]) -> None:
+    durations += block()
+
+
+class _Work:
+    """The meshes of the run, and a function for each kind of block."""
+
+    def __init__(self, plan: Plan, raw: RawGrpc) -> None:
+        self._plan = plan
+        self._raw = raw
+        self._few = _spawn(plan.few)
+        with self._few.activate():
+            self._x, self._y = torch.ones(ELEMENTS), torch.ones(ELEMENTS)
+            self._bulk = torch.ones(BULK_NBYTES // 4)
+        self._replayed = tensor_engine.compile(_program)
+        self._added = tensor_engine.compile(_sums)
+        self._echo = self._few.spawn("echo", Echo).slice(gpus=0).echo
+        self._message = bytes(MESSAGE_NBYTES)
+
+    def few_blocks(self) -> dict[str, Callable[[], list[float]]]:
+        """With the smaller mesh alone: more processes than it needs would only be in the way."""
+        calls = self._plan.calls
+        return {
+            "grpc_unary": lambda: [float(ns) for ns in self._raw.unary(calls, MESSAGE_NBYTES)],
+            "issue": lambda: self._issue(self._few, self._x, self._y),
+            "replay": self._replay,
+            "worker_op": self._run_there,
+            "worker_replay_op": self._replay_there,
+            "eager_op": self._run_eagerly,
+            "call_one": lambda: [
+                _timed(lambda: self._echo.call_one(self._message).get(TIMEOUT_S)) for _ in range(calls)
+            ],
+            "fetch_small": lambda: [_timed(lambda: inspect(self._x, timeout=TIMEOUT_S)) for _ in range(calls)],
+            "fetch_bulk": lambda: [_timed(lambda: inspect(self._bulk, timeout=TIMEOUT_S)) for _ in range(3)],
+            "memcpy": _memcpy(),
+        }
+
+    def both_blocks(self) -> dict[str, Callable[[], list[float]]]:
+        """With both meshes."""
+        many = _spawn(self._plan.many)
+        with many.activate():
+            x, y = torch.ones(ELEMENTS), torch.ones(ELEMENTS)
+        session_of(many).synchronize(TIMEOUT_S)
+        return {
+            "issue_to_few": lambda: self._issue_to_held(self._few, self._x, self._y),
+            "issue_to_many": lambda: self._issue_to_held(many, x, y),
+        }
+
+    def _issue(self, mesh: ProcMesh, x: torch.Tensor, y: torch.Tensor) -> list[float]:
+        """Sums and scalings, half of each, whose results are dropped at once. The workers finish behind the clock."""
+        count = self._plan.ops // 2
+        begin = perf_counter_ns()
+        for _ in range(count):
+            x + y
+            x * 0.5
+        elapsed = perf_counter_ns() - begin
+        session_of(mesh).synchronize(TIMEOUT_S)
+        return [elapsed / (2 * count)]
+
+    def _issue_to_held(self, mesh: ProcMesh, x: torch.Tensor, y: torch.Tensor) -> list[float]:
+        """The same while the workers are held: on this one machine, as many as these would take the script's cores."""
+        self._call("hold", _HOLD_S, mesh=mesh)
+        session_of(mesh).flush()
+        return self._issue(mesh, x, y)
+
+    def _replay(self) -> list[float]:
+        """Replays of a program, counted by its operations. The workers finish behind the clock."""
+        count = max(self._plan.ops // PROGRAM_OPS, 8)
+        self._replayed(self._x, self._y)  # traced, the first time
+        session = session_of(self._few)
+        session.synchronize(TIMEOUT_S)
+        begin = perf_counter_ns()
+        for _ in range(count):
+            self._replayed(self._x, self._y)
+        elapsed = perf_counter_ns() - begin
+        session.synchronize(TIMEOUT_S)
+        return [elapsed / (PROGRAM_OPS * count)]
+
+    def _replay_there(self) -> list[float]:
+        """Replays of sums alone, on a worker that has been held up until all had been sent."""
+        count = max(self._plan.ops // PROGRAM_OPS, 8)
+        for _ in range(3):  # traced, run step by step, written out
+            self._added(self._x)
+        self._call("hold", _HOLD_S)
+        self._call("mark")
+        for _ in range(count):
+            self._added(self._x)
+        self._call("mark")
+        return [self._ask("marked", None) / (PROGRAM_OPS * count)]
+
+    def _run_there(self) -> list[float]:
+        """From the first operation to the last on a worker that has been held up until all had been sent."""
+        self._call("hold", _HOLD_S)
+        self._call("mark")
+        for _ in range(self._plan.ops):
+            self._x + self._x
+        self._call("mark")
+        return [self._ask("marked", None) / self._plan.ops]
+
+    def _run_eagerly(self) -> list[float]:
+        """The same operations in a plain loop, in the process of the worker."""
+        return [self._ask("eager", self._plan.ops) / self._plan.ops]
+
+    def _call(self, function: str, constant: float | None = None, *, mesh: ProcMesh | None = None) -> None:
+        mesh = mesh or self._few
+        lane = session_of(mesh).lane(mesh)
+        path = f"benchmarks.dispatch.workers:{function}"
+        issue_call(path, (), (), lane=lane, mesh=mesh, constant=constant, has_constant=constant is not None)
+
+    def _ask(self, function: str, argument: int | None) -> int:
+        assert isinstance(self._x, Tensor)  # it was made under activate
+        answer: int = ask(self._x._value, 0, f"benchmarks.dispatch.workers:{function}", argument).get(TIMEOUT_S)
+        return answer
+
+
+def _program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    for _ in range(PROGRAM_OPS // 2):
+        x = (x + y) * 0.5
+    return x
+
+
+def _sums(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(PROGRAM_OPS):
+        x = x + x
+    return x
+
+
+def _spawn(count: int) -> ProcMesh:
+    # One thread each: more of them than there are cores would be what is measured.
+    return control.this_host().spawn_procs({"gpus": count}, env={"OMP_NUM_THREADS": "1"})
+
+
+def _timed(action: Callable[[], object]) -> float:
+    begin = perf_counter_ns()
+    action()
+    return float(perf_counter_ns() - begin)
+
+
+def _memcpy() -> Callable[[], list[float]]:
+    source, destination = torch.ones(BULK_NBYTES // 4), torch.zeros(BULK_NBYTES // 4)
+
+    def copy() -> object:
+        return ctypes.memmove(destination.data_ptr(), source.data_ptr(), BULK_NBYTES)
+
+    return lambda: [_timed(copy) for _ in range(3)]

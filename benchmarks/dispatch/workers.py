@@ -1,0 +1,40 @@
+"""What the workers are asked to do besides operations: called by name, in their turn among the instructions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+__all__ = ["eager", "hold", "mark", "marked"]
+
+_KEPT = "benchmarks.dispatch"
+
+
+def hold(worker: Any, call: Any, inputs: Sequence[Any], constant: float) -> None:
+    """Do nothing for a while, so that all of what is to be timed has arrived when it begins."""
+    time.sleep(constant)
+    worker.own[_KEPT] = []
+
+
+def mark(worker: Any, call: Any, inputs: Sequence[Any], constant: None) -> None:
+    """Note the time."""
+    worker.own[_KEPT].append(perf_counter_ns())
+
+
+def marked(worker: Any, value: object, argument: None) -> int:
+    """Nanoseconds between the two marks."""
+    begin, end = worker.own.pop(_KEPT)
+    return int(end - begin)
+
+
+def eager(worker: Any, value: torch.Tensor, count: int) -> int:
+    """Nanoseconds for adding a tensor to itself so often, in a plain loop of this process."""
+    with torch.no_grad():
+        begin = perf_counter_ns()
+        for _ in range(count):
+            torch.add(value, value)
+        return perf_counter_ns() - begin
