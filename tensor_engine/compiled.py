@@ -1,0 +1,161 @@
+"""`compile`: a function whose instructions are recorded once, sent to the workers once, and replayed by one message."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+import torch
+
+from tensor_engine import recording
+from tensor_engine.guards import Guarding, Key, Surroundings, gradients, look_at
+from tensor_engine.recording import Recorder
+from tensor_engine.tensor import Tensor
+from tensor_engine.traced import Traced
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_log = logging.getLogger("tensor_engine")
+
+_tracing = threading.Lock()
+
+
+class CompiledFunction(Generic[P, R]):
+    """A function that is traced by the first call of a kind, and replayed by later ones. Made by `compile`."""
+
+    def __init__(self, function: Callable[P, R], programs: int) -> None:
+        functools.update_wrapper(self, function)
+        self.__wrapped__ = function
+        self._function = function
+        self._limit = programs
+        self._programs: dict[Key, list[Traced]] = {}
+        self._order: list[tuple[Key, Traced]] = []
+        self._unsettled: set[Key] = set()
+        self._has_warned = False
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function, by a replay if there has been a call like this one."""
+        if recording.is_tracing():
+            return self._function(*args, **kwargs)  # becomes a part of the other one's program
+        key, tensors = look_at(args, kwargs)
+        for traced in reversed(self._programs.get(key, ())):
+            if traced.holds():
+                return cast(R, traced.replay(tensors))
+        return cast(R, self._trace(key, tensors, args, kwargs))
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    @property
+    def programs(self) -> int:
+        """How many programs it has."""
+        return len(self._order)
+
+    def clear(self) -> None:
+        """Forget all programs, here and on the workers. The next call traces anew."""
+        self._programs.clear()
+        self._order.clear()
+        self._unsettled.clear()
+
+    def _trace(self, key: Key, tensors: list[Tensor], args: Any, kwargs: Any) -> Any:
+        with _tracing, _without_collector():
+            surroundings = Surroundings()
+            before = gradients()
+            recorder = recording.current = Recorder()
+            try:
+                with surroundings, Guarding(), torch.autograd.set_multithreading_enabled(False):
+                    result = [self._function(*args, **kwargs)]  # nobody else is to hold it
+            finally:
+                recording.current = None
+            if recorder.refusal is not None:
+                raise recorder.refusal
+            name = getattr(self._function, "__qualname__", repr(self._function))
+            traced = Traced(name, recorder, tensors, result, before, surroundings)
+        # What a first call leaves behind may be made by it alone, as the state of optimizers is: look at another one.
+        if traced.leaves_more and key not in self._unsettled:
+            self._unsettled.add(key)
+            return traced.take_result()
+        self._unsettled.discard(key)
+        self._programs.setdefault(key, []).append(traced)
+        self._order.append((key, traced))
+        if len(self._order) > self._limit:
+            self._drop_oldest()
+        return traced.take_result()
+
+    def _drop_oldest(self) -> None:
+        key, oldest = self._order.pop(0)
+        self._programs[key].remove(oldest)
+        if not self._programs[key]:
+            del self._programs[key]
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s has been traced for more than %d kinds of calls; each new one costs an eager call. Arguments and "
+                "settings of optimizers that change with every call can be made tensors of the mesh",
+                getattr(self._function, "__qualname__", self._function),
+                self._limit,
+            )
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Have the garbage collector rest, so that what is made meanwhile is all of the youngest generation."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@overload
+def compile(function: Callable[P, R], *, programs: int = ...) -> CompiledFunction[P, R]: ...
+
+
+@overload
+def compile(*, programs: int = ...) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
+
+
+def compile(function: Callable[..., Any] | None = None, *, programs: int = 16) -> Any:
+    """Have a function replayed by one message in place of one instruction for each of its operations.
+
+    The first call runs eagerly, and its instructions are recorded. A later call with arguments of the same kind sends
+    the number of the program and the numbers of its tensors; the workers do the rest. A whole training step can be
+    compiled: forward, ``backward()``, reductions, ``optimizer.step()`` and ``zero_grad()``.
+
+    A call is of the same kind if its tensors agree in shape, dtype, strides, mesh, stream, ``requires_grad`` and in
+    which of them share memory; its other arguments are equal; and grad mode, autocast, the active mesh and stream, the
+    modes of the modules and the settings of the optimizers that it uses, and which of the tensors that it uses require
+    or have a gradient, are the same. Other calls are traced in their turn. What else the function takes from the script
+    remains as it was in the trace: numbers in variables, ``torch.tensor(data)``, and which tensors are attributes of
+    what. Python code of the function, such as a counter, runs at a trace only.
+
+    Tensors that the function finds outside, as parameters and the state of optimizers, are the same ones in each
+    replay, and changed in place as usual. What it returns is new each time. Other tensors that it leaves behind, as
+    the ``grad`` of parameters, are overwritten by each replay; a trace that makes such other than gradients is done
+    once more, since state may be made at the first call only.
+
+    Args:
+        function: to be compiled. It must not fetch values.
+        programs: how many kinds of calls are remembered; the oldest one goes first, here and on the workers.
+
+    Returns:
+        The function; or, without one, a decorator.
+
+    Raises:
+        CompileError: at a call: the function does what cannot be replayed; the message says what.
+        ValueError: ``programs`` is not positive.
+    """
+    if programs < 1:
+        raise ValueError(f"programs= has to be at least 1, not {programs}")
+    if function is None:
+        return functools.partial(compile, programs=programs)
+    return CompiledFunction(function, programs)

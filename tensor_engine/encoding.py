@@ -1,0 +1,83 @@
+"""What travels from the script to its workers: batches of instructions, as flat lists of integers.
+
+An instruction is ``[site, outputs..., inputs...]``. The *site* says what is done, with how many of each; it was defined
+in the same batch or an earlier one. Outputs and inputs are numbers of values. Constants, as the 0.5 of ``x * 0.5``,
+lie in a list of their own, in the order in which the instructions of the batch take them. ``[FREE, n, refs...]`` is the
+only instruction of variable length: it frees values, and is not counted where instructions are numbered.
+
+A definition is ``(site, form, description)``: the number, how its instructions look, and what the function is told that
+makes the worker's part. Without a form it says that the site is not going to be used again.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FREE = 0
+"""The number that no site has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the instructions of a site look, and who makes the worker's part of it.
+
+    Attributes:
+        maker: ``module:function``, called on the worker as ``function(interpreter, site, description)``; it returns the
+            function that runs an instruction.
+        name: for people.
+        outputs: how many values come out.
+        inputs: how many go in.
+        constants: how many constants go with it.
+        writes: which inputs are changed.
+    """
+
+    maker: str
+    name: str
+    outputs: int
+    inputs: int
+    constants: int = 0
+    writes: tuple[int, ...] = ()
+
+
+Definition = tuple[int, Form | None, Any]
+
+_NOTHING = b""
+
+
+def pack_definitions(definitions: Sequence[Definition]) -> bytes:
+    """Definitions as bytes, empty for none. What they describe has to be importable on the workers."""
+    return pickle.dumps(definitions, protocol=5) if definitions else _NOTHING
+
+
+def unpack_definitions(packed: bytes) -> list[Definition]:
+    """What `pack_definitions` packed."""
+    definitions: list[Definition] = pickle.loads(packed) if packed else []
+    return definitions
+
+
+def pack_code(code: Sequence[int]) -> bytes:
+    """Instructions as bytes, eight for each integer."""
+    return array("q", code).tobytes()
+
+
+def unpack_code(packed: bytes) -> list[int]:
+    """What `pack_code` packed."""
+    return memoryview(packed).cast("q").tolist()
+
+
+def pack_constants(constants: Sequence[Any]) -> bytes:
+    """Numbers as bytes, empty for none."""
+    return pickle.dumps(constants, protocol=5) if constants else _NOTHING
+
+
+def unpack_constants(packed: Any) -> Sequence[Any]:
+    """What `pack_constants` packed; what was not packed passes as it is."""
+    if isinstance(packed, bytes):
+        numbers: Sequence[Any] = pickle.loads(packed) if packed else ()
+        return numbers
+    plain: Sequence[Any] = packed
+    return plain

@@ -1,0 +1,129 @@
+"""Everything that the tensor engine raises of its own.
+
+TensorEngineError
+├── NoActiveMeshError       (also RuntimeError)  an operation that needs an active mesh, and there is none
+├── MisuseError             (also ValueError)    what was asked for does not fit the tensors, at the line that asked
+│   ├── MeshMismatchError                        tensors of different meshes in one operation
+│   ├── StreamMismatchError                      tensors of different streams in one operation
+│   ├── LocalTensorError                         a tensor of the script where one of the mesh is needed, or reversed
+│   ├── DroppedTensorError                       a tensor after its `drop`
+│   └── BorrowedTensorError                      a tensor that is lent, or was given back
+├── NotPropagatableError    (also RuntimeError)  the script cannot know the shape of what an operation returns
+├── CompileError            (also RuntimeError)  a function that cannot be compiled, with the reason
+├── ReductionError          (also TypeError)     a reduction that has no meaning for the dtype
+├── RemoteError             (also RuntimeError)  an operation failed on a worker, or depends on one that did
+├── CommunicationError      (also RuntimeError)  workers could not exchange what an operation needs
+│   └── CommunicationTimeoutError                the others did not come in time (also TimeoutError)
+└── EngineClosedError       (also RuntimeError)  the engine, or the workers behind it, are gone
+
+What an operation can raise is no `TypeError`: Python takes that of an operator for "try the other operand", and says
+something else in its stead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "BorrowedTensorError",
+    "CommunicationError",
+    "CommunicationTimeoutError",
+    "CompileError",
+    "DroppedTensorError",
+    "EngineClosedError",
+    "LocalTensorError",
+    "MeshMismatchError",
+    "MisuseError",
+    "NoActiveMeshError",
+    "NotPropagatableError",
+    "ReductionError",
+    "RemoteError",
+    "StreamMismatchError",
+    "TensorEngineError",
+]
+
+
+class TensorEngineError(Exception):
+    """Base class of what the tensor engine raises of its own."""
+
+
+class NoActiveMeshError(TensorEngineError, RuntimeError):
+    """There is no active mesh: `with mesh.activate():` makes one."""
+
+
+class MisuseError(TensorEngineError, ValueError):
+    """What was asked for does not fit the tensors that it was asked of."""
+
+
+class MeshMismatchError(MisuseError):
+    """Tensors of different meshes meet in one operation."""
+
+
+class StreamMismatchError(MisuseError):
+    """Tensors of different streams meet in one operation."""
+
+
+class LocalTensorError(MisuseError):
+    """A tensor of the script stands where one of a mesh is needed, or the other way round."""
+
+
+class DroppedTensorError(MisuseError):
+    """The tensor has been dropped: its memory on the workers is gone."""
+
+
+class BorrowedTensorError(MisuseError):
+    """The tensor is lent to another stream, or was borrowed and has been given back."""
+
+
+class NotPropagatableError(TensorEngineError, RuntimeError):
+    """The script cannot know what an operation returns without running it."""
+
+
+class CompileError(TensorEngineError, RuntimeError):
+    """The function cannot be compiled; the message says why."""
+
+
+class ReductionError(TensorEngineError, TypeError):
+    """The reduction has no meaning for tensors of that dtype."""
+
+
+class CommunicationError(TensorEngineError, RuntimeError):
+    """Workers could not exchange what an operation needs: one is gone, or a connection between them is."""
+
+
+class CommunicationTimeoutError(CommunicationError, TimeoutError):
+    """The other workers did not take part in time."""
+
+
+class EngineClosedError(TensorEngineError, RuntimeError):
+    """The engine has been shut down, or the workers behind it are gone."""
+
+
+class RemoteError(TensorEngineError, RuntimeError):
+    """An operation failed on a worker, or depends on one that did.
+
+    Attributes:
+        rank: where it failed: the rank in the mesh of processes that the worker belongs to.
+        operation: what failed there.
+        summary: type and message of the exception there.
+        script_stack: where the script issued that operation, as text; empty where that is not known any more.
+        worker_stack: the traceback on the worker, as text.
+    """
+
+    def __init__(self, rank: int, operation: str, summary: str, script_stack: str, worker_stack: str) -> None:
+        self.rank = rank
+        self.operation = operation
+        self.summary = summary
+        self.script_stack = script_stack
+        self.worker_stack = worker_stack
+        lines: Sequence[str] = (
+            f"{operation} failed on rank {rank}: {summary}",
+            "Where the script issued it (most recent call last):",
+            script_stack.rstrip() or "  (not known any more)",
+            f"Where it failed on rank {rank}:",
+            worker_stack.rstrip(),
+        )
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (RemoteError, (self.rank, self.operation, self.summary, self.script_stack, self.worker_stack))

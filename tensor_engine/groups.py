@@ -1,0 +1,253 @@
+"""Process groups of the workers: one per set of workers and stream, made when it is first needed."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+from dataplane import DataplaneError, RDMABuffer
+from tensor_engine.errors import CommunicationError, CommunicationTimeoutError
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_TIMEOUT_S = 1800.0  # as long as one operation of another worker may take; who is gone is found at once
+_GLOO_THREADS = 2  # one for what comes while another is at work: all that a stream ever has under way
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where workers find each other: the address of a key-value store."""
+
+    host: str
+    port: int
+
+
+class RendezvousServer:
+    """The store through which workers find each other, in the script's process.
+
+    It listens on loopback only, on a port that the system chooses, and holds a few hundred bytes for each group.
+    """
+
+    def __init__(self) -> None:
+        with socket.socket() as listener:
+            listener.bind((LOOPBACK, 0))
+            listener.listen()
+            self.address = Rendezvous(LOOPBACK, listener.getsockname()[1])
+            # torch would listen on every interface; it takes a socket that listens already, and closes it.
+            self._store: TCPStore | None = TCPStore(
+                self.address.host,
+                self.address.port,
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+
+    def close(self) -> None:
+        """Stop listening. Groups that exist go on; no new ones can be made."""
+        self._store = None
+
+    def __enter__(self) -> RendezvousServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class Group:
+    """Some workers that communicate, seen from one of them.
+
+    For one thread: the workers' streams have groups of their own. All members call the same operations in the same
+    order. Once one has failed the group is broken: its connections are closed, so that the others fail at once, too.
+
+    Attributes:
+        members: the numbers of the workers; their order gives the ranks.
+        rank: of this worker in the group.
+        device: of the tensors that it moves.
+        same_host: whether all members share a kernel, and so can map each other's memory.
+        timeout_s: for each operation.
+    """
+
+    def __init__(
+        self, backend: Any, members: tuple[int, ...], rank: int, device: torch.device, timeout_s: float
+    ) -> None:
+        self.members = members
+        self.rank = rank
+        self.size = len(members)
+        self.device = device
+        self.timeout_s = timeout_s
+        self._backend = backend
+        self._broken: str | None = None
+        self.same_host = device.type == "cpu" and self._share_a_host()
+        self.scratch: dict[str, Any] = {}  # what `exchange` and `point_to_point` keep from one use to the next
+
+    @property
+    def backend(self) -> Any:
+        """The torch backend, for use under `guard`."""
+        if self._backend is None:
+            raise CommunicationError(f"{self} is closed" if self._broken is None else self._broken)
+        return self._backend
+
+    @contextlib.contextmanager
+    def guard(self, what: str) -> Iterator[None]:
+        """Turn what backends raise into our errors, and break the group with it.
+
+        Raises:
+            CommunicationTimeoutError: the others did not come in time.
+            CommunicationError: a member is gone, or the group was broken before.
+        """
+        if self._broken is not None:
+            raise CommunicationError(self._broken)
+        try:
+            yield
+        except (RuntimeError, DataplaneError) as error:
+            reason = f"{what} failed on {self}: {error}"
+            self._broken = f"{self} cannot be used any more, since {reason}"
+            self.close()
+            raise (CommunicationTimeoutError if _is_late(error) else CommunicationError)(reason) from error
+        except BaseException as error:
+            # The others wait for the rest of what this member has left in the middle.
+            self._broken = f"{self} cannot be used any more: {what} ended with {type(error).__name__}"
+            self.close()
+            raise
+
+    def swap(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+        """Send row i of ``outgoing`` to member i, whose row for this one becomes row i of ``incoming``.
+
+        Both contiguous uint8 on the group's device, of shape (size, n). Everything that goes to several members at
+        once is made of this: of gloo's collectives it is the fastest by far, and the one without gaps.
+        """
+        self.backend.alltoall_base(incoming, outgoing, [], [], dist.AllToAllOptions()).wait()
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            # On a broken connection even that may fail, and then nothing is left to close.
+            with contextlib.suppress(RuntimeError):
+                backend.abort()
+        self.scratch = {}  # only now: messages may have been under way from there
+
+    def __repr__(self) -> str:
+        return f"the group of workers {', '.join(map(str, self.members))}"
+
+    def _share_a_host(self) -> bool:
+        if self.size == 1:
+            return True
+        mine = RDMABuffer(bytearray(8)).owner.host - (1 << 63)
+        sent = torch.full((self.size, 1), mine, dtype=torch.int64)
+        got = torch.empty_like(sent)
+        with self.guard("the first exchange"):
+            self.swap(sent.view(torch.uint8), got.view(torch.uint8))
+        return bool((got == mine).all())
+
+
+class Groups:
+    """The groups of one stream of one worker.
+
+    Every worker has a number that is unique in the script, over all meshes, so that a group may span meshes.
+
+    Args:
+        rendezvous: the script's store.
+        number: of this worker.
+        stream: streams run beside each other, so each has groups of its own.
+        device: of the tensors: gloo moves those of ``"cpu"``, NCCL those of ``"cuda"``.
+        timeout_s: for making a group and for each operation of it.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        number: int,
+        *,
+        stream: str = "main",
+        device: str | torch.device = "cpu",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self.number = number
+        self.device = torch.device(device)
+        self.timeout_s = timeout_s
+        self._rendezvous = rendezvous
+        self._stream = stream
+        self._store: Store | None = None
+        self._groups: dict[tuple[int, ...], Group] = {}
+
+    def get(self, members: tuple[int, ...]) -> Group:
+        """The group of these workers, this one among them.
+
+        The first time, all of them make it and wait for each other. They have to make groups in the same order: they
+        do if groups are made as instructions of a script say.
+
+        Raises:
+            CommunicationTimeoutError: the others did not come in time.
+            CommunicationError: one of them is gone.
+            ValueError: this worker is not among them.
+        """
+        group = self._groups.get(members)
+        if group is None:
+            if self.number not in members:
+                raise ValueError(f"worker {self.number} is not one of {members}")
+            # One worker has nobody to talk to, and needs no backend for that.
+            backend = self.new_backend(members)[1] if len(members) > 1 else None
+            rank = members.index(self.number)
+            group = self._groups[members] = Group(backend, members, rank, self.device, self.timeout_s)
+        return group
+
+    def close(self) -> None:
+        """Close all groups. Idempotent; `get` makes them anew."""
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            group.close()
+        self._store = None
+
+    def new_backend(self, members: tuple[int, ...]) -> tuple[Store, Any]:
+        """A store and a torch backend for these workers, this one among them; all of them have to make it.
+
+        Raises:
+            CommunicationTimeoutError: the others did not come in time.
+            CommunicationError: one of them is gone.
+        """
+        name = f"{self._stream}/{'-'.join(map(str, members))}"
+        try:
+            store = PrefixStore(name, self._connect()) if len(members) > 1 else HashStore()
+            return store, self._backend(store, members.index(self.number), len(members))
+        except RuntimeError as error:
+            kind = CommunicationTimeoutError if _is_late(error) else CommunicationError
+            raise kind(
+                f"worker {self.number} could not meet the others of {members} within {self.timeout_s} s: {error}"
+            ) from error
+
+    def _backend(self, store: Store, rank: int, size: int) -> Any:
+        timeout = datetime.timedelta(seconds=self.timeout_s)
+        if self.device.type == "cuda":
+            nccl: Any = dist.ProcessGroupNCCL.Options()
+            nccl._timeout = timeout
+            return dist.ProcessGroupNCCL(store, rank, size, nccl)
+        gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        gloo._timeout = timeout
+        gloo._threads = _GLOO_THREADS
+        gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        return dist.ProcessGroupGloo(store, rank, size, gloo)
+
+    def _connect(self) -> Store:
+        if self._store is None:
+            self._store = TCPStore(
+                self._rendezvous.host,
+                self._rendezvous.port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=datetime.timedelta(seconds=self.timeout_s),
+            )
+        return self._store
+
+
+def _is_late(error: Exception) -> bool:
+    """Whether a deadline has passed: torch tells by its message alone."""
+    text = str(error).lower()
+    return isinstance(error, TimeoutError) or "timed out" in text or "timeout" in text

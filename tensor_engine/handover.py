@@ -1,0 +1,139 @@
+"""How a worker and an actor in the same process work together: the one gives tensors, the other calls its method."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from control import ActorMesh, Channel, ControlError, Future, PortReceiver, context
+from tensor_engine.arguments import unpack
+from tensor_engine.calls import Call
+from tensor_engine.heap import Poison
+from tensor_engine.interpreter import Interpreter
+from tensor_engine.meetings import Key, Meeting, fail, forget, meet, settle
+from tensor_engine.process_groups import WorkerGroups
+from tensor_engine.user_code import Task, use
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a worker is told of calls of an endpoint.
+
+    Attributes:
+        actors: whose method it is.
+        task: what becomes of the result.
+    """
+
+    actors: ActorMesh[Any]
+    task: Task
+
+
+def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
+    """Give the inputs to the actor of this process and wait for what its method makes of them."""
+    order: Order = told.static
+    key = (worker.session, constant)
+    meeting = meet(key)
+    poison = next((value for value in inputs if isinstance(value, Poison)), None)
+    if poison is not None:
+        meeting.given.set_result(None)
+        return [poison] * len(told.outputs)
+    groups = WorkerGroups.of(worker)
+    _Watch.of(worker, order.actors).expect(meeting)
+    meeting.given.set_result(lambda data: unpack(data, inputs, groups.get))
+    try:
+        result = meeting.returned.result()
+    finally:
+        forget(key)
+    return use(order.task, told.outputs, result, inputs)
+
+
+def in_actor(method: Callable[..., Any], key: Key, data: bytes) -> None:
+    """In place of an endpoint: call its method once the worker is as far, and give the result to that one."""
+    meeting = meet(key)
+    fill_in = meeting.given.result()
+    if fill_in is None:
+        forget(key)
+        return
+    try:
+        args, kwargs = fill_in(data)
+        result = method(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  (whatever it raises is its result's poison)
+        fail(meeting, error)
+    except BaseException as error:
+        fail(meeting, ActorEndedError(f"the method has ended with {type(error).__name__}: {error}"))
+        raise
+    else:
+        settle(meeting, result)
+
+
+async def in_async_actor(method: Callable[..., Awaitable[Any]], key: Key, data: bytes) -> None:
+    """`in_actor` for an ``async`` endpoint."""
+    meeting = meet(key)
+    fill_in = await asyncio.wrap_future(meeting.given)
+    if fill_in is None:
+        forget(key)
+        return
+    try:
+        args, kwargs = fill_in(data)
+        result = await method(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001  (whatever it raises is its result's poison)
+        fail(meeting, error)
+    except BaseException as error:
+        fail(meeting, ActorEndedError(f"the method has ended with {type(error).__name__}: {error}"))
+        raise
+    else:
+        settle(meeting, result)
+
+
+class ActorEndedError(RuntimeError):
+    """The actor whose endpoint was to be called is gone."""
+
+
+class _Watch:
+    """Sees that the actor of this process ends, and ends the calls that wait for it."""
+
+    def __init__(self, actors: ActorMesh[Any]) -> None:
+        here = context().actor_instance.proc_id
+        index = next(index for index, member in enumerate(actors.members) if member.id == here)
+        self._name = actors.name
+        self._error: Exception | None = None
+        self._expected: Meeting | None = None
+        self._guard = threading.Lock()
+        port, receiver = Channel.open()
+        self._receiver: PortReceiver[None] = receiver
+        port.link(actors.slice(**actors.extent.point(index)))
+        self._end: Future[None] = receiver.recv()
+        self._end.add_done_callback(self._ended)
+
+    @staticmethod
+    def of(worker: Interpreter, actors: ActorMesh[Any]) -> _Watch:
+        """The one for an actor."""
+        key = f"actor {actors.uid}"
+        watch: _Watch | None = worker.own.get(key)
+        if watch is None:
+            watch = worker.own[key] = _Watch(actors)
+        return watch
+
+    def expect(self, meeting: Meeting) -> None:
+        """Fail this call if the actor ends, or has ended."""
+        with self._guard:
+            self._expected = meeting
+        if self._error is not None:
+            fail(meeting, self._error)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._receiver.close()
+
+    def _ended(self, done: Future[None]) -> None:
+        try:
+            done.get(0)
+        except ControlError as error:
+            with self._guard:
+                self._error = ActorEndedError(f"actor {self._name!r} of this process has ended: {error}")
+                expected = self._expected
+            if expected is not None:
+                fail(expected, self._error)

@@ -1,0 +1,55 @@
+"""What a worker has: values by their numbers, and the poison that stands where a value could not be made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """Stands in place of a value whose operation failed, and of everything that depends on it.
+
+    Attributes:
+        rank: where it failed, in the mesh of processes that the worker belongs to.
+        lane: number of the lane that the failed instruction came by.
+        sequence: number of that instruction in its lane.
+        operation: what failed.
+        summary: type and message of the exception.
+        traceback: of the worker, as text.
+        step: which instruction of a compiled program, where the failed instruction is a replay.
+    """
+
+    rank: int
+    lane: int
+    sequence: int
+    operation: str
+    summary: str
+    traceback: str
+    step: int | None = None
+
+
+Heap = dict[int, Any]
+"""Tensors, poison, and whatever else an instruction has made, by number."""
+
+_heaps: dict[int, Heap] = {}
+
+
+def heap_of(session: int) -> Heap:
+    """The one heap of a session in this process; all its streams share it."""
+    return _heaps.setdefault(session, {})
+
+
+def forget_heap(session: int) -> None:
+    """Let go of everything that a session has in this process."""
+    _heaps.pop(session, None)
+
+
+def poison_storage(heap: Heap, tensor: torch.Tensor, poison: Poison) -> None:
+    """Put poison in place of every value that shares the storage of ``tensor``."""
+    storage = tensor.untyped_storage()._cdata
+    for ref, value in list(heap.items()):
+        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
+            heap[ref] = poison

@@ -1,0 +1,96 @@
+"""`Metadata`: what the script knows of a tensor on the workers; there is one object for equal ones."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+_known: weakref.WeakValueDictionary[tuple[object, ...], Metadata] = weakref.WeakValueDictionary()
+
+
+class Metadata:
+    """Shape, strides, storage offset, dtype and device of a tensor.
+
+    Make them by `metadata` alone: equal ones are the same object then, so that they are compared, and hashed, by
+    identity.
+    """
+
+    __slots__ = ("__weakref__", "device", "dtype", "offset", "shape", "stride")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.shape = shape
+        self.stride = stride
+        self.offset = offset
+        self.dtype = dtype
+        self.device = device
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements in bytes; what views share is counted for each."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def extent(self) -> int:
+        """Elements of the storage from its begin to the end of the last element of the tensor."""
+        if self.numel == 0:
+            return self.offset
+        return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+
+    def contiguous(self) -> Metadata:
+        """Of a fresh contiguous tensor of the same shape."""
+        return metadata(self.shape, self.dtype, self.device)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (metadata, (self.shape, self.dtype, self.device, self.stride, self.offset))
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} on {self.device}"
+
+
+def metadata(
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    stride: Sequence[int] | None = None,
+    offset: int = 0,
+) -> Metadata:
+    """The one `Metadata` object of these values; without strides, that of a contiguous tensor."""
+    sizes = tuple(shape)
+    steps = _contiguous_strides(sizes) if stride is None else tuple(stride)
+    place = torch.device(device)
+    key = (sizes, steps, offset, dtype, place)
+    known = _known.get(key)
+    if known is None:
+        known = _known.setdefault(key, Metadata(sizes, steps, offset, dtype, place))
+    return known
+
+
+def metadata_of(tensor: torch.Tensor) -> Metadata:
+    """The metadata of any strided tensor, a fake one included."""
+    return metadata(tensor.shape, tensor.dtype, tensor.device, tensor.stride(), int(tensor.storage_offset()))
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

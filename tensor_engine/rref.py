@@ -1,0 +1,102 @@
+"""`Endpoint.rref`: endpoints of actors that take tensors of a mesh and return them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from control import ActorMesh, Endpoint
+from tensor_engine import recording
+from tensor_engine.arguments import Packed
+from tensor_engine.errors import MeshMismatchError
+from tensor_engine.expectation import Expected, expect
+from tensor_engine.handover import Order, in_actor, in_async_actor
+from tensor_engine.issue import issue_call
+from tensor_engine.lane import Lane
+from tensor_engine.opaque_ref import OPAQUE_META
+from tensor_engine.remote import give, look_at, take_apart
+from tensor_engine.user_code import EXPECTED, IGNORED, WHOLE, Task
+
+_CACHED = 4096
+"""Kinds of calls whose results are remembered."""
+
+_numbers = itertools.count(1)
+_turn = threading.Lock()
+"""Actors and workers have to see calls in one order, from whichever thread they come."""
+
+_cache: dict[tuple[object, ...], Expected] = {}
+
+
+def rref(endpoint: Endpoint, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`Endpoint.rref`.
+
+    Raises:
+        MeshMismatchError: the tensors are not on the processes of the actors.
+        ValueError: the endpoint is ``propagate="mocked"``, which has no meaning without its actor.
+        As calls of remote functions.
+    """
+    recording.refuse("a call of an actor's endpoint", "make it beside the compiled function")
+    actors, propagate, name = endpoint.mesh, endpoint.propagate, f"{endpoint.mesh.name}.{endpoint.spec.name}"
+    packed = Packed(args, kwargs)
+    lane, mesh = packed.place(name)
+    _check_places(actors, lane, name)
+    if propagate is None:
+        _issue(endpoint, packed, lane, mesh, (), Task("", IGNORED))
+        return None
+    if callable(propagate):
+        return _known(endpoint, packed, lane, mesh, expect(name, propagate, packed, is_real=False))
+    if propagate not in ("cached", "inspect"):
+        raise ValueError(
+            f"{name} is an endpoint with propagate={propagate!r}: a method needs its actor, and cannot be run in the "
+            'script. Give a function, "cached" or "inspect"'
+        )
+    key = (actors.uid, endpoint.spec.name, *packed.pattern())
+    if propagate == "cached" and (expected := _cache.get(key)) is not None:
+        return _known(endpoint, packed, lane, mesh, expected)
+    (whole,) = _issue(endpoint, packed, lane, mesh, (OPAQUE_META,), Task("", WHOLE))
+    expected = look_at(whole)
+    if propagate == "cached":
+        if len(_cache) >= _CACHED:
+            _cache.pop(next(iter(_cache)))
+        _cache[key] = expected
+    return take_apart(name, whole, packed, expected)
+
+
+def _known(endpoint: Endpoint, packed: Packed, lane: Lane, mesh: Any, expected: Expected) -> Any:
+    made = _issue(endpoint, packed, lane, mesh, expected.metas, Task("", EXPECTED, expected.kinds))
+    return give(packed, expected, made)
+
+
+def _issue(
+    endpoint: Endpoint, packed: Packed, lane: Lane, mesh: Any, metas: Sequence[Any], task: Task
+) -> Sequence[Any]:
+    """Send the call to the actors, and tell the workers when it is their turn."""
+    run = endpoint.wrapped(in_async_actor if endpoint.spec.is_async else in_actor)
+    session = lane.session
+    number = next(_numbers)
+    with _turn:
+        session.check()
+        run.call((session.number, number), packed.data)
+        return issue_call(
+            "tensor_engine.handover:call",
+            packed.values,
+            metas,
+            lane=lane,
+            mesh=mesh,
+            name=f"{endpoint.mesh.name}.{endpoint.spec.name}",
+            static=Order(endpoint.mesh, task),
+            constant=number,
+            has_constant=True,
+            sees_poison=True,
+        )
+
+
+def _check_places(actors: ActorMesh[Any], lane: Lane, name: str) -> None:
+    everywhere = lane.session.procs.root_members
+    if {everywhere[rank].id for rank in lane.ranks} != {member.id for member in actors.members}:
+        raise MeshMismatchError(
+            f"{name}: the actors {actors!r} are not in the processes where the tensors are, or that are active, "
+            f"{len(lane.ranks)} of {lane.session.procs!r}: take the same slice of both"
+        )

@@ -1,0 +1,51 @@
+"""What `control` finds by the entry point: the methods of its meshes that are about tensors."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from control import Endpoint, ProcMesh
+from tensor_engine import activation
+from tensor_engine.issue import issue_call
+from tensor_engine.metadata import metadata
+from tensor_engine.rref import rref as remote_rref
+from tensor_engine.session import session_of
+from tensor_engine.tensor import Tensor
+
+
+def activate(mesh: ProcMesh) -> AbstractContextManager[ProcMesh]:
+    """`ProcMesh.activate`."""
+    return activation.activate(mesh)
+
+
+def rank_tensor(mesh: ProcMesh, axis: str) -> Tensor:
+    """`ProcMesh.rank_tensor`."""
+    return rank_tensors(mesh, (axis,))[axis]
+
+
+def rank_tensors(mesh: ProcMesh, axes: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+    """`ProcMesh.rank_tensors`."""
+    lane = session_of(mesh).lane(mesh, activation.current_stream())
+    tensors: dict[str, Tensor] = {}
+    for axis in mesh.extent if axes is None else axes:
+        if axis not in mesh.extent:
+            raise KeyError(f"no axis {axis!r} in {mesh.extent!r}")
+        places = tuple((rank, point[axis]) for rank, point in zip(mesh.ranks, mesh.extent.points(), strict=True))
+        tensors[axis] = issue_call(
+            "tensor_engine.data:place",
+            (),
+            (metadata((), torch.int64),),
+            lane=lane,
+            mesh=mesh,
+            name=f"rank_tensor({axis!r})",
+            static=places,
+        )[0]
+    return tensors
+
+
+def rref(endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`Endpoint.rref`."""
+    return remote_rref(endpoint, args, kwargs)

@@ -1,0 +1,51 @@
+"""Functions that tests have workers call."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+import torch
+
+from tensor_engine.calls import Call
+from tensor_engine.interpreter import Interpreter
+from tensor_engine.replay import Replay
+
+
+def count(worker: Interpreter, value: object, argument: object) -> int:
+    """How many values there are."""
+    return len(worker.heap)
+
+
+def sites(worker: Interpreter, value: object, argument: object) -> int:
+    """How many sites are known."""
+    return len(worker._sites)
+
+
+def resident(worker: Interpreter, value: object, argument: object) -> int:
+    """Bytes of memory that the process has."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def fail_on(worker: Interpreter, call: Call, inputs: Sequence[torch.Tensor], constant: object) -> list[torch.Tensor]:
+    """Fail on one rank; double the input on others."""
+    if worker.rank == call.static:
+        raise ValueError("told to fail")
+    return [inputs[0] * 2]
+
+
+def transposed(worker: Interpreter, call: Call, inputs: Sequence[torch.Tensor], constant: Any) -> list[torch.Tensor]:
+    """A sum, a constant, and nothing on rank 1."""
+    return [inputs[0] + inputs[1], None if worker.rank == 1 else torch.tensor(constant)]  # type: ignore[list-item]
+
+
+def die(worker: Interpreter, call: Call, inputs: Sequence[torch.Tensor], constant: object) -> list[torch.Tensor]:
+    """End the process of one rank."""
+    if worker.rank == call.static:
+        os._exit(3)
+    return [inputs[0]]
+
+
+def programs(worker: Interpreter, value: object, argument: object) -> int:
+    """How many compiled programs the worker knows."""
+    return sum(isinstance(getattr(site.run, "__self__", None), Replay) for site in worker._sites.values())
