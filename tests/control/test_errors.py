@@ -10,8 +10,8 @@ EXPORTED = """
     Accumulator Actor ActorDefinitionError ActorError ActorInstance ActorMesh AlreadyInJobError AuthenticationError
     BackpressureError Channel ChannelClosedError Context ControlError Creator DeadlineError Endpoint
     EngineMissingError Extent FailureKind Future HostMesh JobExistsError JobNotFoundError JoinError LinkError
-    MeshFailure NoActorContextError PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError ResponseStream
-    ServedJob Settings Shape SupervisionError UnsafeFileError ValueMesh WireError as_endpoint
+    MeshFailure NoActorContextError PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError
+    ResponseStream ServedJob Settings Shape SupervisionError UnsafeFileError ValueMesh WireError as_endpoint
     concurrent_endpoint configure context current_rank current_size endpoint get_or_spawn_controller join serve_job
     shutdown subscribe this_host this_proc unhandled_fault_hook
 """
