@@ -190,6 +190,6 @@ def _spec(name: str, method: Callable[..., Any], options: EndpointOptions) -> En
 
 
 _RESERVED_NAMES = frozenset(
-    {"extent", "flatten", "has_actors", "initialized", "name", "over", "rename", "root_extent"}
+    {"extent", "flatten", "has_actors", "initialized", "members", "name", "over", "rename", "root_extent"}
     | {"root_members", "size", "slice", "split", "stop", "uid"}
 )
