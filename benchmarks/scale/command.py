@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from benchmarks import output
 from benchmarks.arguments import Parser, whole
-from benchmarks.errors import BenchmarkError
-from benchmarks.report import Report, Result
+from benchmarks.program import EXIT_CODES, add_report_options, run
+from benchmarks.report import Result
 from benchmarks.scale.crowd import gather_crowd
 from benchmarks.scale.rounds import MESSAGE_NBYTES, Plan, costs_of, measure
 from benchmarks.scale.rows import measured, modelled
@@ -18,7 +16,6 @@ from control import ControlError
 
 __all__ = ["main"]
 
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _MOST = 1024
 
 
@@ -38,42 +35,32 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
     plan = Plan(given.procs, given.fanout)
     if given.quick:
         plan = Plan(min(given.procs, 6), given.fanout, rounds=2, calls=2, broadcasts=5)
-    results: list[Result] = []
-    errors: list[str] = []
     limit = ""
-    exit_code = 0
-    try:
+
+    def measure_and_model(results: list[Result]) -> None:
+        nonlocal limit
         with gather_crowd(plan.procs) as crowd:
             limit = crowd.limit
             times = measure(crowd, plan)
             costs = costs_of(times, plan)
-            results = measured(crowd, times, plan, costs)
+            results += measured(crowd, times, plan, costs)
             results += modelled(crowd.straight.size, given.ranks, plan, costs)
-    except BenchmarkError as error:
-        errors, exit_code = [str(error)], error.exit_code
-    except ControlError as error:
-        errors, exit_code = [f"{type(error).__name__}: {error}"], 1
-    except KeyboardInterrupt:
-        errors, exit_code = ["interrupted"], _INTERRUPTED
-    for sentence in errors:
-        print(f"{prog}: {sentence}", file=sys.stderr)
-    if results:
-        console = output.console(json_on_stdout=given.json == output.STDOUT)
-        for table in tables(results, limit):
-            console.print(table)
-    if given.csv is not None and results:
-        output.write_csv(results, given.csv)
-    if given.json is not None:
-        config = {
+
+    return run(
+        argv,
+        given,
+        measure_and_model,
+        prog=prog,
+        tables=lambda results: tables(results, limit),
+        config=lambda: {
             "tool": "scale",
             "ranks": given.ranks,
             "limit": limit,
             "message_nbytes": MESSAGE_NBYTES,
             **asdict(plan),
-        }
-        report = Report(argv=[*prog.split(), *argv], config=config, results=results, errors=errors)
-        output.write_json(report, given.json)
-    return exit_code
+        },
+        failures=(ControlError,),
+    )
 
 
 def _parser(prog: str) -> Parser:
@@ -81,7 +68,7 @@ def _parser(prog: str) -> Parser:
         prog=prog,
         description="Calls and broadcasts to many processes of this host, straight and down a tree, beside a model of "
         "them that goes on to many more.",
-        epilog="exit codes: 0 all is well; 1 the run could not be finished; 2 wrong arguments; 130 interrupted",
+        epilog=EXIT_CODES,
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -89,7 +76,5 @@ def _parser(prog: str) -> Parser:
     )
     parser.add_argument("--fanout", type=whole(2, _MOST), default=8, help="of the trees (default: 8)")
     parser.add_argument("--ranks", type=whole(4, 1 << 20), default=1 << 15, help="model up to these (default: 32768)")
-    parser.add_argument("--quick", action="store_true", help="6 processes, to see that it works; trust no figure")
-    parser.add_argument("-J", "--json", metavar="PATH", help="write the report; - prints it alone on standard output")
-    parser.add_argument("--csv", metavar="PATH", help="write the rows")
+    add_report_options(parser, quick="6 processes, to see that it works; trust no figure")
     return parser

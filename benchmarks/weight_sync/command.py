@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from benchmarks import output
+from benchmarks import output, program
 from benchmarks.arguments import Parser
-from benchmarks.errors import BenchmarkError
-from benchmarks.report import Report, Result
+from benchmarks.program import EXIT_CODES, add_report_options
+from benchmarks.report import Result
 from benchmarks.weight_sync.job import Workload, run
 from benchmarks.weight_sync.model import Model
 from control import ControlError, shutdown
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["main"]
-
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 _FULL = Workload(Model(), 2, 2, 8, 10, 25, 300, 10_000, (64, 48))
 _QUICK = Workload(Model(layers=2, vocabulary=4096), 2, 2, 3, 2, 2, 20, 480, (8, 6))
@@ -37,39 +35,31 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
         prog: What was typed before them.
 
     Returns:
-        The exit code: 0 when everything was measured, 1 for a failure, 3 for wrong data.
+        The exit code: 0 all is well, 1 a failure, 2 a wrong command line, 3 wrong data, 130 interrupted.
     """
     parser = Parser(
         prog=prog,
         description="Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
+        epilog=EXIT_CODES + "; 3 wrong data",
+        allow_abbrev=False,
     )
-    parser.add_argument("--quick", action="store_true", help="a small model and few turns: for correctness, not speed")
-    parser.add_argument("--json", metavar="PATH", help="write the report there; - is standard output")
-    arguments = parser.read(argv, "json")
-    if isinstance(arguments, int):
-        return arguments
-    workload = _QUICK if arguments.quick else _FULL
-    rows: list[Result] = []
-    errors: list[str] = []
-    exit_code = 0
+    add_report_options(parser, quick="a small model and few turns: for correctness, not speed")
+    given = parser.read(argv, "json", "csv")
+    if isinstance(given, int):
+        return given
+    workload = _QUICK if given.quick else _FULL
     try:
-        asyncio.run(_collect(workload, rows))
-    except (BenchmarkError, ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError) as error:
-        errors.append(f"{type(error).__name__}: {error}")
-        exit_code = getattr(error, "exit_code", 1)
-    except KeyboardInterrupt:
-        errors.append("interrupted")
-        exit_code = _INTERRUPTED
+        return program.run(
+            argv,
+            given,
+            lambda rows: asyncio.run(_collect(workload, rows)),
+            prog=prog,
+            tables=lambda rows: [_table(rows)],
+            config=lambda: {"tool": "weight_sync", "quick": given.quick, **asdict(workload)},
+            failures=(ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError),
+        )
     finally:
         shutdown()
-    for sentence in errors:
-        print(f"{prog}: {sentence}", file=sys.stderr)
-    if rows:
-        output.console(json_on_stdout=arguments.json == output.STDOUT).print(_table(rows))
-    if arguments.json is not None:
-        config = {"tool": "weight_sync", "quick": arguments.quick, **asdict(workload)}
-        output.write_json(Report([*prog.split(), *argv], config, rows, errors), arguments.json)
-    return exit_code
 
 
 async def _collect(workload: Workload, rows: list[Result]) -> None:
