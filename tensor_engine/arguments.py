@@ -12,11 +12,11 @@ import torch
 
 from control import ProcMesh
 from tensor_engine import activation
-from tensor_engine.errors import LocalTensorError, MeshMismatchError, StreamMismatchError
+from tensor_engine.errors import LocalTensorError
 from tensor_engine.lane import Lane
 from tensor_engine.opaque_ref import OpaqueRef
 from tensor_engine.process_groups import RemoteProcessGroup
-from tensor_engine.tensor import Tensor, Value, value_of
+from tensor_engine.tensor import Tensor, Value, refuse_mixture, value_of
 
 _INPUT, _GROUP = "input", "group"
 
@@ -100,17 +100,8 @@ def place_of(values: Sequence[Value], what: str) -> tuple[Lane, ProcMesh]:
         return active.lane, active.mesh
     first = values[0]
     for other in values:
-        if other.lane is first.lane:
-            continue
-        if other.lane.members == first.lane.members and other.lane.session is first.lane.session:
-            raise StreamMismatchError(
-                f"{what}: arguments of the streams {first.lane.stream.name!r} and {other.lane.stream.name!r} meet: "
-                "borrow one for the stream of the other"
-            )
-        raise MeshMismatchError(
-            f"{what}: arguments on {first.mesh!r} and {other.mesh!r} meet: bring one to the mesh of the other by "
-            "to_mesh, or take a part of it by slice_mesh"
-        )
+        if other.lane is not first.lane:
+            refuse_mixture(f"{what}: arguments", first, other)
     return first.lane, first.mesh
 
 

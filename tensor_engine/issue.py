@@ -13,17 +13,13 @@ from control import ProcMesh
 from tensor_engine import activation, recording, tensor
 from tensor_engine.calls import Call
 from tensor_engine.encoding import Form
-from tensor_engine.errors import (
-    LocalTensorError,
-    MeshMismatchError,
-    StreamMismatchError,
-)
+from tensor_engine.errors import LocalTensorError
 from tensor_engine.keys import PLAIN, Facts, Special, note_aliases, walk
 from tensor_engine.lane import Lane
 from tensor_engine.metadata import Metadata, metadata_of
 from tensor_engine.propagation import NEW, SAME, SEQUENCE, CallSite, propagate
 from tensor_engine.session import all_sessions
-from tensor_engine.tensor import Tensor, Value, value_of, wrap
+from tensor_engine.tensor import Tensor, Value, refuse_mixture, value_of, wrap
 
 _MOST_SITES = 4096
 """Kinds of operations and arguments that are remembered."""
@@ -78,7 +74,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for each in tensors:
             value = each._value
             if value.lane is not lane:
-                _refuse_mixture(func, tensors)
+                refuse_mixture(f"{_name(func)}: tensors", tensors[0]._value, value)
             if value.barred is not None or value.storage.barred is not None:
                 value.check()
         if len(tensors) > 2 or (len(tensors) == 2 and value.storage is tensors[0]._value.storage):
@@ -140,20 +136,6 @@ def _remember(key: tuple[Hashable, ...], site: CallSite) -> None:
     if evicted is not None:
         for session in all_sessions():
             session.forget_site(evicted.number)
-
-
-def _refuse_mixture(func: Any, tensors: Sequence[Tensor]) -> None:
-    first = tensors[0]._value
-    other = next(each._value for each in tensors if each._value.lane is not first.lane)
-    if other.lane.members == first.lane.members and other.lane.session is first.lane.session:
-        raise StreamMismatchError(
-            f"{_name(func)}: tensors of the streams {first.lane.stream.name!r} and {other.lane.stream.name!r} meet: "
-            "borrow one for the stream of the other"
-        )
-    raise MeshMismatchError(
-        f"{_name(func)}: tensors of {first.mesh!r} and {other.mesh!r} meet: bring one to the mesh of the other by "
-        "to_mesh, or take a part of it by slice_mesh"
-    )
 
 
 def _reshape(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 
 from tensor_engine import recording
-from tensor_engine.errors import LocalTensorError
+from tensor_engine.errors import LocalTensorError, MeshMismatchError, StreamMismatchError
 from tensor_engine.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -232,6 +232,29 @@ def wrap(value: Value) -> Tensor:
     )
     tensor._value = value
     return tensor
+
+
+def refuse_mixture(what: str, first: Value, other: Value) -> NoReturn:
+    """Say why two values cannot meet that are not of one lane.
+
+    Args:
+        what: the operation, and what of it does not go together: ``add: tensors``.
+        first: the one.
+        other: the other.
+
+    Raises:
+        StreamMismatchError: they are of different streams.
+        MeshMismatchError: they are of different meshes.
+    """
+    if other.lane.members == first.lane.members and other.lane.session is first.lane.session:
+        raise StreamMismatchError(
+            f"{what} of the streams {first.lane.stream.name!r} and {other.lane.stream.name!r} meet: "
+            "borrow one for the stream of the other"
+        )
+    raise MeshMismatchError(
+        f"{what} of {first.mesh!r} and {other.mesh!r} meet: bring one to the mesh of the other by "
+        "to_mesh, or take a part of it by slice_mesh"
+    )
 
 
 def value_of(tensor: object) -> Value:

@@ -1,16 +1,11 @@
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from benchmarks.actors.command import main
 from benchmarks.actors.rounds import FANOUT, PIPELINED, Plan
 from benchmarks.actors.rows import rows
-from benchmarks.report import Report
 
-ROOT = Path(__file__).resolve().parents[2]
+from .quick import quick_run
+
 NAMES = {
     "grpc_aio_unary_p50_us",
     "grpc_aio_bidi_msgs_per_s",
@@ -29,19 +24,11 @@ KINDS += ("pipelined", "broadcast", "bulk", "spawn")
 
 
 def test_a_quick_run_prints_every_figure_beside_its_reference() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.actors", "--quick", "--json", "-"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    report = Report.from_dict(json.loads(done.stdout))
+    report, told = quick_run("benchmarks.actors")
     assert {row.name for row in report.results} == NAMES
     assert all(row.value > 0 for row in report.results)
     assert report.errors == ()
-    assert "call_one_p50_us" in done.stderr  # the table
+    assert "call_one_p50_us" in told  # the table
 
 
 def test_rates_and_ratios_follow_from_the_durations() -> None:

@@ -1,16 +1,11 @@
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from benchmarks.dispatch.command import main
 from benchmarks.dispatch.rounds import Plan
 from benchmarks.dispatch.rows import rows
-from benchmarks.report import Report
 
-ROOT = Path(__file__).resolve().parents[2]
+from .quick import quick_run
+
 NAMES = {
     "grpc_aio_unary_p50_us",
     "call_one_p50_us",
@@ -31,18 +26,10 @@ KINDS += ("fetch_small", "fetch_bulk", "memcpy", "issue_to_few", "issue_to_many"
 
 
 def test_a_quick_run_prints_every_figure_beside_its_reference() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.dispatch", "--quick", "--json", "-"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    report = Report.from_dict(json.loads(done.stdout))
+    report, told = quick_run("benchmarks.dispatch")
     assert {row.name for row in report.results} == NAMES
     assert report.errors == ()
-    assert "eager_op_issue_us" in done.stderr  # the table
+    assert "eager_op_issue_us" in told  # the table
 
 
 def test_figures_follow_from_the_durations() -> None:

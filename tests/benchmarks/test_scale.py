@@ -1,11 +1,5 @@
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from benchmarks.report import Report
 from benchmarks.scale.command import main
 from benchmarks.scale.model import (
     BUNDLE_ENTRY_NBYTES,
@@ -23,20 +17,13 @@ from control.tree import Span
 from control.wire.envelope import Envelope, Kind
 from control.wire.frames import encode
 
-ROOT = Path(__file__).resolve().parents[2]
+from .quick import quick_run
+
 COSTS = Costs(call_us=10, message_us=4, rank_us=1, handle_us=20, wire_us=100)
 
 
 def test_a_quick_run_measures_both_ways_and_models_more_ranks() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scale", "--quick", "--fanout", "2", "--ranks", "1024", "--json", "-"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    report = Report.from_dict(json.loads(done.stdout))
+    report, told = quick_run("benchmarks.scale", "--fanout", "2", "--ranks", "1024")
     assert report.config["limit"] == "as many as asked for"
     measured = [row for row in report.results if row.name == "call_us"]
     assert {(row.parameters["ranks"], row.parameters["way"]) for row in measured} == {
@@ -45,7 +32,7 @@ def test_a_quick_run_measures_both_ways_and_models_more_ranks() -> None:
     assert all(row.reference is not None and "model_error" in row.parameters for row in measured)
     beyond = [row for row in report.results if row.name == "modelled_call_us"]
     assert {row.parameters["ranks"] for row in beyond} == {8, 16, 32, 64, 128, 256, 512, 1024}
-    assert "processes (as many as asked for)" in done.stderr
+    assert "processes (as many as asked for)" in told
 
 
 def test_one_rank_takes_one_of_everything() -> None:
