@@ -43,6 +43,7 @@ cdef extern from "rows.h" nogil:
     int SKIPPER_ROW_WORDS
     int SKIPPER_MAX_DIMS
     void skipper_copy_rows(const skipper_row *rows, int64_t end, int to_remote, int stream)
+    void skipper_stream(char *dst, const char *src, size_t nbytes)
 
 cdef extern from "atomics.h" nogil:
     uint64_t skipper_fetch_add(uint64_t at, uint64_t value)
@@ -215,10 +216,13 @@ cdef class Block:
         PyBuffer_FillInfo(buffer, self, <void *>self.address, self.nbytes, 0, flags)
 
 
-def copy(uintptr_t dst, uintptr_t src, size_t nbytes):
-    """memcpy between two addresses of this process."""
+def copy(uintptr_t dst, uintptr_t src, size_t nbytes, bint stream=False):
+    """memcpy between two addresses of this process; with `stream` past the cache, where the processor can."""
     with nogil:
-        c_memcpy(<void *>dst, <const void *>src, nbytes)
+        if stream:
+            skipper_stream(<char *>dst, <const char *>src, nbytes)
+        else:
+            c_memcpy(<void *>dst, <const void *>src, nbytes)
 
 
 def copy_rows(const int64_t[:, ::1] rows, bint to_remote, bint stream=False):
@@ -250,8 +254,8 @@ def gone(int pidfd):
 
 
 def guarded_copy(uintptr_t local, uintptr_t remote, size_t nbytes, bint to_remote, uintptr_t word, uint64_t expected,
-                 int pidfd):
-    """One contiguous copy between the checks of its epoch word: OK, CHANGED or GONE."""
+                 int pidfd, bint stream=False):
+    """One contiguous copy between the checks of its epoch word: OK, CHANGED or GONE. `stream` is about reads alone."""
     cdef int status = OK_
     with nogil:
         if to_remote:
@@ -259,6 +263,8 @@ def guarded_copy(uintptr_t local, uintptr_t remote, size_t nbytes, bint to_remot
                 status = CHANGED_
             else:
                 c_memcpy(<void *>remote, <const void *>local, nbytes)
+        elif stream:
+            skipper_stream(<char *>local, <const char *>remote, nbytes)
         else:
             c_memcpy(<void *>local, <const void *>remote, nbytes)
         if status == OK_ and skipper_load(word) != expected:

@@ -58,13 +58,14 @@ def is_shared(data: Any) -> bool:
     return region.kind is HOST and process.current().arena.locate(region.address, 1) is not None
 
 
-def memcpy(dst: Any, src: Any, *, threads: int = 1) -> None:
+def memcpy(dst: Any, src: Any, *, threads: int = 1, stream: bool = False) -> None:
     """Copy contiguous host memory without holding the GIL: the yardstick for every other way of moving it.
 
     Args:
         dst: Tensor, array or writable buffer.
         src: The same, of as many bytes; may be read-only.
         threads: Threads that copy a stripe each.
+        stream: Whether to go past the cache, where the processor can: for parts of a copy that would not stay in it.
 
     Raises:
         TypeError: Not host memory, or no memory at all.
@@ -82,4 +83,4 @@ def memcpy(dst: Any, src: Any, *, threads: int = 1) -> None:
         raise ValueError(f"dst has {target.nbytes} bytes, src {source.nbytes}")
     if target.address < source.address + source.nbytes and source.address < target.address + target.nbytes:
         raise ValueError("dst and src overlap")
-    process.current().pool.memcpy(target.address, source.address, target.nbytes, threads)
+    process.current().pool.memcpy(target.address, source.address, target.nbytes, threads, stream=stream)

@@ -110,7 +110,7 @@ class RDMABuffer:
         require_range(offset, nbytes, self._nbytes)
         return self._view(self._owner, self._registration, self._handle, self._offset + int(offset), int(nbytes))
 
-    def read_into(self, dst: Any, *, timeout: float = 60.0) -> Operation:
+    def read_into(self, dst: Any, *, timeout: float = 60.0, stream: bool = False) -> Operation:
         """Copy the whole buffer into `dst`.
 
         Done by this process alone (over TCP the owner's UCX thread takes part, its Python does not). A small transfer
@@ -119,6 +119,8 @@ class RDMABuffer:
         Args:
             dst: Contiguous writable memory of as many bytes.
             timeout: Seconds until the operation ends with `TransferTimeoutError`.
+            stream: Whether a copy from mapped memory should go past the cache, as large ones do anyway: for a part of
+                one that is read bit by bit and would not stay in the cache.
 
         Returns:
             The operation. `dst` is kept alive by it, and its content is undefined until it has succeeded.
@@ -132,7 +134,7 @@ class RDMABuffer:
         require_writable(region, "dst")
         if region.nbytes != self._nbytes:
             raise ValueError(f"dst has {region.nbytes} bytes, the buffer {self._nbytes}")
-        return self._copy(region, False, timeout)
+        return self._copy(region, False, timeout, stream=stream)
 
     def write_from(self, src: Any, *, timeout: float = 60.0) -> Operation:
         """Copy `src` over the whole buffer.
@@ -273,12 +275,14 @@ class RDMABuffer:
         if not self._source().writable:
             raise ValueError(f"{self!r} was registered as read-only")
 
-    def _copy(self, region: Any, to_remote: bool, timeout: float) -> Operation:
+    def _copy(self, region: Any, to_remote: bool, timeout: float, *, stream: bool = False) -> Operation:
         seconds = timeout if type(timeout) is float and timeout > 0 else require_timeout(timeout)
         try:
             peer, remote, offset = self.route()
         except DataplaneError as error:
             return Operation.failed(error)
+        if stream:
+            return peer.stream(region, remote, offset, timeout=seconds)
         return peer.copy(region, remote, offset, to_remote=to_remote, timeout=seconds)
 
     def _atomic(self, atomic: Atomic, offset: int, timeout: float) -> FetchOperation:

@@ -11,6 +11,9 @@ from dataplane.errors import ConfigurationError
 BACKENDS = ("shm", "ucx", "verbs")
 """Transports between processes, in the order in which "auto" tries them."""
 
+HOST_VARIABLE = "SKIPPER_DATA_PLANE_HOST"
+"""Environment variable with the IP at which this machine is reached by the other hosts of a job: then handles carry all
+that those need, and who sets up connections of verbs is listened for there. What is configured stands above it."""
 
 _VERBS_NUMBERS = {
     "port": range(1, 256),
@@ -30,10 +33,10 @@ class Config:
 
     backend: str = "auto"
     copy_threads: int = 0
-    export: str = "nearest"
+    export: str = field(default_factory=lambda: "all" if HOST_VARIABLE in os.environ else "nearest")
     ucx: dict[str, str] = field(default_factory=dict)
     ucx_library: str | None = None
-    verbs: dict[str, str | int | tuple[str, ...]] = field(default_factory=dict)
+    verbs: dict[str, str | int | tuple[str, ...]] = field(default_factory=lambda: _verbs_of_host())
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -44,6 +47,11 @@ class Config:
     def threads(self) -> int:
         """Copy threads, with 0 resolved."""
         return self.copy_threads or min(4, len(os.sched_getaffinity(0)))
+
+
+def _verbs_of_host() -> dict[str, str | int | tuple[str, ...]]:
+    host = os.environ.get(HOST_VARIABLE)
+    return {"listen": f"{host}:0"} if host else {}
 
 
 def checked(

@@ -58,21 +58,21 @@ class CopyPool:
         for _ in range(times):
             self._queue.put(work)
 
-    def memcpy(self, dst: int, src: int, nbytes: int, threads: int) -> None:
+    def memcpy(self, dst: int, src: int, nbytes: int, threads: int, *, stream: bool = False) -> None:
         """Copy between addresses in `threads` stripes, one of them in the calling thread; return when all is there."""
         if threads == 1:
-            copy(dst, src, nbytes)
+            copy(dst, src, nbytes, stream)
             return
         parts = stripes(single(dst, src, nbytes), threads)
         waiting = threading.Semaphore(0)
 
         def copy_part(rows: Rows) -> None:
-            copy_rows(rows, False)
+            copy_rows(rows, False, stream)
             waiting.release()
 
         for part in parts[:-1]:
             self.offer(functools.partial(copy_part, part), 1)
-        copy_rows(parts[-1], False)
+        copy_rows(parts[-1], False, stream)
         for _ in parts[:-1]:
             waiting.acquire()
 

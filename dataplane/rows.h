@@ -141,6 +141,17 @@ static inline void skipper_fence(void)
 }
 #endif
 
+/* memcpy past the cache, where the processor can; done when it returns. */
+static inline void skipper_stream(char *dst, const char *src, size_t nbytes)
+{
+    if (nbytes >= SKIPPER_STREAM_RUN && skipper_can_stream()) {
+        skipper_stream_avx2(dst, src, nbytes);
+        skipper_fence();
+    } else {
+        memcpy(dst, src, nbytes);
+    }
+}
+
 #define SKIPPER_FIXED_RUN(size)                                                                                        \
     case size:                                                                                                         \
         for (; count > 0; --count, dst += dst_stride, src += src_stride) {                                             \

@@ -64,6 +64,10 @@ class Peer(ABC):
     def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
         """Move `local.nbytes` bytes between `local` and `offset` of the registration."""
 
+    def stream(self, local: Region, remote: Remote, offset: int, *, timeout: float) -> Operation:
+        """Read like `copy`, and where that is a copy of the processor's, past the cache."""
+        return self.copy(local, remote, offset, to_remote=False, timeout=timeout)
+
     @abstractmethod
     def compile(self, rows: Rows, remotes: Sequence[Remote], locals_: Sequence[Region], *, to_remote: bool) -> Transfer:
         """Prepare rows whose remote addresses and keys (indices) are those of `remotes`, and pin `locals_`."""

@@ -102,7 +102,17 @@ class SharedMemoryPeer(Peer):
 
     def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
         """See `Peer`."""
-        if not at_once(local.nbytes) or local.kind is not HOST:
+        return self._copy(local, remote, offset, to_remote, timeout)
+
+    def stream(self, local: Region, remote: Remote, offset: int, *, timeout: float) -> Operation:
+        """See `Peer`."""
+        return self._copy(local, remote, offset, False, timeout, stream=True)
+
+    def _copy(
+        self, local: Region, remote: Remote, offset: int, to_remote: bool, timeout: float, *, stream: bool = False
+    ) -> Operation:
+        is_small = local.nbytes <= PART_BYTES if stream else at_once(local.nbytes)
+        if not is_small or local.kind is not HOST:
             parts = single_stripes(local.address, remote.address + offset, local.nbytes, step=PART_BYTES)
             return start_one(self._transfer(parts, (remote,), (local,), to_remote), timeout)
         status = guarded_copy(
@@ -113,6 +123,7 @@ class SharedMemoryPeer(Peer):
             remote.word,
             remote.handle.epoch,
             self._pidfd,
+            stream,
         )
         if status == OK:
             return DONE

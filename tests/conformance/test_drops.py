@@ -24,6 +24,8 @@ def test_a_dropped_buffer_is_an_error_both_ways(case: Case, owner: Owner, provok
     for used in (buffer, part):
         with pytest.raises(BufferDroppedError, match="dropped"), provoke(Fault.DROPPED, case.id):
             used.read_into(bytearray(used.nbytes)).get()
+    with pytest.raises(BufferDroppedError, match="dropped"), provoke(Fault.DROPPED, case.id):
+        buffer.read_into(bytearray(100), stream=True).get()
     before = owner("content", name)
     with pytest.raises(BufferDroppedError, match="dropped"), provoke(Fault.DROPPED, case.id):
         buffer.write_from(bytes(100)).get()

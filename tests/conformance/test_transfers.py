@@ -36,10 +36,12 @@ def test_read_brings_every_byte(owner: Owner, nbytes: int) -> None:
     content = pattern(nbytes)
     _, buffer = handle_to(owner, content)
     framed = np.full(nbytes + 128, 0xA5, np.uint8)
-    buffer.read_into(framed[64:-64]).get()
-    assert_same(framed[64:-64].tobytes(), content)
-    assert (framed[:64] == 0xA5).all()
-    assert (framed[-64:] == 0xA5).all()
+    for stream in (False, True):
+        framed[:] = 0xA5
+        buffer.read_into(framed[64:-64], stream=stream).get()
+        assert_same(framed[64:-64].tobytes(), content)
+        assert (framed[:64] == 0xA5).all()
+        assert (framed[-64:] == 0xA5).all()
 
 
 @pytest.mark.parametrize("nbytes", SIZES)

@@ -27,9 +27,21 @@ def test_is_shared_tells_the_two_kinds_apart() -> None:
 def test_memcpy_copies_with_any_number_of_threads() -> None:
     source = np.random.default_rng(0).integers(0, 255, 5_000_001, np.uint8)
     for threads in (1, 2, 5):
-        target = np.zeros_like(source)
-        dataplane.memcpy(target, source, threads=threads)
-        assert (target == source).all()
+        for stream in (False, True):
+            target = np.zeros_like(source)
+            dataplane.memcpy(target[3:], source[3:], threads=threads, stream=stream)
+            assert (target[3:] == source[3:]).all()
+            assert not target[:3].any()
+
+
+def test_memcpy_past_the_cache_touches_nothing_else() -> None:
+    source = np.arange(1, 200, dtype=np.uint8)
+    for nbytes in range(1, 150):
+        for begin in range(33):
+            target = np.zeros(300, np.uint8)
+            dataplane.memcpy(target[begin : begin + nbytes], source[:nbytes], stream=True)
+            assert (target[begin : begin + nbytes] == source[:nbytes]).all()
+            assert np.count_nonzero(target) == nbytes
 
 
 def test_memcpy_refuses_what_does_not_fit() -> None:
