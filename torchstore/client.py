@@ -44,7 +44,9 @@ class LocalClient:
         self, key: str, value: Any, *, checksum: bool | None = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> None:
         """See `torchstore.put`."""
-        await self.put_batch({key: value}, checksum=checksum, timeout=timeout)
+        _check_key(key)
+        summed = self._summed(checksum)
+        await self._observed("put", self._publisher.put_values({key: value}, timeout, checksum=summed))
 
     async def put_batch(
         self, entries: Mapping[str, Any], *, checksum: bool | None = None, timeout: float = DEFAULT_TIMEOUT_S

@@ -55,7 +55,7 @@ class _Filled:
 
     Attributes:
         state: As it is given back.
-        lendable: Whether all of it lies in tensors of the caller, just as it was published.
+        lendable: Whether all of it lies in tensors of the caller, so that others may read it there.
         failed: Whether a copy of another reader was tried in vain.
     """
 
@@ -230,8 +230,10 @@ class Fetcher:
             with cost.spent_on("compile"):
                 reduced = self._reduced(key, destination, opened, plan)
         self._held.pop(key)  # until all of it is there, the destination holds no version
-        lendable = not created and not plan.landings
-        borrow = opened.lender is not None and lendable and reduced is None
+        # The publisher's sums are of what travels, and cannot prove what was made of it.
+        lendable = not created and not (plan.landings and plan.proof is not None)
+        # A later delta starts from what has arrived, and of a copy that was dequantized elsewhere nothing has.
+        borrow = opened.lender is not None and lendable and reduced is None and not (delta and plan.landings)
         borrowed = borrow and await self._borrow(key, destination, opened, plan, cost, _left(end))
         if not borrowed:
             await self._mover.run(key, opened, plan, cost, _left(end), reduced)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import accumulate
 from threading import Lock
 
+from control.exposition import Labels, exposition
+from control.runtime.figures import report_figures
 from torchstore.records import STAGES, SyncRecord
 
 KEPT_RECORDS = 256
@@ -19,7 +21,6 @@ KEPT_RECORDS = 256
 BUCKETS_S = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Upper bounds of the histogram of durations: half decades, from a small value's put to a hanging job."""
 
-Labels = tuple[tuple[str, str], ...]
 Samples = Iterator[tuple[str, Labels, float]]
 
 
@@ -97,6 +98,16 @@ class SyncLog:
         with self._lock:
             return tuple(self._records)
 
+    def totals(self) -> dict[str, float]:
+        """Operations by name, errors, and tensor bytes moved."""
+        totals: dict[str, float] = {}
+        with self._lock:
+            for (op, _), series in self._series.items():
+                totals[f"{op}s"] = totals.get(f"{op}s", 0) + sum(series.buckets)
+                totals["bytes"] = totals.get("bytes", 0) + series.nbytes
+            totals["errors"] = sum(self._errors.values())
+        return totals
+
     def samples(self, store: str) -> Samples:
         """Every figure as (metric, labels, value), in no particular order of metrics."""
         with self._lock:
@@ -137,7 +148,20 @@ _logs_lock = Lock()
 def log_of(store_name: str) -> SyncLog:
     """What this process did with a store; the same object for as long as the process lives."""
     with _logs_lock:
+        if not _logs:
+            report_figures("torchstore", _totals)
         return _logs.setdefault(store_name, SyncLog())
+
+
+def _totals() -> dict[str, float]:
+    """What all stores add up to, for the status of the job."""
+    with _logs_lock:
+        logs = list(_logs.values())
+    totals: dict[str, float] = {"errors": 0, "bytes": 0}
+    for log in logs:
+        for name, number in log.totals().items():
+            totals[name] = totals.get(name, 0) + number
+    return totals
 
 
 def metrics_text(store_name: str | None = None) -> str:
@@ -151,7 +175,7 @@ def metrics_text(store_name: str | None = None) -> str:
     """
     with _logs_lock:
         chosen = {name: log for name, log in _logs.items() if store_name in (None, name)}
-    return _exposition(sample for name, log in chosen.items() for sample in log.samples(name))
+    return exposition(_FAMILIES, (sample for name, log in chosen.items() for sample in log.samples(name)))
 
 
 _FAMILIES = {
@@ -167,21 +191,3 @@ _FAMILIES = {
     "torchstore_version": ("gauge", "The version of a key that was put or got last."),
     "torchstore_last_sync_timestamp_seconds": ("gauge", "When the last put or get ended."),
 }
-
-
-def _exposition(samples: Iterable[tuple[str, Labels, float]]) -> str:
-    """Samples as text: all lines of a metric together, after what says of what kind it is."""
-    lines: dict[str, list[str]] = {family: [] for family in _FAMILIES}
-    for name, labels, value in samples:
-        family = name if name in lines else name.rpartition("_")[0]
-        shown = ",".join(f'{label}="{_escape(text)}"' for label, text in labels)
-        lines[family].append(f"{name}{{{shown}}} {value!r}")
-    return "".join(
-        f"# HELP {family} {meaning}\n# TYPE {family} {kind}\n" + "\n".join(lines[family]) + "\n"
-        for family, (kind, meaning) in _FAMILIES.items()
-        if lines[family]
-    )
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

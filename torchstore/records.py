@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 STAGES = ("wait", "control", "describe", "compile", "transfer", "verify", "cast")
@@ -97,15 +95,9 @@ class Cost:
     saved_nbytes: int = 0
     lent_nbytes: int = 0
 
-    @contextmanager
-    def spent_on(self, stage: str) -> Iterator[None]:
+    def spent_on(self, stage: str) -> _Stage:
         """Count the time of the block as ``stage`` (one of `STAGES`, but "wait")."""
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            name = f"{stage}_s"
-            setattr(self, name, getattr(self, name) + time.perf_counter() - begin)
+        return _Stage(self, f"{stage}_s")
 
     def record(self, key: str, version: int, calls: int) -> SyncRecord:
         """The figures of the finished operation."""
@@ -132,3 +124,20 @@ class Cost:
             saved_nbytes=self.saved_nbytes,
             lent_nbytes=self.lent_nbytes,
         )
+
+
+class _Stage:
+    """A block whose time counts as one stage's."""
+
+    __slots__ = ("_begin", "_cost", "_name")
+
+    def __init__(self, cost: Cost, name: str) -> None:
+        self._cost = cost
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        cost, name = self._cost, self._name
+        setattr(cost, name, getattr(cost, name) + time.perf_counter() - self._begin)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
 from dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
 from torchstore.controller import StoreController
+from torchstore.deadlines import within
 from torchstore.errors import (
     PublisherLostError,
     SourceChangedError,
@@ -197,8 +198,7 @@ async def ask(call: Awaitable[T], timeout: float) -> T:
         ActorError: The endpoint failed otherwise.
     """
     try:
-        async with asyncio.timeout(timeout):
-            return await call
+        return await within(timeout, call)
     except TimeoutError as error:
         if isinstance(error, StoreError):
             raise

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -49,7 +51,8 @@ class Inline:
         dtype = dtype_named(self.dtype)
         if not self.data:
             return torch.empty(self.shape, dtype=dtype)
-        return torch.frombuffer(bytearray(self.data), dtype=dtype).reshape(self.shape)
+        flat = torch.frombuffer(bytearray(self.data), dtype=dtype)
+        return flat if len(self.shape) == 1 else flat.reshape(self.shape)
 
 
 def inline_object(data: bytes) -> bytes:
@@ -68,9 +71,18 @@ def inline_tensor(tensor: torch.Tensor) -> bytes:
         return b""
     if tensor.nbytes > INLINE_BYTES:
         return b""
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    data = dense.reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
-    return pickle.dumps((data, str(tensor.dtype), tuple(tensor.shape)), protocol=5)
+    if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        # Each operation of torch lets go of the interpreter lock, which other threads are waiting for.
+        data = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+    else:
+        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        data = dense.reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
+    return pickle.dumps((data, _name_of(tensor.dtype), tuple(tensor.shape)), protocol=5)
+
+
+@cache
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype)
 
 
 def open_inline(packed: bytes) -> Inline:
@@ -78,6 +90,7 @@ def open_inline(packed: bytes) -> Inline:
     return Inline(*pickle.loads(packed))
 
 
+@cache
 def dtype_named(name: str) -> torch.dtype:
     """The dtype that torch prints as ``name``.
 

@@ -8,13 +8,15 @@ import pytest
 import control
 import torchstore as ts
 from control import this_host
+from tests.preloading import preloading
 from tests.torchstore.actors import Peer
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _runtime() -> Iterator[None]:
-    yield
-    control.shutdown()
+    with preloading("torch", "tests.torchstore.actors"):
+        yield
+        control.shutdown()
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import torchstore as ts
-from tests.torchstore.test_metrics import parse, record
+from tests.prometheus import parse
+from tests.torchstore.test_metrics import record
 from torchstore.exporter import CONTENT_TYPE, MetricsServer
 from torchstore.metrics import log_of
 

@@ -55,6 +55,30 @@ async def test_what_is_lent_is_proved_by_the_publishers_sums(mesh: Any) -> None:
         assert own < NBYTES / 50 or rank == 0
 
 
+@pytest.mark.parametrize("checksum", [False, True])
+async def test_what_was_dequantized_is_lent_unless_sums_have_to_prove_it(checksum: bool, mesh: Any) -> None:
+    readers = mesh.slice(gpus=slice(READERS))
+    for number, value in enumerate((448.0, 224.0)):  # of which a block's scale makes itself again
+        waiting = readers.read.call("m", number)
+        await ts.put_state_dict(model_of(value), "m", transfer_dtype=ts.BlockFP8(), checksum=checksum)
+        answers = list(await waiting)
+        assert {found for found, _, _ in answers} == {value}
+        assert sum(lent for _, _, lent in answers) == (0 if checksum else (READERS - 1) * NBYTES)
+        feeds = sum(own > 0 for _, own, _ in answers)
+        assert feeds == (READERS if checksum else 1)
+
+
+async def test_a_delta_after_another_readers_copy_of_dequantized_values_is_what_was_published(mesh: Any) -> None:
+    model, mine = model_of(448), model_of(0)
+    await ts.put_state_dict(model, "m", transfer_dtype=ts.BlockFP8(), delta=True)
+    await mesh.slice(gpus=0).read.call_one("m", 0)
+    await ts.get_state_dict("m", mine, serve=True, delta=True)
+    model["w"][0, :128] = 224
+    await ts.put_state_dict(model, "m", transfer_dtype=ts.BlockFP8(), delta=True)
+    await ts.get_state_dict("m", mine, serve=True, delta=True)
+    torch.testing.assert_close(mine, model, rtol=0, atol=0)
+
+
 async def test_a_reader_with_other_boxes_is_fed_by_the_publisher(mesh: Any) -> None:
     await ts.put_state_dict(model_of(3), "m")
     await mesh.slice(gpus=0).read.call_one("m", 0)

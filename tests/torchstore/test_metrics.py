@@ -1,39 +1,15 @@
 """Records of what was done, and the text that Prometheus reads."""
 
 import asyncio
-import re
 from typing import Any
 
 import pytest
 import torch
 
 import torchstore as ts
+from tests.prometheus import parse
 from torchstore.metrics import BUCKETS_S, KEPT_RECORDS, SyncLog, log_of
 from torchstore.records import STAGES, Cost, SyncRecord
-
-SAMPLE = re.compile(r'(?P<name>[a-z_]+)\{(?P<labels>(?:[a-z]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (?P<value>[0-9.e+-]+)')
-FAMILY = re.compile(r"# (?:HELP|TYPE) (?P<name>[a-z_]+) .+")
-
-
-def parse(text: str) -> dict[str, dict[str, float]]:
-    """Metric → labels → value; fails on what is not the text format or stands under another metric's heading."""
-    samples: dict[str, dict[str, float]] = {}
-    heading, seen = "", set()
-    for line in text.splitlines():
-        family = FAMILY.fullmatch(line)
-        if family:
-            if family["name"] != heading:
-                assert family["name"] not in seen, "lines of one metric belong together"
-                heading = family["name"]
-                seen.add(heading)
-            continue
-        sample = SAMPLE.fullmatch(line)
-        assert sample is not None, line
-        assert sample["name"].removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") == heading
-        values = samples.setdefault(sample["name"], {})
-        assert sample["labels"] not in values
-        values[sample["labels"]] = float(sample["value"])
-    return samples
 
 
 def record(**fields: Any) -> SyncRecord:
