@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+PRELOAD_VARIABLE = "SKIPPER_PRELOAD"
+"""Environment variable with the modules to preload, separated by commas, where `configure` has not named any."""
 
 _LEAST = {"max_unhandled": 256, "max_unhandled_nbytes": 16 << 20, "tree_threshold": 1, "tree_fanout": 2}
 """Room is given back in batches; a limit has to leave space for some of them. A tree has to branch."""
@@ -24,6 +29,8 @@ class Settings:
         max_unhandled_nbytes: the same in bytes of their payloads; 16 MiB or more.
         tree_threshold: a cast to more actors than this goes down a tree of their processes; 1 or more.
         tree_fanout: to how many a node of such a tree passes on at most, the sender included; 2 or more.
+        preload: modules that processes have imported when they start, since they are forked from one that has; None
+            leaves it to the environment variable ``SKIPPER_PRELOAD``, and without that there are none.
     """
 
     heartbeat_s: float = 10.0
@@ -35,10 +42,14 @@ class Settings:
     max_unhandled_nbytes: int = 256 << 20
     tree_threshold: int = 16
     tree_fanout: int = 8
+    preload: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             name, value = field.name, getattr(self, field.name)
+            if name == "preload":
+                _check_modules(value)
+                continue
             least = _LEAST.get(name)
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise TypeError(f"{name} must be a number of seconds, not {value!r}")
@@ -48,6 +59,21 @@ class Settings:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
             if value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+
+    def preloaded(self) -> tuple[str, ...]:
+        """The modules to preload, by these settings or else by the environment."""
+        if self.preload is not None:
+            return self.preload
+        named = (name.strip() for name in os.environ.get(PRELOAD_VARIABLE, "").split(","))
+        return tuple(name for name in named if name)
+
+
+def _check_modules(names: tuple[str, ...] | None) -> None:
+    for name in names or ():
+        if not isinstance(name, str):
+            raise TypeError(f"preload must be names of modules, not {name!r}")
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"preload: {name!r} is no name of a module")
 
 
 _settings = Settings()
@@ -64,6 +90,7 @@ def configure(
     max_unhandled_nbytes: int | None = None,
     tree_threshold: int | None = None,
     tree_fanout: int | None = None,
+    preload: Sequence[str] | None = None,
 ) -> Settings:
     """Change bounds for what starts from now on, here and in the processes spawned later; None keeps a bound.
 
@@ -74,8 +101,8 @@ def configure(
         The settings in force.
 
     Raises:
-        ValueError: a bound is not positive, or too small.
-        TypeError: a bound is no number.
+        ValueError: a bound is not positive, or too small, or what is to be preloaded is no name of a module.
+        TypeError: a bound is no number, or what is to be preloaded no sequence of names.
     """
     global _settings
     given: dict[str, Any] = {
@@ -88,9 +115,16 @@ def configure(
         "max_unhandled_nbytes": max_unhandled_nbytes,
         "tree_threshold": tree_threshold,
         "tree_fanout": tree_fanout,
+        "preload": _names(preload),
     }
     _settings = dataclasses.replace(_settings, **{name: bound for name, bound in given.items() if bound is not None})
     return _settings
+
+
+def _names(modules: Sequence[str] | None) -> tuple[str, ...] | None:
+    if isinstance(modules, str):
+        raise TypeError(f"preload must be a sequence of names, not the string {modules!r}")
+    return None if modules is None else tuple(modules)
 
 
 def settings() -> Settings:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from control.future import Future
-from control.runtime.launcher import Launched, Launcher, WorkerConfig
+from control.runtime.launcher import Launch, Launched, Launcher, WorkerConfig
 from control.runtime.worker import EXIT_BINDING, EXIT_BOOTSTRAP
 from control.settings import Settings
 from control.wire.envelope import NO_SIGN_OF_LIFE, ProcessRef
@@ -29,6 +29,8 @@ class Child:
         expected: whether it was told to end.
         ended: ends when the process is gone and reaped, with the reason.
         verdict: why it has to be killed, if we kill it.
+        exited: whether the process is gone, though how may not be known yet.
+        gone: whether that has been told.
     """
 
     ref: ProcessRef
@@ -36,16 +38,22 @@ class Child:
     expected: bool = False
     ended: Future[str] = field(default_factory=Future)
     verdict: str | None = None
+    exited: bool = False
     gone: bool = False
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id on this host, once it has been started and as long as it runs."""
+        return None if self.launched is None else self.launched.process.pid
 
     def kill(self, verdict: str) -> None:
         """SIGKILL; harmless where it has ended already."""
-        if self.gone:
+        if self.exited or self.gone:
             return
         self.verdict = self.verdict or verdict
-        if self.launched is not None:
+        if (launched := self.launched) is not None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.launched.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(launched.pidfd, signal.SIGKILL)
 
 
 class Children:
@@ -70,6 +78,7 @@ class Children:
         self._ask_to_end = ask_to_end
         self._connect_timeout_s = bounds.connect_timeout_s
         self._stop_timeout_s = bounds.stop_timeout_s
+        self._bounds = bounds
         self._launcher: Launcher | None = None
         self._children: dict[str, Child] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -78,9 +87,10 @@ class Children:
         """Start children; returns at once, and their failure to start is an end like any other."""
         if self._launcher is None:
             self._launcher = Launcher()
-        for config in configs:
-            child = self._children[config.me.id] = Child(config.me)
-            self._launcher.launch(config, env, self._notifier(child))
+        children = [Child(config.me) for config in configs]
+        self._children.update((child.ref.id, child) for child in children)
+        launches = [Launch(config, self._notifier(child)) for config, child in zip(configs, children, strict=True)]
+        self._launcher.launch(launches, env, self._bounds.preloaded())
 
     def get(self, process_id: str) -> Child | None:
         """The child with this id, also if it has ended."""
@@ -142,6 +152,11 @@ class Children:
         """The children that have not ended."""
         return [child for child in self._children.values() if not child.gone]
 
+    def hurry(self) -> None:
+        """Have those that are still to be started wait for nothing: all are about to be killed."""
+        if self._launcher is not None:
+            self._launcher.hurry()
+
     def close(self) -> None:
         """End the launcher; every child has to be gone."""
         if self._launcher is not None:
@@ -166,11 +181,14 @@ class Children:
 
     def _exited(self, child: Child, launched: Launched) -> None:
         self._loop.remove_reader(launched.pidfd)
-        status = launched.popen.wait()  # does not wait: the pidfd is readable
+        child.exited, child.launched = True, None
         os.close(launched.pidfd)
         os.close(launched.lifeline)
         self.connected(child.ref.id)
-        self._end(child, f"pid {launched.popen.pid} {child.verdict or describe_exit(status)}")
+        pid = launched.process.pid
+        launched.process.when_buried(
+            self._loop, describe_exit, lambda reason: self._end(child, f"pid {pid} {child.verdict or reason}")
+        )
 
     def _end(self, child: Child, reason: str) -> None:
         child.gone = True

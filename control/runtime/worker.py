@@ -1,4 +1,8 @@
-"""The main program of a child process: ``worker.py PIPE_FD PARENT_PID NAME``."""
+"""The main program of a child process: ``worker.py PIPE_FD PARENT_PID NAME``.
+
+And of a fork server, ``worker.py fork-server SOCKET_FD PARENT_PID``, from which such processes are forked: whatever
+`__main__` is, it is the same in all of them.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from control.runtime.binding import Binding
 
+FORK_SERVER = "fork-server"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_BOOTSTRAP = 97
 """Exit status of a child whose bootstrap callable raised."""
 EXIT_BINDING = 98
 """Exit status of a child that the kernel did not let be bound as asked for."""
+
+
+def command(pipe: int, parent_pid: int, name: str) -> list[str]:
+    """What to execute for a child that reads its config from ``pipe``."""
+    return [sys.executable, os.path.abspath(__file__), str(pipe), str(parent_pid), name]
+
+
+def command_of_fork_server(connection: int, parent_pid: int) -> list[str]:
+    """What to execute for a fork server that is asked over the socket ``connection``."""
+    return [sys.executable, os.path.abspath(__file__), FORK_SERVER, str(connection), str(parent_pid)]
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -29,17 +44,51 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def main() -> None:
-    """Read the config, join the job, and stay until the parent is gone or says so."""
-    pipe, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    """Be a child, executed or forked from the server that this process is."""
+    if sys.argv[1] == FORK_SERVER:
+        be_forked(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        die_with_parent(int(sys.argv[2]))
+        take_care_of_signals_and_streams()
+    live(int(sys.argv[1]))
+
+
+def be_forked(connection: int, parent_pid: int) -> None:
+    """Be a fork server until nobody needs it; go on as each process that it forks, with the arguments of a child."""
+    import socket
+
+    from control.runtime.fork_server import ForkServer, settle
+
     die_with_parent(parent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script, which then ends its children
-    os.set_inheritable(pipe, False)
+    take_care_of_signals_and_streams()
+    os.set_inheritable(connection, False)
+    server = ForkServer(socket.socket(fileno=connection))
+    server.prepare()
+    newborn = server.serve()
+    die_with_parent(newborn.server_pid)
+    settle(newborn, command(newborn.pipe, newborn.server_pid, newborn.birth.name))
+
+
+def take_care_of_signals_and_streams() -> None:
+    """Leave Ctrl-C to the script, which then ends its children; write whole lines."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
+
+def live(pipe: int) -> None:
+    """Read the config, join the job, and stay until the parent is gone or says so."""
     from control.runtime.launcher import read_config
 
-    config = read_config(pipe)
+    os.set_inheritable(pipe, False)
+    try:
+        config = read_config(pipe)
+    except EOFError:
+        os._exit(1)
+    if config.redirection is not None:
+        from control.runtime import capture
+
+        capture.redirect(config.redirection, config.me.name)
     bind(config.binding)
     sys.path[:] = config.sys_path
     sys.argv[:] = [config.me.name]

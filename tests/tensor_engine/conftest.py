@@ -11,6 +11,7 @@ import control
 import tensor_engine
 from control import MeshFailure, ProcMesh, this_host
 from tensor_engine.session import session_of
+from tests.preloading import preloading
 
 PATIENCE_S = 60.0
 """Bound on waits that take milliseconds where nothing is wrong; starting a worker takes seconds."""
@@ -38,9 +39,10 @@ def failures(root_failures: Failures) -> Failures:
 
 @pytest.fixture(scope="package", autouse=True)
 def end_the_job() -> Iterator[None]:
-    yield
-    tensor_engine.shutdown()
-    control.shutdown()
+    with preloading("torch", "tensor_engine"):  # examples run with this, too
+        yield
+        tensor_engine.shutdown()
+        control.shutdown()
 
 
 @pytest.fixture(scope="package")
@@ -98,18 +100,3 @@ def same_as_locally(procs: ProcMesh) -> Callable[[Callable[[], Any]], None]:
 
 def _listed(result: Any) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else list(result)
-
-
-@pytest.fixture
-def own() -> Iterator[Callable[[], ProcMesh]]:
-    """Spawns two workers that end with the test."""
-    spawned: list[ProcMesh] = []
-
-    def spawn() -> ProcMesh:
-        spawned.append(this_host().spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "1"}, name="own"))
-        return spawned[-1]
-
-    yield spawn
-    for mesh in spawned:
-        session_of(mesh).close(PATIENCE_S)
-        mesh.stop().get(PATIENCE_S)
