@@ -14,14 +14,19 @@ from typing import Any
 import control
 from benchmarks.actors.parties import AsyncCaller, AsyncEcho, Caller, Echo
 from benchmarks.actors.raw_grpc import RawGrpc
+from benchmarks.actors.rpc import RpcEcho
 from benchmarks.errors import BenchmarkError
 from benchmarks.statistics import Contestant, Schedule, interleave
 from control import ActorMesh
+from control.services import Service
 
-__all__ = ["BULK_NBYTES", "FANOUT", "MESSAGE_NBYTES", "PIPELINED", "Plan", "measure"]
+__all__ = ["BULK_NBYTES", "FANOUT", "MESSAGE_NBYTES", "PIPELINED", "REPLICAS", "Plan", "measure"]
 
 FANOUT = 4
 """Processes, with an actor each."""
+
+REPLICAS = 1
+"""Of the service: with several, processes would take turns, as no `call_one` does."""
 
 PIPELINED = 1000
 """Calls of which none waits for another."""
@@ -67,9 +72,10 @@ def measure(plan: Plan) -> Times:
     with contextlib.ExitStack() as stack:
         stack.callback(control.shutdown)
         raw = stack.enter_context(RawGrpc.start())
+        rpc = stack.enter_context(RpcEcho.start(timeout=TIMEOUT_S))
         for _ in range(plan.spawns):
             times["spawn"].append(_time_spawn())
-        work = _Work(plan, raw, times)
+        work = _Work(plan, raw, rpc, times)
         contestants = [Contestant(name, functools.partial(work.run, name)) for name in work.blocks]
         interleave(contestants, Schedule(iterations=plan.rounds, warmup=plan.warmup))
         for name in work.blocks:  # the rounds before the first that counts
@@ -89,7 +95,7 @@ def _time_spawn() -> int:
 class _Work:
     """The actors of the run, and one function for each kind of block."""
 
-    def __init__(self, plan: Plan, raw: RawGrpc, times: Times) -> None:
+    def __init__(self, plan: Plan, raw: RawGrpc, rpc: RpcEcho, times: Times) -> None:
         self._plan = plan
         self._raw = raw
         self._times = times
@@ -99,12 +105,17 @@ class _Work:
         self._async_one = procs.slice(procs=0).spawn("async_echo", AsyncEcho)
         self._caller = procs.slice(procs=1).spawn("caller", Caller)
         self._async_caller = procs.slice(procs=1).spawn("async_caller", AsyncCaller)
+        self._service: Service[Echo] = Echo.options(num_replicas=REPLICAS).as_service(name="service")
+        self._service.initialized.get(TIMEOUT_S)
         self._message = bytes(MESSAGE_NBYTES)
         self._bulk = bytes(bytearray(b"x") * BULK_NBYTES)
         self._copy = _memcpy(self._bulk)
         self.blocks: dict[str, Callable[[], list[int]]] = {
             "grpc_unary": lambda: raw.unary(plan.calls, MESSAGE_NBYTES),
             "call_one": lambda: self._each(lambda: self._one.echo.call_one(self._message)),
+            "service_route": lambda: self._each(lambda: self._service.echo.route(self._message)),
+            "rpc_call": lambda: rpc.call(plan.calls, self._message),
+            "rpc_future": lambda: rpc.call_by_future(plan.calls, self._message),
             "actor_to_actor": self._from_actor,
             "async_actor_to_actor": self._from_async_actor,
             "fanout": lambda: self._each(lambda: self._all.echo.call(self._message)),

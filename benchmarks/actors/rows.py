@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.actors.rounds import BULK_NBYTES, FANOUT, PIPELINED, Plan, Times
+from benchmarks.actors.rounds import BULK_NBYTES, FANOUT, PIPELINED, REPLICAS, Plan, Times
 from benchmarks.report import Reference, Result, Scalar
 
 __all__ = ["rows"]
@@ -17,11 +17,15 @@ def rows(times: Times, plan: Plan) -> list[Result]:
     unary = _latency(_UNARY, times["grpc_unary"])
     stream = _rate(_STREAM, times["grpc_stream"], PIPELINED)
     memcpy = _rate(_MEMCPY, times["memcpy"], BULK_NBYTES, unit="GB/s", parameters={"nbytes": BULK_NBYTES})
+    call_one = _latency("call_one_p50_us", times["call_one"], unary)
     return [
         unary,
         stream,
         memcpy,
-        _latency("call_one_p50_us", times["call_one"], unary),
+        call_one,
+        _latency("service_route_p50_us", times["service_route"], call_one, {"replicas": REPLICAS}),
+        _latency("rpc_client_call_p50_us", times["rpc_call"], unary, {"form": "sync"}),
+        _latency("rpc_client_future_p50_us", times["rpc_future"], unary, {"form": "future"}),
         _latency("actor_to_actor_p50_us", times["actor_to_actor"], unary, {"actors": "sync"}),
         _latency("actor_to_actor_async_p50_us", times["async_actor_to_actor"], unary, {"actors": "async"}),
         _latency("call_fanout4_p50_us", times["fanout"], unary, {"actors": FANOUT}),

@@ -11,6 +11,9 @@ NAMES = {
     "grpc_aio_bidi_msgs_per_s",
     "memcpy_64MiB_gb_per_s",
     "call_one_p50_us",
+    "service_route_p50_us",
+    "rpc_client_call_p50_us",
+    "rpc_client_future_p50_us",
     "actor_to_actor_p50_us",
     "actor_to_actor_async_p50_us",
     "call_fanout4_p50_us",
@@ -19,7 +22,18 @@ NAMES = {
     "call_64MiB_gb_per_s",
     "spawn_4_procs_s",
 }
-KINDS = ("grpc_unary", "grpc_stream", "memcpy", "call_one", "actor_to_actor", "async_actor_to_actor", "fanout")
+KINDS = (
+    "grpc_unary",
+    "grpc_stream",
+    "memcpy",
+    "call_one",
+    "service_route",
+    "rpc_call",
+    "rpc_future",
+    "actor_to_actor",
+    "async_actor_to_actor",
+    "fanout",
+)
 KINDS += ("pipelined", "broadcast", "bulk", "spawn")
 
 
@@ -37,6 +51,8 @@ def test_rates_and_ratios_follow_from_the_durations() -> None:
     by_name = {row.name: row for row in rows(times, Plan(broadcasts=10))}
     assert by_name["call_one_p50_us"].value == 1000
     assert by_name["call_one_p50_us"].ratio == 0.5
+    assert by_name["service_route_p50_us"].ratio == 2
+    assert by_name["rpc_client_call_p50_us"].ratio == 1
     assert by_name["pipelined_calls_per_s"].value == PIPELINED / 0.002
     assert by_name["broadcast_msgs_per_s"].value == FANOUT * 10 / 0.002
     assert by_name["call_64MiB_gb_per_s"].value == pytest.approx((64 << 20) / 2e6)

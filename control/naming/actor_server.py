@@ -1,0 +1,384 @@
+"""`ActorServer`: objects of plain classes, and meshes of actors, that other processes call by name."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import ipaddress
+import logging
+import threading
+from types import TracebackType
+from typing import Any
+
+from control import namespaces
+from control.errors import ControlError, NoSuchMethodError
+from control.future import Future
+from control.mesh import ActorMesh
+from control.naming.encoding import decode_arguments, encode_error, encode_mesh_error, encode_result
+from control.naming.hosted import Hosted, MeshActor, PlainActor
+from control.naming.operations import Operations
+from control.naming.resolver import NameMapping
+from control.naming.scope import Scope
+from control.naming.turnstile import LateError
+from control.naming.urls import ACTOR, join_address
+from control.naming.user_secret import shared_secret
+from control.runtime.loop import LoopThread
+from control.wire import engine
+from control.wire.actor_service import (
+    MAX_MESSAGE_NBYTES,
+    ActorInfo,
+    Answer,
+    Call,
+    Code,
+    Failure,
+    MethodInfo,
+    OperationQuery,
+    OperationState,
+    Query,
+    Start,
+)
+from control.wire.daemon_threads import DaemonThreads
+from control.wire.tls import Tls
+
+_log = logging.getLogger("control")
+
+_MAX_THREADS = 256
+_MAX_CALLS = 1024
+_MAX_WAITING = 128
+
+
+class ActorServer:
+    """Serves actors under names; a context manager that starts with the block and stops with it.
+
+    Args:
+        host: name or address to listen on.
+        port: to listen on; 0 takes a free one, see `address`.
+        mapping: who is told of the names, if anybody.
+        namespace: that the names are meant in; None: that of ``mapping`` where it has one, or else that of
+            `namespaces.namespace`. Clients that look for a name in another are told that there is no such actor.
+        secret: that callers have to know, of 16 bytes or more; None: that of the user (see `user_secret`).
+        tls: to encrypt. Without it the server listens beyond the host only where it is told to.
+        insecure: listen beyond the host without TLS: whoever can listen on the network then reads what is sent. It
+            still cannot be changed on the way, and no stranger can call.
+        allow_json: serve whoever comes without a proof, as long as they speak JSON. Not even a server that only
+            processes of this host can reach does that by itself, since a host may have several users.
+        advertise: the host name or address that `mapping` is told, where others know this host by another.
+        max_message_nbytes: of arguments, or of a result.
+
+    Raises:
+        ValueError: it may not listen there without TLS, or nobody else could reach what it would advertise.
+        UnsafeFileError: others could read the user's secret.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        mapping: NameMapping | None = None,
+        *,
+        namespace: str | None = None,
+        secret: bytes | None = None,
+        tls: Tls | None = None,
+        insecure: bool = False,
+        allow_json: bool = False,
+        advertise: str | None = None,
+        max_message_nbytes: int = MAX_MESSAGE_NBYTES,
+    ) -> None:
+        if tls is None and not insecure and not _is_loopback(host):
+            raise ValueError(
+                f"{host} can be reached from other hosts: pass tls=, or insecure=True where the network is trusted"
+            )
+        if mapping is not None and advertise is None and host in ("", "0.0.0.0", "::"):
+            raise ValueError(f"nobody can call {host!r}: say by advertise= how others reach this host")
+        self.host = advertise or host
+        self.port = port
+        self.mapping = mapping
+        self._namespace = None if namespace is None else namespaces.check_namespace(namespace)
+        self._listens_on = host
+        self._secret = shared_secret(secret)
+        self._tls = tls
+        self._allow_json = allow_json
+        self._max_nbytes = max_message_nbytes
+        self._naming = threading.RLock()
+        """Held while the mapping is told something, which may take its time; calls need only the other lock."""
+        self._lock = threading.Lock()
+        self._by_name: dict[str, Hosted] = {}
+        self._by_handle: dict[str, Hosted] = {}
+        self._published: dict[str, str] = {}
+        self._listener: Any = None
+        self._executor = DaemonThreads(_MAX_THREADS, name="actor-server")
+        self._operations = Operations(self._run)
+        self._loop: LoopThread | None = None
+        self._is_stopped = False
+
+    @property
+    def address(self) -> str:
+        """``host:port``, as others are to dial it; the port is known once the server has been started."""
+        return join_address(self.host, self.port)
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that its names are meant in."""
+        found = self._namespace if self._namespace is not None else getattr(self.mapping, "namespace", None)
+        return found if found is not None else namespaces.namespace()
+
+    def register(self, name: str, instance: object, *, concurrency: int = 1, replace: bool = False) -> str:
+        """Serve an object, or an `ActorMesh`, under a name.
+
+        Of an object all methods can be called whose names do not begin with an underscore, plain or ``async``; of a
+        mesh the endpoints: one actor answers with its result, several with a `ValueMesh`. A mesh that fails or is
+        stopped loses its name.
+
+        Args:
+            name: of the actor; absolute, or in the server's namespace.
+            instance: what is served; it is not copied.
+            concurrency: how many calls of an object may run at the same time, each in a thread of its own, or on the
+                event loop of the server. 1 spares it every thought of that. Those beyond wait in the order in which
+                they came. Actors of a mesh see to that themselves.
+            replace: take the name from whatever this server has under it.
+
+        Returns:
+            The handle of this very actor.
+
+        Raises:
+            ValueError: that is no name, or this server has an actor of that name, or `concurrency` is below 1.
+            RuntimeError: the server has been stopped.
+            NamingError: the mapping could not take note of it.
+        """
+        namespaces.check_name(name)
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, got {concurrency}")
+        hosted: Hosted
+        if isinstance(instance, ActorMesh):
+            hosted = MeshActor(name, instance)
+        else:
+            hosted = PlainActor(
+                name, instance, concurrency=concurrency, max_waiting=_MAX_WAITING, run_async=self._run_async
+            )
+        with self._naming:
+            if self._is_stopped:
+                raise RuntimeError("the server has been stopped")
+            former = self._by_name.get(_key(name))
+            if former is not None and not replace:
+                raise ValueError(f"this server has an actor called {name!r} already; replace=True takes its name away")
+            with self._lock:
+                if former is not None:
+                    del self._by_handle[former.handle]
+                self._by_name[_key(name)] = self._by_handle[hosted.handle] = hosted
+            if self._listener is not None:
+                self._publish(name)
+        if isinstance(hosted, MeshActor):
+            self._watch(hosted)
+        return hosted.handle
+
+    def unregister(self, name: str) -> None:
+        """Serve an actor no longer. Calls that are running go on.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        with self._naming:
+            hosted = self._by_name.get(_key(name))
+            if hosted is None:
+                raise KeyError(f"this server has no actor called {name!r}")
+            self._drop(hosted)
+
+    def start(self) -> ActorServer:
+        """Listen, serve, and have the mapping take note of the names.
+
+        Returns:
+            The server itself.
+
+        Raises:
+            WireError: the address cannot be listened on.
+            RuntimeError: it has been started, or stopped, before.
+            NamingError: the mapping could not take note of a name; the server has been stopped.
+        """
+        engine.choose()
+        from control.wire.actor_listener import ActorListener
+
+        with self._naming:
+            if self._listener is not None or self._is_stopped:
+                raise RuntimeError("an actor server is started once")
+            self._listener = ActorListener(
+                self,
+                join_address(self._listens_on, self.port),
+                self._secret,
+                executor=self._executor,
+                tls=self._tls,
+                takes_open_json=self._allow_json,
+                max_message_nbytes=self._max_nbytes,
+                max_calls=_MAX_CALLS,
+            )
+            self.port = self._listener.port
+            self._listener.start()
+            try:
+                for hosted in list(self._by_name.values()):
+                    self._publish(hosted.name)
+            except BaseException:
+                self.stop(grace_s=0)
+                raise
+        return self
+
+    def stop(self, *, grace_s: float = 5.0) -> None:
+        """Take the names back, take no more calls, and wait for those that are running. It may be called again.
+
+        Args:
+            grace_s: seconds; what has not ended by then is cut off, and its operations are cancelled.
+        """
+        with self._naming:
+            was_stopped, self._is_stopped = self._is_stopped, True
+            for name in list(self._published):
+                self._withdraw(name)
+        if was_stopped:
+            return
+        if self._listener is not None:
+            self._listener.stop(grace_s)
+        self._operations.cancel_all()
+        self._executor.shutdown(wait=False)
+        if self._loop is not None:
+            self._loop.run(_cancel_all(), timeout=1.0)
+            self._loop.close(timeout=1.0)
+
+    def __enter__(self) -> ActorServer:
+        return self if self._listener is not None else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<ActorServer {self.address}: {', '.join(sorted(self._by_name)) or 'no actors'}>"
+
+    # What the listener asks for
+
+    def invoke(self, call: Call, remaining_s: float | None) -> Answer:
+        """Call a method of an actor."""
+        return self._run(call, Scope(remaining_s))
+
+    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | Failure:
+        """The methods of an actor."""
+        found = self._find(query.handle, query.actor)
+        return found if isinstance(found, Failure) else found.methods()
+
+    def list_actors(self, query: Query) -> tuple[ActorInfo, ...]:
+        """The actors, or the one that is meant, if it is here."""
+        with self._lock:
+            hosted = list(self._by_name.values())
+        if query.actor:
+            hosted = [each for each in hosted if _key(each.name) == _key(query.actor)]
+        if query.namespace and query.namespace != self.namespace:
+            hosted = [each for each in hosted if each.name.startswith("/")]
+        return tuple(ActorInfo(each.name, each.handle, each.class_name) for each in hosted)
+
+    def start_operation(self, start: Start) -> OperationState:
+        """Start an operation."""
+        return self._operations.start(start)
+
+    def poll_operation(self, query: OperationQuery, remaining_s: float | None) -> OperationState:
+        """Where an operation is."""
+        return self._operations.poll(query, remaining_s)
+
+    def cancel_operation(self, query: OperationQuery) -> OperationState:
+        """Cancel an operation."""
+        return self._operations.cancel(query)
+
+    def _run(self, call: Call, scope: Scope) -> Answer:
+        hosted = self._find(call.handle, call.actor)
+        if isinstance(hosted, Failure):
+            return Answer(failure=hosted)
+        try:
+            args, kwargs = decode_arguments(call)
+            result = hosted.call(call.method, args, kwargs, scope)
+        except NoSuchMethodError as error:
+            return Answer(failure=Failure(Code.NO_SUCH_METHOD, str(error)))
+        except ControlError as error:
+            encode = encode_mesh_error if isinstance(hosted, MeshActor) else encode_error
+            return Answer(failure=encode(error, is_json=call.is_json))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is its caller's)
+            return Answer(failure=encode_error(error, is_json=call.is_json))
+        return encode_result(result, is_json=call.is_json, most_nbytes=self._max_nbytes)
+
+    def _find(self, handle: str, name: str) -> Hosted | Failure:
+        with self._lock:
+            if handle:
+                hosted = self._by_handle.get(handle)
+                return hosted or Failure(Code.HANDLE_EXPIRED, "the actor of this handle is gone")
+            hosted = self._by_name.get(_key(name))
+            return hosted or Failure(Code.NO_SUCH_ACTOR, f"there is no actor {name!r} at {self.address}")
+
+    def _run_async(self, awaitable: Any, scope: Scope) -> Any:
+        with self._lock:
+            if self._loop is None:
+                self._loop = LoopThread()
+        task = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop.loop)
+        scope.when_cancelled(task.cancel)
+        concurrent.futures.wait((task,), scope.remaining_s())
+        if not task.done():
+            task.cancel()
+            raise LateError
+        try:
+            return task.result()
+        except concurrent.futures.CancelledError:
+            raise LateError from None
+
+    def _watch(self, hosted: MeshActor) -> None:
+        """Take the name from a mesh that fails or has ended."""
+
+        def drop() -> None:
+            with self._naming:
+                if self._by_name.get(_key(hosted.name)) is hosted:
+                    self._drop(hosted)
+
+        def ended(_: Future[Any]) -> None:
+            with self._lock:
+                self._by_handle.pop(hosted.handle, None)
+            threading.Thread(target=drop, name="actor-server-drop", daemon=True).start()
+
+        hosted.ended.add_done_callback(ended)
+
+    def _drop(self, hosted: Hosted) -> None:
+        with self._lock:
+            del self._by_name[_key(hosted.name)]
+            self._by_handle.pop(hosted.handle, None)
+        self._withdraw(hosted.name)
+
+    def _publish(self, name: str) -> None:
+        if self.mapping is not None and name not in self._published:
+            url = f"{ACTOR}://{self.host}:{self.port}/{_key(name)}"
+            self.mapping.register(self._told(name), url)
+            self._published[name] = url
+
+    def _withdraw(self, name: str) -> None:
+        url = self._published.pop(name, None)
+        unregister = getattr(self.mapping, "unregister", None)
+        if url is not None and unregister is not None:
+            try:
+                unregister(self._told(name), url)
+            except (ControlError, OSError) as error:  # its registration ends by itself
+                _log.warning("the name %s could not be taken back: %s", name, error)
+
+    def _told(self, name: str) -> str:
+        """What the mapping is told: names in a namespace that was given become absolute."""
+        return name if self._namespace is None else namespaces.absolute(name, self._namespace)
+
+
+async def _cancel_all() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _key(name: str) -> str:
+    return name.removeprefix("/")
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

@@ -1,0 +1,87 @@
+"""``skipper names``: the metadata service as a program of its own, and a look into it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from control.errors import ControlError
+from control.namespaces import ROOT
+from control.naming.metadata import METADATA_VARIABLE, MetadataResolver, MetadataServer
+from control.naming.urls import split_address
+from control.naming.user_secret import SECRET_VARIABLE, read_secret
+from control.wire.tls import Tls
+
+_EXIT_ERROR = 1
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper names") -> int:
+    """Serve names, or list them.
+
+    Args:
+        argv: the arguments, without the program's name.
+        prog: what was typed before them; shown in messages.
+
+    Returns:
+        The exit code: 0 all is well, 1 it could not be done, 2 a wrong command line.
+    """
+    try:
+        given = _parser(prog).parse_args(argv)
+    except SystemExit as error:
+        return int(error.code or 0)
+    try:
+        secret = None if given.secret_file is None else read_secret(given.secret_file)
+        if given.command == "serve":
+            return _serve(given, secret)
+        return _list(given, secret)
+    except (ControlError, OSError, ValueError) as error:
+        sys.stderr.write(f"{prog}: {error}\n")
+        return _EXIT_ERROR
+
+
+def _serve(given: argparse.Namespace, secret: bytes | None) -> int:
+    host, port = split_address(given.address) if not given.address.endswith(":0") else (given.address[:-2], 0)
+    tls = None
+    if (given.certificate is None) != (given.key is None):
+        raise ValueError("--certificate goes with --key")
+    if given.certificate is not None:
+        authority = None if given.authority is None else given.authority.read_bytes()
+        tls = Tls(authority, given.certificate.read_bytes(), given.key.read_bytes())
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with MetadataServer(host, port, secret=secret, tls=tls, insecure=given.insecure) as server:
+        sys.stdout.write(f"serving names at {server.address}\n")
+        sys.stdout.flush()
+        ended.wait()
+    return 0
+
+
+def _list(given: argparse.Namespace, secret: bytes | None) -> int:
+    authority = None if given.authority is None else given.authority.read_bytes()
+    tls = None if authority is None else Tls(authority)
+    resolver = MetadataResolver(given.address, namespace=ROOT, secret=secret, tls=tls)
+    for name, urls in resolver.names(given.prefix).items():
+        sys.stdout.write(f"{name}  {' '.join(urls)}\n")
+    return 0
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="Names of actors and services, and where they are.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="be the metadata service until interrupted")
+    serve.add_argument("--address", default="127.0.0.1:0", help="host:port to listen on; port 0 takes a free one")
+    serve.add_argument("--certificate", type=Path, help="PEM file with the certificate, for TLS")
+    serve.add_argument("--key", type=Path, help="PEM file with its key")
+    serve.add_argument("--insecure", action="store_true", help="listen beyond this host without TLS")
+    listing = commands.add_parser("list", help="print absolute names and their URLs")
+    listing.add_argument("prefix", nargs="?", default="/", help="with which they begin")
+    listing.add_argument("--address", help=f"host:port of the metadata service, instead of {METADATA_VARIABLE}")
+    for command in (serve, listing):
+        command.add_argument("--authority", type=Path, help="PEM file with who signs the other end's certificate")
+        command.add_argument("--secret-file", type=Path, help=f"file with the secret, instead of {SECRET_VARIABLE}")
+    return parser
