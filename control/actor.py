@@ -6,11 +6,14 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from control.errors import ActorDefinitionError
 from control.failure import MeshFailure
-from control.marking import WRAPPED, EndpointOptions, EndpointSpec, endpoint_options
+from control.marking import WRAPPED, EndpointOptions, EndpointSpec, endpoint_options, is_idempotent
+
+if TYPE_CHECKING:
+    from control.services.options import ServiceTemplate
 
 _INTERFACE = "__control_interface__"
 
@@ -27,6 +30,21 @@ class Actor:
     * ``__cleanup__(self, error)``: called once when the actor stops (``error`` is None) or has failed, after the
       meshes that it owns have ended.
     """
+
+    @classmethod
+    def options(cls, **options: Any) -> ServiceTemplate[Self]:
+        """What a service of this class is to be made of: ``Cls.options(num_replicas=4).as_service(...)``.
+
+        Args:
+            **options: see `control.services.ServiceOptions`; all have defaults.
+
+        Raises:
+            TypeError: there is no such option, or it has the wrong type.
+            ValueError: a number is out of its range.
+        """
+        from control.services.options import ServiceOptions, ServiceTemplate
+
+        return ServiceTemplate(cls, ServiceOptions(**options))
 
     def __supervise__(self, failure: MeshFailure) -> object:
         """Called when a mesh that this actor owns has failed.
@@ -186,6 +204,7 @@ def _spec(name: str, method: Callable[..., Any], options: EndpointOptions) -> En
         options.explicit_response_port,
         options.concurrent,
         name,
+        is_idempotent=is_idempotent(method),
     )
 
 

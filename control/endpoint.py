@@ -15,7 +15,7 @@ from control.marking import WRAPPED, EndpointSpec, checker, endpoint_options
 from control.port import pack_with_ports
 from control.runtime import job as runtime
 from control.runtime.notices import notice_number
-from control.runtime.ports import Awaited, MeshReply, OneReply, ResponseStream, StreamReply
+from control.runtime.ports import Awaited, MeshReply, OneReply, Reply, ResponseStream, StreamReply
 from control.value_mesh import ValueMesh
 from control.wire.envelope import Envelope, Kind, Payload
 
@@ -189,6 +189,15 @@ class Endpoint:
         envelope = Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port)
         process.send(self._members[index], envelope)
         return future
+
+    def _post(self, process: Process, payload: Payload, reply: Reply) -> None:
+        """Send what has been checked and packed before to the only actor; ``reply`` takes what comes back.
+
+        Raises:
+            BackpressureError: there was no room in time; nobody waits for the reply then.
+        """
+        port = process.ports.open(reply)
+        process.send(self._members[0], Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port))
 
     def _notice(self) -> int:
         """Where the actor whose code runs is told if a message is not delivered; 0 outside of actors."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "__control_endpoint__"
+_IDEMPOTENT = "__control_idempotent__"
 _KINDS = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -81,6 +82,22 @@ def endpoint_options(method: object) -> EndpointOptions | None:
     return getattr(method, _MARK, None)
 
 
+def idempotent(method: F) -> F:
+    """Mark a method as safe to be run more than once for one call: a second run does no harm and answers as well.
+
+    Whoever calls such a method may send its request again when nobody can tell whether the first one was handled, as
+    after the death of the process that had it. It stands above or below `endpoint` and `concurrent_endpoint`, and on
+    methods of plain classes.
+    """
+    setattr(method, _IDEMPOTENT, True)
+    return method
+
+
+def is_idempotent(method: object) -> bool:
+    """Whether a method is marked by `idempotent`."""
+    return getattr(method, _IDEMPOTENT, False) is True
+
+
 @dataclass(frozen=True, slots=True)
 class EndpointSpec:
     """An endpoint as callers need to know it.
@@ -94,6 +111,7 @@ class EndpointSpec:
         wire_name: what calls name it by; differs from ``name`` where the caller chose the options (`as_endpoint`), or
             has something else run in its place (`Endpoint.wrapped`).
         is_wrapped: whether the first argument is called with the method in place of the method itself.
+        is_idempotent: whether a request may be handled twice (`idempotent`).
     """
 
     name: str
@@ -103,6 +121,7 @@ class EndpointSpec:
     concurrent: bool
     wire_name: str
     is_wrapped: bool = False
+    is_idempotent: bool = False
 
 
 WRAPPED = ":wrapped"

@@ -6,6 +6,7 @@ never meet in a collective, so that neither waits for the other.
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from control import Actor, context, endpoint
+from control import Actor, concurrent_endpoint, context, endpoint
 
 LOOPBACK = "127.0.0.1"
 
@@ -35,6 +36,9 @@ class GroupMember(Actor):
         self.rank: int = point.rank
         self.size: int = point.size
         self._rendezvous: Any = None
+        self._is_open = asyncio.Event()
+        self._missing = self.size - 1
+        self._all_know = asyncio.Event()
 
     @endpoint
     async def open_rendezvous(self, timeout_s: float) -> int:
@@ -49,6 +53,27 @@ class GroupMember(Actor):
         store = self._rendezvous or _store(port, self.size, timeout_s)
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=timeout)
+
+    @concurrent_endpoint
+    async def rendezvous(self) -> int:
+        """On the first rank: the port of the store, once it is there."""
+        await self._is_open.wait()
+        self._missing -= 1
+        if not self._missing:
+            self._all_know.set()
+        return int(self._rendezvous.port)
+
+    async def meet(self, members: Any, timeout_s: float) -> None:
+        """Join the group of ``members``, the mesh of all ranks, without anybody else's help; every rank must."""
+        port = 0
+        if self.rank == 0:
+            await self.open_rendezvous(timeout_s)
+            self._is_open.set()
+            if self._missing:
+                await self._all_know.wait()  # joining blocks this thread, so nobody could ask it any more
+        else:
+            port = await members.flatten("ranks").slice(ranks=0).rendezvous.call_one()
+        await self.join(port, timeout_s)
 
     def device_mesh(self, *shape: int) -> DeviceMesh:
         """A device mesh over the group, one axis with all ranks where no ``shape`` is given."""

@@ -1,8 +1,9 @@
 """Asynchronous reinforcement learning whose weights travel from trainer memory to generator memory.
 
-Two meshes of processes learn to reverse eight digits, from nothing but a program that checks answers:
-trainers (FSDP2) compute version v + 1 while generators (tensor parallel) sample with version v. After each
-step the generators read the new weights, differently sharded, straight from the trainers' memory.
+One script learns to reverse eight digits, from nothing but a program that checks answers. Generators, a service of
+replicas that are tensor parallel within, sample; judges, a service too, reward; a replay buffer hands the rollouts to
+the trainers (FSDP2), which compute the next version meanwhile. After each step the generators read the new weights,
+differently sharded, straight from the trainers' memory. In the middle of the run a generator is killed.
 
     python -m examples.rl_weight_sync                     # about a minute; a table and rl_weight_sync.png
     python -m examples.rl_weight_sync --steps 3 --verify --json -
@@ -33,7 +34,7 @@ from examples.rl.settings import Settings
 from examples.yardstick import time_memcpy
 from torchstore.errors import StoreError
 
-STEPS = 60
+STEPS = 50
 GOAL = 0.9
 """The mean reward that a run of the usual length must reach."""
 
@@ -46,7 +47,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of prompts and weights (default: 0)")
     parser.add_argument("--trainers", type=int, default=2, metavar="N", help="trainer processes (default: 2)")
     parser.add_argument(
-        "--generators", type=int, default=2, metavar="N", choices=(1, 2, 4), help="1, 2 or 4 (default: 2)"
+        "--generators",
+        type=int,
+        default=2,
+        metavar="N",
+        choices=(1, 2, 4),
+        help="processes of each replica of the generators: 1, 2 or 4 (default: 2)",
+    )
+    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="replicas of the generators (default: 2)")
+    parser.add_argument(
+        "--kill-at",
+        type=int,
+        metavar="STEP",
+        help="kill a process of a generator in this step; 0: never (default: in the middle of the "
+        "run, or never when --steps is given)",
     )
     parser.add_argument(
         "--min-reward",
@@ -62,6 +76,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.min_reward is None:
         options.min_reward = GOAL if options.steps is None else 0.0
+    if options.kill_at is None:
+        options.kill_at = STEPS // 2 if options.steps is None else 0
     options.steps = STEPS if options.steps is None else options.steps
     if options.steps < 1:
         parser.error("--steps must be at least 1")
@@ -70,6 +86,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     most = Settings(options.seed).prompts
     if not 1 <= options.trainers <= most:
         parser.error(f"--trainers must be between 1 and {most}: each of them needs a prompt to learn from")
+    if options.replicas < 1:
+        parser.error("--replicas must be at least 1")
+    if not 0 <= options.kill_at <= options.steps:
+        parser.error("--kill-at must be a step of the run, or 0")
     try:
         check_writable(options.json)
         check_writable(options.png)
@@ -79,11 +99,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 async def run(options: argparse.Namespace, settings: Settings, line: StepLine) -> History:
-    """Start both meshes, turn the loop, stop everything."""
+    """Start everybody, turn the loop, stop everything."""
     loop = Loop(
         settings,
         trainers=options.trainers,
         generators=options.generators,
+        replicas=options.replicas,
+        kill_at=options.kill_at,
         verify=options.verify,
         on_step=line.update,
     )
@@ -116,12 +138,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     errors = []
     if history.mismatched:
         errors.append(f"{history.mismatched} tensors arrived wrong")
+    if history.killed and not history.restarts:
+        errors.append("a generator was killed, and no replica replaced")
     if history.final_reward < options.min_reward:
         errors.append(f"the last mean reward is {history.final_reward:.3f}, below {options.min_reward}")
     for sentence in errors:
         people.print(f"[bold red]failed[/]: {sentence}")
     if options.json is not None:
-        chosen = ("steps", "trainers", "generators", "min_reward", "verify")
+        chosen = ("steps", "trainers", "generators", "replicas", "kill_at", "min_reward", "verify")
         config = {name: getattr(options, name) for name in chosen} | asdict(settings)
         write_json(outcome.report(sys.argv[1:] if argv is None else argv, config, errors), options.json)
     return 1 if errors else 0

@@ -1,6 +1,9 @@
-"""The actor that answers: one rank of a tensor-parallel group that samples with the newest weights."""
+"""The actor that answers: one rank of a replica of the generator service, tensor parallel within the replica."""
 
 from __future__ import annotations
+
+import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import torchstore as ts
-from control import endpoint
+from control import concurrent_endpoint, endpoint, idempotent
 from examples.process_group import GroupMember
 from examples.rl.model import Transformer
 from examples.rl.policy import sample
@@ -42,16 +45,18 @@ class Generator(GroupMember):
         self.settings = settings
         self.version = -1
 
-    @endpoint
-    async def build(self) -> None:
-        """Make the policy, after `join`."""
+    @concurrent_endpoint
+    async def set_up(self, members: Any) -> None:
+        """Become a replica, first or successor: meet the other ranks, make the policy, fetch the newest weights."""
+        await self.meet(members, self.settings.timeout_s)
         policy = Transformer(self.settings.model).requires_grad_(False)
         parallelize_module(policy, self.device_mesh(), tensor_parallel_plan(self.settings.model.layers))
         self.policy = policy
         self.weights = policy.state_dict()
+        await self._catch_up()
 
     @endpoint
-    async def pull(self, version: int) -> ts.SyncRecord:
+    async def load(self, version: int) -> ts.SyncRecord:
         """Read ``version`` straight from the trainers' memory into this policy's own; what it took."""
         await ts.get_state_dict(WEIGHTS, self.weights, version=version, timeout=self.settings.timeout_s)
         self.version = version
@@ -61,8 +66,9 @@ class Generator(GroupMember):
         return record
 
     @endpoint
+    @idempotent
     async def generate(self, batch: int) -> Rollout | None:
-        """Answer the prompts of ``batch`` with the last pulled weights; ``None`` but on the first rank."""
+        """Answer the prompts of ``batch`` with the weights that are there; ``None`` but on the first rank."""
         settings = self.settings
         chance = torch.Generator().manual_seed(settings.seed * 1_000_003 + batch)
         rollout = sample(
@@ -77,6 +83,27 @@ class Generator(GroupMember):
         return rollout if self.rank == 0 else None
 
     @endpoint
-    async def check(self, whole: dict[str, Tensor]) -> list[str]:
-        """Names of the parameters whose part here is not, bit for bit, that part of ``whole``."""
-        return mismatched_names(self.weights, whole)
+    async def check(self, version: int, whole: dict[str, Tensor]) -> list[str] | None:
+        """Names of the parameters whose part here is not, bit for bit, that part of ``whole``.
+
+        ``None`` where another version is loaded, which a replica may have that has come up just now.
+        """
+        return mismatched_names(self.weights, whole) if self.version == version else None
+
+    @endpoint
+    async def pid(self) -> int:
+        """This process, for whoever wants to end it."""
+        return os.getpid()
+
+    async def _catch_up(self) -> None:
+        """Fetch the newest version there is, or the first that there will be; the same one on all ranks."""
+        versions: list[int] = []
+        while len(set(versions)) != 1:  # the trainers may have published between one rank's reading and another's
+            # The newest that is there, or else the first that comes.
+            await ts.get_state_dict(WEIGHTS, self.weights, version=("newer_than", -1), timeout=self.settings.timeout_s)
+            record = ts.last_sync()
+            if record is None:
+                raise RuntimeError("the store kept no record of the transfer")
+            versions = [0] * self.size
+            dist.all_gather_object(versions, record.version)
+        self.version = versions[0]

@@ -1,29 +1,37 @@
-"""The loop: generators sample with one version while the trainers compute the next.
+"""The loop: rollouts and training are tasks of one script that overlap; what they meet in is the replay buffer.
 
-    version        0            1            2
-    trainers       |  train     |  train     |  train
-    generators     |  sample    |  sample    |  sample
-                  sync         sync         sync
+    rollouts, one task for each replica        training
+    -----------------------------------        --------------------------------------
+    buffer.reserve                             buffer.take
+    generators.generate.route                  trainers.train.call  (ends in the optimizer's step)
+    judges.grade.route                         trainers.publish.call
+    buffer.put                                 generators.load.fanout, one replica after the other
 
 In direct mode the generators read the trainers' own parameters, so one rule keeps the bytes right:
-**no optimizer step while somebody reads**. The loop keeps it by its order: `train`, which ends in the
-optimizer's step, is sent after every `pull` was awaited. The fence in front of that step makes sure.
+**no optimizer step while somebody reads**. The training task keeps it by its order: `train` is sent after the
+`load` of every replica was awaited. A replica that comes up in place of a dead one reads when it likes, so there is
+the fence in front of the step, which waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 import torchstore as ts
-from control import this_host
+from control import ValueMesh, this_host, this_proc
 from examples.process_group import ENVIRONMENT, connect
+from examples.rl.buffer import ReplayBuffer
 from examples.rl.generator import Generator
+from examples.rl.judge import Judge
 from examples.rl.settings import Settings
 from examples.rl.task import Rollout
 from examples.rl.trainer import Trainer
@@ -32,6 +40,9 @@ T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0
 """Bound on the start: every process imports torch, and all of them share few cores."""
+
+JUDGES = 2
+"""Replicas of the judges' service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,7 @@ class Step:
 
 @dataclass(slots=True)
 class History:
-    """What happened in a run; one sync comes before the first step, and also connects and plans."""
+    """What happened in a run. The replicas fetch the first version by themselves when they come up."""
 
     parameters: int = 0
     start_seconds: float = 0.0
@@ -79,11 +90,17 @@ class History:
     final_reward: float = 0.0
     final_solved: float = 0.0
     compared: int = 0
+    killed: int = 0
+    """Processes of generators that were killed on purpose."""
+    restarts: int = 0
+    """Replicas of generators that were replaced."""
+    lost: int = 0
+    """Requests that died with their replica; others answered them."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that one sync brings to all generators together."""
-        return self.syncs[-1].nbytes
+        """Bytes that one sync brings to all generators together, when all of them are there."""
+        return max(sync.nbytes for sync in self.syncs)
 
     @property
     def mismatched(self) -> int:
@@ -100,7 +117,17 @@ def first(values: Sequence[T | None]) -> T:
 
 
 class Loop:
-    """Two meshes and the order of the messages that go to them."""
+    """Who takes part, and who is asked for what.
+
+    Args:
+        settings: of the run.
+        trainers: processes that train together.
+        generators: processes of one replica of the generators.
+        replicas: of the generators.
+        kill_at: the step in which a replica of the generators is killed; 0 for none.
+        verify: whether to compare received weights.
+        on_step: called after each step.
+    """
 
     def __init__(
         self,
@@ -108,26 +135,34 @@ class Loop:
         *,
         trainers: int,
         generators: int,
+        replicas: int,
+        kill_at: int,
         verify: bool,
         on_step: Callable[[Step], None],
     ) -> None:
         self.settings = settings
+        self.kill_at = kill_at
         self.verify = verify
         self.on_step = on_step
         self.history = History()
-        # Processes bear the name of their mesh, in `ps` too.
-        trainer_procs, generator_procs = (
-            this_host().spawn_procs(per_host={"gpus": size}, env=ENVIRONMENT, name=name)
-            for name, size in (("trainers", trainers), ("generators", generators))
-        )
-        self.trainers = trainer_procs.spawn("trainers", Trainer, settings)
-        self.generators = generator_procs.spawn("generators", Generator, settings)
+        self.replicas = replicas
+        self.batches = itertools.count()
+        self.pids: list[list[int]] = []
+        """The processes of the first replicas of the generators."""
+        # Processes bear the name of their mesh or service, in `ps` too.
+        procs = this_host().spawn_procs(per_host={"gpus": trainers}, env=ENVIRONMENT, name="trainers")
+        self.trainers = procs.spawn("trainers", Trainer, settings)
+        self.generators = Generator.options(
+            procs=generators, num_replicas=replicas, env=ENVIRONMENT, setup="set_up", drain_timeout_s=5.0
+        ).as_service(settings, name="generators")
+        self.judges = Judge.options(num_replicas=JUDGES).as_service(name="judges")
+        self.buffer = this_proc().spawn("buffer", ReplayBuffer, replicas)
 
     async def run(self, steps: int) -> History:
-        """Build both sides, then turn ``steps`` times.
+        """Build everything, then turn ``steps`` times.
 
         Raises:
-            SupervisionError: A process of either mesh died.
+            SupervisionError: A trainer died, or a service could not be kept alive.
             ActorError: An actor raised.
             TimeoutError: A step did not end in time.
         """
@@ -135,31 +170,59 @@ class Loop:
         async with asyncio.timeout(START_TIMEOUT_S):
             await self._build()
         self.history.start_seconds = perf_counter() - begin
+        tasks = [asyncio.create_task(self._train(steps))]
+        tasks += [asyncio.create_task(self._roll_out()) for _ in range(self.replicas)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # the training has ended, or something has failed
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         async with asyncio.timeout(self.settings.timeout_s):
-            await self._sync()
-            rollout: Rollout = first(await self.generators.generate.call(0))
-        for number in range(1, steps + 1):
-            async with asyncio.timeout(self.settings.timeout_s):
-                rollout = await self._turn(number, rollout)
-        async with asyncio.timeout(self.settings.timeout_s):
-            last: Rollout = first(await self.generators.generate.call(steps + 1))
+            last = await self._sample()
+            states = await self.generators.metrics()
         self.history.final_reward, self.history.final_solved = last.reward, last.solved
+        self.history.restarts = sum(state.restarts for state in states)
+        self.history.lost = sum(state.lost for state in states)
         return self.history
 
     async def _build(self) -> None:
         await ts.initialize()
-        timeout_s = self.settings.timeout_s
-        await asyncio.gather(connect(self.trainers, timeout_s=timeout_s), connect(self.generators, timeout_s=timeout_s))
-        parameters = self.trainers.build.call()
-        await self.generators.build.call()
-        self.history.parameters = (await parameters)[0]
+        await connect(self.trainers, timeout_s=self.settings.timeout_s)
+        self.history.parameters = (await self.trainers.build.call())[0]
+        await self.trainers.publish.call()  # version 0, for which the generators wait
+        await self.generators
+        await self.judges
+        self.pids = [_ranks(replica) for replica in await self.generators.pid.fanout()]
 
-    async def _turn(self, number: int, rollout: Rollout) -> Rollout:
+    async def _roll_out(self) -> None:
+        """Sample, judge and hand over, again and again; it waits where it is ahead of the training."""
+        while True:
+            await self.buffer.reserve.call_one()
+            await self.buffer.put.call_one(await self._sample())
+
+    async def _sample(self) -> Rollout:
+        sampled: Rollout = first(_ranks(await self.generators.generate.route(next(self.batches))))
+        return sampled.judged(await self.judges.grade.route(sampled.prompts.tolist(), sampled.answers.tolist()))
+
+    async def _train(self, steps: int) -> None:
+        async with asyncio.timeout(self.settings.timeout_s):
+            await self._sync(0, since=perf_counter())
+        for number in range(1, steps + 1):
+            async with asyncio.timeout(self.settings.timeout_s):
+                await self._turn(number)
+
+    async def _turn(self, number: int) -> None:
         begin = perf_counter()
-        sampling = self.generators.generate.call(number)  # with version v, while ...
-        learned = await self.trainers.train.call(rollout)  # ... the trainers compute v + 1,
-        sampled: Rollout = first(await sampling)
-        sync = await self._sync()  # and nobody trains while the generators read v + 1.
+        rollout: Rollout = await self.buffer.take.call_one()  # which makes room, so that one more is sampled now
+        if number == self.kill_at:
+            await self._kill()
+        learned = await self.trainers.train.call(rollout)  # while the generators sample with older weights
+        learned_at = perf_counter()
+        await self.trainers.publish.call()
+        sync = await self._sync(number, since=learned_at)  # and nobody trains while they read these.
         step = Step(
             number,
             sampled_by=rollout.version,
@@ -171,26 +234,39 @@ class Loop:
         )
         self.history.steps.append(step)
         self.on_step(step)
-        return sampled
 
-    async def _sync(self) -> Sync:
-        begin = perf_counter()
-        (version, *_) = await self.trainers.publish.call()
-        pulls = await self.generators.pull.call(version)
-        seconds = perf_counter() - begin
-        mismatched = 0
-        if self.verify:
-            whole: dict[str, Tensor] = first(await self.trainers.gather.call())
-            wrong = await self.generators.check.call(whole)
-            mismatched = sum(map(len, wrong))
-            self.history.compared += len(whole) * len(wrong)
+    async def _sync(self, version: int, *, since: float) -> Sync:
+        """Have every replica that is up load a version; one that comes up later fetches the newest by itself."""
+        loaded = await self.generators.load.fanout(version, rolling=1, absent="skip")
+        seconds = perf_counter() - since
+        loads = [load for replica in loaded for load in _ranks(replica)]
+        mismatched = await self._verify(version) if self.verify else 0
         sync = Sync(
             version,
-            nbytes=sum(pull.nbytes for pull in pulls),
+            nbytes=sum(load.nbytes for load in loads),
             seconds=seconds,
-            pull_seconds=max(pull.seconds for pull in pulls),
-            transfer_seconds=max(pull.transfer_s for pull in pulls),
+            pull_seconds=max((load.seconds for load in loads), default=0.0),
+            transfer_seconds=max((load.transfer_s for load in loads), default=0.0),
             mismatched=mismatched,
         )
         self.history.syncs.append(sync)
         return sync
+
+    async def _verify(self, version: int) -> int:
+        """Compare what the generators have with what the trainers hold; the number of tensors that differ."""
+        whole: dict[str, Tensor] = first(await self.trainers.gather.call())
+        checked = await self.generators.check.fanout(version, whole, absent="skip")
+        wrong = [names for replica in checked for names in _ranks(replica) if names is not None]
+        self.history.compared += len(whole) * len(wrong)
+        return sum(map(len, wrong))
+
+    async def _kill(self) -> None:
+        """End one process of the replica that has the most to do, as a fault of its machine would."""
+        busiest = max(await self.generators.metrics(), key=lambda metrics: metrics.outstanding)
+        os.kill(self.pids[busiest.replica][-1], signal.SIGKILL)
+        self.history.killed += 1
+
+
+def _ranks(replica: Any) -> list[Any]:
+    """What each rank of a replica has answered; a replica of one process answers without a mesh."""
+    return list(replica) if isinstance(replica, ValueMesh) else [replica]

@@ -27,7 +27,7 @@ class Outcome:
         """The rows of the report."""
         history, nbytes = self.history, self.history.nbytes
         where = {"nbytes": nbytes}
-        # The first sync also connects and plans: it has a row of its own.
+        # The first sync comes while nothing else is under way: it has a row of its own.
         warm = history.syncs[1:]
         seconds = [sync.seconds for sync in warm]
         copy_s = self.memcpy_seconds
@@ -70,6 +70,9 @@ class Outcome:
                 "mismatched_tensors": self.history.mismatched,
                 "compared_tensors": self.history.compared,
                 "parameters": self.history.parameters,
+                "killed_processes": self.history.killed,
+                "replaced_replicas": self.history.restarts,
+                "lost_requests": self.history.lost,
             },
         )
 
@@ -87,7 +90,7 @@ class Outcome:
         table.add_row("parameters", f"{history.parameters:,}")
         table.add_row("bytes synced", f"{history.nbytes:,} in each of {len(history.syncs)} syncs")
         sync, rate = row["sync_s"], row["sync_gb_per_s"]
-        table.add_row("first sync, which also plans", f"{history.syncs[0].seconds * 1e3:.1f} ms")
+        table.add_row("first sync", f"{history.syncs[0].seconds * 1e3:.1f} ms")
         table.add_row("sync, publish to last generator", f"{sync.value * 1e3:.2f} ms (p99 {sync.p99 * 1e3:.2f})")
         pull_ms, transfer_ms = row["pull_s"].value * 1e3, row["transfer_s"].value * 1e3
         table.add_row("of it in the slowest generator", f"{pull_ms:.2f} ms, moving bytes {transfer_ms:.2f} ms")
@@ -96,6 +99,10 @@ class Outcome:
             "ratio to memcpy",
             f"{significant(rate.ratio or 0, 3)} (one thread: {self.memcpy_seconds * 1e3:.2f} ms)",
         )
+        if history.killed:
+            replaced = f"{history.restarts} replica{'s' * (history.restarts != 1)} replaced"
+            told = f"{history.killed}, {replaced}, {history.lost} of its requests handed on"
+            table.add_row("generators killed", told)
         if history.compared:
             table.add_row("verified", f"{history.compared} tensors bit for bit, {history.mismatched} wrong")
         return table
@@ -110,7 +117,7 @@ class Outcome:
         upper.plot(numbers, [step.reward for step in steps], label="reward: share of digits that are right")
         upper.plot(numbers, [step.solved for step in steps], label="answers right in every digit")
         upper.axhline(0.1, color="grey", linestyle=":", label="chance, one digit")
-        upper.set(ylabel="share", ylim=(0, 1.02), title="Reinforcement learning, weights one version old")
+        upper.set(ylabel="share", ylim=(0, 1.02), title="Reinforcement learning, sampling and training at once")
         upper.legend(loc="lower right", bbox_to_anchor=(1.0, 0.12))
         lower.plot(numbers, [step.sync.seconds * 1e3 for step in steps], marker=".", label="sync")
         lower.plot(numbers, [step.sync.pull_seconds * 1e3 for step in steps], label="in the slowest generator")

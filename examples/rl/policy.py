@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.rl.model import Cache
-from examples.rl.task import Rollout, grade
+from examples.rl.task import Rollout
 
 CLIP = 0.2
 """A token stops teaching once its probability has moved by this share from what it was sampled with."""
@@ -29,7 +29,7 @@ def sample(
     generator: torch.Generator,
     agree: Callable[[Tensor], None],
 ) -> Rollout:
-    """Let ``policy`` answer each of ``prompts`` (n, digits + 1) ``group`` times, and grade the answers.
+    """Let ``policy`` answer each of ``prompts`` (n, digits + 1) ``group`` times; nobody has judged that yet.
 
     Args:
         policy: returns logits for (tokens, cache).
@@ -52,7 +52,7 @@ def sample(
         answers.append(tokens)
         log_probabilities.append(scores.gather(1, tokens))
     answer = torch.cat(answers, dim=1)
-    return Rollout(version, group, prompts, answer, torch.cat(log_probabilities, dim=1), grade(prompts, answer))
+    return Rollout(version, group, prompts, answer, torch.cat(log_probabilities, dim=1), torch.zeros(answer.shape))
 
 
 def advantages(rewards: Tensor, group: int) -> Tensor:

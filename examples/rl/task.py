@@ -1,7 +1,8 @@
-"""The task: write the digits of the prompt in reverse order. Any program can check an answer."""
+"""The task: write the digits of the prompt in reverse order. Any program can check an answer (see `judge`)."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +15,11 @@ VOCABULARY = 12
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What the generators hand to the trainers: answers that one version of the policy has sampled.
+    """What goes from the generators through the judges to the trainers: answers that one version has sampled.
 
     ``prompts`` (n, digits + 1) and ``answers`` (n, digits) are int64 tokens; ``log_probabilities``
-    (n, digits) are the sampling policy's own; ``rewards`` (n, digits) are 1.0 where the token is right.
+    (n, digits) are the sampling policy's own; ``rewards`` (n, digits) are 1.0 where the token is right, and 0.0
+    before they are judged.
     Rows ``k * group`` to ``(k + 1) * group`` answer the same prompt.
     """
 
@@ -38,6 +40,10 @@ class Rollout:
         """Share of answers that are right in every digit."""
         return float((self.rewards.amin(dim=1) == 1).float().mean())
 
+    def judged(self, rewards: list[list[float]]) -> Rollout:
+        """The same with the rewards that it has earned."""
+        return dataclasses.replace(self, rewards=torch.tensor(rewards))
+
     def part(self, index: int, parts: int) -> Rollout:
         """The ``index``-th of ``parts`` nearly equal pieces; a prompt's answers stay together."""
         groups = len(self.prompts) // self.group
@@ -56,8 +62,3 @@ def make_prompts(count: int, digits: int, generator: torch.Generator) -> Tensor:
     """``count`` random prompts, int64 (count, digits + 1): the digits and the equals sign."""
     numbers = torch.randint(0, 10, (count, digits), generator=generator)
     return torch.cat((numbers, torch.full((count, 1), EQUALS)), dim=1)
-
-
-def grade(prompts: Tensor, answers: Tensor) -> Tensor:
-    """The verifier: 1.0 for each token of ``answers`` (n, digits) that is right, else 0.0."""
-    return (answers == prompts[:, :-1].flip(1)).float()

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from examples.rl.judge import grade
 from examples.rl.model import Cache, ModelConfig, Transformer
 from examples.rl.policy import advantages, loss, sample
-from examples.rl.task import EQUALS, VOCABULARY, Rollout, grade, make_prompts
+from examples.rl.task import EQUALS, VOCABULARY, Rollout, make_prompts
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def small(digits: int) -> ModelConfig:
 
 def rollout(policy: Transformer, config: ModelConfig, *, digits: int, seed: int, prompts: int = 16) -> Rollout:
     chance = torch.Generator().manual_seed(seed)
-    return sample(
+    sampled = sample(
         policy,
         make_prompts(prompts, digits, chance),
         version=0,
@@ -37,12 +38,14 @@ def rollout(policy: Transformer, config: ModelConfig, *, digits: int, seed: int,
         generator=chance,
         agree=lambda tokens: None,
     )
+    return sampled.judged(grade(sampled.prompts.tolist(), sampled.answers.tolist()))
 
 
 def test_the_verifier_rewards_each_right_digit() -> None:
-    prompts = torch.tensor([[1, 2, 3, EQUALS]])
-    assert grade(prompts, torch.tensor([[3, 2, 1]])).tolist() == [[1.0, 1.0, 1.0]]
-    assert grade(prompts, torch.tensor([[1, 2, 3]])).tolist() == [[0.0, 1.0, 0.0]]
+    assert grade([[1, 2, 3, EQUALS]], [[3, 2, 1]]) == [[1.0, 1.0, 1.0]]
+    assert grade([[1, 2, 3, EQUALS]], [[1, 2, 3]]) == [[0.0, 1.0, 0.0]]
+    with pytest.raises(ValueError, match="zip"):
+        grade([[1, 2, 3, EQUALS]], [[3, 2]])
 
 
 def test_an_advantage_compares_a_token_with_its_own_group_only() -> None:

@@ -33,15 +33,16 @@ def test_three_verified_steps_print_nothing_but_json_on_stdout(tmp_path: Path) -
     rows = {row["name"]: row for row in report["results"]}
     assert {"reward_first", "reward_last", "sync_s", "sync_gb_per_s"} <= rows.keys()
     assert report["mismatched_tensors"] == 0
-    # Two generators compare each of the 41 tensors after the first sync and after each of three steps.
-    assert report["compared_tensors"] == 2 * 41 * 4
+    # Two ranks of two replicas compare each of the 41 tensors after the first sync and after each of three steps.
+    assert report["compared_tensors"] == 2 * 2 * 41 * 4
+    assert report["killed_processes"] == report["replaced_replicas"] == 0
     assert report["errors"] == []
     assert report["config"]["steps"] == 3
     assert 0.0 <= rows["reward_first"]["value"] < 0.3
     assert rows["sync_s"]["n"] == 3
-    assert rows["sync_s"]["nbytes"] > 9_000_000
+    assert rows["sync_s"]["nbytes"] > 2 * 9_000_000
     assert rows["sync_s"]["reference"]["name"] == "memcpy"
-    assert rows["staleness"]["max"] == 1
+    assert 0 <= rows["staleness"]["min"] <= rows["staleness"]["max"] <= 3
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "ratio to memcpy" in example.stderr
     assert "Warning" not in example.stderr
@@ -50,7 +51,7 @@ def test_three_verified_steps_print_nothing_but_json_on_stdout(tmp_path: Path) -
 
 def test_other_mesh_sizes_sync_as_exactly_and_a_reward_below_the_goal_is_a_failure(tmp_path: Path) -> None:
     where = tmp_path / "report.json"
-    sizes = ("--trainers", "3", "--generators", "1")
+    sizes = ("--trainers", "3", "--generators", "1", "--replicas", "1")
     goal = ("--steps", "1", "--min-reward", "0.99")
     example = run(*RL, *sizes, *goal, "--verify", "--json", str(where), "--png", str(tmp_path / "curves.png"))
     assert example.process.returncode == 1, example.stderr
@@ -65,7 +66,14 @@ def test_other_mesh_sizes_sync_as_exactly_and_a_reward_below_the_goal_is_a_failu
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--steps", "0"), ("--trainers", "0"), ("--generators", "3"), ("--json", "no/such/folder/report.json")],
+    [
+        ("--steps", "0"),
+        ("--trainers", "0"),
+        ("--generators", "3"),
+        ("--replicas", "0"),
+        ("--steps", "3", "--kill-at", "4"),
+        ("--json", "no/such/folder/report.json"),
+    ],
 )
 def test_a_senseless_command_line_is_refused_before_anything_starts(arguments: tuple[str, ...]) -> None:
     example = run(*RL, *arguments)
@@ -78,8 +86,9 @@ def long_run(folder: Path) -> tuple[str, ...]:
 
 
 def members(example: ExampleProcess, role: str) -> list[int]:
-    """The processes of a mesh, which bear its name."""
-    return sorted(pid for pid, command in example.family().items() if f" {role}{{" in command)
+    """The processes of a mesh, which bear its name, or of a service, which bear that of their replica."""
+    family = example.family().items()
+    return sorted(pid for pid, command in family if f" {role}{{" in command or f" {role}-" in command)
 
 
 def wait_for(example: ExampleProcess, condition: Callable[[], object]) -> None:
@@ -87,19 +96,30 @@ def wait_for(example: ExampleProcess, condition: Callable[[], object]) -> None:
     assert example.process.poll() is None, example.stderr
 
 
-@pytest.mark.parametrize("role", ["trainers", "generators"])
-def test_a_member_killed_in_the_loop_ends_the_run_and_is_named_first(role: str, tmp_path: Path) -> None:
+def test_a_generator_killed_in_the_loop_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    where = tmp_path / "report.json"
+    arguments = ("--steps", "4", "--kill-at", "2", "--generators", "1", "--verify", "--json", str(where))
+    example = run(*RL, *arguments, "--png", str(tmp_path / "curves.png"))
+    assert example.process.returncode == 0, example.stdout + example.stderr
+    report = json.loads(where.read_text())
+    assert report["killed_processes"] == report["replaced_replicas"] == 1
+    assert report["mismatched_tensors"] == 0
+    assert report["compared_tensors"] >= 41 * (2 + 4)  # both replicas first and one of them always
+    assert "generators killed" in example.stdout
+
+
+def test_a_trainer_killed_in_the_loop_ends_the_run_and_is_named_first(tmp_path: Path) -> None:
     with running(*long_run(tmp_path)) as example:
         wait_for(example, lambda: "step 1/" in example.stdout)
-        os.kill(members(example, role)[1], signal.SIGKILL)
+        os.kill(members(example, "trainers")[1], signal.SIGKILL)
         assert example.wait(ENDS_WITHIN_S) == 1
-        assert f"SupervisionError: actor {role}{{'gpus': 1}} died" in example.stdout
+        assert "SupervisionError: actor trainers{'gpus': 1} died" in example.stdout
         assert "SIGKILL" in example.stdout
         assert "Traceback" not in example.stdout + example.stderr
         example.assert_nobody_left()
 
 
-@pytest.mark.parametrize("victim", ["trainers", "generators", "script"])
+@pytest.mark.parametrize("victim", ["trainers", "script"])
 def test_a_kill_at_any_moment_leaves_nobody_and_no_file(victim: str, tmp_path: Path) -> None:
     chance = random.Random()
     after = chance.uniform(0.0, 8.0)

@@ -1,0 +1,196 @@
+"""The endpoints of a service and of its sessions, with the ways of calling them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from control.errors import ActorError, ControlError, ReplicaLostError
+from control.future import Future
+from control.marking import EndpointSpec, checker
+from control.port import Port, pack_with_ports
+from control.services.caller import Address, Caller
+from control.services.conductor import Conductor
+from control.services.options import check_count
+from control.services.requests import Binding, PlaceRequest, Request, SessionRequest
+from control.value_mesh import ValueMesh
+from control.wire.envelope import Payload
+
+_Packed = tuple[EndpointSpec, str, Payload, list[Port[Any]]]
+"""The arguments of a `Request`."""
+
+
+class Method:
+    """An endpoint of a service's replicas."""
+
+    __slots__ = ("_address", "_caller", "_check", "_spec")
+
+    def __init__(self, address: Address, caller: Caller, name: str) -> None:
+        spec = address.interface.endpoints.get(name)
+        if spec is None:
+            known = ", ".join(sorted(address.interface.endpoints))
+            raise AttributeError(f"{address.interface.class_name} has no endpoint {name!r}; it has: {known or 'none'}")
+        self._address = address
+        self._caller = caller
+        self._spec = spec
+        self._check = checker(spec)
+
+    def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Packed:
+        self._check(*args, **kwargs)
+        if self._address.procs == 1:
+            return self._spec, self._spec.name, *pack_with_ports(args, kwargs)
+        return self._spec, Conductor.conduct.__name__, *pack_with_ports((self._spec.name, args, kwargs), {})
+
+    def _submit(self, request: Request) -> Future[Any]:
+        self._caller.submit(request)
+        return request.future
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._address.name}.{self._spec.name} of a service>"
+
+
+class ServiceMethod(Method):
+    """One endpoint of a service; each adverb below is a way of calling it.
+
+    They check the arguments against the endpoint's signature and pickle them before anything is sent, as those of
+    meshes do, and return at once.
+    """
+
+    __slots__ = ()
+
+    def route(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call the replica that has the fewest requests of this process outstanding, or wait for one to come up.
+
+        If it dies, the request goes to another one where that is safe: the endpoint is marked `idempotent`, or the
+        request surely was not handled.
+
+        Returns:
+            The future of what the endpoint returns; a `ValueMesh` where a replica has several processes.
+
+        Raises:
+            TypeError: the arguments do not fit the signature.
+            PayloadError: an argument cannot be pickled.
+            BackpressureError: the replica is too far behind, or too many requests wait for one to come up.
+
+        Raises (from the future):
+            ActorError: the endpoint raised.
+            ReplicaLostError: the replica died, and the request may have been handled.
+            ServiceEndedError: the service has failed or been stopped.
+        """
+        return self._submit(Request(*self._pack(args, kwargs)))
+
+    def fanout(
+        self, *args: Any, rolling: int | None = None, absent: Literal["wait", "skip"] = "wait", **kwargs: Any
+    ) -> Future[ValueMesh[Any]]:
+        """Call every replica.
+
+        Args:
+            *args: for the endpoint.
+            rolling: call so many at a time, each while the others take the requests that are routed; None calls all at
+                once, each in its turn among its other requests.
+            absent: what becomes of replicas that are still coming up, or die meanwhile: ``wait`` calls them, or their
+                successors, once they are up, where `route` would send a request again; ``skip`` leaves them out, which
+                is for what a replica fetches by itself when it comes up.
+            **kwargs: for the endpoint.
+
+        Returns:
+            The future of the results, along the axis ``replicas``; it ends once all have ended, in the error of the
+            first replica that had one.
+
+        Raises:
+            TypeError: the arguments do not fit the signature.
+            ValueError: ``rolling`` is below 1, or ``absent`` is something else.
+            PayloadError: an argument cannot be pickled.
+        """
+        if absent not in ("wait", "skip"):
+            raise ValueError(f'absent is "wait" or "skip", not {absent!r}')
+        if rolling is not None:
+            check_count("rolling", rolling, 1)
+            self._check(*args, **kwargs)
+            rolled = self._address.keeper.roll.call_one(self._spec.name, rolling, absent == "skip", args, kwargs)
+            return _from_keeper(rolled)
+        packed = self._pack(args, kwargs)
+        result: Future[ValueMesh[Any]] = Future()
+        self._caller.when_known(lambda numbers: self._spread(numbers, packed, result, is_skipping=absent == "skip"))
+        return result
+
+    def _spread(
+        self,
+        numbers: tuple[int, ...],
+        packed: _Packed,
+        result: Future[ValueMesh[Any]],
+        *,
+        is_skipping: bool,
+    ) -> None:
+        requests = [PlaceRequest(number, is_skipping, *packed) for number in numbers]
+        missing = set(numbers)
+
+        def has_ended(number: int) -> None:
+            missing.discard(number)
+            if not missing:
+                result._settle(lambda: _in_order(_results(requests, is_skipping=is_skipping)))
+
+        for number, request in zip(numbers, requests, strict=True):
+            request.future.add_done_callback(lambda _, number=number: has_ended(number))  # type: ignore[misc]
+            try:
+                self._caller.submit(request)
+            except ControlError as error:
+                request.fail(error)
+
+
+class SessionMethod(Method):
+    """One endpoint of the replica of a session."""
+
+    __slots__ = ("_binding",)
+
+    def __init__(self, address: Address, caller: Caller, name: str, binding: Binding) -> None:
+        super().__init__(address, caller, name)
+        self._binding = binding
+
+    def route(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call the session's replica; calls of one thread arrive there in their order.
+
+        Raises:
+            ValueError: the session is closed.
+            TypeError: the arguments do not fit the signature.
+            PayloadError: an argument cannot be pickled.
+            BackpressureError: the replica is too far behind.
+
+        Raises (from the future):
+            ActorError: the endpoint raised.
+            SessionLostError: the replica is gone; nothing is sent again, whatever the endpoint.
+            ServiceEndedError: the service has failed or been stopped.
+        """
+        if self._binding.is_closed:
+            raise ValueError("the session is closed")
+        return self._submit(SessionRequest(self._binding, *self._pack(args, kwargs)))
+
+
+def _results(requests: list[PlaceRequest], *, is_skipping: bool) -> list[Any]:
+    results = []
+    for request in requests:
+        try:
+            results.append(request.future.get(0))
+        except ReplicaLostError:
+            if not (is_skipping or request.is_void):
+                raise
+    return results
+
+
+def _in_order(results: list[Any]) -> ValueMesh[Any]:
+    return ValueMesh({"replicas": len(results)}, results)
+
+
+def _from_keeper(rolled: Future[list[Any]]) -> Future[ValueMesh[Any]]:
+    """What a replica raised, as it would have come from there."""
+    result: Future[ValueMesh[Any]] = Future()
+
+    def open_result() -> ValueMesh[Any]:
+        try:
+            return _in_order(rolled.get(0))
+        except ActorError as error:
+            if isinstance(error.cause, ControlError):
+                raise error.cause from None
+            raise
+
+    rolled.add_done_callback(lambda _: result._settle(open_result))
+    return result

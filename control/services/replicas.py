@@ -1,0 +1,154 @@
+"""`Replica`: one replica of a service as its keeper has it, from the start of its processes to their end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from control.actor import Actor
+from control.controller import get_or_spawn_controller
+from control.errors import ActorError, ControlError
+from control.future import Future
+from control.hosts import this_host
+from control.mesh import ActorMesh, ProcMesh
+from control.runtime import job as runtime
+from control.services.conductor import Conductor
+from control.services.gpus import LEDGER, VISIBLE, GpuLedger, visible_gpus
+from control.services.options import ServiceOptions
+from control.services.table import ReplicaState
+
+
+@dataclass(frozen=True, slots=True)
+class Blueprint:
+    """What every replica of a service is made of.
+
+    Attributes:
+        service: name of the service.
+        actor_class: of the actors.
+        args: for their ``__init__``.
+        kwargs: for their ``__init__``.
+        options: of the service.
+    """
+
+    service: str
+    actor_class: type[Actor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: ServiceOptions
+
+
+class Replica:
+    """One replica; owned by the actor that makes it.
+
+    Attributes:
+        number: its place in the service.
+        name: of its meshes; no two replicas that the service ever has share one.
+        procs: its processes.
+        actors: its actors.
+        entry: the actor that takes its requests.
+        state: where it is in its life.
+        misses: health checks in a row that it has failed.
+    """
+
+    def __init__(self, blueprint: Blueprint, number: int, life: int, gpus: list[str]) -> None:
+        options = blueprint.options
+        env = dict(options.env or {}) | ({VISIBLE: ",".join(gpus)} if options.with_gpus else {})
+        self.number = number
+        self.name = f"{blueprint.service}-{number}" + (f".{life}" if life else "")
+        self.procs: ProcMesh = this_host().spawn_procs(
+            {"procs": options.procs}, env=env, bootstrap=options.bootstrap, name=self.name
+        )
+        self.actors: ActorMesh[Any] = self.procs.spawn(
+            self.name, blueprint.actor_class, *blueprint.args, **blueprint.kwargs
+        )
+        self.entry: ActorMesh[Any] = (
+            self.actors
+            if options.procs == 1
+            else self.procs.slice(procs=0).spawn(self.name, Conductor, self.actors)  # after them: it is stopped before
+        )
+        self.state = ReplicaState.STARTING
+        self.misses = 0
+        self._gpus = gpus
+        self._setup = options.setup
+        self._ready_at: float | None = None
+
+    @staticmethod
+    async def start(blueprint: Blueprint, number: int, life: int) -> Replica:
+        """Begin to start a replica.
+
+        Raises:
+            ActorError: there are not enough free GPUs for it.
+        """
+        options = blueprint.options
+        gpus: list[str] = []
+        if options.with_gpus:
+            ledger: Any = await get_or_spawn_controller(LEDGER, GpuLedger, visible_gpus())
+            gpus = await ledger.take.call_one(options.procs)
+        return Replica(blueprint, number, life, gpus)
+
+    async def come_up(self) -> None:
+        """Wait until it is constructed and set up.
+
+        Raises:
+            ControlError: it failed before.
+        """
+        await self.actors.initialized
+        await self.entry.initialized
+        if self._setup is not None:
+            await self.call(self._setup, (self.actors,), {})
+        self._ready_at = time.monotonic()
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Call it as callers do: in its turn among the requests of others."""
+        if self.entry is self.actors:
+            answer: Future[Any] = getattr(self.actors, method).call_one(*args, **kwargs)
+            return answer
+        return self.entry.conduct.call_one(method, args, kwargs)
+
+    def has_been_up_for(self) -> float:
+        """Seconds since it came up; 0.0 where it has not."""
+        return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+
+    async def check(self, endpoint: str, timeout_s: float) -> str | None:
+        """Ask it whether it is well; what is wrong where it is not.
+
+        Raises:
+            SupervisionError: it is dead, of which its owner is told in any case.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.call(endpoint, (), {})
+        except ActorError as error:
+            return error.summary
+        except TimeoutError:
+            return f"no answer within {timeout_s:g} s"
+        return None
+
+    async def stop(self, timeout_s: float) -> None:
+        """Let its actors handle what they have for so long, then end its processes, however they are."""
+        verdict = f"it was to stop and had not finished after {timeout_s:g} s"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.entry.stop()  # a conductor, with what it has passed on
+                await self.actors.stop()
+        except TimeoutError:
+            pass
+        except ControlError as error:
+            verdict = f"it was to stop: {error}"
+        else:
+            verdict = ""
+        await self.end(verdict)
+
+    async def end(self, verdict: str = "") -> None:
+        """End its processes, in good order or, where there is a ``verdict`` on them, by a kill; free what it had."""
+        if verdict:
+            runtime.current().children.kill(
+                [member.id for member in self.procs.members], f"was killed because {verdict}"
+            )
+        await self.procs.stop()
+        gpus, self._gpus = self._gpus, []
+        if gpus:
+            ledger: Any = await get_or_spawn_controller(LEDGER, GpuLedger, visible_gpus())
+            await ledger.give_back.call_one(gpus)

@@ -1,0 +1,138 @@
+"""`Router`: which replica gets the next request, seen from one process. Pure: no messages, no threads, no clock."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from control.mesh import ActorMesh
+from control.services.table import ReplicaState, Table
+
+_SESSIONS_GO_ON = frozenset({ReplicaState.READY, ReplicaState.UPDATING, ReplicaState.UNHEALTHY, ReplicaState.DRAINING})
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one process has seen of the replicas that have had one number, over all of them.
+
+    Attributes:
+        outstanding: requests that are with the present one.
+        sessions: open sessions that are bound to the present one.
+        done: requests that were answered, by a value or an exception of the endpoint.
+        errors: those among them that were answered by an exception.
+        lost: requests that it did not answer because it died; what became of them then is not counted here.
+        total_ns: the time that the answered ones took, from the sending to the answer.
+        longest_ns: the longest of these times.
+    """
+
+    outstanding: int = 0
+    sessions: int = 0
+    done: int = 0
+    errors: int = 0
+    lost: int = 0
+    total_ns: int = 0
+    longest_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One replica, as a process that calls it keeps it.
+
+    Attributes:
+        number: of the replica.
+        entry: the actor that takes its requests.
+        tally: counts for its number.
+        state: as the keeper told.
+        is_lost: whether it is known here to be dead, perhaps before the keeper has said so.
+        outstanding: requests that are with it.
+        sessions: open sessions that are bound to it.
+    """
+
+    number: int
+    entry: ActorMesh[Any]
+    tally: Tally
+    state: ReplicaState
+    is_lost: bool = False
+    outstanding: int = 0
+    sessions: int = 0
+
+    def takes_sessions(self) -> bool:
+        """Whether a session that is bound to it may go on."""
+        return not self.is_lost and self.state in _SESSIONS_GO_ON
+
+
+class Router:
+    """The seats of a service. Not safe to use from several threads at once."""
+
+    def __init__(self) -> None:
+        self._seats: dict[int, Seat] = {}
+        """By number of the replica."""
+        self._ready: list[Seat] = []
+        self._turn = 0
+        self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
+        self.numbers: tuple[int, ...] = ()
+        """Of all replicas, also of those that are down."""
+
+    def update(self, table: Table) -> None:
+        """Take note of the service's present replicas. One that has gone takes no part in anything any more."""
+        seats: dict[int, Seat] = {}
+        for place in table.places:
+            if place.entry is None:
+                continue
+            seat = self._seats.get(place.number)
+            if seat is None or seat.entry.uid != place.entry.uid:
+                seat = Seat(place.number, place.entry, self._tallies[place.number], place.state)
+            seat.state = place.state
+            seats[place.number] = seat
+        for seat in self._seats.values():
+            seat.is_lost = seat.is_lost or seats.get(seat.number) is not seat
+        self._seats = seats
+        self.numbers = tuple(place.number for place in table.places)
+        self._sort()
+
+    def lose(self, seat: Seat) -> None:
+        """Take note that a replica is dead."""
+        seat.is_lost = True
+        self._sort()
+
+    def choose(self) -> Seat | None:
+        """The replica with the fewest outstanding requests, the next in turn among equals; None if there is none."""
+        ready = self._ready
+        count = len(ready)
+        if not count:
+            return None
+        turn = self._turn = (self._turn + 1) % count
+        best = ready[turn]
+        fewest = best.outstanding
+        for index in range(turn - count + 1, turn):  # from the next one round to the one before
+            if not fewest:
+                break
+            seat = ready[index]
+            if seat.outstanding < fewest:
+                best, fewest = seat, seat.outstanding
+        return best
+
+    def choose_for_session(self) -> Seat | None:
+        """The replica with the fewest open sessions, and among equals the fewest requests; None if there is none."""
+        return min(self._ready, key=lambda seat: (seat.sessions, seat.outstanding), default=None)
+
+    def seat(self, number: int) -> Seat | None:
+        """The replica of a number, if it is not known to be dead; it may be still coming up."""
+        seat = self._seats.get(number)
+        return None if seat is None or seat.is_lost else seat
+
+    def tallies(self) -> dict[int, Tally]:
+        """Counts by number of the replica, those of the present moment included."""
+        for tally in self._tallies.values():
+            tally.outstanding = tally.sessions = 0
+        for seat in self._seats.values():
+            seat.tally.outstanding, seat.tally.sessions = seat.outstanding, seat.sessions
+        return dict(self._tallies)
+
+    def _sort(self) -> None:
+        def of(state: ReplicaState) -> Iterator[Seat]:
+            return (seat for seat in self._seats.values() if seat.state is state and not seat.is_lost)
+
+        self._ready = list(of(ReplicaState.READY)) or list(of(ReplicaState.UPDATING))

@@ -1,0 +1,169 @@
+"""`Service`: what callers hold; `Session`: calls that stay with one replica."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from control.actor import Actor, ActorInterface
+from control.future import Future
+from control.mesh import ActorMesh, this_proc
+from control.services.caller import Address, caller_of
+from control.services.keeper import Keeper
+from control.services.methods import ServiceMethod, SessionMethod
+from control.services.metrics import ReplicaMetrics
+from control.services.options import ServiceOptions, check_count
+from control.services.replicas import Blueprint
+from control.services.requests import Binding
+
+A = TypeVar("A", bound=Actor)
+
+
+class Session(Generic[A]):
+    """Calls that all go to one replica, which may keep something for them: ``with service.session() as session:``.
+
+    Endpoints are attributes, with the adverb `route`. The replica is the one with the fewest open sessions of this
+    process. A session holds up the draining of its replica until it is closed, up to the drain timeout; it stays in
+    the process that opened it.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._caller = caller_of(address)
+        self._binding = Binding()
+        self._caller.bind(self._binding)
+
+    @property
+    def replica(self) -> int | None:
+        """The number of its replica; None before there was one."""
+        seat = self._binding.seat
+        return None if seat is None else seat.number
+
+    def close(self) -> None:
+        """End the session; what is under way is answered. It may be called again."""
+        self._caller.unbind(self._binding)
+
+    def __getattr__(self, name: str) -> SessionMethod:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        method = self.__dict__[name] = SessionMethod(self._address, self._caller, name, self._binding)
+        return method
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a session stays in the process that opened it: send the service instead")
+
+    def __del__(self) -> None:
+        binding = self.__dict__.get("_binding")
+        if binding is not None and not binding.is_closed:
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<session of {self._address.name}, replica {self.replica}>"
+
+
+class Service(Generic[A]):
+    """Replicas of an actor class behind one name; a reference to them, which may be sent to other actors.
+
+    Its endpoints are attributes: ``service.step.route(...)`` (see `ServiceMethod`). ``await service`` waits until all
+    replicas are up, and gives the service. Only the actor that started it owns it; everybody who holds a reference may
+    call it, and each process routes its own requests.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    @property
+    def name(self) -> str:
+        """As given when it was started."""
+        return self._address.name
+
+    @property
+    def initialized(self) -> Future[None]:
+        """A future that ends when all replicas are up, or in an error if the service has failed."""
+        return self._keeper.up.call_one()
+
+    def session(self) -> Session[A]:
+        """Open a session: its calls all go to one replica. Close it, or use it as a context manager."""
+        return Session(self._address)
+
+    def scale(self, num_replicas: int) -> Future[None]:
+        """Change the number of replicas. Those with the highest numbers go first, and are drained.
+
+        Returns:
+            A future that ends when the new ones are up, and those that are not wanted have gone.
+
+        Raises:
+            ValueError: the number is below 1.
+            TypeError: it is no whole number.
+        """
+        check_count("num_replicas", num_replicas, 1)
+        return self._keeper.scale.call_one(num_replicas)
+
+    def drain(self, replica: int) -> Future[None]:
+        """Let one replica finish its sessions and requests, and put a fresh one in its place.
+
+        Returns:
+            A future that ends when the fresh one is up. An `ActorError` with an `IndexError` as its cause says that
+            there is no such replica.
+        """
+        return self._keeper.drain.call_one(replica)
+
+    def metrics(self) -> Future[list[ReplicaMetrics]]:
+        """What is known of each replica, in the order of their numbers, over all processes that call the service."""
+        return self._keeper.metrics.call_one()
+
+    def stop(self) -> Future[None]:
+        """Drain all replicas and end the service, which is no failure. It may be called again."""
+        result: Future[None] = Future()
+        keeper = self._keeper
+
+        def finished(finish: Future[None]) -> None:
+            keeper.stop().add_done_callback(lambda _: result._settle(lambda: None))
+
+        keeper.finish.call_one().add_done_callback(finished)
+        return result
+
+    @property
+    def _keeper(self) -> ActorMesh[Any]:
+        return self._address.keeper
+
+    def __getattr__(self, name: str) -> ServiceMethod:
+        # Reached for names that are no attribute, so once per endpoint: the object is kept.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        method = self.__dict__[name] = ServiceMethod(self._address, caller_of(self._address), name)
+        return method
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from self.initialized.__await__()
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Service, (self._address,))
+
+    def __repr__(self) -> str:
+        return f"<service {self.name}>"
+
+
+def start_service(
+    cls: type[A],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    interface: ActorInterface,
+    options: ServiceOptions,
+) -> Service[A]:
+    """Start a service whose parts have been checked (see `ServiceTemplate.as_service`)."""
+    keeper = this_proc().spawn(name, Keeper, Blueprint(name, cls, args, kwargs, options))
+    return Service(Address(name, keeper, interface, options.procs, options.retries))

@@ -1,0 +1,54 @@
+"""What callers know of a service: its replicas, as the keeper last told."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+from control.mesh import ActorMesh
+
+
+class ReplicaState(enum.Enum):
+    """Where a replica is in its life."""
+
+    STARTING = "starting"
+    """Its processes or its actors are not up yet."""
+    READY = "ready"
+    """It gets requests."""
+    UPDATING = "updating"
+    """It takes its turn in a rolling fanout; it gets requests only if no other replica can."""
+    UNHEALTHY = "unhealthy"
+    """It did not answer its last health check in time; it gets none."""
+    DRAINING = "draining"
+    """It finishes what it has, and its sessions; it gets nothing else."""
+    DOWN = "down"
+    """There is none at the moment: it is about to start, again where one has died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A replica's place in the service and who fills it now.
+
+    Attributes:
+        number: of the replica; its successors have the same.
+        state: of the one that is there.
+        entry: the actor that takes its requests: its only one, or the `Conductor`; None while it is `DOWN`.
+    """
+
+    number: int
+    state: ReplicaState
+    entry: ActorMesh[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The places of a service, in the order of their numbers.
+
+    Attributes:
+        version: grows with every change.
+        places: one for each replica.
+    """
+
+    version: int
+    places: tuple[Place, ...]
