@@ -1,0 +1,333 @@
+"""`collect_logs`: the output of every process of the job, at the script: prefixed, aggregated, in files, bounded."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import sys
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+from control.errors import AlreadyInJobError
+from control.runtime import job
+from control.runtime.capture import Redirection
+from control.tools.aggregate import Aggregator, Line
+from control.tools.collector import Collector, Source
+from control.tools.survey import survey
+
+if TYPE_CHECKING:
+    from control.runtime.process import Process
+
+MAX_WAITING = 20_000
+"""Lines that wait for a script whose output is slow; those beyond are dropped, and counted."""
+
+LAST_WORDS_S = 2.0
+"""How long the end of the script waits for what is still in the pipes, and for its own output."""
+
+_log = logging.getLogger("control")
+_INDEX = re.compile(r"'\w+': (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """What becomes of the output; `Logs.change` changes it while the job runs.
+
+    Attributes:
+        shown: whether it comes to the script's standard output and error at all.
+        prefixed: whether each line says whose it is.
+        aggregate_s: how long a line is held back to see who else says so; 0 for not at all. With one process nothing
+            is held back.
+        max_lines_per_s: of one process; those beyond are dropped, and counted.
+    """
+
+    shown: bool = True
+    prefixed: bool = True
+    aggregate_s: float = 0.2
+    max_lines_per_s: int = 2000
+
+    def __post_init__(self) -> None:
+        if self.aggregate_s < 0:
+            raise ValueError(f"aggregate_s must not be negative, got {self.aggregate_s}")
+        if self.max_lines_per_s < 1:
+            raise ValueError(f"max_lines_per_s must be at least 1, got {self.max_lines_per_s}")
+
+
+class Logs:
+    """The output of a job's processes, as it is collected; a context manager.
+
+    Attributes:
+        options: those in force.
+        folder: where each process has its files; None for no files.
+        dropped: lines that were not shown, since there were too many, or the script's output was too slow.
+    """
+
+    def __init__(self, process: Process, options: LogOptions, folder: Path | None, level: int | None) -> None:
+        self.options = options
+        self.folder = folder
+        self.dropped = 0
+        self._process = process
+        self._closed = False
+        self._is_keeping = folder is not None
+        self._files: dict[tuple[int, int], IO[str]] = {}
+        self._aggregator = Aggregator(options.aggregate_s)
+        self._rates: dict[int, _Rate] = {}
+        self._writer = _Writer()
+        self._collector = Collector(self._take, self._tick)
+        self._collector.start()
+        process.ending.after.append(self._end)
+        self._redirect(Redirection(self._collector.address, level))
+
+    def change(
+        self,
+        *,
+        shown: bool | None = None,
+        prefixed: bool | None = None,
+        aggregate_s: float | None = None,
+        max_lines_per_s: int | None = None,
+    ) -> LogOptions:
+        """Change options from now on; None leaves one as it is.
+
+        Raises:
+            ValueError: a bound makes no sense.
+        """
+        given: dict[str, Any] = {
+            "shown": shown,
+            "prefixed": prefixed,
+            "aggregate_s": aggregate_s,
+            "max_lines_per_s": max_lines_per_s,
+        }
+        self.options = dataclasses.replace(
+            self.options, **{name: value for name, value in given.items() if value is not None}
+        )
+        self._aggregator.window_s = self.options.aggregate_s
+        return self.options
+
+    def close(self) -> None:
+        """Let all processes write to where they wrote before; what they have written so far is still shown."""
+        if not self._closed:
+            self._redirect(Redirection(""))
+            self._end()
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _redirect(self, redirection: Redirection) -> None:
+        survey(self._process, "logs", redirection, timeout=5.0)
+
+    def _end(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._end in self._process.ending.after:
+            self._process.ending.after.remove(self._end)
+        if self._collector.wait_until_silent(LAST_WORDS_S):
+            self._collector.close()
+            self._writer.close(LAST_WORDS_S)
+        else:  # somebody still writes there, who must not get an error for it: its words are read to the end
+            self._writer.flush(LAST_WORDS_S)
+        self._is_keeping = False
+        files, self._files = self._files, {}
+        for file in files.values():
+            file.close()
+
+    # On the collector's thread
+
+    def _take(self, source: Source, text: str) -> None:
+        label = label_of(source.name)
+        if self.folder is not None and self._is_keeping:
+            self._keep(source, text)
+        if not self.options.shown:
+            return
+        rate = self._rates.setdefault(source.pid, _Rate())
+        if not rate.admits(self.options.max_lines_per_s):
+            self.dropped += 1
+            return
+        self._aggregator.add(source.stream, label, text, time.monotonic())
+
+    def _tick(self) -> float | None:
+        now = float("inf") if self._collector.is_over else time.monotonic()
+        for pid, rate in self._rates.items():
+            if number := rate.refused(now):
+                text = f"{number} lines of pid {pid} dropped: more than {self.options.max_lines_per_s} in a second"
+                self._writer.put(Line(2, "logs", text), "[logs] ")
+        for line in self._aggregator.due(now, self._collector.speakers()):
+            if not self._writer.put(line, self._prefix(line)):
+                self.dropped += 1
+        until = self._aggregator.next_s()
+        waits = [until - now] if until is not None else []
+        waits += [1.0] if any(rate.has_refused for rate in self._rates.values()) else []
+        return max(min(waits), 0.001) if waits else None
+
+    def _prefix(self, line: Line) -> str:
+        if not self.options.prefixed:
+            return ""
+        return f"[{line.alike} similar lines] " if line.alike > 1 else f"[{line.source}] "
+
+    def _keep(self, source: Source, text: str) -> None:
+        try:
+            self._file(source).write(f"{text}\n")
+        except (OSError, ValueError) as error:  # the disk is full, say: what is shown goes on
+            _log.warning("the output of processes is kept no more in %s: %s", self.folder, error)
+            self.folder = None
+
+    def _file(self, source: Source) -> IO[str]:
+        key = (source.pid, source.stream)
+        if key not in self._files:
+            assert self.folder is not None  # asked for where there is one
+            ending = "out" if source.stream == 1 else "err"
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", label_of(source.name))
+            self._files[key] = open(self.folder / f"{name}-{source.pid}.{ending}", "a", 1, "utf-8")  # noqa: SIM115
+        return self._files[key]
+
+
+def collect_logs(
+    *,
+    options: LogOptions | None = None,
+    folder: str | Path | None = None,
+    level: int | None = None,
+) -> Logs:
+    """Have the output of every process of this script's job, now and later, come to the script.
+
+    Each line says whose it is, ``[trainer 3] ...``; what several say alike is shown once, ``[16 similar lines] ...``.
+    It is taken from the descriptors 1 and 2, so what C libraries print comes, too, and so do the last words of a
+    process that is killed. Who writes never waits for the script's output: lines that are too many are dropped, and
+    counted.
+
+    Args:
+        options: see `LogOptions`.
+        folder: where each process gets a file for each of its streams, whole and as it was written; it is made.
+        level: have the processes' `logging` speak from this level on, on their standard error.
+
+    Raises:
+        AlreadyInJobError: this process is not the root of its job.
+    """
+    process = job.current()
+    if process.root.id != process.me.id:
+        raise AlreadyInJobError(f"{process.me.name} belongs to the job of another process, which collects the output")
+    where = None if folder is None else Path(folder)
+    if where is not None:
+        where.mkdir(parents=True, exist_ok=True)
+    return Logs(process, options or LogOptions(), where, level)
+
+
+def label_of(name: str) -> str:
+    """A process as a prefix names it: ``workers{'gpus': 3}`` is ``workers 3``."""
+    base, brace, point = name.partition("{")
+    return f"{base} {','.join(_INDEX.findall(point))}" if brace else name
+
+
+class _Rate:
+    """The lines of one process in the current second."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._count = 0
+        self._refused = 0
+        self._untold = 0
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether there is something to tell."""
+        return self._refused + self._untold > 0
+
+    def admits(self, most: int) -> bool:
+        """Count a line; whether it is one of the first ``most`` in its second."""
+        now = time.monotonic()
+        self._look_at(now)
+        self._count += 1
+        if self._count > most:
+            self._refused += 1
+            return False
+        return True
+
+    def refused(self, now: float) -> int:
+        """How many were refused in seconds that are over; told once."""
+        self._look_at(now)
+        number, self._untold = self._untold, 0
+        return number
+
+    def _look_at(self, now: float) -> None:
+        if now - self._began_s >= 1.0:
+            self._untold += self._refused
+            self._began_s, self._count, self._refused = now, 0, 0
+
+
+class _Writer:
+    """A thread that writes to the script's output, which may be slow; what waits for it is bounded."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, str]] = deque()
+        self._changed = threading.Condition()
+        self._dropped = 0
+        self._writing = False
+        self._closing = False
+        threading.Thread(target=self._run, name="control-logs-writer", daemon=True).start()
+
+    def put(self, line: Line, prefix: str) -> bool:
+        """Take a line; False where it is dropped."""
+        with self._changed:
+            if len(self._waiting) >= MAX_WAITING:
+                self._dropped += 1
+                return False
+            self._waiting.append((line.stream, f"{prefix}{line.text}\n"))
+            self._changed.notify_all()
+            return True
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all is written; False where it is not in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._waiting or self._writing), timeout)
+
+    def close(self, timeout: float) -> None:
+        """End once all is written, and wait for that as long as it may take."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self.flush(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: bool(self._waiting) or self._closing)
+                if not self._waiting:
+                    return
+                batch, self._waiting = list(self._waiting), deque()
+                dropped, self._dropped = self._dropped, 0
+                self._writing = True
+            if dropped:
+                batch.append((2, f"[logs] {dropped} lines dropped: this output is too slow\n"))
+            try:
+                _write(batch)
+            except (OSError, ValueError):  # nobody reads any more, or it has been closed: the lines are lost with it
+                continue
+
+
+def _write(batch: list[tuple[int, str]]) -> None:
+    """Write, as few times as keeps the order between the two streams."""
+    stream, text = 1, ""
+    for number, line in batch:
+        if number != stream and text:
+            _write_to(stream, text)
+            text = ""
+        stream = number
+        text += line
+    _write_to(stream, text)
+
+
+def _write_to(number: int, text: str) -> None:
+    stream = sys.stdout if number == 1 else sys.stderr  # those of now: a notebook, or a test, has put others there
+    stream.write(text)
+    stream.flush()

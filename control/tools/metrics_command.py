@@ -1,0 +1,57 @@
+"""``skipper metrics``: the figures of a running job for Prometheus, printed once or served."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Sequence
+
+from control.tools.metrics import TIMEOUT_S, metrics_text, serve_metrics
+from control.tools.program import parser_of, run
+from control.tools.status import status_of
+from control.tools.survey import survey
+from control.tools.visit import visiting
+
+_LOOK_S = 2.0
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper metrics") -> int:
+    """Print or serve the figures of a job.
+
+    Args:
+        argv: The arguments, without the program's name.
+        prog: What was typed before them.
+
+    Returns:
+        The exit code; ``--help`` lists them.
+    """
+    parser = parser_of(prog, "The figures of a running job in Prometheus' text format.", timeout_s=TIMEOUT_S)
+    parser.add_argument(
+        "--serve",
+        type=int,
+        metavar="PORT",
+        help="serve them under /metrics, and /health, until Ctrl-C or the job's end; 0: a port that is free",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve at; default: 127.0.0.1, this host only")
+    return run(parser, argv, _show)
+
+
+def _show(given: argparse.Namespace) -> int:
+    with visiting(given.job, timeout=given.timeout) as process:
+        if given.serve is None:
+            sys.stdout.write(metrics_text(status_of(survey(process, "status", timeout=given.timeout))))
+            return 0
+        try:
+            server = serve_metrics(given.serve, given.host, timeout=given.timeout)
+        except OSError as error:
+            sys.stderr.write(f"{given.host}:{given.serve} cannot be served at: {error.strerror}\n")
+            return 2
+        with server:
+            sys.stdout.write(f"{server.url}\n")
+            sys.stdout.flush()
+            root, over = process.transport.link(process.root), threading.Event()
+            while root.lost is None:
+                over.wait(_LOOK_S)
+        sys.stderr.write("the job has ended\n")
+        return 0

@@ -1,0 +1,74 @@
+"""What the commands of this folder have in common: which job, how long, and how an error ends them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from control.errors import ControlError
+
+EXIT_CODES = """\
+exit codes: 0 done; 1 something is not as it should be, and was said; 2 bad arguments; 3 the job cannot be reached
+"""
+UNREACHABLE = 3
+
+
+def parser_of(prog: str, description: str, *, timeout_s: float) -> argparse.ArgumentParser:
+    """A parser with ``--job`` and ``--timeout``."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-j",
+        "--job",
+        metavar="JOB",
+        help="name of the job or path of its connection file; default: what SKIPPER_JOB says, or your only job",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=timeout_s,
+        metavar="S",
+        help=f"seconds that a process has to answer; default: {timeout_s:g}",
+    )
+    return parser
+
+
+def run(parser: argparse.ArgumentParser, argv: Sequence[str], action: Callable[[argparse.Namespace], int]) -> int:
+    """Parse the arguments and do it.
+
+    Returns:
+        The exit code: that of ``action``, 2 for bad arguments, 3 where the job cannot be reached.
+    """
+    try:
+        given = parser.parse_args(list(argv))
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else 0
+    try:
+        return action(given)
+    except ControlError as error:
+        sys.stderr.write(f"{parser.prog}: {error}\n")
+        return UNREACHABLE
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read it has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time span.
+
+    Raises:
+        ValueError: it is no number.
+        argparse.ArgumentTypeError: it is not positive, or not finite.
+    """
+    span = float(text)
+    if not 0 < span < float("inf"):
+        raise argparse.ArgumentTypeError(f"a positive number of seconds, not {text}")
+    return span

@@ -1,0 +1,227 @@
+"""Output of processes at the script: whose it is, what is shown once, what is dropped, what a dead one said last."""
+
+import ctypes
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from control import ActorMesh, ProcMesh, this_host
+from control.tools import LogOptions, Logs, collect_logs
+from control.tools.logs import label_of
+from tests.control.actors import Echo, Manager
+from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
+
+
+class Output:
+    """What has come out so far."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+        self.out = self.err = ""
+
+    def read(self) -> "Output":
+        captured = self._capfd.readouterr()
+        self.out += captured.out
+        self.err += captured.err
+        return self
+
+    def wait_for(self, text: str, *, on_stderr: bool = False) -> str:
+        """The stream with that text, once it is there."""
+        wait_until(lambda: text in (self.read().err if on_stderr else self.read().out), f"{text!r} comes out")
+        return self.err if on_stderr else self.out
+
+
+@pytest.fixture
+def output(capfd: pytest.CaptureFixture[str]) -> Output:
+    return Output(capfd)
+
+
+@pytest.fixture
+def logs(echoes: ActorMesh[Echo], output: Output) -> Iterator[Logs]:
+    with collect_logs(options=LogOptions(aggregate_s=30.0)) as logs:  # what is to be shown once comes at once, or never
+        yield logs
+
+
+def say(text: str) -> None:
+    """Runs in an actor."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def say_with_c(text: str) -> None:
+    """Runs in an actor: as a library of C would."""
+    libc = ctypes.CDLL(None)
+    libc.printf(b"%s\n", text.encode())
+    libc.fflush(None)
+    subprocess.run(["sh", "-c", f"echo '{text} below' >&2"], check=True)
+
+
+def log(message: str) -> None:
+    """Runs in an actor."""
+    logging.getLogger("some.part").info("%s", message)
+
+
+def flood(count: int) -> None:
+    """Runs in an actor."""
+    say("".join(f"flood {number}\n" for number in range(count)))
+
+
+def test_lines_say_whose_they_are(logs: Logs, echoes: ActorMesh[Echo], output: Output) -> None:
+    logs.change(aggregate_s=0)
+    echoes.slice(gpus=1).run.call_one(say, "alone\n").get(PATIENCE_S)
+    assert output.wait_for("alone") == "[workers 1] alone\n"
+
+
+def test_what_all_say_alike_is_shown_once(logs: Logs, echoes: ActorMesh[Echo], output: Output) -> None:
+    for step in range(2):
+        echoes.run.call(say, f"step {step}\n").get(PATIENCE_S)
+    assert output.wait_for("step 1") == "[2 similar lines] step 0\n[2 similar lines] step 1\n"
+
+
+def test_words_of_c_libraries_and_of_subprocesses_come_too(logs: Logs, echoes: ActorMesh[Echo], output: Output) -> None:
+    logs.change(aggregate_s=0)
+    echoes.slice(gpus=0).run.call_one(say_with_c, "from C").get(PATIENCE_S)
+    assert output.wait_for("from C") == "[workers 0] from C\n"
+    assert output.wait_for("below", on_stderr=True) == "[workers 0] from C below\n"
+
+
+def test_logging_speaks_from_the_level_on_that_is_asked_for(echoes: ActorMesh[Echo], output: Output) -> None:
+    with collect_logs(level=logging.INFO):
+        echoes.slice(gpus=0).run.call_one(log, "as information").get(PATIENCE_S)
+        output.wait_for("[workers 0] INFO some.part: as information\n", on_stderr=True)
+
+
+def test_the_last_words_of_a_killed_process_are_shown(logs: Logs, failures: Failures, output: Output) -> None:
+    dying = this_host().spawn_procs(name="dying").spawn("dying", Echo)
+    logs.change(aggregate_s=0)
+    dying.run.broadcast(lambda: (say("no line's end"), os.kill(os.getpid(), signal.SIGKILL)))
+    output.wait_for("[dying] no line's end\n")
+    failures.wait()
+
+
+def test_processes_of_actors_speak_under_their_own_names(
+    logs: Logs, own_procs: Callable[..., ProcMesh], output: Output
+) -> None:
+    logs.change(aggregate_s=0)
+    manager = own_procs(name="managing").spawn("manager", Manager)
+    leaves = manager.grow.call_one(1).get(PATIENCE_S)
+    leaves.run.call_one(say, "from below\n").get(PATIENCE_S)
+    output.wait_for("[grown 0] from below\n")
+
+
+def test_options_change_while_the_job_runs(logs: Logs, echoes: ActorMesh[Echo], output: Output) -> None:
+    one = echoes.slice(gpus=0)
+    logs.change(shown=False, aggregate_s=0)
+    one.run.call_one(say, "hidden\n").get(PATIENCE_S)
+    one.run.call_one(say, "x" * 40_000 + "\n").get(PATIENCE_S)  # is cut; and what follows is read behind it
+    wait_until(lambda: not logs._collector._selector.select(0), "all is read")
+    logs.change(shown=True, prefixed=False)
+    one.run.call_one(say, "bare\n").get(PATIENCE_S)
+    output.wait_for("bare\n")
+    assert output.out == "bare\n"
+    with pytest.raises(ValueError, match="at least 1"):
+        logs.change(max_lines_per_s=0)
+
+
+def test_each_stream_has_a_file_of_its_own_and_whole(echoes: ActorMesh[Echo], tmp_path: Path) -> None:
+    pid = echoes.slice(gpus=1).pid.call_one().get(PATIENCE_S)
+    with collect_logs(folder=tmp_path / "logs", options=LogOptions(shown=False, max_lines_per_s=1)):
+        echoes.slice(gpus=1).run.call_one(flood, 5000).get(PATIENCE_S)
+    file = tmp_path / "logs" / f"workers-1-{pid}.out"
+    lines = file.read_text().splitlines()
+    assert (len(lines), lines[0], lines[-1]) == (5000, "flood 0", "flood 4999")
+
+
+def test_a_flood_is_cut_and_counted(logs: Logs, echoes: ActorMesh[Echo], output: Output) -> None:
+    logs.change(max_lines_per_s=100, aggregate_s=0)
+    echoes.slice(gpus=0).run.call_one(flood, 1000).get(PATIENCE_S)
+    said = output.wait_for("dropped: more than 100 in a second", on_stderr=True)
+    assert said.startswith("[logs] ")
+    assert output.read().out.count("flood") + logs.dropped == 1000
+
+
+def test_an_idle_line_without_an_end_is_shown(logs: Logs, echoes: ActorMesh[Echo], output: Output) -> None:
+    logs.change(aggregate_s=0)
+    echoes.slice(gpus=0).run.call_one(say, "working...").get(PATIENCE_S)
+    output.wait_for("[workers 0] working...\n")
+
+
+def test_strangers_at_the_collector_are_turned_away(logs: Logs, echoes: ActorMesh[Echo], output: Output) -> None:
+    logs.change(aggregate_s=0)
+    for words in (b"", b"{}", b"not json", b'{"name": "x", "pid": 1}'):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect("\0" + logs._collector.address)
+            stranger.send(words)
+    echoes.slice(gpus=0).run.call_one(say, "still there\n").get(PATIENCE_S)
+    output.wait_for("[workers 0] still there\n")
+
+
+PREAMBLE = """
+import sys
+from control import Actor, endpoint, this_host
+from control.tools import LogOptions, collect_logs
+
+class Speaker(Actor):
+    @endpoint
+    def say(self, text: str, times: int = 1) -> None:
+        sys.stdout.write(f"{text}\\n" * times)
+        sys.stdout.flush()
+
+speaker = this_host().spawn_procs(name="speaker").spawn("speaker", Speaker)
+speaker.initialized.get(20)
+"""
+
+
+def test_what_was_said_before_the_end_of_the_script_is_shown(script: Callable[[str], Script]) -> None:
+    running = script(PREAMBLE + 'collect_logs()\nspeaker.say.call_one("the last").get(20)\n')
+    assert running.finish() == (0, "[speaker] the last\n", "")
+
+
+def test_after_the_close_all_is_as_before(script: Callable[[str], Script]) -> None:
+    running = script(
+        PREAMBLE
+        + """
+for _ in range(2):
+    with collect_logs():
+        speaker.say.call_one("collected").get(20)
+    speaker.say.call_one("as before").get(20)
+"""
+    )
+    assert running.finish() == (0, "[speaker] collected\nas before\n" * 2, "")
+
+
+def test_a_script_whose_output_nobody_reads_holds_up_nobody(script: Callable[[str], Script]) -> None:
+    running = script(
+        PREAMBLE
+        + """
+import control.tools.logs
+control.tools.logs.MAX_WAITING = 1000
+collect_logs(options=LogOptions(max_lines_per_s=10**9))
+speaker.say.call_one("x" * 100, 50_000).get(30)  # 5 MB: more than all pipes hold
+sys.stderr.write("all is said\\n")
+"""
+    )
+    assert running.process.stderr is not None
+    assert running.process.stderr.readline() == "all is said\n"
+    code, out, err = running.finish()
+    assert code == 0
+    shown = out.count("[speaker] x")
+    assert 1000 < shown < 50_000
+    dropped = re.findall(r"^\[logs\] (\d+) lines dropped: this output is too slow$", err, re.MULTILINE)
+    assert shown + sum(map(int, dropped)) == 50_000
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [("workers{'gpus': 3}", "workers 3"), ("a{'hosts': 1, 'gpus': 12}", "a 1,12"), ("script", "script")],
+)
+def test_labels_are_short(name: str, label: str) -> None:
+    assert label_of(name) == label
