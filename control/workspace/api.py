@@ -1,0 +1,164 @@
+"""`sync_workspace`, as users call it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from control.errors import ControlError, WorkspaceError
+from control.mesh import ActorMesh, ProcMesh
+from control.workspace.chunks import digest
+from control.workspace.courier import Branch, Courier, Parcel
+from control.workspace.manifest import OURS, Manifest, scan
+
+EXCLUDE = (".git", "__pycache__", "*.pyc", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints")
+
+_FANOUT = 4
+_PARCEL_NBYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a sync has done.
+
+    Attributes:
+        hosts: names of the hosts whose folder was looked at; without those that see the script's folder itself.
+        nbytes: of all files in the folder.
+        moved: bytes of content that were sent, over all hosts together.
+        changed: files whose content has changed on some host, by their paths in the folder.
+        reloaded: modules that were imported anew in some process.
+        seconds: how long it took.
+    """
+
+    hosts: tuple[str, ...]
+    nbytes: int
+    moved: int
+    changed: tuple[str, ...]
+    reloaded: tuple[str, ...]
+    seconds: float
+
+
+def sync_workspace(
+    procs: ProcMesh,
+    source: str | os.PathLike[str] = ".",
+    target: str | os.PathLike[str] | None = None,
+    *,
+    exclude: Sequence[str] = EXCLUDE,
+    reload: bool = False,
+    timeout: float = 600.0,
+) -> SyncReport:
+    """Make a folder on every host of a mesh what it is here: files, folders, symbolic links and permissions.
+
+    Contents are compared by the hashes of chunks, and only chunks that a host has nowhere in its folder are sent, from
+    the script to four hosts and on from each of these to four others. The new files take the old ones' places when all
+    hosts have all of theirs; what is not in ``source`` any more is removed. One process of each host does the work.
+
+    Args:
+        procs: processes on the hosts.
+        source: the folder here.
+        target: the folder there: an absolute path. It must be empty, absent or the target of an earlier sync. None
+            takes the path of ``source``; hosts on which that is the very same folder are left alone.
+        exclude: patterns (`fnmatch`) of names that are neither sent nor removed.
+        reload: import modules whose files have changed anew, in every process of ``procs`` that has imported them.
+        timeout: seconds for each of the steps: comparing, sending some 64 MiB, putting in place, importing.
+
+    Raises:
+        NotADirectoryError: ``source`` is no folder.
+        ValueError: ``target`` is no absolute path, or lies in ``source``, or ``source`` in it.
+        WorkspaceError: a file changed meanwhile; or, as the cause of an `ActorError`, a target holds what no sync has
+            put there.
+        ActorError: something failed on a host, such as a full disk; its folder is as it was, unless the new files were
+            being put in place.
+        SupervisionError: a host was lost meanwhile. The others' folders are as they were, or new; repeat it without
+            that host.
+        DeadlineError: a step took longer than ``timeout``.
+    """
+    begin = time.monotonic()
+    root = os.path.realpath(source)
+    if not os.path.isdir(root):
+        raise NotADirectoryError(f"{os.fspath(source)} is no folder")
+    there = root if target is None else os.fspath(target)
+    if not os.path.isabs(there):
+        raise ValueError(f"the target must be an absolute path, not {there!r}: hosts have no common working folder")
+    if there != root and os.path.commonpath([there, root]) in (there, root):
+        raise ValueError(f"{there} and {root} lie in one another")
+    couriers: ActorMesh[Any] = procs.flatten("hosts").spawn("workspace", Courier)
+    try:
+        hosts = _one_of_each(couriers, timeout)
+        manifest = scan(root, exclude)
+        moved, hosts = _bring(root, there, manifest, hosts, timeout)
+        changed: set[str] = set()
+        for future in [courier.commit.call_one() for courier in hosts.values()]:
+            changed.update(future.get(timeout))
+        reloaded: set[str] = set()
+        if reload and changed:
+            for names in couriers.reload.call(there, tuple(changed)).get(timeout):
+                reloaded.update(names)
+    finally:
+        with suppress(ControlError):  # what went wrong before is what matters
+            couriers.stop().get(timeout)
+    return SyncReport(
+        tuple(hosts), manifest.nbytes, moved, tuple(sorted(changed)), tuple(sorted(reloaded)), time.monotonic() - begin
+    )
+
+
+def _one_of_each(couriers: ActorMesh[Any], timeout: float) -> dict[str, ActorMesh[Any]]:
+    """A courier of each host, by the host's name."""
+    found: dict[str, tuple[str, int]] = {}
+    for rank, (identity, name) in enumerate(couriers.host.call().get(timeout)):
+        found.setdefault(identity, (name, rank))
+    names: dict[str, ActorMesh[Any]] = {}
+    for name, rank in found.values():
+        names[name if name not in names else f"{name} ({rank})"] = couriers.slice(hosts=rank)
+    return names
+
+
+def _bring(
+    root: str, target: str, manifest: Manifest, hosts: dict[str, ActorMesh[Any]], timeout: float
+) -> tuple[int, dict[str, ActorMesh[Any]]]:
+    """Have every host get what it misses; how many bytes that was, and the hosts that have a folder of their own."""
+    with tempfile.NamedTemporaryFile(prefix=f"{OURS}token-", dir=root) as token:
+        asked = {
+            name: courier.begin.call_one(target, os.path.basename(token.name), manifest)
+            for name, courier in hosts.items()
+        }
+        missing = {name: future.get(timeout) for name, future in asked.items()}
+    needed: set[bytes] = set().union(*(chunks for chunks in missing.values() if chunks))
+    tree = _tree([hosts[name] for name, chunks in missing.items() if chunks])
+    moved = 0
+    for parcel in _parcels(root, manifest, needed):
+        futures = [branch.courier.take.call_one(parcel, branch.below) for branch in tree]
+        moved += sum(future.get(timeout) for future in futures)
+    return moved, {name: hosts[name] for name, chunks in missing.items() if chunks is not None}
+
+
+def _tree(couriers: Sequence[ActorMesh[Any]]) -> tuple[Branch, ...]:
+    """Couriers in branches of like sizes, at most `_FANOUT` at each place."""
+    groups = [couriers[start::_FANOUT] for start in range(min(_FANOUT, len(couriers)))]
+    return tuple(Branch(group[0], _tree(group[1:])) for group in groups)
+
+
+def _parcels(root: str, manifest: Manifest, needed: set[bytes]) -> Iterator[Parcel]:
+    """The contents of the chunks that are needed, some at a time."""
+    chunks: list[bytes] = []
+    size = 0
+    for name, (path, offset, nbytes) in manifest.places().items():
+        if name not in needed:
+            continue
+        with open(os.path.join(root, path), "rb") as file:
+            file.seek(offset)
+            data = file.read(nbytes)
+        if digest(data) != name:
+            raise WorkspaceError(f"{os.path.join(root, path)} was changed while the workspace was being synced")
+        chunks.append(data)
+        size += nbytes
+        if size >= _PARCEL_NBYTES:
+            yield Parcel(b"".join(chunks), tuple(map(len, chunks)))
+            chunks, size = [], 0
+    if chunks:
+        yield Parcel(b"".join(chunks), tuple(map(len, chunks)))

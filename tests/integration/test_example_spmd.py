@@ -1,0 +1,21 @@
+"""A plain DDP script: started by torchrun, and on a mesh of processes that stay."""
+
+from __future__ import annotations
+
+from tests.integration.example_process import run
+
+
+def losses(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("step")]
+
+
+def test_the_script_trains_on_a_mesh_as_it_does_under_torchrun_and_goes_on_in_the_same_processes() -> None:
+    example = run("examples/spmd_training.py", timeout=90.0)
+    assert example.process.returncode == 0, example.stderr
+    reference = run("-m", "torch.distributed.run", "--nproc-per-node", "2", "examples/plain_ddp.py", timeout=90.0)
+    assert reference.process.returncode == 0, reference.stderr
+    printed = losses(example.stdout)
+    assert len(printed) == 4
+    assert printed[:2] == losses(reference.stdout)
+    assert float(printed[3].rpartition(" ")[2]) < float(printed[1].rpartition(" ")[2])
+    assert "2 ranks at rate 0.02" in example.stdout
