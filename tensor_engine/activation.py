@@ -74,7 +74,15 @@ def get_active_mesh() -> ProcMesh:
 _Dispatch = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode of torch's that has nothing to do with its compiler."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch would import its compiler, for seconds, to keep it away from here
+
+
+class _Mode(DispatchMode):
     """Takes every operation of torch while a mesh is active, those without tensors included.
 
     Attributes:
@@ -85,10 +93,6 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._dispatch = dispatch
         self.active: Active | None = None
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, for seconds, to keep it away from here
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -14,7 +14,9 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 import torch
 
 from tensor_engine import recording
+from tensor_engine.errors import CompileError
 from tensor_engine.guards import Guarding, Key, Surroundings, gradients, look_at
+from tensor_engine.lane import Lane
 from tensor_engine.recording import Recorder
 from tensor_engine.tensor import Tensor
 from tensor_engine.traced import Traced
@@ -30,11 +32,13 @@ _tracing = threading.Lock()
 class CompiledFunction(Generic[P, R]):
     """A function that is traced by the first call of a kind, and replayed by later ones. Made by `compile`."""
 
-    def __init__(self, function: Callable[P, R], programs: int) -> None:
+    def __init__(self, function: Callable[P, R], programs: int, worker_compile: str | None) -> None:
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._function = function
         self._limit = programs
+        self._backend = worker_compile
+        self._able: set[int] = set()  # numbers of the lanes whose workers can compile by it
         self._programs: dict[Key, list[Traced]] = {}
         self._order: list[tuple[Key, Traced]] = []
         self._unsettled: set[Key] = set()
@@ -77,7 +81,10 @@ class CompiledFunction(Generic[P, R]):
             if recorder.refusal is not None:
                 raise recorder.refusal
             name = getattr(self._function, "__qualname__", repr(self._function))
-            traced = Traced(name, recorder, tensors, result, before, surroundings)
+            traced = Traced(name, recorder, tensors, result, before, surroundings, self._backend)
+        if self._backend is not None:
+            for lane in traced.lanes:
+                self._require_backend(lane, self._backend)
         # What a first call leaves behind may be made by it alone, as the state of optimizers is: look at another one.
         if traced.leaves_more and key not in self._unsettled:
             self._unsettled.add(key)
@@ -88,6 +95,18 @@ class CompiledFunction(Generic[P, R]):
         if len(self._order) > self._limit:
             self._drop_oldest()
         return traced.take_result()
+
+    def _require_backend(self, lane: Lane, backend: str) -> None:
+        """Ask workers, once, whether they can compile."""
+        if lane.number in self._able:
+            return
+        with lane.session.lock:
+            lane.session.check()
+            answers = lane.actors.ask.call("tensor_engine.stretches:refusal", 0, backend)
+        for rank, refusal in zip(lane.ranks, answers.get(), strict=True):
+            if refusal is not None:
+                raise CompileError(f"rank {rank} cannot compile by worker_compile={backend!r}: {refusal}")
+        self._able.add(lane.number)
 
     def _drop_oldest(self) -> None:
         key, oldest = self._order.pop(0)
@@ -117,14 +136,20 @@ def _without_collector() -> Iterator[None]:
 
 
 @overload
-def compile(function: Callable[P, R], *, programs: int = ...) -> CompiledFunction[P, R]: ...
+def compile(
+    function: Callable[P, R], *, programs: int = ..., worker_compile: str | None = ...
+) -> CompiledFunction[P, R]: ...
 
 
 @overload
-def compile(*, programs: int = ...) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
+def compile(
+    *, programs: int = ..., worker_compile: str | None = ...
+) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
 
 
-def compile(function: Callable[..., Any] | None = None, *, programs: int = 16) -> Any:
+def compile(
+    function: Callable[..., Any] | None = None, *, programs: int = 16, worker_compile: str | None = None
+) -> Any:
     """Have a function replayed by one message in place of one instruction for each of its operations.
 
     The first call runs eagerly, and its instructions are recorded. A later call with arguments of the same kind sends
@@ -146,16 +171,21 @@ def compile(function: Callable[..., Any] | None = None, *, programs: int = 16) -
     Args:
         function: to be compiled. It must not fetch values.
         programs: how many kinds of calls are remembered; the oldest one goes first, here and on the workers.
+        worker_compile: a backend of `torch.compile`, such as ``"inductor"``, by which each worker compiles the program:
+            stretches of operations between collectives, remote functions, random numbers and changes of tensors that
+            were there before. Memory is shared as without it; numbers are those of the backend, equal but for
+            rounding. What it cannot compile runs as without it, and the worker logs a warning.
 
     Returns:
         The function; or, without one, a decorator.
 
     Raises:
-        CompileError: at a call: the function does what cannot be replayed; the message says what.
+        CompileError: at a call: the function does what cannot be replayed, or a worker cannot compile by that backend,
+            since it has no C++ compiler for instance; the message says what.
         ValueError: ``programs`` is not positive.
     """
     if programs < 1:
         raise ValueError(f"programs= has to be at least 1, not {programs}")
     if function is None:
-        return functools.partial(compile, programs=programs)
-    return CompiledFunction(function, programs)
+        return functools.partial(compile, programs=programs, worker_compile=worker_compile)
+    return CompiledFunction(function, programs, worker_compile)

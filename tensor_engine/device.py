@@ -1,11 +1,14 @@
-"""Which device of a worker the script's tensors lie on: the one place that knows of the devices of workers.
+"""Which device of a worker the script's tensors lie on, and how its threads wait for each other's work there.
 
 The script says ``cuda``, or ``cuda:0``, as if there were one GPU. Each worker has its own: its current device.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+import torch.utils._pytree as pytree
 
 
 def choose(rank: int) -> None:
@@ -17,3 +20,32 @@ def choose(rank: int) -> None:
 def local(device: torch.device) -> torch.device:
     """Where on this worker lies what the script calls so."""
     return torch.device(device.type)
+
+
+def mark() -> torch.cuda.Event | None:
+    """A mark behind what this thread has issued to its GPU; None where no GPU is in use."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def follow(event: torch.cuda.Event | None) -> None:
+    """Have what this thread issues from now on, on its GPU, wait for a mark of another thread's."""
+    if event is not None:
+        event.wait()
+
+
+def move_to(event: torch.cuda.Event | None) -> None:
+    """`follow` in a thread that is no worker's: the GPU of the mark becomes its own."""
+    if event is not None:
+        torch.cuda.set_device(event.device)
+        event.wait()
+
+
+def adopt(result: Any) -> None:
+    """Keep the memory of tensors that another thread has made until this one's work on them is done, too."""
+    for leaf in pytree.tree_leaves(result):
+        if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+            leaf.record_stream(torch.cuda.current_stream(leaf.device))

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensor_engine import activation, recording
 from tensor_engine.errors import CompileError, LocalTensorError
@@ -113,9 +112,20 @@ def gradients() -> dict[int, tuple[Tensor, torch.Tensor | None]]:
     """The gradient of every tensor of a mesh that may get one, by the identity of the tensor."""
     return {
         id(found): (found, found.grad)
-        for found in gc.get_objects()
+        for found in _all_objects()
         if type(found) is Tensor and found.requires_grad and found.is_leaf
     }
+
+
+def _all_objects() -> list[Any]:
+    """What the garbage collector knows, with what `gc.freeze` keeps from it."""
+    if not gc.get_freeze_count():
+        return gc.get_objects()
+    gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        gc.freeze()
 
 
 class Surroundings:
@@ -170,16 +180,12 @@ class Surroundings:
         ]
 
 
-class Guarding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Guarding(activation.DispatchMode):
     """Refuses what a trace would take from the script for ever: values of its tensors, and changes to them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._own: dict[int, torch.Tensor] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, for seconds, to keep it away from here
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

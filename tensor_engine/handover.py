@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from control import ActorMesh, Channel, ControlError, Future, PortReceiver, context
 from tensor_engine.arguments import unpack
 from tensor_engine.calls import Call
+from tensor_engine.device import adopt, follow, mark, move_to
 from tensor_engine.heap import Poison
 from tensor_engine.interpreter import Interpreter
 from tensor_engine.meetings import Key, Meeting, fail, forget, meet, settle
@@ -42,11 +44,19 @@ def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: int) 
         return [poison] * len(told.outputs)
     groups = WorkerGroups.of(worker)
     _Watch.of(worker, order.actors).expect(meeting)
-    meeting.given.set_result(lambda data: unpack(data, inputs, groups.get))
+    here = mark()
+
+    def fill_in(data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        move_to(here)
+        return unpack(data, inputs, groups.get)
+
+    meeting.given.set_result(fill_in)
     try:
-        result = meeting.returned.result()
+        result, there = meeting.returned.result()
     finally:
         forget(key)
+    follow(there)
+    adopt(result)
     return use(order.task, told.outputs, result, inputs)
 
 
@@ -57,16 +67,9 @@ def in_actor(method: Callable[..., Any], key: Key, data: bytes) -> None:
     if fill_in is None:
         forget(key)
         return
-    try:
+    with _answering(meeting) as give:
         args, kwargs = fill_in(data)
-        result = method(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001  (whatever it raises is its result's poison)
-        fail(meeting, error)
-    except BaseException as error:
-        fail(meeting, ActorEndedError(f"the method has ended with {type(error).__name__}: {error}"))
-        raise
-    else:
-        settle(meeting, result)
+        give(method(*args, **kwargs))
 
 
 async def in_async_actor(method: Callable[..., Awaitable[Any]], key: Key, data: bytes) -> None:
@@ -76,16 +79,21 @@ async def in_async_actor(method: Callable[..., Awaitable[Any]], key: Key, data: 
     if fill_in is None:
         forget(key)
         return
-    try:
+    with _answering(meeting) as give:
         args, kwargs = fill_in(data)
-        result = await method(*args, **kwargs)
+        give(await method(*args, **kwargs))
+
+
+@contextlib.contextmanager
+def _answering(meeting: Meeting) -> Iterator[Callable[[Any], None]]:
+    """Tell the worker, who waits, how a method ends: what it returns is given to the function that this yields."""
+    try:
+        yield lambda result: settle(meeting, (result, mark()))
     except Exception as error:  # noqa: BLE001  (whatever it raises is its result's poison)
         fail(meeting, error)
     except BaseException as error:
         fail(meeting, ActorEndedError(f"the method has ended with {type(error).__name__}: {error}"))
         raise
-    else:
-        settle(meeting, result)
 
 
 class ActorEndedError(RuntimeError):

@@ -91,6 +91,8 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     site = _sites.get(tuple(key))
     if site is None:
         site = _new_site(tuple(key), func, args, kwargs, facts)
+    else:
+        site.is_in_use = True
     for index in site.form.writes:
         if tensors[index]._value.storage.frozen is not None:
             tensors[index]._value.storage.refuse_change()
@@ -123,19 +125,32 @@ def _learn(func: Any) -> Facts:
 def _new_site(
     key: tuple[Hashable, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], facts: Facts
 ) -> CallSite:
-    site = propagate(func, args, kwargs, facts.by_type, facts.writes)
-    _remember(key, site)
-    return site
+    return _remember(key, propagate(func, args, kwargs, facts.by_type, facts.writes))
 
 
-def _remember(key: tuple[Hashable, ...], site: CallSite) -> None:
+def _remember(key: tuple[Hashable, ...], site: CallSite) -> CallSite:
+    """Keep a site, unless another thread has just done so; the one to be used from now on."""
     with _sites_lock:
-        _sites[key] = site
-        oldest = next(iter(_sites)) if len(_sites) > _MOST_SITES else None
-        evicted = None if oldest is None else _sites.pop(oldest)
+        evicted = _evict() if len(_sites) >= _MOST_SITES else None
+        site = _sites.setdefault(key, site)
     if evicted is not None:
         for session in all_sessions():
             session.forget_site(evicted.number)
+    return site
+
+
+def _evict() -> CallSite:
+    """Take the oldest site that has not been used since its turn came the last time.
+
+    So those in use stay, as if the order were that of the last use; and a use costs a mark, not a change of the order.
+    """
+    while True:
+        oldest = next(iter(_sites))
+        site = _sites.pop(oldest)
+        if not site.is_in_use:
+            return site
+        site.is_in_use = False
+        _sites[oldest] = site
 
 
 def _reshape(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -220,8 +235,9 @@ def issue_call(
         form = Form(
             "tensor_engine.calls:call_site", call.name, len(outputs), len(values), int(has_constant), call.writes
         )
-        site = CallSite(form, call, [(meta, None) for meta in outputs], (SEQUENCE, (list, ())))
-        _remember(key, site)
+        site = _remember(key, CallSite(form, call, [(meta, None) for meta in outputs], (SEQUENCE, (list, ()))))
+    else:
+        site.is_in_use = True
     made = [Value(new_ref(), meta, owner or lane, mesh) for meta in outputs]
     refs, given = [value.ref for value in made], [value.ref for value in values]
     if has_constant:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tensor_engine.calls import Call
-from tensor_engine.heap import Poison
+from tensor_engine.device import follow, mark
 from tensor_engine.interpreter import Interpreter
 from tensor_engine.meetings import forget, meet
 
@@ -22,8 +22,7 @@ def lend(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) 
 def take(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the borrower's stream: wait for the owner to be as far, and take the tensor."""
     value, event = meet((worker.session, constant)).given.result()
-    if event is not None:
-        event.wait()
+    follow(event)
     return [value.detach() if isinstance(value, torch.Tensor) else value]
 
 
@@ -36,9 +35,7 @@ def give_back(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: 
 def get_back(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the owner's stream: wait for the borrower to be done. Until then the meeting holds on to the memory."""
     key = (worker.session, constant)
-    event = meet(key).returned.result()
-    if event is not None:
-        event.wait()
+    follow(meet(key).returned.result())
     forget(key)
     return []
 
@@ -50,9 +47,4 @@ def use_own_cuda_stream() -> None:
 
 
 def _event(value: Any) -> torch.cuda.Event | None:
-    """Marks on a GPU what has been issued so far on this thread's stream."""
-    if isinstance(value, Poison) or not isinstance(value, torch.Tensor) or not value.is_cuda:
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
+    return mark() if isinstance(value, torch.Tensor) and value.is_cuda else None

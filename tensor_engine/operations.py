@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -70,10 +70,10 @@ def operation_site(worker: Interpreter, site: Site, packed: bytes) -> Run:
     return _checking(site, description, run) if description.outputs else run
 
 
-def _find(operation: tuple[str, str]) -> Callable[..., Any]:
+def find(operation: tuple[str, str]) -> Any:
+    """The overload of torch that a `Description` names."""
     namespace, _, name = operation[0].partition("::")
-    overload: Any = getattr(getattr(getattr(torch.ops, namespace), name), operation[1])
-    return cast(Callable[..., Any], overload._op)  # without the Python function around it
+    return getattr(getattr(getattr(torch.ops, namespace), name), operation[1])
 
 
 def _checking(site: Site, description: Description, run: Run) -> Run:
@@ -111,7 +111,8 @@ def laid_out(result: torch.Tensor, expected: Metadata) -> torch.Tensor:
 
 def _compile(description: Description, *, checked: bool) -> Run:
     """The function that runs an instruction, written out; names of operations and values come by its namespace."""
-    namespace: dict[str, Any] = {"op": _find(description.operation), "alias": torch.ops.aten.alias.default}
+    namespace: dict[str, Any] = {"alias": torch.ops.aten.alias.default}
+    namespace["op"] = find(description.operation)._op  # without the Python function around it
     first = 1 + len(description.outputs)
 
     def fixed(value: object) -> str:

@@ -11,6 +11,10 @@ from tensor_engine.encoding import Form
 from tensor_engine.lane import Lane
 from tensor_engine.recording import Noted
 
+OPERATION = "tensor_engine.operations:operation_site"
+CALL = "tensor_engine.calls:call_site"
+"""The makers of sites that can be in a program: see `Form.maker`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -41,6 +45,7 @@ class Program:
         captured: slots of values that are always the same ones, found in the heap under that number.
         outputs: slots of the values that each replay's instruction gives numbers to.
         kept: slots of values that are found in the heap under that number afterwards, in place of the last replay's.
+        backend: of `torch.compile`, by which the workers compile what they can of it; None for none.
     """
 
     name: str
@@ -50,6 +55,7 @@ class Program:
     captured: tuple[int, ...]
     outputs: tuple[int, ...]
     kept: tuple[int, ...]
+    backend: str | None = None
 
     def packed(self) -> bytes:
         """As bytes, once for all workers."""
@@ -68,7 +74,9 @@ class Segment:
         self.lane = lane
         self.instructions: list[Noted] = []
 
-    def program(self, name: str, given: set[int], wanted: set[int], kept: set[int]) -> Program:
+    def program(
+        self, name: str, given: set[int], wanted: set[int], kept: set[int], backend: str | None = None
+    ) -> Program:
         """What the workers of the lane are told.
 
         Args:
@@ -76,6 +84,7 @@ class Segment:
             given: values that come anew with each replay.
             wanted: values that are needed elsewhere, in a replay or after it.
             kept: values that stay under the number that they have in the trace.
+            backend: for `Program.backend`.
         """
         sites: dict[int, int] = {}
         descriptions: list[tuple[Form, Any]] = []
@@ -101,6 +110,7 @@ class Segment:
             tuple(captured),
             tuple(ref for ref in made if ref in wanted),
             tuple(ref for ref in made if ref in kept),
+            backend,
         )
 
 

@@ -43,11 +43,13 @@ class CallSite:
         single: the one element of ``outputs`` where the result is that and nothing else.
         result: how the result is put together.
         reshaped: inputs whose shape the operation changes in place: their index, and the output that they become.
+        is_in_use: whether it has been used since it was last looked over for one to forget.
     """
 
     __slots__ = (
         "description",
         "form",
+        "is_in_use",
         "number",
         "outputs",
         "reshaped",
@@ -71,6 +73,7 @@ class CallSite:
         self.result = result
         self.reshaped = tuple(reshaped)
         self.single = self.outputs[0] if len(self.outputs) == 1 and result == (NEW, 0) and not reshaped else None
+        self.is_in_use = False
         self.same = result[1] if result[0] == SAME and not self.outputs else None
 
 

@@ -8,18 +8,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, cast
 
-import torch
-
-from tensor_engine.calls import Call, invoke
-from tensor_engine.device import local
 from tensor_engine.encoding import Form
-from tensor_engine.heap import Heap, Poison, poison_storage
+from tensor_engine.heap import Heap, poison_storage
 from tensor_engine.interpreter import Interpreter, Run, Site, resolve
-from tensor_engine.operations import CONSTANT, FIXED, INPUT, LIST, Description, Node, laid_out
-from tensor_engine.program import Program, Step
-
-_OPERATION = "tensor_engine.operations:operation_site"
-_CALL = "tensor_engine.calls:call_site"
+from tensor_engine.program import Program
+from tensor_engine.stretches import Stretch, stretches_of
+from tensor_engine.writer import Writer, WrittenPoisonError
 
 _numbers = itertools.count(1)
 
@@ -36,6 +30,8 @@ class Replay:
     kernels lay out what they return. Later ones run the function that is written out after that. Where one of its steps
     fails, what there is by then goes into the heap, and the rest runs step by step again, poison and all.
 
+    Where the program is to be compiled, the stretches that can be are tried beside the first replay, too.
+
     Args:
         worker: that it runs on.
         program: what to run.
@@ -46,6 +42,7 @@ class Replay:
         self._program = program
         self._sites = [self._make(form, description) for form, description in program.sites]
         self._last = _last_uses(program)
+        self._stretches = {stretch.begin: stretch for stretch in stretches_of(program)}
         # While it runs step by step, slots are in the heap under numbers that nothing else has.
         self._base = -(next(_numbers) << 44)
         self._function: Callable[[Heap, Sequence[int], int], None] | None = None
@@ -63,7 +60,9 @@ class Replay:
             trace = cast(TracebackType, cast(TracebackType, error.__traceback__).tb_next)
             failed = self._lines[trace.tb_lineno - 1]
             slots = {int(name[1:]): value for name, value in trace.tb_frame.f_locals.items() if name[1:].isdigit()}
-            self._step_by_step(heap, code, at, slots, failed, error)
+            is_stretch = failed in self._stretches and self._stretches[failed].is_compiled
+            # Which of its operations it was shows when they run one by one: nothing has happened yet.
+            self._step_by_step(heap, code, at, slots, failed, None if is_stretch else error)
         finally:
             self._worker.step = None
 
@@ -96,10 +95,15 @@ class Replay:
         program, worker, base = self._program, self._worker, self._base
         is_fine = error is None
         used = {base + slot for slot in slots}
+        stretch: Stretch | None = None
+        given: list[Any] = []
         heap.update((base + slot, value) for slot, value in slots.items() if value is not None)
         try:
             for index in range(begin, len(program.steps)):
                 step = program.steps[index]
+                if self._function is None and index in self._stretches:
+                    stretch = self._stretches[index]
+                    given = [heap.get(base + slot) for slot in stretch.inputs]
                 site = self._sites[step.site]
                 worker.step = index
                 line = [0, *(base + slot for slot in step.outputs), *(base + slot for slot in step.inputs)]
@@ -113,6 +117,9 @@ class Replay:
                     except Exception as failure:  # noqa: BLE001  (as above)
                         self._fail(heap, site, line, failure)
                         is_fine = False
+                if stretch is not None and index == stretch.end - 1:
+                    stretch.attempt(given, [heap.get(base + slot) for slot in stretch.outputs])
+                    stretch, given = None, []
                 for slot in self._last[index]:
                     heap.pop(base + slot, None)
             for index, slot in enumerate(program.outputs):
@@ -126,7 +133,7 @@ class Replay:
                 heap.pop(ref, None)
 
     def _fail(self, heap: Heap, site: Site, line: Sequence[int], error: Exception) -> None:
-        if not isinstance(error, _WrittenPoisonError):
+        if not isinstance(error, WrittenPoisonError):
             self._worker.fail(site, line, 0, error)
             return
         for ref in line[1 : 1 + site.outputs]:
@@ -135,170 +142,9 @@ class Replay:
 
     def _write(self) -> None:
         """Write the function that runs the whole program."""
-        writer = _Writer(self._worker, self._program, self._sites, self._last, self._base)
+        compiled = [stretch for stretch in self._stretches.values() if stretch.is_compiled]
+        writer = Writer(self._worker, self._program, self._sites, self._last, self._base, compiled)
         self._function, self._lines = writer.function, writer.steps
-
-
-class _WrittenPoisonError(Exception):
-    """A call has found poison and left it in what it writes."""
-
-    def __init__(self, poison: Poison, tensor: torch.Tensor) -> None:
-        self.poison = poison
-        self.tensor = tensor
-        super().__init__("poison")
-
-
-class _Writer:
-    """Writes the function of a program.
-
-    Attributes:
-        function: what came out.
-        steps: the step that each of its lines belongs to.
-    """
-
-    def __init__(
-        self,
-        worker: Interpreter,
-        program: Program,
-        sites: Sequence[Site],
-        last: Sequence[Sequence[int]],
-        base: int,
-    ) -> None:
-        self._worker = worker
-        self._base = base
-        self._names: dict[str, Any] = {"alias": torch.ops.aten.alias.default._op, "laid_out": laid_out}
-        self._operations: dict[int, _Operation] = {}
-        self._sites = sites
-        self._program = program
-        self._lines: list[str] = []
-        self.steps: list[int] = []
-        self._add(0, "def replay(heap, code, at):", "    get = heap.get")
-        first = 1 + len(program.outputs)
-        for index, slot in enumerate(program.inputs):
-            self._add(0, f"    v{slot} = get(code[at + {first + index}])")
-        for slot in program.captured:
-            self._add(0, f"    v{slot} = get({slot})")
-        maybe: set[int] = set()
-        for index, step in enumerate(program.steps):
-            form, description = program.sites[step.site]
-            if form.maker == _OPERATION:
-                self._operation(index, step, description)
-            else:
-                maybe.update(step.outputs)
-                self._call(index, step, form, description)
-            if last[index]:
-                self._add(index, "    del " + ", ".join(f"v{slot}" for slot in last[index]))
-        end = max(len(program.steps) - 1, 0)
-        targets = [(f"code[at + {1 + index}]", slot) for index, slot in enumerate(program.outputs)]
-        targets += [(str(slot), slot) for slot in program.kept]
-        for target, slot in targets:
-            condition = f"if v{slot} is not None: " if slot in maybe else ""
-            self._add(end, f"    {condition}heap[{target}] = v{slot}")
-        exec(compile("\n".join(self._lines), f"<compiled {program.name}>", "exec"), self._names)
-        self.function: Callable[[Heap, Sequence[int], int], None] = self._names["replay"]
-
-    def _add(self, step: int, *lines: str) -> None:
-        self._lines += lines
-        self.steps += [step] * len(lines)
-
-    def _name(self, value: object) -> str:
-        name = f"c{len(self._names)}"
-        self._names[name] = value
-        return name
-
-    def _operation(self, index: int, step: Step, packed: bytes) -> None:
-        known = self._operations.get(step.site)
-        if known is None:
-            known = self._operations[step.site] = _Operation(packed, self._sites[step.site], self._name)
-        call = known.call(step)
-        outputs = known.description.outputs
-        if len(outputs) == 1 and not outputs[0][0] and known.checked[0] is None:
-            self._add(index, f"    v{step.outputs[0]} = {call}")
-            return
-        if not outputs:
-            self._add(index, f"    {call}")
-            return
-        self._add(index, f"    r = {call}")
-        for slot, (path, _), expected in zip(step.outputs, outputs, known.checked, strict=True):
-            found = "r" + "".join(f"[{place}]" for place in path)
-            self._add(index, f"    v{slot} = {found if expected is None else f'laid_out({found}, {expected})'}")
-        self._add(index, "    del r")
-
-    def _call(self, index: int, step: Step, form: Form, description: Any) -> None:
-        call = self._name(_caller(self._worker, index, step, form, description, self._base))
-        results = "".join(f"v{slot}, " for slot in step.outputs)
-        arguments = ", ".join(f"v{slot}" for slot in step.inputs)
-        self._add(index, f"    {results}{'= ' if results else ''}{call}({arguments})")
-
-
-class _Operation:
-    """How the steps of an operation are written."""
-
-    def __init__(self, packed: bytes, site: Site, name: Callable[[object], str]) -> None:
-        self.description = description = Description.unpacked(packed)
-        namespace, _, base = description.operation[0].partition("::")
-        overload: Any = getattr(getattr(getattr(torch.ops, namespace), base), description.operation[1])
-        self._op = name(overload._op)
-        self._fixed: dict[int, str] = {}
-        self._name = name
-        self.checked: list[str | None] = [
-            name(expected) if site.is_laid_out and index not in description.views else None
-            for index, (_, expected) in enumerate(description.outputs)
-        ]
-
-    def call(self, step: Step) -> str:
-        """The call of a step, as text."""
-        arguments = [self._text(node, step) for node in self.description.args]
-        if self.description.kwargs:
-            named = ", ".join(f"{key!r}: {self._text(node, step)}" for key, node in self.description.kwargs.items())
-            arguments.append(f"**{{{named}}}")
-        return f"{self._op}({', '.join(arguments)})"
-
-    def _text(self, node: Node, step: Step) -> str:
-        kind, value = node
-        if kind == INPUT:
-            found = f"v{step.inputs[value]}"
-            return f"alias({found})" if value in self.description.reshapes else found
-        if kind == CONSTANT:
-            return self._name(step.constants[value])
-        if kind == FIXED:
-            known = self._fixed.get(id(node))
-            if known is None:
-                plain = local(value) if isinstance(value, torch.device) else value
-                known = self._fixed[id(node)] = self._name(plain)
-            return known
-        inner = ", ".join(self._text(each, step) for each in value)
-        return f"[{inner}]" if kind == LIST else f"({inner},)" if value else "()"
-
-
-def _caller(worker: Interpreter, index: int, step: Step, form: Form, description: Any, base: int) -> Callable[..., Any]:
-    """What a step calls that is no operation of torch."""
-    if form.maker != _CALL:
-        raise TypeError(f"{form.name} cannot be part of a program")
-    call: Call = description
-    function = resolve(call.function)
-    constant = step.constants[0] if call.has_constant else None
-    heap = worker.heap
-    marks = [(place, base - index * 64 - place - 1) for place in call.writes]
-
-    def run(*inputs: Any) -> Any:
-        worker.step = index
-        if not marks:
-            return invoke(function, worker, call, list(inputs), constant)
-        # What it writes is in the heap meanwhile, where poison is put in place of what could not be written.
-        for place, mark in marks:
-            if inputs[place] is not None:
-                heap[mark] = inputs[place]
-        try:
-            results = invoke(function, worker, call, list(inputs), constant)
-        finally:
-            left = [(place, heap.pop(mark, None)) for place, mark in marks]
-        for place, found in left:
-            if type(found) is Poison and isinstance(inputs[place], torch.Tensor):
-                raise _WrittenPoisonError(found, inputs[place])
-        return results
-
-    return run
 
 
 def _last_uses(program: Program) -> list[tuple[int, ...]]:

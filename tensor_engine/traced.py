@@ -47,6 +47,7 @@ class Traced:
         result: what came out, alone in a list, from which it is taken.
         before: tensors that may get a gradient, and the one that they had before the call; it is cleared.
         surroundings: what else replays depend on.
+        backend: of `torch.compile`, for the workers; None for none.
 
     Attributes:
         leaves_more: whether the call has left tensors behind that are neither results nor gradients.
@@ -63,7 +64,9 @@ class Traced:
         result: list[Any],
         before: dict[int, tuple[Tensor, torch.Tensor | None]],
         surroundings: Surroundings,
+        backend: str | None = None,
     ) -> None:
+        self._backend = backend
         self._parts: list[_Part] = []
         self._surroundings = surroundings
         self._given = tuple(tensor._value.ref for tensor in tensors)
@@ -85,6 +88,11 @@ class Traced:
         # Only a note, as of values: the lanes tell their workers with what they send next.
         for part in self._parts:
             part.lane.unused.append(part.site.number)
+
+    @property
+    def lanes(self) -> set[Lane]:
+        """Whose workers replay it."""
+        return {part.lane for part in self._parts}
 
     def take_result(self) -> Any:
         """The result of the traced call; once."""
@@ -280,7 +288,7 @@ class Traced:
         wanted = results | passing.keys()
         given = set(self._given) | (wanted - kept)
         for segment in segments:
-            program = segment.program(name, given, wanted, kept)
+            program = segment.program(name, given, wanted, kept, self._backend)
             form = Form("tensor_engine.replay:program_site", name, len(program.outputs), len(program.inputs))
             site = CallSite(form, program.packed(), (), (GIVEN, None))
             stacks = [each.stack for each in segment.instructions]

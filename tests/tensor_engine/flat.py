@@ -1,7 +1,7 @@
-"""Many operations in a loop without a fetch: ``python -m tests.tensor_engine.flat --ops 1000000``.
+"""Many operations in a loop without a fetch: ``python -m tests.tensor_engine.flat --ops 1000000 [--replays]``.
 
-Prints, as JSON, what is remembered and how much memory the script and its workers have after a tenth of the operations,
-and at the end.
+With ``--replays`` they are those of a compiled program. Prints, as JSON, what is remembered and how much memory the
+script and its workers have after a tenth of the operations, and at the end.
 """
 
 import argparse
@@ -20,23 +20,38 @@ from tensor_engine.lane import MAIN
 from tensor_engine.session import session_of
 
 _TIMEOUT_S = 300.0
+_ROUND_OPS = 5
+_ROUNDS = 24  # in a program
 
 
-def run(procs: ProcMesh, ops: int) -> list[dict[str, int]]:
-    """Issue so many operations on two workers, and measure twice."""
+def run(procs: ProcMesh, ops: int, *, replays: bool = False) -> list[dict[str, int]]:
+    """Issue so many operations on two workers, one by one or as replays, and measure twice."""
     with procs.activate():
         x, step = torch.zeros(64), torch.ones(64)
+    count = ops // (_ROUND_OPS * _ROUNDS if replays else _ROUND_OPS)
+    work = tensor_engine.compile(_rounds) if replays else _round
+    lane = session_of(procs).lane(procs)
     reports = []
-    for part in (ops // 10, ops - ops // 10):
+    for part in (count // 10, count - count // 10):
         most = 0
-        for index in range(part // 5):
-            y = x * 0.5 + step
-            y.mul_(index / 7)
-            x = y.view(8, 8).t().reshape(64)
-            if index % 1000 == 0:
-                most = max(most, session_of(procs).lane(procs).remembered)
+        for index in range(part):
+            x = work(x, step, 0.5 if replays else index / 7)
+            if index % 100 == 0:
+                most = max(most, lane.remembered)
         reports.append({"remembered": most, **_memory(procs)})
     return reports
+
+
+def _round(x: torch.Tensor, step: torch.Tensor, factor: float) -> torch.Tensor:
+    y = x * 0.5 + step
+    y.mul_(factor)
+    return y.view(8, 8).t().reshape(64)
+
+
+def _rounds(x: torch.Tensor, step: torch.Tensor, factor: float) -> torch.Tensor:
+    for _ in range(_ROUNDS):
+        x = _round(x, step, factor)
+    return x
 
 
 def _memory(procs: ProcMesh) -> dict[str, int]:
@@ -57,9 +72,10 @@ def main(argv: list[str]) -> int:
     """Run it as a script."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ops", type=int, default=1_000_000)
+    parser.add_argument("--replays", action="store_true", help="of a compiled program")
     given = parser.parse_args(argv)
     procs = this_host().spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "1"})
-    json.dump(run(procs, given.ops), sys.stdout, indent=2)
+    json.dump(run(procs, given.ops, replays=given.replays), sys.stdout, indent=2)
     tensor_engine.shutdown()
     control.shutdown()
     return 0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from control import ProcMesh
-from tensor_engine import activation, inspect
+from tensor_engine import activation, inspect, no_mesh, tensor
 
 from .conftest import PATIENCE_S
 
@@ -142,3 +142,35 @@ def test_a_module_is_trained_by_an_optimizer_as_in_the_script(
     make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], same_as_locally: Check
 ) -> None:
     same_as_locally(lambda: a_training(make_optimizer))
+
+
+@pytest.mark.parametrize(
+    "make_optimizer",
+    [
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
+        lambda parameters: torch.optim.NAdam(parameters, lr=0.01),
+    ],
+    ids=["adam", "adamw_foreach", "nadam"],
+)
+def test_optimizers_that_count_steps_in_the_script_fetch_nothing(
+    make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    same_as_locally: Check,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(value: object) -> None:
+        raise AssertionError("a value was fetched")
+
+    monkeypatch.setattr(tensor, "_fetch_first", refuse)
+
+    def train() -> list[torch.Tensor]:
+        model = start(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)))
+        optimizer = make_optimizer(list(model.parameters()))
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(inputs(6, 4)).square().mean().backward()
+            with no_mesh():
+                optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    same_as_locally(train)

@@ -1,6 +1,5 @@
 """Reductions and moves as scripts write them, against the same thing done to a list of tensors in one process."""
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +18,8 @@ from tensor_engine import (
 from tensor_engine.communicate import reduce, slice_mesh, to_mesh
 from tensor_engine.errors import ReductionError
 from tensor_engine.issue import issue_call
-from tensor_engine.session import session_of
 
-from .conftest import PATIENCE_S, Failures, values_on
+from .conftest import PATIENCE_S, values_on
 from .test_collectives import expected_reduction
 
 LARGE = 50_000
@@ -262,26 +260,6 @@ def test_a_failure_on_one_rank_reaches_those_it_communicates_with_and_no_others(
 
 def of_ranks(x: torch.Tensor) -> list[torch.Tensor]:
     return [shard.clone().requires_grad_() for shard in shards(x)]
-
-
-def test_when_a_worker_dies_the_others_are_told_and_the_engine_can_be_shut_down(
-    own: Callable[[], ProcMesh], procs: ProcMesh, failures: Failures
-) -> None:
-    mesh = own()
-    x = numbered(mesh, LARGE)
-    assert_shards(x.reduce("gpus"), [sum(shards(x))] * 2)  # type: ignore[list-item]
-    y = numbered(procs, LARGE)
-    x._value.lane.session.synchronize(PATIENCE_S)
-    issue_call("tests.tensor_engine.on_workers:die", (x,), (x._value.meta,), lane=x._value.lane, mesh=mesh, static=1)
-    total = x.reduce("gpus")
-    with pytest.raises(RemoteError, match="failed on the group of workers"):
-        inspect(total, gpus=0, timeout=PATIENCE_S)
-    session_of(mesh).close(PATIENCE_S)
-    began = time.monotonic()
-    while not failures:  # or it would come when nobody expects it any more
-        assert time.monotonic() - began < PATIENCE_S
-        time.sleep(0.005)
-    assert_shards(y.reduce("gpus"), [sum(shards(y))] * 2)  # type: ignore[list-item]
 
 
 def test_nothing_is_left_on_the_workers_of_what_the_script_has_forgotten(four: ProcMesh, procs: ProcMesh) -> None:

@@ -1,5 +1,6 @@
 """Compiled training steps: gradients, optimizers and modules as in eager steps."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,26 @@ def test_gradients_add_up_where_nothing_sets_them_to_none(active: ProcMesh) -> N
 
     for eager, replayed in zip(run(False), run(True), strict=True):
         same(eager, replayed)
+
+
+def test_parameters_are_found_that_the_garbage_collector_does_not_look_at(active: ProcMesh) -> None:
+    weight = numbers(3).requires_grad_()
+
+    @compile
+    def add(x: torch.Tensor) -> None:
+        (weight * x).sum().backward()  # type: ignore[no-untyped-call]
+
+    gc.freeze()
+    try:
+        for shift in range(4):
+            weight.grad = None
+            add(numbers(3) + shift)
+            assert weight.grad is not None
+            same(weight.grad, numbers(3) + shift)
+            add(numbers(3) + shift)
+            same(weight.grad, 2 * (numbers(3) + shift))
+    finally:
+        gc.unfreeze()
 
 
 def test_a_parameter_that_is_frozen_gets_no_gradient_any_more(active: ProcMesh) -> None:

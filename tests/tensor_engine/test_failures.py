@@ -2,19 +2,18 @@
 
 import re
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
 
 import tensor_engine
-from control import ProcMesh, SupervisionError
+from control import ProcMesh
 from tensor_engine import EngineClosedError, RemoteError, Tensor, inspect
 from tensor_engine.fetch import fetch_shard
 from tensor_engine.issue import issue_call
 from tensor_engine.session import session_of
 
-from .conftest import PATIENCE_S, Failures
+from .conftest import PATIENCE_S
 
 
 def failing(procs: ProcMesh, x: torch.Tensor, rank: int = 0) -> Tensor:
@@ -105,30 +104,6 @@ def test_failures_that_nobody_has_seen_are_reported_at_the_end(
     assert "this line is to blame" in messages[0]
     assert re.search("index.* failed on ranks 0, 1, also unseen: .*out of bounds", messages[1])
     assert "\n" not in messages[1]
-
-
-Own = Callable[[], ProcMesh]
-
-
-def test_a_worker_that_dies_is_a_failure_of_the_mesh_and_ends_what_waits(own: Own, failures: Failures) -> None:
-    procs = own()
-    with procs.activate():
-        x = torch.ones(2)
-    inspect(x, timeout=PATIENCE_S)
-    dying = issue_call(
-        "tests.tensor_engine.on_workers:die",
-        (x,),
-        (x._value.meta,),  # type: ignore[attr-defined]
-        lane=session_of(procs).lane(procs),
-        mesh=procs,
-        static=1,
-    )[0]
-    with pytest.raises(SupervisionError):
-        inspect(dying, gpus=1, timeout=PATIENCE_S)
-    with pytest.raises((EngineClosedError, SupervisionError)):
-        inspect(x + 1, gpus=1, timeout=PATIENCE_S)
-    session_of(procs).close(PATIENCE_S)
-    assert failures
 
 
 def test_the_engine_ends_after_a_failure_and_starts_anew(procs: ProcMesh) -> None:

@@ -4,16 +4,18 @@ import gc
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tensor_engine
 from control import Actor, ProcMesh, endpoint
-from tensor_engine import inspect, issue, lane
+from tensor_engine import Stream, inspect, issue, lane, remote
 from tensor_engine.session import session_of
 
 from . import flat
+from . import user_functions as functions
 from .conftest import PATIENCE_S, values_on
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,26 @@ def test_kinds_of_operations_that_are_forgotten_are_forgotten_there_too_and_made
     assert max(known) <= issue._MOST_SITES + 1
 
 
+def test_kinds_of_operations_that_are_in_use_are_kept(
+    procs: ProcMesh, few_sites: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[str] = []
+
+    def propagate(func: Any, *rest: Any) -> Any:
+        learned.append(str(func))
+        return plainly(func, *rest)
+
+    plainly = issue.propagate
+    monkeypatch.setattr(issue, "propagate", propagate)
+    with procs.activate():
+        total, rows = torch.zeros(11), torch.ones(60, 11)
+        for size in range(1, 60):
+            total = total.mul(2) - total
+            rows[:size]
+    assert learned.count("aten.slice.Tensor") == 59
+    assert learned.count("aten.mul.Tensor") == 1
+
+
 def test_what_is_issued_is_run_though_nothing_follows(procs: ProcMesh) -> None:
     with procs.activate():
         x = torch.ones(2)
@@ -95,6 +117,18 @@ def test_large_tensors_come_whole_and_are_not_changed_by_what_follows(procs: Pro
     torch.testing.assert_close(found, expected)
     assert coming.done()
     assert inspect(there).abs().sum() == 0
+
+
+def test_a_fetch_waits_for_the_rank_that_it_asks_and_a_strict_one_for_all(procs: ProcMesh) -> None:
+    side = Stream("lets the first rank go on")
+    with procs.activate():
+        held = remote(functions.hold_first, propagate=lambda name, rank: rank)("held", procs.rank_tensor("gpus"))
+        strict = tensor_engine.fetch_shard(held, gpus=1, strict=True)
+        assert inspect(held + 1, gpus=1, timeout=PATIENCE_S).item() == 2
+        assert not strict.done()
+        with side.activate():
+            remote(functions.set_event)("held", torch.ones(1))
+    assert strict.get(PATIENCE_S).item() == 1
 
 
 async def test_a_fetch_is_awaited_in_an_event_loop(procs: ProcMesh) -> None:

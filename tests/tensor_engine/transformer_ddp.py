@@ -28,6 +28,8 @@ from control import Actor, ProcMesh, context, endpoint, this_host
 from tensor_engine import fetch_shard, inspect, reduce, to_mesh
 from tensor_engine.groups import LOOPBACK, RendezvousServer
 
+_TIMEOUT_S = 300.0  # a compiler on the workers takes its time
+
 BLOCK = 5
 """Steps of one side before it is the other's turn."""
 
@@ -134,9 +136,9 @@ class Reference(Actor):
 class Engine:
     """The run over the engine."""
 
-    def __init__(self, config: Config, mesh: ProcMesh, *, compiled: bool) -> None:
+    def __init__(self, config: Config, mesh: ProcMesh, *, compiled: bool, backend: str | None) -> None:
         self.mesh = mesh
-        self.run_step = tensor_engine.compile(self.step) if compiled else self.step
+        self.run_step = tensor_engine.compile(self.step, worker_compile=backend) if compiled else self.step
         self.model = make_model(config)
         for part in self.model.modules():
             for name, parameter in list(part.named_parameters(recurse=False)):
@@ -171,7 +173,7 @@ class Engine:
                 loss = self.run_step(self.batches[self.done % len(self.batches)])
                 fetched.append([fetch_shard(loss, dp=rank) for rank in range(self.mesh.size)])
                 self.done += 1
-        return [[loss.get(60).item() for loss in losses] for losses in zip(*fetched, strict=True)]
+        return [[loss.get(_TIMEOUT_S).item() for loss in losses] for losses in zip(*fetched, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -195,11 +197,11 @@ class Result:
         return max(abs(one - other) for rank in ranks for one, other in zip(*rank, strict=True))
 
 
-def compare(procs: ProcMesh, config: Config, steps: int, *, compiled: bool) -> Result:
+def compare(procs: ProcMesh, config: Config, steps: int, *, compiled: bool, backend: str | None = None) -> Result:
     """Train both in these processes, the one over the engine by `tensor_engine.compile` or without."""
     mesh = procs.flatten("dp")
     with RendezvousServer() as server:
-        engine = Engine(config, mesh, compiled=compiled)
+        engine = Engine(config, mesh, compiled=compiled, backend=backend)
         reference = procs.spawn("reference", Reference, config, procs.size, server.address.port)
         losses: tuple[list[list[float]], list[list[float]]] = (
             [[] for _ in range(mesh.size)],
@@ -228,10 +230,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--length", type=int, default=Config.length)
     parser.add_argument("--batch", type=int, default=Config.batch, help="sequences per rank and step")
     parser.add_argument("--compile", action="store_true", help="replay the step of the engine as a program")
+    parser.add_argument(
+        "--worker-compile", metavar="BACKEND", help="of torch.compile, for the program; needs --compile"
+    )
     options = parser.parse_args(arguments)
     config = Config(width=options.width, length=options.length, batch=options.batch)
     procs = this_host().spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "1"})
-    result = compare(procs, config, options.steps, compiled=options.compile)
+    result = compare(procs, config, options.steps, compiled=options.compile, backend=options.worker_compile)
     print(f"{'step':>4} {'DistributedDataParallel':>25} {'tensor_engine':>25}")
     for step, losses in enumerate(zip(*result.reference, *result.engine, strict=True)):
         print(f"{step:>4}", *(f"{loss:>12.7f}" for loss in losses))

@@ -178,7 +178,42 @@ def wait_for(name: str, x: torch.Tensor) -> torch.Tensor:
     return x + 0
 
 
+def hold_first(name: str, rank: torch.Tensor) -> torch.Tensor:
+    """The input; on the first rank once an event has been set."""
+    return wait_for(name, rank) if rank == 0 else rank + 0
+
+
 def set_event(name: str, x: torch.Tensor) -> torch.Tensor:
     """The input, after setting an event."""
     event(name).set()
     return x + 0
+
+
+def register_backends() -> None:
+    """Make backends of `torch.compile` known that get something wrong."""
+    if "gives_up" in torch._dynamo.list_backends(()):
+        return
+
+    def gives_up(module: Any, inputs: Any) -> Any:
+        if len(module.graph.find_nodes(op="placeholder")) > 1:
+            raise NotImplementedError("more than one input")
+        return module.forward
+
+    def lays_out(module: Any, inputs: Any) -> Any:
+        """Results in other strides, at another place of their memory."""
+
+        def moved(each: torch.Tensor) -> torch.Tensor:
+            room = torch.empty((*each.shape[::-1], 2), dtype=each.dtype)
+            return room[..., 1].permute(*range(each.dim() - 1, -1, -1)).copy_(each)
+
+        return lambda *given: tuple(moved(each) for each in module(*given))
+
+    torch._dynamo.register_backend(gives_up)  # type: ignore[no-untyped-call]
+    torch._dynamo.register_backend(lays_out)  # type: ignore[no-untyped-call]
+
+
+def use_compiler(name: str | None) -> None:
+    """Have inductor use another C++ compiler; None for its own choice."""
+    import torch._inductor.config
+
+    torch._inductor.config.cpp.cxx = (None, name or "g++")  # type: ignore[assignment]
