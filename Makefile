@@ -7,12 +7,13 @@ SOURCES := $(shell find dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py 
 TESTS  ?= tests
 ARGS   ?=
 
-.PHONY: help setup demo test test-verbs check format bench bench-smoke proto clean
+.PHONY: help setup demo test test-verbs test-hosts check format bench bench-smoke proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
 	@echo "make test     run the tests           (TESTS=tests/control ARGS='-x' to choose)"
 	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in guest kernels (VERBS_TESTS, ARGS to choose)"
+	@echo "make test-hosts  the tests of jobs on several machines, each a network namespace (root; ARGS to choose)"
 	@echo "make check    linters, types, import contracts, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
 	@echo "make proto    regenerate the protobuf code"
@@ -40,6 +41,10 @@ test: $(STAMP)
 # The guest is a throw-away kernel with Soft-RoCE; it is built (minutes) where no cache has it. See tests/rdma_guest.
 test-verbs: $(STAMP)
 	$(BIN)/python -m tests.rdma_guest.parts $(VERBS_TESTS) -- $(ARGS)
+
+# Machines are network and pid namespaces on a bridge of this one. See tests/hosts/netns.py.
+test-hosts: $(STAMP)
+	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest tests/hosts $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

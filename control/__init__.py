@@ -11,26 +11,49 @@ from control.errors import (
     AlreadyInJobError,
     AuthenticationError,
     BackpressureError,
+    CertificateError,
     ChannelClosedError,
+    ConnectionLostError,
     ControlError,
     DeadlineError,
     EngineMissingError,
+    HandleExpiredError,
+    HostError,
+    HostMismatchError,
+    HostUnreachableError,
+    InsecureHostError,
     JobExistsError,
     JobNotFoundError,
     JoinError,
     LinkError,
+    MessageTooLargeError,
+    NameNotFoundError,
+    NamingError,
     NoActorContextError,
+    NoSuchMethodError,
+    OperationCancelledError,
+    OperationNotFoundError,
     PayloadError,
     ProtocolError,
     RemoteHostError,
+    RendezvousError,
+    ReplicaLostError,
+    ResolverError,
+    RpcError,
+    ScriptExitError,
+    ServiceEndedError,
+    ServiceUrlError,
+    SessionLostError,
     SupervisionError,
+    UnreachableError,
     UnsafeFileError,
     WireError,
+    WorkspaceError,
 )
 from control.failure import FailureKind, MeshFailure
 from control.future import Future
-from control.hosts import HostMesh, this_host
-from control.marking import concurrent_endpoint, endpoint
+from control.hosts import HostMesh, attach_to_hosts, this_host
+from control.marking import concurrent_endpoint, endpoint, idempotent
 from control.mesh import ActorMesh, ProcMesh, this_proc
 from control.port import Channel, Port, PortReceiver
 from control.runtime.job import shutdown
@@ -40,6 +63,7 @@ from control.runtime.ports import ResponseStream
 from control.runtime.supervision import unhandled_fault_hook
 from control.settings import Settings, configure
 from control.shape import Extent, Point, Shape
+from control.spmd import SpmdActor
 from control.subscription import subscribe
 from control.value_mesh import ValueMesh
 
@@ -48,6 +72,7 @@ __all__ = [
     "Actor",
     "endpoint",
     "concurrent_endpoint",
+    "idempotent",
     "as_endpoint",
     "Endpoint",
     "context",
@@ -56,8 +81,10 @@ __all__ = [
     "Creator",
     "current_rank",
     "current_size",
+    "SpmdActor",
     # meshes
     "this_host",
+    "attach_to_hosts",
     "this_proc",
     "HostMesh",
     "ProcMesh",
@@ -91,6 +118,9 @@ __all__ = [
     "ActorError",
     "SupervisionError",
     "LinkError",
+    "ReplicaLostError",
+    "SessionLostError",
+    "ServiceEndedError",
     "DeadlineError",
     "BackpressureError",
     "ChannelClosedError",
@@ -98,12 +128,32 @@ __all__ = [
     "PayloadError",
     "NoActorContextError",
     "EngineMissingError",
+    "RendezvousError",
+    "ScriptExitError",
+    "WorkspaceError",
     "JoinError",
     "JobNotFoundError",
     "JobExistsError",
     "AlreadyInJobError",
     "RemoteHostError",
     "UnsafeFileError",
+    "HostError",
+    "HostUnreachableError",
+    "HostMismatchError",
+    "InsecureHostError",
+    "CertificateError",
+    "NamingError",
+    "NameNotFoundError",
+    "ServiceUrlError",
+    "ResolverError",
+    "RpcError",
+    "UnreachableError",
+    "ConnectionLostError",
+    "HandleExpiredError",
+    "NoSuchMethodError",
+    "MessageTooLargeError",
+    "OperationNotFoundError",
+    "OperationCancelledError",
     "WireError",
     "AuthenticationError",
     "ProtocolError",

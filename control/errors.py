@@ -4,7 +4,10 @@
 ControlError
 ├── ActorError                     an endpoint raised; its actor lives on
 ├── SupervisionError               the actor or its process is dead, stopped or unreachable
-│   └── LinkError                  every actor linked to a port is dead: nothing more will come
+│   ├── LinkError                  every actor linked to a port is dead: nothing more will come
+│   ├── ReplicaLostError           the replica of a service that had a request is gone
+│   │   └── SessionLostError       and with it what a session had there
+│   └── ServiceEndedError          the service has failed or been stopped
 ├── DeadlineError                  a wait took longer than its timeout      (also TimeoutError)
 ├── BackpressureError              an actor is too far behind to be sent more
 ├── ChannelClosedError             a receive on a closed channel
@@ -12,12 +15,32 @@ ControlError
 ├── PayloadError                   a value cannot be pickled or unpickled   (also TypeError)
 ├── NoActorContextError            this thread belongs to no actor          (also RuntimeError)
 ├── EngineMissingError             no tensor engine is installed            (also ImportError)
+├── RendezvousError                not all ranks of SPMD code came to run it (also TimeoutError)
+├── ScriptExitError                a script ended with another status than 0
+├── WorkspaceError                 a folder cannot be synced
 ├── JoinError                      a running job cannot be joined, or not be served
 │   ├── JobNotFoundError           there is no such job, or it has ended    (also LookupError)
 │   ├── JobExistsError             another running job has this name        (also ValueError)
 │   ├── AlreadyInJobError          this process is part of a job            (also RuntimeError)
 │   ├── RemoteHostError            the job runs on another host             (also NotImplementedError)
 │   └── UnsafeFileError            others could read or have written a file (also PermissionError)
+├── HostError                      a host cannot be attached, or refuses
+│   ├── HostUnreachableError       its agent does not answer                (also ConnectionError)
+│   ├── HostMismatchError          its agent runs other versions than this script
+│   └── InsecureHostError          without TLS beyond this machine          (also ValueError)
+├── CertificateError               certificates that TLS cannot use         (also ValueError)
+├── NamingError                    names, and who is behind them
+│   ├── NameNotFoundError          nobody has this name                     (also LookupError)
+│   ├── ServiceUrlError            this is no URL of a service              (also ValueError)
+│   └── ResolverError              a resolver could not find out
+├── RpcError                       a call through an `RpcClient`
+│   ├── UnreachableError           no server could be reached: the call was not delivered
+│   ├── ConnectionLostError        the call may have run, or not
+│   ├── HandleExpiredError         the actor is gone; its successor was not asked
+│   ├── NoSuchMethodError          the actor has no such method             (also AttributeError)
+│   ├── MessageTooLargeError       arguments or a result beyond the limit   (also ValueError)
+│   ├── OperationNotFoundError     the server knows no such operation       (also LookupError)
+│   └── OperationCancelledError    the operation was cancelled
 └── WireError                      a link to another process
     ├── AuthenticationError        the other side does not know the job's secret
     └── ProtocolError              the other side sent what no peer sends
@@ -69,12 +92,15 @@ class SupervisionError(ControlError):
 
     Attributes:
         failure: what is known about it, or None when the actor was stopped in good order.
+        is_unhandled: whether it is certain that the actor did not begin to handle the message, so that no harm is done
+            by sending it to another one. False where that is not known.
     """
 
-    def __init__(self, message: str, failure: MeshFailure | None = None) -> None:
+    def __init__(self, message: str, failure: MeshFailure | None = None, *, is_unhandled: bool = False) -> None:
         super().__init__(message, failure)
         self.message = message
         self.failure = failure
+        self.is_unhandled = is_unhandled
 
     def __str__(self) -> str:
         return self.message
@@ -86,6 +112,37 @@ class LinkError(SupervisionError):
     Attributes:
         failure: the first failure among theirs, or None when all of them were stopped in good order.
     """
+
+
+class ReplicaLostError(SupervisionError):
+    """A replica of a service is gone that had a request, which is not known to be safe to send to another.
+
+    Attributes:
+        service: name of the service.
+        replica: the number of the replica.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        replica: int,
+        message: str,
+        failure: MeshFailure | None = None,
+        *,
+        is_unhandled: bool = False,
+    ) -> None:
+        super().__init__(message, failure, is_unhandled=is_unhandled)
+        self.args = (service, replica, message, failure)
+        self.service = service
+        self.replica = replica
+
+
+class SessionLostError(ReplicaLostError):
+    """The replica that a session was bound to is gone, with whatever the session had there; open another session."""
+
+
+class ServiceEndedError(SupervisionError):
+    """The service has failed or been stopped: nothing answers its requests any more."""
 
 
 class DeadlineError(ControlError, TimeoutError):
@@ -119,6 +176,30 @@ class EngineMissingError(ControlError, ImportError):
     """What was asked for is done by a tensor engine, and none is installed."""
 
 
+class RendezvousError(ControlError, TimeoutError):
+    """Not all ranks came to run SPMD code; the message names those that are missing."""
+
+
+class ScriptExitError(ControlError):
+    """A script that an `SpmdActor` ran ended with another status than 0.
+
+    Attributes:
+        status: as it was given to ``sys.exit``.
+    """
+
+    def __init__(self, script: str, status: object) -> None:
+        super().__init__(script, status)
+        self.script = script
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"{self.script} ended by sys.exit({self.status!r})"
+
+
+class WorkspaceError(ControlError):
+    """A folder cannot be synced: it changed meanwhile, or its target holds what is not to be replaced."""
+
+
 class JoinError(ControlError):
     """A running job cannot be joined, or this one cannot be served to others."""
 
@@ -141,6 +222,74 @@ class RemoteHostError(JoinError, NotImplementedError):
 
 class UnsafeFileError(JoinError, PermissionError):
     """Other users could read a connection file, or could have written it; what it says is not used."""
+
+
+class NamingError(ControlError):
+    """Something is wrong with a name, or with finding out who has it."""
+
+
+class NameNotFoundError(NamingError, LookupError):
+    """Nobody has registered this name, or whoever had is gone."""
+
+
+class ServiceUrlError(NamingError, ValueError):
+    """This is no URL of a service, or not of the kind that is needed."""
+
+
+class ResolverError(NamingError):
+    """A resolver could not find out who has a name; it is not known whether anybody has."""
+
+
+class RpcError(ControlError):
+    """A call through an `RpcClient` did not come to an end of its own."""
+
+
+class UnreachableError(RpcError):
+    """No server could be reached, or none that takes our calls: the call has not been delivered to anybody."""
+
+
+class ConnectionLostError(RpcError):
+    """The connection broke while the call was on its way: it may have run, or not."""
+
+
+class HandleExpiredError(RpcError):
+    """The actor of a handle is gone. The call has not been delivered to whatever has its name now."""
+
+
+class NoSuchMethodError(RpcError, AttributeError):
+    """The actor has no method of this name that can be called."""
+
+
+class MessageTooLargeError(RpcError, ValueError):
+    """Arguments, or a result, are larger than what a server or a client takes in one message."""
+
+
+class OperationNotFoundError(RpcError, LookupError):
+    """The server knows no such operation: it was restarted, or nobody has asked for the result for too long."""
+
+
+class OperationCancelledError(RpcError):
+    """The operation was cancelled; its method may have run in part."""
+
+
+class HostError(ControlError):
+    """A host cannot be attached to the job, or its agent refuses what it was asked."""
+
+
+class HostUnreachableError(HostError, ConnectionError):
+    """The agent of a host does not answer, or the process that stands for the job there cannot be reached."""
+
+
+class HostMismatchError(HostError):
+    """The agent of a host runs another version of Python or of this library than the script."""
+
+
+class InsecureHostError(HostError, ValueError):
+    """Without TLS others on the way can read and change what is said; for another machine that has to be wanted."""
+
+
+class CertificateError(ControlError, ValueError):
+    """Certificates are missing, or are not what TLS needs."""
 
 
 class WireError(ControlError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -222,10 +223,19 @@ class ProcMesh(_Mesh):
     has_actors = False
 
     def __init__(
-        self, uid: int, name: str, members: tuple[ProcessRef, ...], root: Extent, view: Shape, launcher: ProcessRef
+        self,
+        uid: int,
+        name: str,
+        members: tuple[ProcessRef, ...],
+        root: Extent,
+        view: Shape,
+        launcher: ProcessRef,
+        *,
+        attached: bool = False,
     ) -> None:
         super().__init__(uid, name, members, root, view)
         self._launcher = launcher
+        self._attached = attached
 
     @property
     def root(self) -> ProcMesh:
@@ -242,7 +252,10 @@ class ProcMesh(_Mesh):
         """The hosts of these processes."""
         from control.hosts import HostMesh
 
-        return HostMesh()
+        if not self._attached:
+            return HostMesh()
+        hosts = {member.launcher.id: member.launcher for member in self._view_members() if member.launcher is not None}
+        return HostMesh(tuple(hosts.values()))
 
     @property
     def initialized(self) -> Future[Any]:
@@ -323,15 +336,17 @@ class ProcMesh(_Mesh):
         process = runtime.current()
         if self._launcher.id != process.me.id:
             return process.request_all((self._launcher,), "stop_mesh", target=self._uid)
-        future = process.children.stop(self._members)
+        future = process.hosting.stop_mesh(self._uid, self._members)
         future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
 
     def _with_view(self, view: Shape) -> ProcMesh:
-        return ProcMesh(self._uid, self._name, self._members, self._root, view, self._launcher)
+        launcher, attached = self._launcher, self._attached
+        return ProcMesh(self._uid, self._name, self._members, self._root, view, launcher, attached=attached)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (ProcMesh, (self._uid, self._name, self._members, self._root, self._view, self._launcher))
+        args = (self._uid, self._name, self._members, self._root, self._view, self._launcher)
+        return (functools.partial(ProcMesh, attached=self._attached), args)
 
 
 def this_proc() -> ProcMesh:

@@ -8,6 +8,7 @@ or one more.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -52,6 +53,9 @@ class Tree:
     Args:
         size: the number of receivers.
         fanout: to how many each passes on at most, the caster included; 2 or more.
+        starts: the first position on each host, from 0 on, where the receivers stand host by host. The caster then
+            cuts between hosts alone: as long as there are no more of them than the fan-out, a cast goes to each host
+            once, and is passed on there. Beyond that, what goes to several hosts is cut evenly from then on.
 
     Attributes:
         heads: those that the caster itself sends to.
@@ -60,9 +64,12 @@ class Tree:
         depth: how many links a cast crosses on its longest way.
     """
 
-    def __init__(self, size: int, fanout: int) -> None:
+    def __init__(self, size: int, fanout: int, starts: Sequence[int] = ()) -> None:
         self.fanout = fanout
         self.heads = spans(0, size, fanout)
+        if len(starts) > 1:
+            edges = [*starts, size]
+            self.heads = [Span(edges[part.first], edges[part.end]) for part in spans(0, len(starts), fanout)]
         self.span_at: list[Span] = [Span(position, position + 1) for position in range(size)]
         self.parent_of: list[int | None] = [None] * size
         self.depth = 0

@@ -48,6 +48,11 @@ class Agent:
             "link": self._link,
             "controller": self._controller,
             "join": self._join,
+            "launch": self._launch,
+            "stop_launched": self._stop_launched,
+            "address": self._address,
+            "survey": self._survey,
+            "serve": self._serve,
         }
         self._controllers_lock = threading.Lock()
         self._controllers: dict[str, tuple[SpawnRequest, ActorInterface, Cell]] = {}
@@ -96,12 +101,46 @@ class Agent:
         process_id = unpack(envelope.payload)
         child = self._process.children.get(process_id)
         ended = child.ended if child is not None else self._process.members.end_of(process_id)
+        ended = ended or self._process.hosting.end_of(process_id)
         self._acknowledge(sender, envelope, ended or Future.of("its launcher does not know it"))
 
     def _join(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Take note of a process that has joined the job."""
         self._process.members.add(sender, unpack(envelope.payload))
         self._acknowledge(sender, envelope, Future.of(None))
+
+    def _survey(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Answer a question that every process of the job is asked, on a thread of its own: that may take long."""
+
+        def work() -> None:
+            from control.tools.survey import serve
+
+            serve(self._process, sender, envelope)
+
+        threading.Thread(target=work, name="control-survey", daemon=True).start()
+
+    def _launch(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Start processes on this host for an actor elsewhere."""
+        self._process.hosting.launch(sender, envelope.target, unpack(envelope.payload))
+        self._acknowledge(sender, envelope, Future.of(None))
+
+    def _stop_launched(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Stop what was started here for a mesh; answer once it has ended."""
+        self._acknowledge(sender, envelope, self._process.hosting.stop(envelope.target))
+
+    def _address(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Answer where a child of this process is reached, once it is there."""
+        answer = self._process.hosting.address_of(unpack(envelope.payload), sender)
+        self._acknowledge(sender, envelope, answer)
+
+    def _serve(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Let tools in, for somebody who is going to need them; under which name is the answer."""
+        from control.tools.debugger import serve_this_job
+
+        name: Future[str] = Future()
+        self._acknowledge(sender, envelope, name)
+        # It looks at files and knocks at sockets.
+        threading.Thread(target=name._settle, args=(serve_this_job,), name="control-serve", daemon=True).start()
 
     def _ping(self, sender: ProcessRef, envelope: Envelope) -> None:
         self._acknowledge(sender, envelope, Future.of(None))

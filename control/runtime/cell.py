@@ -7,6 +7,7 @@ import logging
 import threading
 import weakref
 from collections import deque
+from time import monotonic as _now
 from typing import TYPE_CHECKING, Any
 
 from control.actor import Actor, ActorInterface, interface_of
@@ -24,6 +25,7 @@ from control.wire.payload import pack, unpack
 
 if TYPE_CHECKING:
     from control.runtime.executor import Executor
+    from control.runtime.history import Event
     from control.runtime.process import Process
     from control.runtime.supervision import OwnedMesh
 
@@ -77,8 +79,14 @@ class Cell:
         self._actor: Actor | None = None
         self._interface: ActorInterface | None = None
         self._current: Mail | None = None
-        self._beside: list[Mail] = []
-        """What concurrent endpoints are handling, beside the current message."""
+        self._begun_s = 0.0
+        self._beside: list[tuple[Mail, float]] = []
+        """What concurrent endpoints are handling, beside the current message, and since when."""
+        self.handled = 0
+        """How many messages it has handled, with whatever outcome."""
+        self.errors = 0
+        """How many of them ended in an exception."""
+        self.last_error: Event | None = None
         self._unanswered: weakref.WeakSet[Port[Any]] = weakref.WeakSet()
 
     def deliver(self, mail: Mail) -> None:
@@ -92,7 +100,7 @@ class Cell:
 
     def _answer_unfinished(self) -> None:
         """Tell those who wait for messages that were delivered and will not be finished."""
-        for mail in (self._current, *self._beside):
+        for mail in (self._current, *(mail for mail, _ in self._beside)):
             if mail is not None:
                 refuse(self.process, mail, self.end_reason(), self.failure, delivered=True)
 
@@ -121,6 +129,7 @@ class Cell:
         except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)
             self._actor = None  # half made: there is nothing to clean up
             summary, trace = _summary(error), describe(error)
+            self._note_error("__init__", error)
             if self._asked_for:
                 self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
             self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace)
@@ -146,17 +155,19 @@ class Cell:
         if self.has_failed():
             self.answer_dead(mail)
             return
-        self._beside.append(mail)
+        entry = (mail, _now())
+        self._beside.append(entry)
         try:
             await self._answer(mail)
         finally:
-            self._beside.remove(mail)
+            self._beside.remove(entry)
 
     async def handle(self, mail: Mail) -> None:
         """Run one endpoint."""
         if self.has_failed():
             self.answer_dead(mail)
             return
+        self._begun_s = _now()
         self._current = mail
         await self._answer(mail)
         if not self.has_failed():
@@ -196,14 +207,30 @@ class Cell:
         except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises belongs to its caller)
             if self.has_failed():
                 return
+            self._note_error(envelope.method, error)
             if envelope.wants_reply or (envelope.reply_to and not has_begun):
                 packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
                 self.process.reply(mail, Kind.ERROR, packed)
             else:
                 message = f"{self.label}: {envelope.method} raised {_summary(error)}, and nobody waited for its reply"
                 self.fail(FailureKind.EXCEPTION, message, describe(error))
+        self.handled += 1
         if not self.has_failed():  # else it has been refused, which counts it too
             self.process.flow.handled(mail)
+
+    def handling(self) -> list[tuple[str, float]]:
+        """The endpoints that it runs, each with the seconds since it was begun; from any thread."""
+        begun = [] if (current := self._current) is None else [(current, self._begun_s)]
+        return [(mail.envelope.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self._beside)]
+
+    @property
+    def class_name(self) -> str:
+        """Of the actor; empty where it is not constructed yet."""
+        return self._interface.class_name if self._interface is not None else ""
+
+    def _note_error(self, method: str, error: BaseException) -> None:
+        self.errors += 1
+        self.last_error = self.process.history.failed(f"{self.ref}.{method.removesuffix(WRAPPED)}", _summary(error))
 
     async def supervise(self, *, is_async: bool) -> None:
         """Attend to the failures of owned meshes."""
@@ -307,7 +334,7 @@ def refuse(process: Process, mail: Mail, reason: str, failure: MeshFailure | Non
         process.flow.handled(mail)
     if mail.envelope.reply_to and not (delivered and not mail.envelope.wants_reply):
         message = f"cannot answer {mail.envelope.method}: {reason}"
-        process.reply(mail, Kind.ERROR, pack_supervision(message, failure))
+        process.reply(mail, Kind.ERROR, pack_supervision(message, failure, is_unhandled=not delivered))
 
 
 def _summary(error: BaseException) -> str:

@@ -24,10 +24,12 @@ class Ending:
 
     Attributes:
         before: what is to be called first when the script's job ends, or a process leaves the job that it has joined.
+        after: what is to be called last.
     """
 
     def __init__(self, process: Process, loop_thread: LoopThread) -> None:
         self.before: list[Callable[[], None]] = []
+        self.after: list[Callable[[], None]] = []
         self._process = process
         self._loop_thread = loop_thread
 
@@ -43,6 +45,7 @@ class Ending:
             process.root_cell.stop_owned(deadline)
         process.closing = True
         self._stop_cells(deadline)
+        process.children.hurry()
         children = process.children.alive()
         process.children.kill([child.ref.id for child in children], "was killed because the script ends")
         for child in children:
@@ -50,6 +53,8 @@ class Ending:
         process.children.close()
         process.loans.clear()
         self._loop_thread.run(process.transport.close(), timeout=CLOSE_TIMEOUT_S)
+        for call in self.after:
+            call()
 
     def exit_in_good_order(self, acknowledge: Callable[[], None]) -> None:
         """End a worker process: its actors first. Returns at once."""

@@ -30,6 +30,16 @@ class Executor(ABC):
         self._cell = cell
         self._thread = threading.Thread(target=self._run_guarded, name=f"actor-{cell.name}", daemon=True)
 
+    @property
+    def thread_id(self) -> int | None:
+        """Of the actor's thread, as `threading.get_ident` says there."""
+        return self._thread.ident
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop | None:
+        """That of an async actor."""
+        return None
+
     def start(self) -> None:
         """Construct the actor and begin."""
         self._thread.start()
@@ -37,6 +47,10 @@ class Executor(ABC):
     @abstractmethod
     def submit(self, mail: Mail) -> None:
         """Queue a message; from any thread. One that comes after the end is answered as such."""
+
+    @abstractmethod
+    def depth(self) -> int:
+        """How many messages wait for the actor; from any thread."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -86,6 +100,10 @@ class SyncExecutor(Executor):
         self._queue.put(mail)
         if self._ended or self._cell.has_failed():
             self.drain()
+
+    def depth(self) -> int:
+        """How many messages are queued."""
+        return self._queue.qsize()
 
     def stop(self) -> None:
         """End behind what is queued."""
@@ -166,6 +184,11 @@ class AsyncExecutor(Executor):
         self._supervisor: asyncio.Task[None] | None = None
         self._beside: set[asyncio.Task[None]] = set()
 
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop | None:
+        """Of this actor."""
+        return self._loop
+
     def submit(self, mail: Mail) -> None:
         """Queue a message."""
         self._mails.append(mail)
@@ -174,6 +197,10 @@ class AsyncExecutor(Executor):
         elif self._sleeps:  # the runner raises this flag and then looks again: none is missed
             self._sleeps = False
             self._call_soon(self._wake)
+
+    def depth(self) -> int:
+        """How many messages are queued."""
+        return len(self._mails)
 
     def stop(self) -> None:
         """End behind what is queued."""

@@ -122,6 +122,13 @@ class Flow:
             self._handled.pop(key, None)
         self._process.send(mail.sender, Envelope(Kind.CREDIT, mail.envelope.target, rank=count, reply_to=nbytes))
 
+    def unhandled(self) -> int:
+        """How many messages this process has sent straight to actors and does not know to be handled.
+
+        What others have handled they tell in batches: a part of these has been.
+        """
+        return sum(window.count for window in list(self._windows.values()))
+
     def credit(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Take the credit that the process of an actor gives."""
         window = self._windows.get((sender.id, envelope.target))

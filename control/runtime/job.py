@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import secrets
 import threading
 from typing import TYPE_CHECKING
 
 from control import settings as bounds
-from control.errors import AlreadyInJobError
+from control.errors import AlreadyInJobError, JoinError
 from control.runtime.ending import CLOSE_TIMEOUT_S
 from control.runtime.launcher import WorkerConfig
 from control.runtime.process import Process
 from control.runtime.supervision import RootCell
+from control.wire.addresses import at, host_of, within_host
 from control.wire.auth import new_secret
 from control.wire.envelope import ProcessRef
 
 if TYPE_CHECKING:
     from control.runtime.loop import LoopThread
 
+SERVE_VARIABLE = "SKIPPER_SERVE"
+"""Environment variable: under which name a script's job is to be served from its beginning on (see `serve_job`)."""
+
+_log = logging.getLogger("control")
 _current: Process | None = None
 _loop_thread: LoopThread | None = None
 _lock = threading.Lock()
@@ -36,20 +42,44 @@ def is_running() -> bool:
 
 
 def new_process_ref(name: str, launcher: ProcessRef | None = None) -> ProcessRef:
-    """A reference for a process of this host that is about to start; without a launcher, for a script and its job."""
+    """A reference for a process that its launcher is about to start; without one, for a script and its job.
+
+    It is reached from other hosts if its launcher is.
+    """
     job = secrets.token_hex(4) if launcher is None else launcher.job
     process_id = f"{job}-{secrets.token_hex(8)}"
-    return ProcessRef(process_id, f"unix-abstract:skipper-{process_id}", name, launcher)
+    host = "" if launcher is None else host_of(launcher.address)
+    return ProcessRef(process_id, at(host, 0) if host else within_host(process_id), name, launcher)
 
 
 def join_job(config: WorkerConfig) -> None:
     """Start the runtime of a child process."""
     global _current
     bounds.adopt(config.settings)
-    process = Process(config.me, config.root, config.secret, _shared_loop())
+    is_open = config.data_plane_is_open
+    process = Process(config.me, config.root, config.secret, _shared_loop(), config.certs, data_plane_is_open=is_open)
+    process.redirection = config.redirection
     _current = process
     process.transport.be_patient_with(config.parent)
     process.transport.link(config.parent)
+
+
+def start_host(
+    me: ProcessRef,
+    root: ProcessRef,
+    secret: bytes,
+    settings: bounds.Settings,
+    certs: str | None,
+    *,
+    data_plane_is_open: bool,
+) -> Process:
+    """Start the runtime of the process that stands for a job on a host, which the script then dials."""
+    global _current
+    bounds.adopt(settings)
+    process = Process(me, root, secret, _shared_loop(), certs, data_plane_is_open=data_plane_is_open)
+    _current = process
+    process.transport.expect(root)
+    return process
 
 
 def start_joined(root: ProcessRef, secret: bytes, settings: bounds.Settings, name: str) -> Process:
@@ -66,7 +96,8 @@ def start_joined(root: ProcessRef, secret: bytes, settings: bounds.Settings, nam
         bounds.adopt(settings)
         try:
             # The root vouches for it: who dials it after its death asks there.
-            process = Process(new_process_ref(name, root), root, secret, _shared_loop())
+            me = new_process_ref(name, root)
+            process = Process(me, root, secret, _shared_loop())
         finally:
             bounds.adopt(own)  # for a job of its own, later
         process.root_cell = RootCell(process, "joined")
@@ -98,18 +129,37 @@ def shutdown(*, grace_s: float | None = None) -> None:
 def _start_root() -> Process:
     global _current
     with _lock:
-        if _current is None:
-            me = new_process_ref("script")
-            process = Process(me, me, new_secret(), _shared_loop())
-            process.root_cell = RootCell(process)
-            _current = process
-        return _current
+        process = _current
+        if process is not None:
+            return process
+        me = new_process_ref("script")
+        process = Process(me, me, new_secret(), _shared_loop())
+        process.root_cell = RootCell(process)
+        _current = process
+    _serve_if_asked_to()
+    return process
+
+
+def _serve_if_asked_to() -> None:
+    """Serve the job under the name that the environment gives it, for people who do not want to change the script."""
+    name = os.environ.get(SERVE_VARIABLE)
+    if not name:
+        return
+    from control.runtime.join import serve_job
+
+    try:
+        serve_job(name)
+    except (JoinError, ValueError) as error:
+        _log.warning("this job is not served as %s=%s says: %s", SERVE_VARIABLE, name, error)
 
 
 def _shared_loop() -> LoopThread:
+    from control.runtime import breakpoints, stack_file
     from control.runtime.loop import LoopThread
 
     global _loop_thread
+    stack_file.offer()
+    breakpoints.install()
     if _loop_thread is None:
         _loop_thread = LoopThread()
         atexit.register(_at_exit)

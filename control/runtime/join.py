@@ -6,9 +6,10 @@ the same host. It learns the job's secret from a connection file (see `join_file
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
-import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -20,10 +21,12 @@ from control.errors import (
     RemoteHostError,
     SupervisionError,
 )
+from control.future import Future
 from control.mesh import ProcMesh, this_proc
 from control.runtime import job, join_file
 from control.runtime.join_file import Connection
 from control.runtime.process import Process
+from control.wire.addresses import within_host
 from control.wire.auth import NOT_OUR_SECRET
 from control.wire.payload import pack
 
@@ -97,7 +100,7 @@ def serve_job(name: str | None = None) -> ServedJob:
         raise AlreadyInJobError(f"{process.me.name} belongs to the job of another process, which alone can serve it")
     connection = Connection(
         name=name if name is not None else f"job-{process.me.job}-{secrets.token_hex(4)}",
-        root=process.me,
+        root=dataclasses.replace(process.me, address=within_host(process.me.id)),
         secret=process.secret,
         settings=process.settings,
         host=join_file.this_network(),
@@ -134,15 +137,36 @@ def join(address: str | os.PathLike[str] | None = None, *, name: str | None = No
         UnsafeFileError: others could read or could have written the connection file.
         DeadlineError: (a `TimeoutError`) the job did not answer in time.
     """
-    deadline = time.monotonic() + timeout
     connection = find(address)
     if job.is_running() and job.current().root.id == connection.root.id:
         return False
+    enter(
+        connection,
+        name or own_name(),
+        lambda process: process.request(connection.root, "join", pack(this_proc())),
+        timeout=timeout,
+    )
+    return True
+
+
+def enter(connection: Connection, name: str, ask: Callable[[Process], Future[object]], *, timeout: float) -> Process:
+    """Start the runtime of this process as one of a running job, and wait until the job has answered.
+
+    Args:
+        connection: of the job.
+        name: of this process.
+        ask: asks the job's root for something; with its answer this process is in.
+        timeout: in seconds.
+
+    Raises:
+        JoinError: as `join` says.
+        AuthenticationError: the job does not accept the secret.
+        DeadlineError: (a `TimeoutError`) the job did not answer in time.
+    """
     connection.check_reachable()
-    process = job.start_joined(connection.root, connection.secret, connection.settings, name or _own_name())
+    process = job.start_joined(connection.root, connection.secret, connection.settings, name)
     try:
-        welcome = process.request(connection.root, "join", pack(this_proc()))
-        welcome.get(max(deadline - time.monotonic(), 0))
+        ask(process).get(max(timeout, 0))
     except BaseException as error:
         job.shutdown(grace_s=0)
         if isinstance(error, DeadlineError):
@@ -152,7 +176,7 @@ def join(address: str | os.PathLike[str] | None = None, *, name: str | None = No
         if isinstance(error, SupervisionError):
             raise JobNotFoundError(f"the job {connection.name!r} cannot be joined: {error}") from error
         raise
-    return True
+    return process
 
 
 def find(address: str | os.PathLike[str] | None) -> Connection:
@@ -189,6 +213,7 @@ def find(address: str | os.PathLike[str] | None) -> Connection:
     return join_file.read(path)
 
 
-def _own_name() -> str:
+def own_name() -> str:
+    """This process' command and process id."""
     command = Path("/proc/self/comm").read_text(encoding="utf-8", errors="replace").strip()
     return f"{command} {os.getpid()}"

@@ -149,7 +149,7 @@ def write(connection: Connection) -> Path:
     path = path_of(connection.name)
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o700)
-    with _open_folder(path.parent) as where:
+    with open_folder(path.parent) as where:
         draft = f".{secrets.token_hex(8)}"
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=where)
         try:
@@ -175,13 +175,13 @@ def read(path: Path) -> Connection:
         JobNotFoundError: there is none, or it is no connection file.
         UnsafeFileError: it, or its folder, belongs to somebody else or is open to others.
     """
-    with _open_folder(path.parent) as where:
+    with open_folder(path.parent) as where:
         try:
             fd = os.open(path.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=where)
         except OSError as error:
             raise JobNotFoundError(f"there is no job to join at {path}: {error.strerror}") from error
         with os.fdopen(fd, "rb") as file:
-            _check_private(os.fstat(fd), path, stat.S_ISREG)
+            check_private(os.fstat(fd), path, stat.S_ISREG)
             return decode(file.read(_MAX_NBYTES).decode("utf-8", "replace"), str(path))
 
 
@@ -213,20 +213,25 @@ def running() -> list[str]:
 
 
 @contextlib.contextmanager
-def _open_folder(path: Path) -> Iterator[int]:
+def open_folder(path: Path) -> Iterator[int]:
     """A descriptor of a folder that only this user may enter."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise JobNotFoundError(f"there is no job to join in {path}: {error.strerror}") from error
     try:
-        _check_private(os.fstat(fd), path, stat.S_ISDIR)
+        check_private(os.fstat(fd), path, stat.S_ISDIR)
         yield fd
     finally:
         os.close(fd)
 
 
-def _check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[int], bool]) -> None:
+def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[int], bool]) -> None:
+    """See to it that something belongs to this user, and that nobody else can read or write it.
+
+    Raises:
+        UnsafeFileError: that is not so.
+    """
     if not is_right_kind(status.st_mode):
         raise UnsafeFileError(f"{path} is not what it should be: a plain file in a folder")
     if status.st_uid != os.geteuid():

@@ -42,6 +42,10 @@ class CellTable:
         """The actors that take messages, oldest first."""
         return list(self._live.values())
 
+    def ending(self) -> list[Cell]:
+        """The actors that take no more messages and are winding up."""
+        return list(self._ending.values())
+
     def get(self, uid: int) -> Cell | None:
         """A live actor."""
         return self._live.get(uid)

@@ -40,13 +40,17 @@ class Awaited:
     endpoint: str
     actor: ActorRef | None = None
 
-    def raiser(self, loss: Loss) -> Callable[[], Any]:
-        """A function that raises what a caller is told when this answer will never come."""
-        message = f"{self.who} cannot answer {self.endpoint}: {loss.reason}"
+    def error(self, loss: Loss) -> SupervisionError:
+        """What a caller is told when this answer will never come."""
         failure = None if self.actor is None else self.actor.death(loss)
+        return SupervisionError(f"{self.who} cannot answer {self.endpoint}: {loss.reason}", failure)
+
+    def raiser(self, loss: Loss) -> Callable[[], Any]:
+        """A function that raises that."""
+        error = self.error(loss)
 
         def raise_supervision_error() -> Any:
-            raise SupervisionError(message, failure)
+            raise error
 
         return raise_supervision_error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from control import settings as bounds
 from control.errors import BackpressureError, ControlError, PayloadError
 from control.future import Future
+from control.runtime.capture import Redirection
 from control.runtime.launcher import WorkerConfig
 from control.runtime.messages import Loss, Mail
 from control.runtime.obituaries import Obituaries
 from control.runtime.ports import Acknowledgements, Awaited, OneReply, PortTable
 from control.runtime.supervision import RootCell
-from control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, Payload, ProcessRef
-from control.wire.payload import pack
+from control.wire.addresses import host_of
+from control.wire.envelope import NO_SIGN_OF_LIFE, NOTICE, STOPPED, Envelope, Kind, Payload, ProcessRef
+from control.wire.payload import in_full, pack
 
 if TYPE_CHECKING:
     from control.port import ReplyAddress
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
     from control.runtime.loop import LoopThread
 
 START_TIMEOUT_S = 30.0
+
+OBITUARY_S = 1.0
+"""So long after its link has broken is it waited for why a process on another host has ended."""
 
 _OF_TREES = frozenset({Kind.CAST, Kind.GATHER, Kind.TREE})
 
@@ -37,19 +44,33 @@ class Process:
         root: the script; the same as ``me`` there.
         secret: the job's secret.
         loop_thread: what everything asynchronous runs on.
+        certs: the folder of the certificates for TLS with other hosts; None: none.
+        data_plane_is_open: whether the data plane may be used with other hosts.
     """
 
-    def __init__(self, me: ProcessRef, root: ProcessRef, secret: bytes, loop_thread: LoopThread) -> None:
+    def __init__(
+        self,
+        me: ProcessRef,
+        root: ProcessRef,
+        secret: bytes,
+        loop_thread: LoopThread,
+        certs: str | None = None,
+        *,
+        data_plane_is_open: bool = True,
+    ) -> None:
         from control.runtime.agent import Agent
         from control.runtime.children import Children
         from control.runtime.ending import Ending
         from control.runtime.flow import Flow
+        from control.runtime.history import History
+        from control.runtime.hosting import Hosting
         from control.runtime.join_members import Members
         from control.runtime.mailbox import CellTable
         from control.runtime.ownership import Ownership
         from control.runtime.trees import Trees
         from control.wire import engine
         from control.wire.bulk import Loans
+        from control.wire.certificates import Certificates
 
         engine.choose()  # before the transport imports gRPC
         from control.wire.transport import Transport
@@ -57,11 +78,15 @@ class Process:
         self.me = me
         self.root = root
         self.secret = secret
+        self.certs = certs
+        self.data_plane_is_open = data_plane_is_open
         self.settings = bounds.settings()
         self.ports = PortTable()
         self.root_cell: RootCell | None = None
         self.uid = secrets.randbits(63)
         self.closing = False
+        self.history = History()
+        self.redirection: Redirection | None = None
         self._loop = loop_thread.loop
         self.cells = CellTable(self, self._loop)
         self.flow = Flow(self, loop_thread)
@@ -72,6 +97,10 @@ class Process:
         self.owners = Ownership(self)
         self.ending = Ending(self, loop_thread)
         self.children = Children(self._loop, self._child_ended, self._ask_to_end, self.settings)
+        self.hosting = Hosting(self, self._loop)
+        self._watched: set[str] = set()
+        self._late: dict[str, asyncio.TimerHandle] = {}
+        """Processes whose link is lost, until it is known why. On the loop thread."""
         self._obituaries = Obituaries(self._forget)
         self.transport = Transport(
             me,
@@ -79,12 +108,18 @@ class Process:
             self._loop,
             deliver=self.deliver,
             on_lost=self._link_lost,
-            on_connected=lambda peer: self.children.connected(peer.id),
+            on_connected=self._connected,
             on_dial=self.watch_from_afar,
+            find_address=self._find_address,
+            home=lambda: host_of(self.root.address),
             heartbeat_s=self.settings.heartbeat_s,
             connect_timeout_s=self.settings.connect_timeout_s,
+            certificates=None if certs is None else Certificates.read(certs),
         )
         loop_thread.run(self.transport.start(), timeout=START_TIMEOUT_S)
+        self.me = self.transport.me
+        self._is_beyond = bool(host_of(self.me.address))
+        """Whether other hosts reach this process."""
 
     # Sending
 
@@ -153,6 +188,9 @@ class Process:
             self._send_was_vain(to, link.lost, envelope)
 
     def _lend(self, to: ProcessRef, envelope: Envelope) -> None:
+        if (self._is_beyond or not to.address.startswith("unix")) and self.transport.is_elsewhere(to):
+            envelope.payload = in_full(envelope.payload)
+            return
         try:
             self.loans.lend(envelope.payload, to.id)
         except PayloadError:
@@ -168,7 +206,7 @@ class Process:
     def _send_was_vain(self, to: ProcessRef, reason: str, envelope: Envelope) -> None:
         obituary = self._obituaries.get(to.id)
         child = self.children.get(to.id)
-        if obituary is None and child is not None and envelope.reply_to < NOTICE:
+        if obituary is None and (child is not None or to.id in self._late) and envelope.reply_to < NOTICE:
             return  # its end is about to be seen, with a better reason, and whoever waits is told then
         in_good_order = reason == STOPPED or (child is not None and child.expected)
         self._tell_of_loss(to, envelope, obituary or Loss.of(to, reason, in_good_order=in_good_order))
@@ -224,9 +262,9 @@ class Process:
         """Start child processes, each with its binding."""
         for member in members:
             self.transport.expect(member)
-        path = tuple(sys.path)
+        path, beyond = tuple(sys.path), (self.certs, self.data_plane_is_open, self.redirection)
         configs = [
-            WorkerConfig(member, self.me, self.root, self.secret, path, self.settings, bootstrap, binding)
+            WorkerConfig(member, self.me, self.root, self.secret, path, self.settings, bootstrap, binding, *beyond)
             for member, binding in zip(members, bindings, strict=True)
         ]
         self.children.launch(configs, env)
@@ -246,7 +284,7 @@ class Process:
         elif envelope.kind is Kind.CREDIT:
             self.flow.credit(sender, envelope)
         elif envelope.kind is Kind.GIVE_BACK:
-            self.loans.give_back(envelope.target, sender.id)
+            self.loans.give_back(envelope.target, sender.id, is_readable=envelope.rank == 1)
         else:
             self.ports.deliver(envelope.target, envelope.rank, envelope.kind, envelope.payload)
 
@@ -259,6 +297,8 @@ class Process:
         # finds the member gone, and whoever sent or cast before has a port that is told here.
         self._obituaries.write(peer.id, obituary)
         self.transport.lose(peer, reason)
+        self._watched.discard(peer.id)
+        self.hosting.gone(peer, reason)
         self.trees.peer_gone(peer)
         self.ports.process_lost(peer.id, obituary)
         if (link := self.transport.find(peer.id)) is not None:
@@ -271,6 +311,8 @@ class Process:
         self.flow.forget(peer)
         self.loans.forget(peer.id)
         self.members.leave(peer, reason)
+        if obituary.kind is not None and peer.launcher is not None and peer.launcher.id == self.me.id:
+            self.history.died(peer.name, reason)
         if not self.closing:
             self.owners.process_gone(peer, obituary, self._obituaries.__contains__)
 
@@ -280,8 +322,9 @@ class Process:
 
     def watch_from_afar(self, peer: ProcessRef) -> None:
         """Have a process that we dial watched by its launcher: it may have died before it could be reached."""
-        if peer.launcher is None or peer.id == self.root.id:
+        if peer.launcher is None or peer.id == self.root.id or peer.id in self._watched:
             return
+        self._watched.add(peer.id)
         obituary: Future[str] = self.request(peer.launcher, "obituary", pack(peer.id))
 
         def told(answer: Future[str]) -> None:
@@ -290,13 +333,52 @@ class Process:
             except ControlError as error:
                 reason = f"its launcher is gone, too: {error}"
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self.transport.lose, peer, reason)
+                self._loop.call_soon_threadsafe(self._told_of_end, peer, reason)
 
         obituary.add_done_callback(told)
 
+    def _told_of_end(self, peer: ProcessRef, reason: str) -> None:
+        if (timer := self._late.pop(peer.id, None)) is None:
+            self.transport.lose(peer, reason)
+        else:
+            timer.cancel()
+            self._gone_afar(peer, reason)
+
     def _link_lost(self, peer: ProcessRef, reason: str) -> None:
-        if not self.children.link_lost(peer.id, reason):
-            self.peer_gone(peer, reason, in_good_order=reason == STOPPED)
+        if self.children.link_lost(peer.id, reason):
+            return
+        if reason != STOPPED and NO_SIGN_OF_LIFE not in reason and self.hosting.is_ours(peer.id) and not self.closing:
+            # Its launcher is about to tell why it has ended.
+            self._late[peer.id] = self._loop.call_later(OBITUARY_S, self._told_of_end, peer, reason)
+        else:
+            self._gone_afar(peer, reason)
+
+    def _gone_afar(self, peer: ProcessRef, reason: str) -> None:
+        self.peer_gone(peer, reason, in_good_order=reason == STOPPED or self.hosting.is_to_end(peer.id))
+
+    def _connected(self, peer: ProcessRef) -> None:
+        self.children.connected(peer.id)
+        self.hosting.connected(peer)
+
+    def _find_address(self, peer: ProcessRef) -> Future[str]:
+        """Ask the launcher of a process of another host where it listens."""
+        return self.request(peer.launcher or self.root, "address", pack(peer.id))
+
+    def listen_beyond(self, host: str, certs: str | None) -> None:
+        """Let processes of other hosts reach this one, which is the script's, at an IP of its host.
+
+        Raises:
+            WireError: it cannot be listened on.
+            CertificateError: the folder does not hold what TLS needs.
+        """
+        from control.wire.certificates import Certificates
+
+        self.transport.listen_beyond(host, None if certs is None else Certificates.read(certs))
+        self.certs = certs
+        self.me = self.root = self.transport.me
+        self._is_beyond = True
+        if self.root_cell is not None:
+            self.root_cell.ref = dataclasses.replace(self.root_cell.ref, process=self.me)
 
     def _ask_to_end(self, child: ProcessRef) -> None:
         self.send(child, Envelope(Kind.AGENT, method="exit"))

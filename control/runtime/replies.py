@@ -26,7 +26,7 @@ def pack_exception(error: BaseException, *, actor_id: str, endpoint: str) -> Pay
 def pack_error(error: ControlError, *, actor_id: str, method: str) -> Payload:
     """An error of this package, which is raised again as what it is where it arrives."""
     if isinstance(error, SupervisionError):
-        return pack_supervision(error.message, error.failure)
+        return pack_supervision(error.message, error.failure, is_unhandled=error.is_unhandled)
     if isinstance(error, ActorError):
         cause = None if error.cause is None else _pack_cause(error.cause)
         return pack((_ACTOR, error.actor_id, error.endpoint, error.summary, error.remote_traceback, cause))
@@ -45,9 +45,18 @@ def describe(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def pack_supervision(message: str, failure: MeshFailure | None) -> Payload:
-    """That an actor cannot answer."""
-    return pack((_SUPERVISION, message, failure))
+def pack_supervision(message: str, failure: MeshFailure | None, *, is_unhandled: bool = False) -> Payload:
+    """That an actor cannot answer; and whether it surely has not begun to."""
+    return pack((_SUPERVISION, message, failure, is_unhandled))
+
+
+def open_supervision(payload: Payload) -> SupervisionError | None:
+    """What has arrived if it says that an actor cannot answer; None for an exception of its endpoint."""
+    content = unpack(payload)
+    if content[0] != _SUPERVISION:
+        return None
+    _, message, failure, is_unhandled = content
+    return SupervisionError(message, failure, is_unhandled=is_unhandled)
 
 
 def open_reply(kind: Kind, payload: Payload) -> Any:
@@ -62,8 +71,8 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
     if kind is Kind.REPLY:
         return content
     if content[0] == _SUPERVISION:
-        _, message, failure = content
-        raise SupervisionError(message, failure)
+        _, message, failure, is_unhandled = content
+        raise SupervisionError(message, failure, is_unhandled=is_unhandled)
     _, actor_id, endpoint, summary, remote_traceback, packed_cause = content
     cause = None
     if packed_cause is not None:

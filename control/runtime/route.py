@@ -10,7 +10,15 @@ from control.runtime.branch import cast_envelope
 from control.runtime.flow import Window
 from control.runtime.tree_wire import CastHeader, Node, Opening
 from control.tree import Span, Tree
+from control.wire.addresses import host_of
 from control.wire.envelope import Envelope, ProcessRef
+
+
+def host_starts(nodes: Sequence[Node]) -> list[int]:
+    """The first position on each host; none where those of a host do not stand side by side."""
+    hosts = [host_of(process.address) for _, process in nodes]
+    starts = [position for position, host in enumerate(hosts) if position == 0 or host != hosts[position - 1]]
+    return starts if len(starts) == len(set(hosts)) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class Route:
         self.number = number
         self.members = members
         self.nodes = nodes
-        self.tree = Tree(len(nodes), fanout)
+        self.tree = Tree(len(nodes), fanout, host_starts(nodes))
         self.position = {process.id: position for position, (_, process) in enumerate(nodes)}
         self.heads: dict[int, int] = {span.first: 0 for span in self.tree.heads}
         self.gone: list[Node] = []

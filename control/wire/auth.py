@@ -1,8 +1,8 @@
 """Mutual proof that both ends of a stream know the job's secret.
 
 Each end picks a nonce. The server proves itself in its initial metadata, the client in its first message, each with an
-HMAC-SHA256 over its role, both nonces and both process references. Nonces are fresh, so nothing can be replayed, and
-the roles differ, so nothing can be reflected.
+HMAC-SHA256 over its role, both nonces, what the client says of itself and whom it takes the server for. Nonces are
+fresh, so nothing can be replayed, and the roles differ, so nothing can be reflected.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import secrets
 
-VERSION = "2"
+VERSION = "3"
 """Version of the protocol; both ends must speak the same."""
 
 NOT_OUR_SECRET = "whoever listens there does not know the job's secret"
@@ -32,7 +32,7 @@ def new_nonce() -> bytes:
 
 
 def client_proof(secret: bytes, *transcript: bytes) -> bytes:
-    """The client's proof over the transcript: client nonce, server nonce, client, server; 32 bytes."""
+    """The client's proof over the transcript: client nonce, server nonce, client, id of the server; 32 bytes."""
     return _mac(secret, b"client", transcript)
 
 

@@ -1,17 +1,24 @@
-"""Large segments of payloads: they are copied into memory that others can read, and read from there one-sidedly.
+"""Large segments of payloads: they are lent, and who gets the message reads them one-sidedly.
 
-The only file of this package that knows `dataplane`, which is imported with the first large segment. What is sent is a
-descriptor. The receiver reads the bytes when it unpacks the payload, on the thread that wants the value, and then gives
-the loan back; so it does with a payload that is dropped unread. The loans of a process that is lost are over.
+What is sent is a descriptor. The receiver reads the bytes when it unpacks the payload, on the thread that wants the
+value, and then gives the loan back; so it does with a payload that is dropped unread. The loans of a process that is
+lost are over. This file and `readv` alone know how; `dataplane` is imported with the first large segment.
 
-The sender posts the descriptor first and copies then, a block at a time, and counts in front of the bytes how many are
-there: a receiver that has nothing else to do reads behind it. So the two copies of a large value take little more time
-than one, and a block is read while it is in the cache. The call returns once all is copied, as if it had been before.
+There are two ways. ``bytes``, which cannot change, stay where they are: the receiver reads them there, in one copy, and
+the sender keeps them until the loan is given back. All else is copied into memory that others can map, before the call
+returns: what may change, what is so large that the kernel's way to it is the slower one, and what is for a process that
+cannot read this one's memory. Nobody knows that beforehand: each descriptor has a seal to look for, a loan that is
+given back says whether it was found, and so the first loan to a process is always a copy.
+
+For a copy the sender posts the descriptor first and copies then, a block at a time, and counts in front of the bytes
+how many are there: a receiver that has nothing else to do reads behind it. So the two copies of a large value take
+little more time than one.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import struct
 import sys
@@ -19,9 +26,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from control.errors import PayloadError
+from control.wire import readv
 from control.wire.warm import Warm
 
 if TYPE_CHECKING:
@@ -32,8 +40,14 @@ BULK_NBYTES = 256 << 10
 
 FETCH_TIMEOUT_S = 60.0
 
-_BLOCK_NBYTES = 2 << 20
+_BLOCK_NBYTES = 4 << 20
 """So much is copied before the receiver hears of it."""
+
+_IN_PLACE_NBYTES = 2 << 20
+"""Up to here, reading through the kernel costs less than two copies."""
+
+_STREAM_NBYTES = 8 << 20
+"""From here on both copies go past the cache, which has no room for what they read and write."""
 
 _FRONT_NBYTES = 64
 """In front of the bytes: the count of those that are there, in the first eight, and nothing that would share a cache
@@ -43,34 +57,30 @@ _LOOK_AGAIN_S = 50e-6
 """How long a receiver that has caught up leaves the sender alone."""
 
 _COUNT = struct.Struct("<Q")
-_HEADER = struct.Struct("<QQ?")
-"""The number of the loan, the size of the segment in bytes, and whether it is a ``bytes`` object."""
+_HEADER = struct.Struct(f"<QQ?IQQ{readv.SEAL_NBYTES}s")
+"""The number of the loan, the size of the segment in bytes, and whether it is a ``bytes`` object; the lender's process,
+where the segment and the seal lie in it, and the seal. The pickled buffer with the copy follows, if there is one."""
 
 _warm = Warm()
 """Where what is read here is put."""
 
 
 class Outgoing:
-    """A segment to be lent: a copy in memory that the others of this host map, so that their reading is a copy, too.
-
-    Lending ``bytes`` as they are would save a copy, and lose more: reading what is not mapped goes through the kernel,
-    page by page. Who sends a segment has to `complete` it before what it is a copy of may change.
-    """
+    """A segment to be lent. Who sends it has to `complete` it before what it is made from may change."""
 
     __slots__ = (
         *("__weakref__", "descriptor"),
-        *("_buffer", "_holders", "_is_bytes", "_lock", "_memory", "_nbytes", "_source"),
+        *("_buffer", "_holders", "_is_bytes", "_is_fixed", "_lock", "_memory", "_nbytes", "_seal", "_source"),
     )
 
     def __init__(self, source: bytes | memoryview) -> None:
-        import dataplane
-
         self._nbytes = len(source)
         self._is_bytes = isinstance(source, bytes)
         self._source: memoryview | None = memoryview(source).cast("B")
-        self._memory = dataplane.empty_array(_FRONT_NBYTES + self._nbytes, "u1")
-        self._memory[:_FRONT_NBYTES] = 0
+        self._is_fixed = _is_fixed(self._source)
+        self._memory: Any = None
         self._lock = threading.Lock()
+        self._seal: readv.Seal | None = None
         self._buffer: RDMABuffer | None = None
         self._holders: Counter[str] = Counter()
         self.descriptor = b""
@@ -80,11 +90,12 @@ class Outgoing:
         return self._nbytes
 
     def complete(self) -> None:
-        """Copy what has not been copied yet, telling a receiver as it goes."""
+        """Copy what has not been copied yet, unless nobody needs a copy, telling a receiver as it goes."""
         with self._lock:
-            source, self._source = self._source, None
-            if source is None:
+            source = self._source
+            if source is None or (self._is_fixed and self._memory is None):
                 return
+            self._source = None
             try:
                 self._copy(source)
             except BaseException:  # an interrupt: nobody may wait for the rest
@@ -92,30 +103,57 @@ class Outgoing:
                 raise
 
     def fetch(self) -> bytes | bytearray:
-        """The segment for a receiver in this very process, in memory of its own."""
+        """The segment for a receiver in this very process, in memory of its own or that cannot change."""
         self.complete()
-        content = self._memory[_FRONT_NBYTES:]
-        return content.tobytes() if self._is_bytes else bytearray(content)
+        source = self._source
+        content: Any = self._memory[_FRONT_NBYTES:] if source is None else source.obj if self._is_bytes else source
+        return bytes(content) if self._is_bytes else bytearray(content)
 
     def _copy(self, source: memoryview) -> None:
         import numpy as np
 
+        import dataplane
+
+        self._allocate()
         there, count = np.frombuffer(source, "u1"), self._memory[: _COUNT.size].view("<u8")
         content = self._memory[_FRONT_NBYTES:]
         done = 0
         while done < self._nbytes:
             end = min(done + _BLOCK_NBYTES, self._nbytes)
-            content[done:end] = there[done:end]  # without the interpreter lock
+            dataplane.memcpy(content[done:end], there[done:end], stream=self._nbytes >= _STREAM_NBYTES)
             count[0] = done = end
 
-    def _lend(self, number: int) -> None:
-        from dataplane import RDMABuffer
+    def _allocate(self) -> None:
+        if self._memory is None:
+            import dataplane
 
-        self._buffer = RDMABuffer(self._memory, writable=False)
-        self.descriptor = _HEADER.pack(number, self._nbytes, self._is_bytes) + pickle.dumps(self._buffer, protocol=5)
+            memory = dataplane.empty_array(_FRONT_NBYTES + self._nbytes, "u1")
+            memory[:_FRONT_NBYTES] = 0
+            self._memory = memory
+
+    def _lend(self, number: int, *, in_place: bool) -> None:
+        """Describe it to one more holder, who may be able to read it in place."""
+        in_place = in_place and self._is_fixed and self._memory is None and self._nbytes <= _IN_PLACE_NBYTES
+        if self._seal is not None and (self._buffer is not None or in_place):
+            return
+        seal, source, pickled, address = self._seal or readv.Seal(), self._source, b"", 0
+        if source is not None and in_place:
+            address = readv.address_of(source)
+        else:
+            from dataplane import RDMABuffer
+
+            self._allocate()
+            self._buffer = RDMABuffer(self._memory, writable=False)
+            pickled = pickle.dumps(self._buffer, protocol=5)
+        self._seal = seal
+        facts = (number, self._nbytes, self._is_bytes, os.getpid(), address, seal.address, seal.content)
+        self.descriptor = _HEADER.pack(*facts) + pickled
 
     def _take_back(self) -> None:
         buffer, self._buffer, self.descriptor = self._buffer, None, b""
+        seal, self._seal = self._seal, None
+        if seal is not None:
+            seal.destroy()
         if buffer is not None:
             buffer.drop()
 
@@ -125,18 +163,30 @@ class Incoming:
 
     Args:
         descriptor: what `Outgoing.descriptor` was there.
-        give_back: called once with the number of the loan.
+        give_back: called once with the number of the loan, and whether the lender's memory was seen to be readable.
 
     Raises:
         struct.error: this is no descriptor.
         ValueError: it describes more than memory can hold.
     """
 
-    __slots__ = ("_buffer", "_give_back", "_is_bytes", "_nbytes", "_number")
+    __slots__ = (
+        "_address",
+        "_buffer",
+        "_give_back",
+        "_is_bytes",
+        "_is_readable",
+        "_nbytes",
+        "_number",
+        "_pid",
+        "_seal",
+    )
 
-    def __init__(self, descriptor: bytes, give_back: Callable[[int], None]) -> None:
-        self._give_back: Callable[[int], None] | None = None
-        self._number, self._nbytes, self._is_bytes = _HEADER.unpack_from(descriptor)
+    def __init__(self, descriptor: bytes, give_back: Callable[[int, bool], None]) -> None:
+        self._give_back: Callable[[int, bool], None] | None = None
+        self._is_readable = False
+        self._number, self._nbytes, self._is_bytes, self._pid, self._address, *seal = _HEADER.unpack_from(descriptor)
+        self._seal: tuple[int, bytes] = (seal[0], seal[1])
         if self._nbytes > sys.maxsize:
             raise ValueError(f"a segment of {self._nbytes} bytes")
         self._buffer = descriptor[_HEADER.size :]
@@ -156,10 +206,16 @@ class Incoming:
         if self._give_back is None:
             raise PayloadError("this value has been read before, and its memory was given back then")
         try:
-            buffer: RDMABuffer = pickle.loads(self._buffer)
             value, memory = _warm.allocate(self._nbytes, is_bytes=self._is_bytes)
-            _follow(buffer, memory)
-        except (DataplaneError, ValueError) as error:
+            if self._buffer:
+                self._is_readable = readv.is_whole(self._pid, *self._seal)
+                _follow(pickle.loads(self._buffer), memory)
+            else:
+                readv.read(self._pid, self._address, memory)
+                self._is_readable = readv.is_whole(self._pid, *self._seal)
+                if not self._is_readable:
+                    raise ValueError("the process that lent them has taken them back")
+        except (DataplaneError, OSError, ValueError) as error:
             raise PayloadError(f"{self._nbytes} bytes of a message could not be read: {error}") from error
         finally:
             self._end()
@@ -168,7 +224,7 @@ class Incoming:
     def _end(self) -> None:
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
-            give_back(self._number)
+            give_back(self._number, self._is_readable)
 
     def __del__(self) -> None:
         self._end()
@@ -182,9 +238,16 @@ class Loans:
         self._lock = threading.Lock()
         self._lent: dict[int, Outgoing] = {}
         self._number_of: dict[Outgoing, int] = {}
+        self._readers: set[str] = set()
+        """Processes that have read memory of this one where it was."""
 
     def __len__(self) -> int:
         return len(self._lent)
+
+    def outstanding(self) -> tuple[int, int]:
+        """How many segments are lent, and their size in bytes."""
+        lent = list(self._lent.values())
+        return len(lent), sum(map(len, lent))
 
     def lend(self, segments: Iterable[object], process_id: str) -> None:
         """Lend the large ones among these segments to a process that is about to get their descriptors.
@@ -197,7 +260,7 @@ class Loans:
                 self._lend(segment, process_id)
 
     def complete(self, segments: Iterable[object]) -> None:
-        """See to it that what these segments are copies of may change: what has been lent, or is delivered here."""
+        """See to it that what these segments are made from may change: what has been lent, or is delivered here."""
         for segment in segments:
             if type(segment) is Outgoing:
                 segment.complete()
@@ -206,27 +269,28 @@ class Loans:
         from dataplane import DataplaneError
 
         with self._lock:
-            if segment not in self._number_of:
-                number = next(self._numbers)
-                try:
-                    segment._lend(number)
-                except DataplaneError as error:
-                    raise PayloadError(f"{len(segment)} bytes cannot be lent to {process_id}: {error}") from error
-                self._lent[number] = segment
-                self._number_of[segment] = number
+            number = self._number_of.get(segment) or next(self._numbers)
+            try:
+                segment._lend(number, in_place=process_id in self._readers)
+            except DataplaneError as error:
+                raise PayloadError(f"{len(segment)} bytes cannot be lent to {process_id}: {error}") from error
+            self._lent[number] = segment
+            self._number_of[segment] = number
             segment._holders[process_id] += 1
 
-    def give_back(self, number: int, process_id: str) -> None:
-        """Take note that a process has read a segment, or never will."""
+    def give_back(self, number: int, process_id: str, *, is_readable: bool) -> None:
+        """Take note that a process has read a segment, or never will; and whether it can read this one's memory."""
         with self._lock:
             segment = self._lent.get(number)
             if segment is not None:
+                (self._readers.add if is_readable else self._readers.discard)(process_id)
                 segment._holders[process_id] -= 1
                 self._end_if_done(number, segment)
 
     def forget(self, process_id: str) -> None:
         """End the loans of a process that is gone."""
         with self._lock:
+            self._readers.discard(process_id)
             for number, segment in list(self._lent.items()):
                 segment._holders.pop(process_id, None)
                 self._end_if_done(number, segment)
@@ -244,6 +308,13 @@ class Loans:
             segment._take_back()
 
 
+def _is_fixed(view: memoryview) -> bool:
+    owner = view.obj
+    while isinstance(owner, memoryview):
+        owner = owner.obj
+    return isinstance(owner, bytes)
+
+
 def _follow(buffer: RDMABuffer, memory: memoryview) -> None:
     """Read a segment into ``memory`` as its bytes come to be there.
 
@@ -252,15 +323,15 @@ def _follow(buffer: RDMABuffer, memory: memoryview) -> None:
     """
     from dataplane import TransferTimeoutError
 
-    count = bytearray(_COUNT.size)
+    count, front = bytearray(_COUNT.size), buffer.at(0, _COUNT.size)
     deadline = time.monotonic() + FETCH_TIMEOUT_S
     done, nbytes = 0, len(memory)
     while done < nbytes:
-        buffer.at(0, _COUNT.size).read_into(count, timeout=FETCH_TIMEOUT_S).get()
+        front.read_into(count, timeout=FETCH_TIMEOUT_S).get()
         (there,) = _COUNT.unpack(count)
         if there > done:
             part = buffer.at(_FRONT_NBYTES + done, there - done)
-            part.read_into(memory[done:there], timeout=FETCH_TIMEOUT_S).get()
+            part.read_into(memory[done:there], timeout=FETCH_TIMEOUT_S, stream=nbytes >= _STREAM_NBYTES).get()
             done = there
         elif time.monotonic() > deadline:
             raise TransferTimeoutError(f"{done} of {nbytes} bytes were there after {FETCH_TIMEOUT_S:g} s")

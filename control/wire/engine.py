@@ -23,6 +23,7 @@ _CHOICE = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
     "GRPC_POLL_STRATEGY": "poll",
     "GRPC_ENABLE_FORK_SUPPORT": "0",
+    "GRPC_VERBOSITY": "ERROR",
 }
 _KNOWN_UNTIL = (1, 85)
 """The last release that was seen to know these names; one that does not complains about them on standard error."""

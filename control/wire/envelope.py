@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from control.shape import Extent
@@ -15,6 +15,11 @@ Payload: TypeAlias = "tuple[bytes | bytearray | memoryview | Outgoing | Incoming
 """A pickle followed by its out-of-band buffers; large ones are lent."""
 
 NO_EXTENT = Extent()
+
+
+class Whole(bytes):
+    """A segment that is to be a ``bytes`` object where it arrives, too."""
+
 
 STOPPED = "it has stopped"
 """Why a link is lost whose other end said goodbye."""
@@ -48,15 +53,15 @@ class ProcessRef:
 
     Attributes:
         id: unique for ever, so that a restarted process is another one; begins with the id of the job and a dash.
-        address: a gRPC target: ``unix-abstract:NAME`` within a host, ``HOST:PORT`` between hosts.
+        address: ``unix-abstract:NAME`` where only its host reaches it, else ``IP:PORT`` (see `addresses`).
         name: for people.
         launcher: the process that launched it and knows whether it lives; None for the script.
     """
 
     id: str
-    address: str
-    name: str
-    launcher: ProcessRef | None = None
+    address: str = field(compare=False)
+    name: str = field(compare=False)
+    launcher: ProcessRef | None = field(default=None, compare=False)
 
     @property
     def job(self) -> str:

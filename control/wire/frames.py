@@ -16,7 +16,7 @@ from control.errors import ProtocolError
 from control.shape import Extent
 from control.wire._generated import link_pb2 as pb
 from control.wire.bulk import Incoming, Outgoing
-from control.wire.envelope import NO_EXTENT, Envelope, Kind, Payload, ProcessRef
+from control.wire.envelope import NO_EXTENT, Envelope, Kind, Payload, ProcessRef, Whole
 
 MAX_MESSAGE_NBYTES = 1 << 20
 """Largest message on the stream. Small enough that heartbeats pass between the pieces of a large payload and that a
@@ -33,6 +33,8 @@ _HEADER_OF_ONE = struct.Struct("<BIQQHHIQ")
 """The header and the size of the only segment."""
 _LENT = 1 << 63
 """Set in the size of a segment that is a descriptor of one that is lent."""
+_WHOLE_BYTES = 1 << 62
+"""Set in the size of a segment that is to arrive as `Whole`."""
 _PIECE_NBYTES = MAX_MESSAGE_NBYTES - 1
 _KINDS = {int(kind): kind for kind in Kind}
 
@@ -73,7 +75,7 @@ def _encode_segments(payload: Payload) -> tuple[bytes, list[bytes | bytearray | 
             raise TypeError("a segment that was lent to this process cannot be passed on unread")
         lent = isinstance(segment, Outgoing)
         segments.append(segment.descriptor if isinstance(segment, Outgoing) else segment)
-        sizes.append(len(segments[-1]) | (_LENT if lent else 0))
+        sizes.append(len(segments[-1]) | (_LENT if lent else _WHOLE_BYTES if type(segment) is Whole else 0))
     return struct.pack(f"<{len(sizes)}Q", *sizes), segments
 
 
@@ -81,11 +83,11 @@ class Decoder:
     """Puts one stream's messages together again.
 
     Args:
-        give_back: takes the numbers of segments that the other side has lent and that are not needed any more; from
-            any thread.
+        give_back: takes the numbers of segments that the other side has lent and that are not needed any more, and
+            whether its memory was seen to be readable; from any thread.
     """
 
-    def __init__(self, give_back: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(self, give_back: Callable[[int, bool], None] = lambda number, is_readable: None) -> None:
         self._give_back = give_back
         self._pieces: list[memoryview] = []
         self._nbytes = 0
@@ -127,7 +129,7 @@ class Decoder:
         return envelopes
 
 
-def _decode_envelope(frame: memoryview, position: int, give_back: Callable[[int], None]) -> tuple[Envelope, int]:
+def _decode_envelope(frame: memoryview, position: int, give_back: Callable[[int, bool], None]) -> tuple[Envelope, int]:
     """The envelope at a position, and the position behind it."""
     kind, rank, target, reply_to, method_nbytes, extent_nbytes, count = _HEADER.unpack_from(frame, position)
     position += _HEADER.size
@@ -144,11 +146,14 @@ def _decode_envelope(frame: memoryview, position: int, give_back: Callable[[int]
     if extent_nbytes:
         extent = _decode_extent(bytes(frame[position : position + extent_nbytes]))
         position += extent_nbytes
-    payload: list[memoryview | Incoming] = []
+    payload: list[memoryview | Whole | Incoming] = []
     for size in sizes:
-        nbytes = size & ~_LENT
+        nbytes = size & ~(_LENT | _WHOLE_BYTES)
         segment = frame[position : position + nbytes]
-        payload.append(Incoming(bytes(segment), give_back) if size & _LENT else segment)
+        if size & _LENT:
+            payload.append(Incoming(bytes(segment), give_back))
+        else:
+            payload.append(Whole(segment) if size & _WHOLE_BYTES else segment)
         position += nbytes
     if position > len(frame):
         raise ProtocolError(f"an envelope exceeds its frame by {position - len(frame)} bytes")

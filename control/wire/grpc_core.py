@@ -34,6 +34,9 @@ _NEEDED = {
     "Call": ("start_server_batch", "cancel"),
     "CompletionType": ("queue_shutdown", "queue_timeout"),
     "InitialMetadataFlags": ("wait_for_ready", "wait_for_ready_explicitly_set"),
+    "SSLChannelCredentials": (),
+    "SslPemKeyCertPair": (),
+    "server_credentials_ssl": (),
     "PropagationConstants": ("GRPC_PROPAGATE_DEFAULTS",),
     "StatusCode": (
         "ok",

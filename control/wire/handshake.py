@@ -7,6 +7,8 @@ from typing import Any
 
 from control.errors import ProtocolError
 from control.wire import auth
+from control.wire.addresses import within_host
+from control.wire.certificates import Certificates
 from control.wire.envelope import ProcessRef
 from control.wire.frames import decode_process, encode_process
 from control.wire.streams import IncomingStream, OutgoingStream, Status
@@ -30,6 +32,8 @@ class Dial:
         secret: the job's secret.
         on_open: takes the stream once both sides are content; its user has to be set then.
         on_failure: told why there is no stream, in words and as gRPC's status.
+        address: the gRPC target to dial; None: the one within this host.
+        certificates: for TLS; None: none.
     """
 
     def __init__(
@@ -40,16 +44,18 @@ class Dial:
         *,
         on_open: Callable[[OutgoingStream], None],
         on_failure: Callable[[str, Status], None],
+        address: str | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         self._secret = secret
         self._on_open = on_open
         self._on_failure = on_failure
         self._nonce = auth.new_nonce()
-        self._me, self._peer = encode_process(me), encode_process(peer)
+        self._me, self._peer = encode_process(me), peer.id.encode()
         self._missing = {"sent", "welcome"}
         self._reason = ""
         metadata = ((_VERSION_KEY, auth.VERSION), (_PROCESS_KEY, self._me), (_NONCE_KEY, self._nonce))
-        self.stream = OutgoingStream(peer.address, metadata, self)
+        self.stream = OutgoingStream(address or within_host(peer.id), metadata, self, certificates)
 
     def give_up(self, reason: str) -> None:
         """End it, unless it has succeeded; from any thread."""
@@ -97,7 +103,7 @@ class Guest:
 
     Args:
         stream: what has come.
-        me: this process.
+        name: the id of this process, or what else it is dialed as.
         secret: the job's secret.
         on_proven: takes the stream and the process at its other end, once that has proven itself.
         on_gone: told when it has left without that.
@@ -106,7 +112,7 @@ class Guest:
     def __init__(
         self,
         stream: IncomingStream,
-        me: ProcessRef,
+        name: str,
         secret: bytes,
         *,
         on_proven: Callable[[Guest, ProcessRef], None],
@@ -116,7 +122,7 @@ class Guest:
         self._on_proven = on_proven
         self._on_gone = on_gone
         self._secret = secret
-        self._me = encode_process(me)
+        self._me = name.encode()
         self._transcript: tuple[bytes, ...] = ()
         self._encoded: bytes = stream.metadata.get(_PROCESS_KEY, b"")
         stream.user = self

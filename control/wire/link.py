@@ -141,11 +141,11 @@ class Link:
             self._ended = True
             self._on_end(self, reason)
 
-    def _give_back(self, number: int) -> None:
+    def _give_back(self, number: int, is_readable: bool) -> None:
         """Tell the peer that a segment that it has lent is not needed any more."""
         if self.lost is None:
             with contextlib.suppress(RuntimeError):  # the interpreter ends
-                self.post(Envelope(Kind.GIVE_BACK, number))
+                self.post(Envelope(Kind.GIVE_BACK, number, rank=int(is_readable)))
 
     def _write(self) -> None:
         while self._outbox and self._stream is not None and self._writing.acquire(blocking=False):

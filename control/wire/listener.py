@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from control.errors import WireError
+from control.wire.certificates import Certificates
 from control.wire.grpc_core import core
-from control.wire.streams import OPTIONS, IncomingStream, serve_here
+from control.wire.streams import OPTIONS, IncomingStream, serve_here, to_listen
 
 _log = logging.getLogger("control")
 
@@ -19,19 +20,19 @@ class Listener:
     """Takes the streams of those who dial; their thread is its own.
 
     Args:
-        address: where to listen.
+        addresses: where to listen, as gRPC's targets, each with the certificates for TLS or None.
         idle_s: a connection without a stream is closed after this long, and one that does not finish its greeting.
         on_stream: takes a stream that has come, and has to set its user.
         patience: called after everything that happens and after as many seconds as it returned the last time.
         on_closed: told when the listener has been closed and nothing of it is left.
 
     Raises:
-        WireError: the address cannot be listened on.
+        WireError: an address cannot be listened on.
     """
 
     def __init__(
         self,
-        address: str,
+        addresses: Sequence[tuple[str, Certificates | None]],
         *,
         idle_s: float,
         on_stream: Callable[[IncomingStream], None],
@@ -54,12 +55,7 @@ class Listener:
         self._queue = core.CompletionQueue()
         self._server = core.Server((*OPTIONS, *limits), False)
         self._server.register_completion_queue(self._queue)
-        try:
-            listens = self._server.add_http2_port(address.encode())
-        except RuntimeError as error:
-            raise WireError(f"cannot listen on {address}: {error}") from error
-        if not listens:
-            raise WireError(f"cannot listen on {address}")
+        self.ports = tuple(self._listen(*address) for address in addresses)
         self._server.start()
         self._expect()
         threading.Thread(target=self._run, name="control-listener", daemon=True).start()
@@ -75,6 +71,15 @@ class Listener:
         with self._lock:
             if not self._destroyed:
                 self._server.cancel_all_calls()
+
+    def _listen(self, address: str, certificates: Certificates | None) -> int:
+        try:
+            port: int = self._server.add_http2_port(address.encode(), to_listen(certificates))
+        except RuntimeError as error:
+            raise WireError(f"cannot listen on {address}: {error}") from error
+        if not port:
+            raise WireError(f"cannot listen on {address}")
+        return port
 
     def _expect(self) -> None:
         self._server.request_call(self._queue, self._queue, self._came)

@@ -18,7 +18,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from control.errors import PayloadError
 from control.wire.bulk import BULK_NBYTES, Incoming, Outgoing
-from control.wire.envelope import Payload
+from control.wire.envelope import Payload, Whole
 
 OUT_OF_BAND_NBYTES = 16 << 10
 """Buffers from this size on travel beside the pickle instead of within it."""
@@ -86,6 +86,17 @@ def pack_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> Paylo
     return pack((args, kwargs), lend=True)
 
 
+def pack_inert_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[bytes, ...]:
+    """`pack_inert((args, kwargs))`, by a shorter way for plain arguments.
+
+    Raises:
+        PayloadError: an argument cannot be pickled.
+    """
+    if all(map(_is_plain, args)) and (not kwargs or all(map(_is_plain, kwargs.values()))):
+        return (pickle.dumps((args, kwargs), protocol=5),)
+    return pack_inert((args, kwargs))
+
+
 def _is_plain(value: object) -> bool:
     kind = type(value)
     return kind in _PLAIN and not (kind is bytes and len(value) >= BULK_NBYTES)  # type: ignore[arg-type]
@@ -111,13 +122,28 @@ def unpack(payload: Payload) -> Any:
     pickled = head.fetch() if isinstance(head, Outgoing | Incoming) else head
     if len(payload) > 1:
         buffers = [
-            segment.fetch() if isinstance(segment, Outgoing | Incoming) else bytearray(segment)
-            for segment in payload[1:]
+            segment.fetch() if isinstance(segment, Outgoing | Incoming) else _own(segment) for segment in payload[1:]
         ]
     try:
         return pickle.loads(pickled, buffers=buffers)
     except Exception as error:
         raise PayloadError(f"cannot unpickle what arrived: {type(error).__name__}: {error}") from error
+
+
+def _own(segment: bytes | bytearray | memoryview) -> bytes | bytearray:
+    return bytes(segment) if type(segment) is Whole else bytearray(segment)
+
+
+def in_full(payload: Payload) -> Payload:
+    """A payload whose large segments are in it rather than lent: for who cannot read this host's memory."""
+    return tuple(map(_taken_along, payload)) if any(isinstance(part, Outgoing) for part in payload) else payload
+
+
+def _taken_along(segment: Any) -> Any:
+    if not isinstance(segment, Outgoing):
+        return segment
+    content = segment.fetch()
+    return Whole(content) if isinstance(content, bytes) else content
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed

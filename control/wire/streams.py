@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from control.wire.certificates import Certificates
 from control.wire.frames import MAX_MESSAGE_NBYTES
 from control.wire.grpc_core import core
 
@@ -35,6 +36,20 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", 8 << 10),
 )
+
+
+def _to_dial(certificates: Certificates | None) -> Any:
+    if certificates is None:
+        return None
+    return core.SSLChannelCredentials(certificates.authority, certificates.key, certificates.certificate)
+
+
+def to_listen(certificates: Certificates | None) -> Any:
+    """What a server is given so that it speaks TLS, and only with those whose certificate it takes."""
+    if certificates is None:
+        return None
+    pair = core.SslPemKeyCertPair(certificates.key, certificates.certificate)
+    return core.server_credentials_ssl(certificates.authority, [pair], True)
 
 
 class _Here(threading.local):
@@ -146,12 +161,13 @@ class OutgoingStream(Stream):
         address: who is dialed.
         metadata: what is said first.
         user: who has the stream at first.
+        certificates: for TLS; None: none.
     """
 
-    def __init__(self, address: str, metadata: Metadata, user: User) -> None:
+    def __init__(self, address: str, metadata: Metadata, user: User, certificates: Certificates | None = None) -> None:
         super().__init__()
         self.user = user
-        self._channel = core.Channel(address.encode(), OPTIONS, None)
+        self._channel = core.Channel(address.encode(), OPTIONS, _to_dial(certificates))
         operations = (
             ((core.SendInitialMetadataOperation(metadata, _WAIT_FOR_READY),), _ignore),
             ((core.ReceiveInitialMetadataOperation(_NO_FLAGS),), self._opened),

@@ -13,36 +13,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from control.errors import ControlError
+from control.future import Future
+from control.wire import addresses
+from control.wire.certificates import Certificates
+from control.wire.door import Door
 from control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, Kind, ProcessRef
 from control.wire.handshake import WELCOME, Dial, Guest
 from control.wire.link import Deliver, Link
-from control.wire.listener import Listener
 from control.wire.streams import IncomingStream, OutgoingStream, Status, on_stream_thread
-
-HANDSHAKE_TIMEOUT_S = 10.0
-"""A stranger that connects and then says nothing is turned away after this long."""
-
-MAX_STRANGERS = 256
-"""Streams that have not proven themselves yet; one more costs the oldest of them its place."""
 
 
 class Transport:
     """The links of one process.
 
     Args:
-        me: this process; it listens on ``me.address``.
+        me: this process; it listens within its host and, where ``me.address`` says so, on TCP.
         secret: the job's secret.
         deliver: takes every envelope that arrives, those of one process in order, on the thread of its stream.
         on_lost: told once for each process whose link is lost, on the loop thread, with the reason.
         on_connected: told when a link's stream stands, on the loop thread.
         on_dial: told when a process is being dialed, on the loop thread.
+        find_address: asks where a process of another host listens; on the loop thread.
+        home: the IP of the script's host; empty where no other host takes part.
         heartbeat_s: silence after which a process counts as unreachable.
         connect_timeout_s: how long to wait for a process to become reachable.
+        certificates: for TLS with other hosts; None: none.
     """
 
     def __init__(
@@ -55,8 +57,11 @@ class Transport:
         on_lost: Callable[[ProcessRef, str], None],
         on_connected: Callable[[ProcessRef], None],
         on_dial: Callable[[ProcessRef], None],
+        find_address: Callable[[ProcessRef], Future[str]],
+        home: Callable[[], str],
         heartbeat_s: float,
         connect_timeout_s: float,
+        certificates: Certificates | None = None,
     ) -> None:
         self._me = me
         self._secret = secret
@@ -65,6 +70,9 @@ class Transport:
         self._on_lost = on_lost
         self._on_connected = on_connected
         self._on_dial = on_dial
+        self._find_address = find_address
+        self._home = home
+        self._certificates = certificates
         self._heartbeat_s = heartbeat_s
         self._connect_timeout_s = connect_timeout_s
         self._links: dict[str, Link] = {}
@@ -72,15 +80,14 @@ class Transport:
         self._dials: dict[str, Dial] = {}
         """Those that have neither succeeded nor failed, by the process that is dialed; on the loop thread."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener: Listener | None = None
+        self._doors: list[Door] = []
+        self._closed_doors = 0
         self._closed = False
         self._unheard = asyncio.Event()
         """Set, while closing, once no stream stands any more."""
         self._gone = asyncio.Event()
-        """Set once nothing is left of the listener."""
+        """Set once nothing is left of the listeners."""
         self._patient: set[str] = set()
-        self._strangers: dict[Guest, float] = {}
-        """Until when each may prove itself, those first who came first; on the listener's thread."""
 
     async def start(self) -> None:
         """Listen.
@@ -88,14 +95,44 @@ class Transport:
         Raises:
             WireError: the address cannot be listened on.
         """
-        self._listener = Listener(
-            self._me.address,
-            idle_s=HANDSHAKE_TIMEOUT_S,
-            on_stream=self._came,
-            patience=self._lose_patience,
-            on_closed=lambda: self._tell(self._gone.set),
-        )
+        within: tuple[str, Certificates | None] = (addresses.within_host(self._me.id), None)
+        if host := addresses.host_of(self._me.address):
+            beyond = addresses.at(host, 0)
+            self._open_door([within, (beyond, self._certificates)])
+            self._me = dataclasses.replace(self._me, address=addresses.at(host, self._doors[0].ports[1]))
+        else:
+            self._open_door([within])
         self._spawn(self._watch_heartbeats())
+
+    @property
+    def me(self) -> ProcessRef:
+        """This process, with the address at which it is reached."""
+        return self._me
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether what goes to other hosts does so by TLS."""
+        return self._certificates is not None
+
+    def listen_beyond(self, host: str, certificates: Certificates | None) -> None:
+        """Listen on TCP, too, at an IP of this host; from any thread, and once.
+
+        Raises:
+            WireError: the address cannot be listened on.
+        """
+        self._certificates = certificates
+        self._open_door([(addresses.at(host, 0), certificates)])
+        self._me = dataclasses.replace(self._me, address=addresses.at(host, self._doors[-1].ports[0]))
+
+    def is_elsewhere(self, peer: ProcessRef) -> bool:
+        """Whether a process is on another host."""
+        # Without an IP of its own a process is on the script's host: on the others all have one.
+        here, there = addresses.host_of(self._me.address), addresses.host_of(peer.address)
+        return (here or self._home()) != (there or self._home())
+
+    def connected(self) -> int:
+        """How many processes this one is connected with."""
+        return sum(link.connected for link in list(self._links.values()))
 
     def find(self, process_id: str) -> Link | None:
         """The link to this process, if there is one. From any thread."""
@@ -151,14 +188,30 @@ class Transport:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
-            try:
-                async with asyncio.timeout(flush_timeout_s):
-                    await self._gone.wait()
-            except TimeoutError:  # there are strangers, or peers that do not move
-                self._listener.cut()
+        for door in self._doors:
+            door.close()
+        try:
+            async with asyncio.timeout(flush_timeout_s):
                 await self._gone.wait()
+        except TimeoutError:  # there are strangers, or peers that do not move
+            for door in self._doors:
+                door.cut()
+            await self._gone.wait()
+
+    def _open_door(self, places: Sequence[tuple[str, Certificates | None]]) -> None:
+        door = Door(
+            places,
+            self._me.id,
+            self._secret,
+            on_proven=self._take_in,
+            on_closed=lambda: self._tell(self._door_closed),
+        )
+        self._doors.append(door)
+
+    def _door_closed(self) -> None:
+        self._closed_doors += 1
+        if self._closed_doors == len(self._doors):
+            self._gone.set()
 
     def _new_link(self, peer: ProcessRef) -> Link:
         with self._lock:
@@ -203,10 +256,39 @@ class Transport:
             if link.connected or link.dialing or link.lost or self._closed:
                 return
             link.dialing = True
-        self._dial(link, self._loop.time() + self._connect_timeout_s)
-        self._on_dial(link.peer)
+        peer, deadline = link.peer, self._loop.time() + self._connect_timeout_s
+        if not self.is_elsewhere(peer):
+            self._dial(link, deadline)
+        elif not addresses.host_of(peer.address):
+            self.lose(peer, "only its own host reaches it: it began, or joined, without others")
+        elif addresses.port_of(peer.address):
+            self._dial(link, deadline, peer.address)
+        else:
+            self._dial_once_found(link, deadline)
+        self._on_dial(peer)
 
-    def _dial(self, link: Link, deadline: float) -> None:
+    def _dial_once_found(self, link: Link, deadline: float) -> None:
+        """Ask where the process listens, and dial it there."""
+
+        def found(answer: Future[str]) -> None:
+            try:
+                address = answer.get(0)
+            except ControlError as error:
+                self._tell(self.lose, link.peer, f"its launcher does not tell where it listens: {error}")
+            else:
+                self._tell(self._dial_found, link, deadline, address)
+
+        timeout = f"its launcher did not tell within {self._connect_timeout_s:g} s where it listens"
+        timer = self._loop.call_at(deadline, self.lose, link.peer, timeout)
+        answer = self._find_address(link.peer)
+        answer.add_done_callback(lambda _: self._tell(timer.cancel))
+        answer.add_done_callback(found)
+
+    def _dial_found(self, link: Link, deadline: float, address: str) -> None:
+        if not (link.lost or self._closed):
+            self._dial(link, deadline, address if addresses.host_of(address) else None)
+
+    def _dial(self, link: Link, deadline: float, address: str | None = None) -> None:
         def opened(stream: OutgoingStream) -> None:
             with self._lock:
                 link.dialing, link.connected = False, True
@@ -215,20 +297,28 @@ class Transport:
 
         def failed(reason: str, status: Status) -> None:
             self._tell(over)
-            self._tell(self._dial_failed, link, reason, status, deadline)
+            self._tell(self._dial_failed, link, reason, status, deadline, address)
 
         def over() -> None:
             timer.cancel()
             self._dials.pop(link.peer.id, None)
 
-        dial = Dial(self._me, link.peer, self._secret, on_open=opened, on_failure=failed)
+        dial = Dial(
+            self._me,
+            link.peer,
+            self._secret,
+            on_open=opened,
+            on_failure=failed,
+            address=address and addresses.target(address),
+            certificates=self._certificates if address else None,
+        )
         self._dials[link.peer.id] = dial
         timer = self._loop.call_at(deadline, dial.give_up, f"no answer within {self._connect_timeout_s:g} s")
         threading.Thread(target=dial.stream.run, name=f"control-link-{link.peer.name}", daemon=True).start()
 
-    def _dial_failed(self, link: Link, reason: str, status: Status, deadline: float) -> None:
+    def _dial_failed(self, link: Link, reason: str, status: Status, deadline: float, address: str | None) -> None:
         if status.name == "DEADLINE_EXCEEDED" and not (link.lost or self._closed):
-            self._dial(link, deadline)  # a flood of strangers has cost us our place there
+            self._dial(link, deadline, address)  # a flood of strangers has cost us our place there
             return
         with self._lock:
             link.dialing = False
@@ -241,34 +331,8 @@ class Transport:
         if not (link.connected or self._closed):
             self.lose(link.peer, f"its own dial did not arrive within {self._connect_timeout_s:g} s")
 
-    # Listening; on the listener's thread
-
-    def _came(self, stream: IncomingStream) -> None:
-        if len(self._strangers) >= MAX_STRANGERS:
-            self._turn_away(next(iter(self._strangers)))
-        guest = Guest(stream, self._me, self._secret, on_proven=self._take_in, on_gone=self._forget_guest)
-        if guest.receive():
-            self._strangers[guest] = time.monotonic() + HANDSHAKE_TIMEOUT_S
-
-    def _forget_guest(self, guest: Guest) -> None:
-        self._strangers.pop(guest, None)
-
-    def _turn_away(self, guest: Guest) -> None:
-        self._strangers.pop(guest, None)
-        guest.stream.turn_away("deadline_exceeded", "no proof came")
-
-    def _lose_patience(self) -> float | None:
-        """Turn away those who took too long; seconds until it is somebody's turn again."""
-        while self._strangers:
-            guest, until = next(iter(self._strangers.items()))
-            remaining = until - time.monotonic()
-            if remaining > 0:
-                return remaining
-            self._turn_away(guest)
-        return None
-
     def _take_in(self, guest: Guest, peer: ProcessRef) -> None:
-        self._strangers.pop(guest, None)
+        """Serve a process that has dialed and proven itself; on the listener's thread."""
         link = self._links.get(peer.id) or self._new_link(peer)
         with self._lock:
             ours_stands = link.dialing and self._me.id < peer.id
@@ -276,6 +340,8 @@ class Transport:
             takes = not (link.lost or self._closed or stands_already)
             if takes:
                 link.connected = True
+                if addresses.port_of(peer.address):
+                    link.peer = dataclasses.replace(link.peer, address=peer.address)  # it knows its port
         if takes:
             self._open(link, guest.stream, greeting=WELCOME)
         elif stands_already:

@@ -155,7 +155,7 @@ def test_a_segment_is_read_once_and_given_back_once() -> None:
     given: list[int] = []
     (message,) = encode([Envelope(Kind.REPLY, 1, payload)])
     assert len(message) < 4096
-    (envelope,) = Decoder(given.append).feed(message)
+    (envelope,) = Decoder(lambda number, is_readable: given.append(number)).feed(message)
     assert unpack(envelope.payload) == BIG
     with pytest.raises(PayloadError, match="read before"):
         unpack(envelope.payload)
@@ -163,11 +163,11 @@ def test_a_segment_is_read_once_and_given_back_once() -> None:
         list(encode([envelope]))
     del envelope
     assert len(given) == 1
-    loans.give_back(given[0], "a")
+    loans.give_back(given[0], "a", is_readable=False)
     assert len(loans) == 1
     loans.forget("b")
     assert len(loans) == 0
-    loans.give_back(given[0], "a")  # late, and void
+    loans.give_back(given[0], "a", is_readable=False)  # late, and void
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -214,11 +214,12 @@ def interrupt(*args: object) -> None:
 
 def test_a_descriptor_that_is_none_is_a_protocol_error() -> None:
     lent = 1 << 63
-    for descriptor in (b"", b"short", struct.pack("<QQ?", 1, 2**64 - 1, True)):
+    for descriptor in (b"", b"short", struct.pack("<QQ?IQQ16s", 1, 2**64 - 1, True, 1, 0, 0, b"")):
         header = struct.pack("<BIQQHHIQ", Kind.REPLY, 0, 1, 0, 0, 0, 1, len(descriptor) | lent)
         with pytest.raises(ProtocolError):
             Decoder().feed(b"\x00" + header + descriptor)
-    assert len(Incoming(struct.pack("<QQ?", 1, 5, True), lambda number: None)) == 5
+    descriptor = struct.pack("<QQ?IQQ16s", 1, 5, True, 1, 0, 0, b"")
+    assert len(Incoming(descriptor, lambda number, is_readable: None)) == 5
 
 
 def test_dataplane_comes_with_the_first_large_value(script: Callable[[str], Script]) -> None:

@@ -18,7 +18,9 @@ from control.runtime import job
 job.current()
 print({{name: os.environ.get(name) for name in engine._CHOICE}})
 """
-NOTHING_LEFT = "{'GRPC_EXPERIMENTS': None, 'GRPC_POLL_STRATEGY': None, 'GRPC_ENABLE_FORK_SUPPORT': None}\n"
+NOTHING_LEFT = (
+    "{'GRPC_EXPERIMENTS': None, 'GRPC_POLL_STRATEGY': None, 'GRPC_ENABLE_FORK_SUPPORT': None, 'GRPC_VERBOSITY': None}\n"
+)
 PRETEND = "engine._CHOICE['GRPC_EXPERIMENTS'] = 'made_up'"
 
 

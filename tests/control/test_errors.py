@@ -8,12 +8,16 @@ from control.shape import Extent
 
 EXPORTED = """
     Accumulator Actor ActorDefinitionError ActorError ActorInstance ActorMesh AlreadyInJobError AuthenticationError
-    BackpressureError Channel ChannelClosedError Context ControlError Creator DeadlineError Endpoint
-    EngineMissingError Extent FailureKind Future HostMesh JobExistsError JobNotFoundError JoinError LinkError
-    MeshFailure NoActorContextError PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError
-    ResponseStream ServedJob Settings Shape SupervisionError UnsafeFileError ValueMesh WireError as_endpoint
-    concurrent_endpoint configure context current_rank current_size endpoint get_or_spawn_controller join serve_job
-    shutdown subscribe this_host this_proc unhandled_fault_hook
+    BackpressureError CertificateError Channel ChannelClosedError ConnectionLostError Context ControlError Creator
+    DeadlineError Endpoint EngineMissingError Extent FailureKind Future HandleExpiredError HostError HostMesh
+    HostMismatchError HostUnreachableError InsecureHostError JobExistsError JobNotFoundError JoinError LinkError
+    MeshFailure MessageTooLargeError NameNotFoundError NamingError NoActorContextError NoSuchMethodError
+    OperationCancelledError OperationNotFoundError PayloadError Point Port PortReceiver ProcMesh ProtocolError
+    RemoteHostError RendezvousError ReplicaLostError ResolverError ResponseStream RpcError ScriptExitError ServedJob
+    ServiceEndedError ServiceUrlError SessionLostError Settings Shape SpmdActor SupervisionError UnreachableError
+    UnsafeFileError ValueMesh WireError WorkspaceError as_endpoint attach_to_hosts concurrent_endpoint configure
+    context current_rank current_size endpoint get_or_spawn_controller idempotent join serve_job shutdown subscribe
+    this_host this_proc unhandled_fault_hook
 """
 FAILURE = MeshFailure("mesh", "mesh[0]", Extent(("gpus",), (2,)).point(1), FailureKind.PROCESS, "it died")
 
@@ -33,6 +37,10 @@ def test_every_error_stands_in_the_tree_at_the_top_of_the_file() -> None:
         (errors.PayloadError, TypeError),
         (errors.NoActorContextError, RuntimeError),
         (errors.EngineMissingError, ImportError),
+        (errors.RendezvousError, TimeoutError),
+        (errors.HostUnreachableError, ConnectionError),
+        (errors.InsecureHostError, ValueError),
+        (errors.CertificateError, ValueError),
     ],
 )
 def test_errors_are_also_what_python_calls_them(error: type[Exception], builtin: type[Exception]) -> None:
@@ -49,6 +57,8 @@ def test_errors_survive_pickling() -> None:
     )
     assert isinstance(error.cause, ValueError)
     assert error.__cause__ is error.cause
+    ended = pickle.loads(pickle.dumps(errors.ScriptExitError("train.py", 3)))
+    assert (str(ended), ended.status) == ("train.py ended by sys.exit(3)", 3)
     again = pickle.loads(pickle.dumps(SupervisionError("gone", FAILURE)))
     assert (str(again), again.failure) == ("gone", FAILURE)
 

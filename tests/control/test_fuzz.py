@@ -87,7 +87,7 @@ def test_a_frame_that_promises_more_than_it_holds_allocates_nothing() -> None:
     with pytest.raises(ProtocolError, match="4294967295 segments"):
         Decoder().feed(b"\x00" + header)
     with pytest.raises(ProtocolError, match="exceeds its frame"):
-        Decoder().feed(b"\x00" + struct.pack("<BIQQHHIQ", Kind.CALL, 0, 1, 0, 0, 0, 1, 2**62))
+        Decoder().feed(b"\x00" + struct.pack("<BIQQHHIQ", Kind.CALL, 0, 1, 0, 0, 0, 1, 2**61))
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def prove(me: ProcessRef, peer: ProcessRef, messages: list[bytes]) -> list[bytes
     with grpc.insecure_channel(peer.address) as channel:
         call = channel.stream_stream(METHOD)(iter(requests.get, None), metadata=hello, timeout=PATIENCE_S)
         theirs = dict(call.initial_metadata())["skipper-nonce-bin"]
-        transcript = (nonce, theirs, ours, encode_process(peer))
+        transcript = (nonce, theirs, ours, peer.id.encode())
         requests.put(auth.client_proof(runtime.current().secret, *transcript))
         received = [next(call)]
         for message in messages:

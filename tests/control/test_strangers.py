@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from control import ActorMesh, ProcMesh
+from control import ActorMesh, Future, ProcMesh
 from control.runtime import job as runtime
-from control.wire import auth, transport
+from control.wire import auth, door, transport
 from control.wire.envelope import Envelope, Kind, ProcessRef
 from control.wire.frames import encode, encode_process
 from control.wire.payload import pack
@@ -125,7 +125,7 @@ def test_garbage_on_the_socket_costs_only_its_connection(echo: ActorMesh[Echo]) 
 
 
 def test_a_silent_stranger_is_turned_away_after_a_while(echo: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.2)
     address = runtime.current().me.address
 
     async def stay_silent() -> Any:
@@ -151,7 +151,7 @@ def test_a_silent_stranger_is_turned_away_after_a_while(echo: ActorMesh[Echo], m
 def test_a_flood_of_silent_strangers_does_not_keep_a_new_process_out(
     echo: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch, own_procs: Any
 ) -> None:
-    monkeypatch.setattr(transport, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(door, "MAX_STRANGERS", 4)
     own_transport = runtime.current().transport
     with contextlib.ExitStack() as stack:
         ends: list[queue.SimpleQueue[None]] = []
@@ -162,7 +162,7 @@ def test_a_flood_of_silent_strangers_does_not_keep_a_new_process_out(
             calls.append(channel.stream_stream(METHOD)(iter(ends[-1].get, None), metadata=hello(), timeout=PATIENCE_S))
         wait_until(lambda: sum(call.done() for call in calls) == 8, "those behind to push out those in front")
         assert {call.code() for call in calls if call.done()} == {grpc.StatusCode.DEADLINE_EXCEEDED}
-        wait_until(lambda: len(own_transport._strangers) == 4, "the last one to be let in")
+        wait_until(lambda: len(own_transport._doors[0]._strangers) == 4, "the last one to be let in")
         newcomer = own_procs({"gpus": 1}).spawn("newcomer", Echo)
         assert newcomer.echo.call_one(1).get(PATIENCE_S) == 1
         for end in ends:
@@ -172,7 +172,7 @@ def test_a_flood_of_silent_strangers_does_not_keep_a_new_process_out(
 def test_a_stranger_that_drips_its_bytes_or_idles_is_cut_off(
     echo: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.5)
     process = runtime.current()
     me = runtime.new_process_ref("listener", process.me)
     listener = transport.Transport(
@@ -183,6 +183,8 @@ def test_a_stranger_that_drips_its_bytes_or_idles_is_cut_off(
         on_lost=lambda peer, reason: None,
         on_connected=lambda peer: None,
         on_dial=lambda peer: None,
+        find_address=lambda peer: Future.of(peer.address),
+        home=lambda: "",
         heartbeat_s=10.0,
         connect_timeout_s=10.0,
     )

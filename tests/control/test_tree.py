@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control import ProtocolError
+from control.runtime.route import host_starts
 from control.runtime.tree_wire import Answer, CastHeader, Opening, pack_answers, unpack_answers
 from control.tree import Span, Tree
 from control.wire.bulk import Outgoing
@@ -51,6 +52,32 @@ def test_32768_ranks_are_five_links_away() -> None:
     assert tree.depth == 5
     assert max(len(span.below(8)) for span in tree.span_at) == 8
     assert math.log(32_768, 8) == pytest.approx(5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=20), FANOUTS)
+def test_a_cast_goes_to_each_host_once_where_they_are_no_more_than_the_fanout(hosts: list[int], fanout: int) -> None:
+    starts = [sum(hosts[:host]) for host in range(len(hosts))]
+    host_of = [host for host, size in enumerate(hosts) for _ in range(size)]
+    tree = Tree(sum(hosts), fanout, starts)
+    assert {span.first for span in tree.heads} <= {0, *starts} or len(hosts) == 1
+    assert sum(map(len, tree.heads)) == sum(hosts)
+    if 1 < len(hosts) <= fanout:
+        arrivals = [
+            host_of[position]
+            for position, parent in enumerate(tree.parent_of)
+            if parent is None or host_of[parent] != host_of[position]
+        ]
+        assert sorted(arrivals) == list(range(len(hosts)))
+
+
+def test_where_hosts_begin_is_known_if_each_stands_together() -> None:
+    def row(*addresses: str) -> list[tuple[int, ProcessRef]]:
+        return [(n, ProcessRef(f"job-{n}", address, "p", HOST)) for n, address in enumerate(addresses)]
+
+    assert host_starts(row("unix-abstract:a", "10.0.0.1:0", "10.0.0.1:7", "10.0.0.2:0")) == [0, 1, 3]
+    assert host_starts(row("10.0.0.1:0", "10.0.0.2:0", "10.0.0.1:0")) == []
+    assert host_starts([]) == []
 
 
 def test_a_tree_has_to_branch() -> None:

@@ -1,0 +1,131 @@
+"""``skipper host``: the agent of this machine, and what can be said to agents."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from control.errors import ControlError, InsecureHostError
+from control.hosts.agent_link import AgentLink
+from control.hosts.attach import read_secret
+from control.wire import addresses, engine
+from control.wire.certificates import SECRET, Certificates
+
+_EPILOG = """\
+exit codes: 0 done; 1 it could not be done, and standard error says why; 2 bad arguments
+"""
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper host") -> int:
+    """Run one of the commands.
+
+    Args:
+        argv: the arguments, without the program's name.
+        prog: what was typed before them.
+
+    Returns:
+        The exit code; ``--help`` lists them.
+    """
+    try:
+        given = _parser(prog).parse_args(list(argv))
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else 0
+    try:
+        done: int = given.run(given)
+    except (ControlError, ValueError, OSError) as error:
+        sys.stderr.write(f"{prog}: {error}\n")
+        return 1
+    return done
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Let scripts on other machines start processes of their jobs on this one.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    secret = commands.add_parser("secret", help="make a secret for agents and scripts, in a new file of mode 0600")
+    secret.add_argument("file", metavar="FILE")
+    secret.set_defaults(run=_secret)
+
+    serve = commands.add_parser("serve", help="be the agent of this machine, until SIGTERM or a drain")
+    serve.add_argument("--insecure", action="store_true", help="listen for other machines without TLS")
+    serve.set_defaults(run=_serve)
+
+    drain = commands.add_parser("drain", help="have an agent take no new jobs, and end with the last that it has")
+    drain.add_argument("--timeout", type=float, default=0.0, metavar="S", help="wait so long for its end (default: 0)")
+    drain.set_defaults(run=_drain)
+
+    status = commands.add_parser("status", help="what an agent is and has")
+    status.set_defaults(run=_status)
+
+    for command in (serve, drain, status):
+        command.add_argument("--address", required=True, metavar="tcp://HOST:PORT", help="where the agent listens")
+        command.add_argument("--secret-file", metavar="FILE", help="the agents' secret; default: secret in --certs")
+        command.add_argument("--certs", metavar="DIR", help="the folder of this machine's certificates, for TLS")
+    return parser
+
+
+def _secret(given: argparse.Namespace) -> int:
+    fd = os.open(given.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32) + "\n")
+    return 0
+
+
+def _serve(given: argparse.Namespace) -> int:
+    host, port = addresses.parse(given.address)
+    if given.certs is None and not given.insecure and not addresses.is_loopback(host):
+        raise InsecureHostError(
+            f"other machines reach {host}: pass --certs for TLS, or --insecure where the whole network is trusted"
+        )
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # it would tell of every stranger whose handshake fails
+    engine.choose()
+    from control.hosts.agent import HostAgent
+
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
+    agent = HostAgent(host, port, _secret_of(given), certs=given.certs)
+    agent.end_by_signals()
+    sys.stdout.write(f"serving at {addresses.SCHEME}{agent.address}\n")
+    sys.stdout.flush()
+    agent.run()
+    return 0
+
+
+def _drain(given: argparse.Namespace) -> int:
+    with _connect(given) as link:
+        jobs = link.ask("drain", {}, timeout=_TIMEOUT_S)["jobs"]
+        sys.stdout.write(f"{jobs} jobs are left\n")
+        return 0 if given.timeout <= 0 or link.wait_for_end(given.timeout) else 1
+
+
+def _status(given: argparse.Namespace) -> int:
+    with _connect(given) as link:
+        there = link.ask("status", {}, timeout=_TIMEOUT_S)
+    versions = ", ".join(f"{name} {version}" for name, version in there["versions"].items())
+    sys.stdout.write(f"{link.name}: {versions}; jobs: {len(there['jobs'])}\n")
+    return 0
+
+
+_TIMEOUT_S = 10.0
+
+
+def _connect(given: argparse.Namespace) -> AgentLink:
+    host, port = addresses.parse(given.address)
+    certificates = None if given.certs is None else Certificates.read(given.certs)
+    return AgentLink(host, port, _secret_of(given), certificates, timeout=_TIMEOUT_S)
+
+
+def _secret_of(given: argparse.Namespace) -> bytes:
+    if given.secret_file is None and given.certs is None:
+        raise ValueError("pass --secret-file FILE (skipper host secret FILE makes one), or --certs DIR")
+    return read_secret(Path(given.secret_file) if given.secret_file is not None else Path(given.certs) / SECRET)

@@ -1,0 +1,191 @@
+"""Meshes of hosts, on which processes are started."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+
+from control.context import context
+from control.future import Future
+from control.mesh import ProcMesh
+from control.namespaces import environment
+from control.runtime import job as runtime
+from control.runtime.binding import Binding
+from control.runtime.hosting import LaunchOrder
+from control.shape import AxisSelection, Extent, Shape
+from control.wire.envelope import ProcessRef
+from control.wire.payload import pack_inert
+
+AXIS = "hosts"
+
+NAME = "host "
+"""What the name of a process that stands for a job on a host begins with; the address of its agent follows."""
+
+
+class HostMesh:
+    """Hosts on which processes are spawned: that of the calling process (`this_host`), or attached ones.
+
+    Args:
+        hosts: the processes that stand for the job on attached hosts; none for the calling process' own host.
+        view: which of them; None: all.
+    """
+
+    def __init__(self, hosts: tuple[ProcessRef, ...] = (), view: Shape | None = None) -> None:
+        self._hosts = hosts
+        whole = Extent((AXIS,), (len(hosts),)) if hosts else Extent()
+        self._view = Shape.whole(whole) if view is None else view
+
+    @property
+    def extent(self) -> Extent:
+        """Axes and sizes: ``hosts`` for attached hosts; none for this host, which is one."""
+        return self._view.extent
+
+    @property
+    def size(self) -> int:
+        """How many hosts these are."""
+        return self.extent.nelements
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The addresses that attached hosts were attached with, in rank order."""
+        return tuple(host.name.removeprefix(NAME) for host in self._members())
+
+    def slice(self, **selection: AxisSelection) -> HostMesh:
+        """Some of the hosts: ``hosts.slice(hosts=0)``, ``hosts.slice(hosts=slice(0, 2))``.
+
+        Raises:
+            KeyError: there is no such axis.
+            IndexError: the selection is empty or out of range.
+        """
+        return HostMesh(self._hosts, self._view.select(selection))
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        bootstrap: Callable[[], object] | None = None,
+        proc_bind: Sequence[Mapping[str, str]] | None = None,
+        name: str = "procs",
+    ) -> ProcMesh:
+        """Start processes, owned by the calling actor. Returns at once; messages wait for them.
+
+        On this host they are children of the calling process and never outlive it, however it ends; they import what
+        the caller can import, and write to its standard output and error. On attached hosts they are children of the
+        process that stands for the job there; they end when that is out of reach of the script, or their owner's
+        process is gone; they import from the same paths, and write to the standard output and error of the agent.
+
+        Args:
+            per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process. On attached hosts the axis
+                ``hosts`` comes in front of these.
+            env: environment variables for them, besides the caller's own, or on an attached host its agent's.
+            bootstrap: called in each of them before anything else; an exception there is the process' end.
+            proc_bind: what each process of a host is bound to, in rank order: a mapping with the lists ``cpus``,
+                ``cpunodebind`` and ``membind``, such as ``{"cpus": "0-3", "membind": "0"}`` (see `Binding.of`).
+            name: name of the mesh, for people.
+
+        Raises:
+            ValueError: an axis has a size below 1, or ``proc_bind`` names what this host has not.
+            TypeError: an axis, a size or an environment variable has the wrong type.
+            PayloadError: ``bootstrap`` cannot be pickled.
+        """
+        extent = Extent.of(per_host or {})
+        variables = {**environment(), **(env or {})}
+        for variable, value in variables.items():
+            if not isinstance(variable, str) or not isinstance(value, str):
+                raise TypeError(f"environment variables are strings, not {variable!r}={value!r}")
+        if proc_bind is not None and len(proc_bind) != extent.nelements:
+            raise ValueError(f"proc_bind describes {len(proc_bind)} processes, {extent!r} has {extent.nelements}")
+        packed = () if bootstrap is None else pack_inert(bootstrap)
+        if self._hosts:
+            return self._spawn_afar(extent, LaunchOrder((), variables, packed, tuple(map(dict, proc_bind or ()))), name)
+        bindings = [Binding()] * extent.nelements if proc_bind is None else [Binding.of(bound) for bound in proc_bind]
+        process = runtime.current()
+        members = tuple(
+            runtime.new_process_ref(f"{name}{point!r}" if point else name, process.me) for point in extent.points()
+        )
+        mesh = _owned(ProcMesh(secrets.randbits(63), name, members, extent, Shape.whole(extent), process.me))
+        process.launch(members, variables, packed, bindings)
+        return mesh
+
+    def stop(self) -> Future[None]:
+        """Let these attached hosts go: what the calling actor owns there is stopped, and then the job's part there.
+
+        The agents stay, for this job and for others.
+
+        Returns:
+            A future that ends when that is done; it may be called again.
+
+        Raises:
+            ValueError: this host cannot be let go of.
+        """
+        from control.hosts import attachments
+
+        if not self._hosts:
+            raise ValueError("the host of this process cannot be stopped")
+        hosts = self._members()
+        owner = context().actor_instance._cell
+        ids = {host.id for host in hosts}
+        there = [
+            mesh
+            for mesh in list(owner.owned.values())
+            if any(member.launcher is not None and member.launcher.id in ids for member in mesh.root_members)
+        ]
+        return attachments.stop(hosts, there)
+
+    def reattach(self, *, timeout: float = 30.0) -> HostMesh:
+        """The same hosts, where those that have been lost are attached again; in the script that attached them.
+
+        Processes that were lost with a host stay lost: spawn others on the mesh that is returned.
+
+        Args:
+            timeout: in seconds, for all of them.
+
+        Raises:
+            HostUnreachableError: the agent of one of them does not answer.
+            HostError: its agent refuses.
+            ValueError: these hosts were not attached by this process.
+        """
+        from control.hosts import attachments
+
+        return HostMesh(attachments.reattach(self._members(), timeout))
+
+    def _spawn_afar(self, extent: Extent, order: LaunchOrder, name: str) -> ProcMesh:
+        if AXIS in extent.axes:
+            raise ValueError(f"{AXIS!r} is the axis of the hosts themselves")
+        whole = Extent((*self.extent.axes, *extent.axes), (*self.extent.sizes, *extent.sizes))
+        hosts, points = self._members(), list(whole.points())
+        parts = [points[first : first + extent.nelements] for first in range(0, len(points), extent.nelements)]
+        members = [
+            tuple(runtime.new_process_ref(f"{name}{point!r}" if point else name, host) for point in part)
+            for host, part in zip(hosts, parts, strict=True)
+        ]
+        process = runtime.current()
+        everyone = tuple(member for part in members for member in part)
+        shape = Shape.whole(whole)
+        mesh = _owned(ProcMesh(secrets.randbits(63), name, everyone, whole, shape, process.me, attached=True))
+        for host, part in zip(hosts, members, strict=True):
+            there = LaunchOrder(part, order.env, order.bootstrap, order.proc_bind)
+            process.hosting.launch_afar(host, mesh.uid, there)
+        return mesh
+
+    def _members(self) -> tuple[ProcessRef, ...]:
+        return tuple(self._hosts[rank] for rank in self._view.ranks()) if self._hosts else ()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (HostMesh, (self._hosts, self._view))
+
+    def __repr__(self) -> str:
+        return f"<HostMesh {', '.join(self.names)}>" if self._hosts else "<HostMesh this_host>"
+
+
+def this_host() -> HostMesh:
+    """The host that this process runs on."""
+    return HostMesh()
+
+
+def _owned(mesh: ProcMesh) -> ProcMesh:
+    owner = context().actor_instance._cell
+    owner.owned[mesh.uid] = mesh
+    owner.spawned.add(mesh.uid)
+    return mesh

@@ -1,0 +1,112 @@
+"""What a script and the agent of a host say to each other: requests and answers in JSON, on a stream like any other.
+
+Nothing of it is unpickled: an agent serves the jobs of many scripts and outlives them. The job's secret is hidden from
+whoever only listens, with or without TLS: it travels under a mask that takes the agent's own secret to make.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import platform
+import secrets
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from control.errors import ControlError, HostError, HostMismatchError, HostUnreachableError
+from control.wire.auth import SECRET_NBYTES
+from control.wire.envelope import Envelope, Kind
+
+AGENT = "host-agent"
+"""Whom a script dials at the address of an agent."""
+
+_ERRORS: dict[str, type[ControlError]] = {
+    error.__name__: error for error in (HostError, HostMismatchError, HostUnreachableError)
+}
+
+
+def request(method: str, content: Mapping[str, Any], number: int) -> Envelope:
+    """Something that an agent is asked."""
+    return Envelope(Kind.AGENT, 0, (json.dumps(content).encode(),), method, number)
+
+
+def answer(number: int, content: Mapping[str, Any]) -> Envelope:
+    """What an agent answers."""
+    return Envelope(Kind.REPLY, number, (json.dumps(content).encode(),))
+
+
+def refusal(number: int, error: ControlError) -> Envelope:
+    """Why an agent does not do what it was asked."""
+    return answer(number, {"error": type(error).__name__, "message": str(error)})
+
+
+def read(envelope: Envelope) -> dict[str, Any]:
+    """The content of a request or an answer.
+
+    Raises:
+        HostError: it is no such thing.
+    """
+    try:
+        content = json.loads(bytes(envelope.payload[0]))  # type: ignore[arg-type]  # nothing here is lent
+    except (ValueError, TypeError, IndexError) as error:
+        raise HostError(f"the other side does not speak like this version: {error}") from None
+    if not isinstance(content, dict):
+        raise HostError("the other side does not speak like this version")
+    return content
+
+
+def read_answer(envelope: Envelope) -> dict[str, Any]:
+    """The content of an answer.
+
+    Raises:
+        HostError: the agent refuses, in the words of its error.
+    """
+    content = read(envelope)
+    if "error" in content:
+        raise _ERRORS.get(str(content["error"]), HostError)(str(content.get("message")))
+    return content
+
+
+def versions() -> dict[str, str]:
+    """What has to be the same in a script and in the processes of its job on other hosts.
+
+    Functions and classes travel as the bytecode of one minor version of Python.
+    """
+    try:
+        skipper = version("skipper-mesh")
+    except PackageNotFoundError:
+        skipper = "unknown"
+    python = platform.python_version_tuple()
+    return {"skipper": skipper, "python": f"{python[0]}.{python[1]}", "cloudpickle": version("cloudpickle")}
+
+
+def check_versions(theirs: Mapping[str, object], who: str) -> None:
+    """See that both sides run the same.
+
+    Raises:
+        HostMismatchError: they do not.
+    """
+    ours = versions()
+    different = [
+        f"{name} {theirs.get(name)} there and {ours[name]} on {who}" for name in ours if ours[name] != theirs.get(name)
+    ]
+    if different:
+        raise HostMismatchError(f"the script cannot use {who}: {'; '.join(different)}")
+
+
+def mask(secret: bytes, agents_secret: bytes, nonce: bytes) -> bytes:
+    """A job's secret as it travels to an agent, and back from that: the same once more.
+
+    Args:
+        secret: 32 bytes.
+        agents_secret: what both know already.
+        nonce: fresh, so that no mask is used twice.
+    """
+    pad = hmac.digest(agents_secret, b"skipper job secret" + nonce, "sha256")
+    return bytes(left ^ right for left, right in zip(secret, pad, strict=True))
+
+
+def new_nonce() -> bytes:
+    """A nonce for `mask`."""
+    return secrets.token_bytes(SECRET_NBYTES)

@@ -1,0 +1,84 @@
+"""Where processes are reached, as text: gRPC targets within a host, and ``IP:PORT`` between hosts.
+
+Every process listens on a socket of its host whose name follows from its id. One that may be dialed from other hosts
+listens on TCP, too, and then its reference says ``IP:PORT``; port 0 where its launcher alone knows the port yet. Two
+processes with the same IP are on the same host and use the socket within it.
+"""
+
+from __future__ import annotations
+
+import socket
+
+SCHEME = "tcp://"
+
+
+def within_host(process_id: str) -> str:
+    """The gRPC target of a process for those of its host (and of its network namespace)."""
+    return f"unix-abstract:skipper-{process_id}"
+
+
+def at(host: str, port: int) -> str:
+    """``IP:PORT``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_of(address: str) -> str:
+    """The IP of an address; empty for one that is good within its host alone."""
+    if address.startswith("unix"):
+        return ""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def port_of(address: str) -> int:
+    """The port of an ``IP:PORT``; 0 where the launcher has to be asked."""
+    port = address.rpartition(":")[2]
+    return int(port) if port.isdecimal() else 0
+
+
+def target(address: str) -> str:
+    """The gRPC target to dial an ``IP:PORT``, which nobody looks up anywhere."""
+    host = host_of(address)
+    return address if not host else f"{'ipv6' if ':' in host else 'ipv4'}:{address}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an IP."""
+    import ipaddress
+
+    return ipaddress.ip_address(host).is_loopback
+
+
+def parse(text: str) -> tuple[str, int]:
+    """The IP and the port of ``tcp://HOST:PORT``; a name is looked up, IPv4 first.
+
+    Raises:
+        ValueError: it is no such address, or nobody knows the name.
+    """
+    import ipaddress  # most processes do without
+
+    host, colon, port = text.removeprefix(SCHEME).rpartition(":")
+    host = host.strip("[]")
+    if not (colon and host and port.isdecimal() and int(port) < 1 << 16) or "/" in host:
+        raise ValueError(f"an address is tcp://HOST:PORT, not {text!r}")
+    try:
+        return str(ipaddress.ip_address(host)), int(port)
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ValueError(f"{text}: nobody knows the host {host!r}: {error}") from None
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return str(found[0][4][0]), int(port)
+
+
+def own_address_towards(host: str) -> str:
+    """The IP that this machine uses to reach another.
+
+    Raises:
+        OSError: there is no way there.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,93 @@
+"""`Door`: where others knock, and where they wait until they have proven themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from control.wire.certificates import Certificates
+from control.wire.envelope import ProcessRef
+from control.wire.handshake import Guest
+from control.wire.listener import Listener
+from control.wire.streams import IncomingStream
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""A stranger that connects and then says nothing is turned away after this long."""
+
+MAX_STRANGERS = 256
+"""Streams that have not proven themselves yet; one more costs the oldest of them its place."""
+
+
+class Door:
+    """A listener that lets in only those who know a secret.
+
+    Args:
+        addresses: where to listen, as gRPC's targets, each with the certificates for TLS or None.
+        name: what those who come have to have dialed: the id of this process, where it is one of a job.
+        secret: what they have to know.
+        on_proven: takes the stream and the process at its other end, on the listener's thread.
+        on_closed: told when nothing is left of the listener.
+
+    Raises:
+        WireError: an address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, Certificates | None]],
+        name: str,
+        secret: bytes,
+        *,
+        on_proven: Callable[[Guest, ProcessRef], None],
+        on_closed: Callable[[], None],
+    ) -> None:
+        self._name = name
+        self._secret = secret
+        self._on_proven = on_proven
+        self._strangers: dict[Guest, float] = {}
+        """Until when each may prove itself, those first who came first; on the listener's thread."""
+        self._listener = Listener(
+            addresses,
+            idle_s=HANDSHAKE_TIMEOUT_S,
+            on_stream=self._came,
+            patience=self._lose_patience,
+            on_closed=on_closed,
+        )
+        self.ports = self._listener.ports
+        """The TCP port of each address."""
+
+    def close(self) -> None:
+        """Let nobody in any more; returns at once."""
+        self._listener.close()
+
+    def cut(self) -> None:
+        """End all streams that have come, whatever they are doing."""
+        self._listener.cut()
+
+    def _came(self, stream: IncomingStream) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._turn_away(next(iter(self._strangers)))
+        guest = Guest(stream, self._name, self._secret, on_proven=self._let_in, on_gone=self._forget)
+        if guest.receive():
+            self._strangers[guest] = time.monotonic() + HANDSHAKE_TIMEOUT_S
+
+    def _let_in(self, guest: Guest, peer: ProcessRef) -> None:
+        self._forget(guest)
+        self._on_proven(guest, peer)
+
+    def _forget(self, guest: Guest) -> None:
+        self._strangers.pop(guest, None)
+
+    def _turn_away(self, guest: Guest) -> None:
+        self._forget(guest)
+        guest.stream.turn_away("deadline_exceeded", "no proof came")
+
+    def _lose_patience(self) -> float | None:
+        """Turn away those who took too long; seconds until it is somebody's turn again."""
+        while self._strangers:
+            guest, until = next(iter(self._strangers.items()))
+            remaining = until - time.monotonic()
+            if remaining > 0:
+                return remaining
+            self._turn_away(guest)
+        return None

@@ -1,0 +1,135 @@
+"""Hosts for the tests: agents on a network of namespaces, or on loopback addresses of this machine."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+import control
+from control import HostMesh
+from control.hosts import attach_to_hosts
+from control.hosts.data_plane import DEVICES, VARIABLE
+from tests.control.conftest import (
+    PATIENCE_S,
+    Failures,
+    Script,
+    failures,
+    leave_nothing_behind,
+    root_failures,
+    script,
+    wait_until,
+)
+from tests.hosts.netns import REPOSITORY, SKIPPER, Machine, Network, NotPermittedError, network
+
+__all__ = ["PATIENCE_S", "Failures", "Script", "failures", "leave_nothing_behind", "root_failures", "script"]
+
+HEARTBEAT_S = 2.0
+VARIABLE_OF_TESTS = "SKIPPER_TEST_HOSTS"
+PORT = 7000
+
+
+@pytest.fixture(scope="session")
+def net() -> Iterator[Network]:
+    """Four machines."""
+    if VARIABLE_OF_TESTS not in os.environ:
+        pytest.skip("network namespaces are made by make test-hosts alone")
+    try:
+        with network(4) as machines:
+            yield machines
+    except NotPermittedError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def secret_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hosts") / "secret"
+    subprocess.run([*SKIPPER, "host", "secret", str(path)], check=True, cwd=REPOSITORY, timeout=PATIENCE_S)
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounds() -> Iterator[None]:
+    """Short ones, and an environment without traces of the hosts."""
+    before = control.configure()
+    control.configure(heartbeat_s=HEARTBEAT_S)
+    yield
+    control.shutdown()
+    control.configure(heartbeat_s=before.heartbeat_s)
+    for variable in (VARIABLE, DEVICES):
+        os.environ.pop(variable, None)
+
+
+def serve(machine: Machine, *options: str) -> subprocess.Popen[str]:
+    """Start the agent of a machine, and wait until it listens."""
+    agent = start_agent(machine, *options)
+    wait_for_agent(agent)
+    return agent
+
+
+def wait_for_agent(agent: subprocess.Popen[str]) -> None:
+    """Wait until an agent listens."""
+    assert agent.stdout is not None
+    assert agent.stdout.readline().startswith("serving at tcp://")
+
+
+def start_agent(machine: Machine, *options: str) -> subprocess.Popen[str]:
+    """Start the agent of a machine."""
+    command = [*SKIPPER, "host", "serve", "--address", f"tcp://{machine.address}:{PORT}", *options]
+    return machine.start(command, cwd=REPOSITORY, stdout=subprocess.PIPE, env=environment())
+
+
+def environment() -> dict[str, str]:
+    """Of an agent: that of this process, but for what control has put there."""
+    return {**{name: value for name, value in os.environ.items() if name not in (VARIABLE, DEVICES)}, **QUIET}
+
+
+QUIET = {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def addresses_of(machines: Sequence[Machine]) -> list[str]:
+    """What they are attached with."""
+    return [f"tcp://{machine.address}:{PORT}" for machine in machines]
+
+
+def wait_for_nothing(machine: Machine) -> None:
+    """Wait until nothing of a job is left on a machine: its agent runs alone, below what started it."""
+    wait_until(lambda: len(machine.running()) <= 2, f"nothing of the job is left on {machine.address}")
+
+
+@pytest.fixture(scope="module")
+def hosts(net: Network, secret_file: Path) -> Iterator[HostMesh]:
+    """The four machines, attached."""
+    agents = [start_agent(machine, "--insecure", "--secret-file", str(secret_file)) for machine in net.machines]
+    for agent in agents:
+        wait_for_agent(agent)
+    yield attach_to_hosts(addresses_of(net.machines), secret_file=secret_file, insecure=True)
+    control.shutdown()
+    for machine in net.machines:
+        machine.clear()
+
+
+LocalAgents = Callable[..., str]
+
+
+@pytest.fixture
+def local_agent(secret_file: Path) -> Iterator[LocalAgents]:
+    """Starts an agent on a loopback address; returns that as ``tcp://IP:PORT``."""
+    agents: list[subprocess.Popen[str]] = []
+
+    def start(host: str = "127.0.0.2", *options: str) -> str:
+        options = options or ("--secret-file", str(secret_file))
+        command = [*SKIPPER, "host", "serve", "--address", f"tcp://{host}:0", *options]
+        agent = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, env=environment())
+        agents.append(agent)
+        assert agent.stdout is not None
+        return agent.stdout.readline().removeprefix("serving at ").strip()
+
+    yield start
+    control.shutdown()
+    for agent in agents:
+        agent.terminate()
+        with agent:
+            assert agent.wait(PATIENCE_S) in (0, -signal.SIGTERM)  # the latter where it was ending by itself
