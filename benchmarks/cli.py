@@ -26,9 +26,16 @@ class Tool:
 TOOLS: dict[str, Tool] = {
     "bw": Tool("benchmarks.bandwidth.command", "bandwidth and latency of one-sided reads and writes"),
     "doctor": Tool("dataplane.doctor.command", "what the data plane can use on this machine, and what it lacks"),
+    "host": Tool("control.hosts.command", "the agent of this machine, for scripts on others"),
+    "certs": Tool("control.hosts.certs_command", "certificates for TLS between the machines of a job"),
     "actors": Tool("benchmarks.actors.command", "latency and throughput of actor calls beside raw gRPC"),
+    "names": Tool("control.naming.command", "names of actors and services: serve them, list them"),
     "dispatch": Tool("benchmarks.dispatch.command", "operations of the tensor engine: issued, run, fetched"),
     "scale": Tool("benchmarks.scale.command", "casts to many processes, straight and by tree, and a model beyond"),
+    "debug": Tool("control.tools.debug_command", "pdb for the actors of a running job that are at a breakpoint()"),
+    "metrics": Tool("control.tools.metrics_command", "the figures of a running job for Prometheus, and its health"),
+    "stacks": Tool("control.tools.stacks_command", "where every thread of a running job is, also of hung processes"),
+    "status": Tool("control.tools.status_command", "what a running job consists of, and what it is doing"),
     "weight-sync": Tool("benchmarks.weight_sync.command", "weights from trainers to generators, beside a memcpy"),
 }
 

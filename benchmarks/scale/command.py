@@ -44,7 +44,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
             times = measure(crowd, plan)
             costs = costs_of(times, plan)
             results += measured(crowd, times, plan, costs)
-            results += modelled(crowd.straight.size, given.ranks, plan, costs)
+            results += modelled(crowd.straight.size, given.ranks, plan, costs[crowd.straight.size])
 
     return run(
         argv,

@@ -59,16 +59,17 @@ class Times:
         calls: Durations of calls in ns.
         broadcasts: Of blocks of broadcasts in ns.
         caster_cpu: Of one call in the caster's process, in ns of a core.
-        member_cpu: Of one call in a rank's process, in ns of a core, called straight and one rank at a time.
-        one: Durations of those calls in ns.
+        member_cpu: Of one call in a rank's process, in ns of a core, called straight and one rank at a time; by the
+            number of ranks that had their turns.
+        one: Durations of those calls in ns, likewise.
         cores: How many cores the processes got when all of them wanted some; others may have used the rest.
     """
 
     calls: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     broadcasts: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
     caster_cpu: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    member_cpu: list[float] = field(default_factory=list)
-    one: list[int] = field(default_factory=list)
+    member_cpu: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    one: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     cores: list[float] = field(default_factory=list)
 
 
@@ -91,12 +92,11 @@ def measure(crowd: Crowd, plan: Plan) -> Times:
         ControlError: A call failed.
     """
     times = Times()
-    blocks = [
-        Contestant("in turn", functools.partial(_call_in_turn, crowd, plan, times)),
-        Contestant("cores", functools.partial(_spin, crowd, times)),
-    ]
+    blocks = [Contestant("cores", functools.partial(_spin, crowd, times))]
     for count in sizes(crowd.straight.size):
         part = slice(0, count)
+        some = crowd.straight.slice(ranks=part)
+        blocks.append(Contestant(f"in turn {count}", functools.partial(_call_in_turn, some, plan, times)))
         for way, mesh in (("straight", crowd.straight), ("tree", crowd.by_tree)):
             members = mesh.slice(ranks=part)
             blocks.append(Contestant(f"call {way} {count}", functools.partial(_calls, way, members, plan, times)))
@@ -117,21 +117,21 @@ def _timed(action: Callable[[], object]) -> int:
     return perf_counter_ns() - begin
 
 
-def _call_in_turn(crowd: Crowd, plan: Plan, times: Times) -> None:
+def _call_in_turn(members: ActorMesh[Member], plan: Plan, times: Times) -> None:
     """One rank at a time, and what that costs it.
 
     Each rank in its turn, and none twice running: what one process needs, the others have driven from the caches in
-    the meantime, as they do in a call to all. A rank that is called again and again costs half of that.
+    the meantime, as they do in a call to all. How much they drive out depends on how many they are, so every size of
+    the real runs has its own cost: among a hundred a call costs a rank several times what it does among four.
     """
-    message = bytes(MESSAGE_NBYTES)
-    ranks = range(crowd.straight.size)
-    each = [crowd.straight.slice(ranks=rank) for rank in ranks]
-    before = crowd.straight.cpu_ns.call().get(TIMEOUT_S)
+    message, count = bytes(MESSAGE_NBYTES), members.size
+    each = [members.slice(ranks=rank) for rank in range(count)]
+    before = members.cpu_ns.call().get(TIMEOUT_S)
     for _ in range(plan.turns):
-        times.one += [_timed(functools.partial(_ask, member, message)) for member in each]
-    after = crowd.straight.cpu_ns.call().get(TIMEOUT_S)
+        times.one[count] += [_timed(functools.partial(_ask, member, message)) for member in each]
+    after = members.cpu_ns.call().get(TIMEOUT_S)
     # Of the two questions, each of which is a call, too, one falls between them.
-    times.member_cpu += [(after[rank] - before[rank]) / (plan.turns + 1) for rank in ranks]
+    times.member_cpu[count] += [(after[rank] - before[rank]) / (plan.turns + 1) for rank in range(count)]
 
 
 def _ask(member: ActorMesh[Member], message: bytes) -> None:
@@ -173,8 +173,8 @@ def _broadcasts(way: str, members: ActorMesh[Member], plan: Plan, times: Times) 
     times.broadcasts[way, members.size].append(elapsed)
 
 
-def costs_of(times: Times, plan: Plan) -> Costs:
-    """What the model needs, from what the processor was used for and from calls to one rank.
+def costs_of(times: Times, plan: Plan) -> dict[int, Costs]:
+    """What the model needs, by number of ranks, from what the processor was used for and from calls to one rank.
 
     The caster's use of it grows with the number of messages, and with the number of results, which is the same
     straight and not the same by tree: so the two can be told apart. Latencies of calls to many take no part in this.
@@ -190,10 +190,12 @@ def costs_of(times: Times, plan: Plan) -> Costs:
     weight = sum(fewer * fewer for fewer, _ in pairs)
     message_us = sum(fewer * saved for fewer, saved in pairs) / weight if weight else slope_us
     message_us = min(max(message_us, 0.0), slope_us)
-    handle_us = statistics.median(times.member_cpu) / 1e3
-    one_us = percentile(sorted(times.one), 50) / 1e3
-    wire_us = max(one_us - call_us - slope_us - handle_us, 0.0) / 2
-    return Costs(call_us, message_us, slope_us - message_us, handle_us, wire_us)
+    costs = {}
+    for count, used in times.member_cpu.items():
+        handle_us, one_us = statistics.median(used) / 1e3, percentile(sorted(times.one[count]), 50) / 1e3
+        wire_us = max(one_us - call_us - slope_us - handle_us, 0.0) / 2
+        costs[count] = Costs(call_us, message_us, slope_us - message_us, handle_us, wire_us)
+    return costs
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:

@@ -19,22 +19,32 @@ _TEXT_NBYTES = 14
 """``echo``, and an axis called ``ranks`` with its size."""
 
 
-def measured(crowd: Crowd, times: Times, plan: Plan, costs: Costs) -> list[Result]:
-    """The rows of the real processes; the model's figure is the reference of each call's."""
+def measured(crowd: Crowd, times: Times, plan: Plan, costs: dict[int, Costs]) -> list[Result]:
+    """The rows of the real processes; the model's figure is the reference of each call's.
+
+    Args:
+        crowd: The processes.
+        times: What was measured.
+        plan: How.
+        costs: Of the model, by number of ranks.
+    """
     cores = statistics.median(times.cores)
     procs = crowd.straight.size
     rows = [
         Result.single("processes", "1", procs, parameters={"memory_nbytes_each": crowd.memory_nbytes}),
         Result.single("start_s", "s", crowd.start_s, parameters={"ranks": procs}),
-        Result.from_samples("call_one_us", "us", [ns / 1e3 for ns in times.one]),
         Result.from_samples("cores", "1", times.cores),
-        *(Result.single(f"cost_{name}", "us", value) for name, value in asdict(costs).items()),
     ]
+    for ranks, found in costs.items():
+        among: dict[str, Scalar] = {"ranks": ranks}
+        one_us = [ns / 1e3 for ns in times.one[ranks]]
+        rows.append(Result.from_samples("call_one_us", "us", one_us, parameters=among))
+        rows += [Result.single(f"cost_{name}", "us", value, parameters=among) for name, value in asdict(found).items()]
     errors = []
     for ranks in sizes(procs):
         for way in WAYS:
             fanout = plan.fanout if way == "tree" else None
-            model = Reference("modelled_call_us", latency_us(ranks, fanout, costs, cores=cores))
+            model = Reference("modelled_call_us", latency_us(ranks, fanout, costs[ranks], cores=cores))
             parameters: dict[str, Scalar] = {"ranks": ranks, "way": way}
             samples = [ns / 1e3 for ns in times.calls[way, ranks]]
             error = model.value / percentile(sorted(samples), 50) - 1

@@ -32,12 +32,13 @@ def tables(results: Sequence[Result], limit: str) -> Iterator[Table]:
         out.add_row(str(ranks), str(way), *figures, f"{error:+.0%}", significant(rate.p50))
     yield out
     cores = next(row for row in results if row.name == "cores")
-    costs = _table(f"measured costs; the processes got {significant(cores.value)} cores")
-    costs.add_column("of one core, or on the way", no_wrap=True)
-    costs.add_column("us", justify="right")
-    for row in results:
-        if row.name.startswith("cost_"):
-            costs.add_row(row.name.removeprefix("cost_").removesuffix("_us"), significant(row.value))
+    prices = [row for row in results if row.name.startswith("cost_")]
+    costs = _table(f"measured costs in us; the processes got {significant(cores.value)} cores")
+    costs.add_column("ranks", justify="right")
+    for name in dict.fromkeys(row.name for row in prices):
+        costs.add_column(name.removeprefix("cost_").removesuffix("_us"), justify="right", no_wrap=True)
+    for ranks in dict.fromkeys(row.parameters["ranks"] for row in prices):
+        costs.add_row(str(ranks), *(significant(row.value) for row in prices if row.parameters["ranks"] == ranks))
     yield costs
     beyond = _table("modelled, each rank on a core of its own")
     for column in ("ranks", "way", "depth", "call ms", "caster's messages", "caster's kB", "most of a rank", "kB"):

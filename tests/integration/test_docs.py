@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.preloading import plainly
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -61,7 +63,7 @@ def _commands(page: Path) -> list[Block]:
 
 def _environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+    return {**plainly(os.environ), "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
 
 
 @pytest.mark.parametrize("block", [b for page in PAGES for b in _scripts(page)], ids=str)
