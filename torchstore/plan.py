@@ -11,9 +11,10 @@ A plan depends on the layouts of both sides, the dtypes and the addresses. Bindi
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
@@ -115,6 +116,19 @@ class Seals:
         return dict(zip(self._which, self._words.tolist(), strict=True))
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the cyclic garbage collector, which would look at all that has been made again and again, for nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_uncollected()
 def compile_read(
     key: str,
     sources: Sequence[Source],
