@@ -6,11 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from control.command_line import EXIT_CODES, run
 from control.errors import CertificateError
-
-_EPILOG = """\
-exit codes: 0 done; 1 it could not be done, and standard error says why; 2 bad arguments
-"""
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper certs") -> int:
@@ -23,23 +20,19 @@ def main(argv: Sequence[str], *, prog: str = "skipper certs") -> int:
     Returns:
         The exit code; ``--help`` lists them.
     """
-    try:
-        given = _parser(prog).parse_args(list(argv))
-    except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else 0
+    return run(_parser(prog), argv, lambda given: _make(given, prog), errors=(CertificateError,), status=1)
+
+
+def _make(given: argparse.Namespace, prog: str) -> int:
     try:
         from control.hosts import certs
     except ImportError:
         sys.stderr.write(f"{prog}: this takes cryptography: pip install 'skipper-mesh[hosts]'\n")
         return 1
-    try:
-        if given.command == "init":
-            certs.make_authority(given.folder, days=given.days)
-        else:
-            certs.issue(given.authority, given.folder, given.host)
-    except CertificateError as error:
-        sys.stderr.write(f"{prog}: {error}\n")
-        return 1
+    if given.command == "init":
+        certs.make_authority(given.folder, days=given.days)
+    else:
+        certs.issue(given.authority, given.folder, given.host)
     return 0
 
 
@@ -47,7 +40,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Make an authority, and with it a certificate for every machine of a job.",
-        epilog=_EPILOG,
+        epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

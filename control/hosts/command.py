@@ -10,15 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from control.command_line import EXIT_CODES, run
 from control.errors import ControlError, InsecureHostError
 from control.hosts.agent_link import AgentLink
 from control.hosts.attach import read_secret
 from control.wire import addresses, engine
 from control.wire.certificates import SECRET, Certificates
-
-_EPILOG = """\
-exit codes: 0 done; 1 it could not be done, and standard error says why; 2 bad arguments
-"""
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper host") -> int:
@@ -31,23 +28,15 @@ def main(argv: Sequence[str], *, prog: str = "skipper host") -> int:
     Returns:
         The exit code; ``--help`` lists them.
     """
-    try:
-        given = _parser(prog).parse_args(list(argv))
-    except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else 0
-    try:
-        done: int = given.run(given)
-    except (ControlError, ValueError, OSError) as error:
-        sys.stderr.write(f"{prog}: {error}\n")
-        return 1
-    return done
+    parser = _parser(prog)
+    return run(parser, argv, lambda given: int(given.run(given)), errors=(ControlError, ValueError, OSError), status=1)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Let scripts on other machines start processes of their jobs on this one.",
-        epilog=_EPILOG,
+        epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -9,14 +9,13 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from control.command_line import run
 from control.errors import ControlError
 from control.namespaces import ROOT
 from control.naming.metadata import METADATA_VARIABLE, MetadataResolver, MetadataServer
 from control.naming.urls import split_address
 from control.naming.user_secret import SECRET_VARIABLE, read_secret
 from control.wire.tls import Tls
-
-_EXIT_ERROR = 1
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper names") -> int:
@@ -29,18 +28,12 @@ def main(argv: Sequence[str], *, prog: str = "skipper names") -> int:
     Returns:
         The exit code: 0 all is well, 1 it could not be done, 2 a wrong command line.
     """
-    try:
-        given = _parser(prog).parse_args(argv)
-    except SystemExit as error:
-        return int(error.code or 0)
-    try:
-        secret = None if given.secret_file is None else read_secret(given.secret_file)
-        if given.command == "serve":
-            return _serve(given, secret)
-        return _list(given, secret)
-    except (ControlError, OSError, ValueError) as error:
-        sys.stderr.write(f"{prog}: {error}\n")
-        return _EXIT_ERROR
+    return run(_parser(prog), argv, _do, errors=(ControlError, OSError, ValueError), status=1)
+
+
+def _do(given: argparse.Namespace) -> int:
+    secret = None if given.secret_file is None else read_secret(given.secret_file)
+    return _serve(given, secret) if given.command == "serve" else _list(given, secret)
 
 
 def _serve(given: argparse.Namespace, secret: bytes | None) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 
+from control import command_line
 from control.errors import ControlError
 
 EXIT_CODES = """\
@@ -45,20 +45,7 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str], action: Callable[[
     Returns:
         The exit code: that of ``action``, 2 for bad arguments, 3 where the job cannot be reached.
     """
-    try:
-        given = parser.parse_args(list(argv))
-    except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else 0
-    try:
-        return action(given)
-    except ControlError as error:
-        sys.stderr.write(f"{parser.prog}: {error}\n")
-        return UNREACHABLE
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # whoever read it has seen enough
-        sys.stderr.close()
-        return 0
+    return command_line.run(parser, argv, action, errors=(ControlError,), status=UNREACHABLE)
 
 
 def seconds(text: str) -> float:

@@ -10,11 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from control.errors import ControlError, WorkspaceError
+from control.errors import ControlError
 from control.mesh import ActorMesh, ProcMesh
-from control.workspace.chunks import digest
 from control.workspace.courier import Branch, Courier, Parcel
-from control.workspace.manifest import OURS, Manifest, scan
+from control.workspace.manifest import OURS, ChunkReader, Manifest, scan
 
 EXCLUDE = (".git", "__pycache__", "*.pyc", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints")
 
@@ -147,18 +146,14 @@ def _parcels(root: str, manifest: Manifest, needed: set[bytes]) -> Iterator[Parc
     """The contents of the chunks that are needed, some at a time."""
     chunks: list[bytes] = []
     size = 0
-    for name, (path, offset, nbytes) in manifest.places().items():
-        if name not in needed:
-            continue
-        with open(os.path.join(root, path), "rb") as file:
-            file.seek(offset)
-            data = file.read(nbytes)
-        if digest(data) != name:
-            raise WorkspaceError(f"{os.path.join(root, path)} was changed while the workspace was being synced")
-        chunks.append(data)
-        size += nbytes
-        if size >= _PARCEL_NBYTES:
-            yield Parcel(b"".join(chunks), tuple(map(len, chunks)))
-            chunks, size = [], 0
+    with ChunkReader() as reader:
+        for name, (path, offset, nbytes) in manifest.places().items():
+            if name not in needed:
+                continue
+            chunks.append(reader.read(name, os.path.join(root, path), offset, nbytes))
+            size += nbytes
+            if size >= _PARCEL_NBYTES:
+                yield Parcel(b"".join(chunks), tuple(map(len, chunks)))
+                chunks, size = [], 0
     if chunks:
         yield Parcel(b"".join(chunks), tuple(map(len, chunks)))

@@ -47,7 +47,7 @@ class Courier(Actor):
     @endpoint
     def host(self) -> tuple[str, str]:
         """Which host this is: what tells it from others, and its name for people."""
-        return f"{socket.gethostname()}/{this_network()}", socket.gethostname()
+        return this_network(), socket.gethostname()
 
     @endpoint
     def begin(self, target: str, token: str, manifest: Manifest) -> set[bytes] | None:

@@ -8,7 +8,10 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import IO
 
+from control.errors import WorkspaceError
 from control.workspace.chunks import Chunk, cut, digest
 
 OURS = ".skipper-"
@@ -83,6 +86,47 @@ def scan(root: str, exclude: Sequence[str]) -> Manifest:
         OSError: something in it cannot be read.
     """
     return Manifest(tuple(_entries(root, "", exclude)), tuple(exclude))
+
+
+class ChunkReader:
+    """Reads chunks from files, as a manifest says where they lie; a context manager.
+
+    A file stays open until another one is read from, since chunks of one file follow each other.
+    """
+
+    def __init__(self) -> None:
+        self._path: str | None = None
+        self._file: IO[bytes] | None = None
+
+    def read(self, name: bytes, path: str, offset: int, nbytes: int) -> bytes:
+        """The bytes of a chunk.
+
+        Raises:
+            WorkspaceError: they are not those of this name any more.
+            OSError: the file cannot be read.
+        """
+        if self._file is None or path != self._path:
+            self.close()
+            self._file, self._path = open(path, "rb"), path  # noqa: SIM115  (`close` closes it)
+        self._file.seek(offset)
+        data = self._file.read(nbytes)
+        if digest(data) != name:
+            raise WorkspaceError(f"{path} was changed while the workspace was being synced")
+        return data
+
+    def close(self) -> None:
+        """Close the file that is open."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> ChunkReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 def is_excluded(name: str, exclude: Sequence[str]) -> bool:

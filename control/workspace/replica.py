@@ -14,7 +14,7 @@ from typing import IO
 
 from control.errors import WorkspaceError
 from control.workspace.chunks import digest
-from control.workspace.manifest import OURS, Entry, Manifest, scan
+from control.workspace.manifest import OURS, ChunkReader, Entry, Manifest, scan
 
 MARKER = OURS + "workspace"
 """The file in every folder that was made by a sync. It names the sync that is at work, which holds a lock on it."""
@@ -72,8 +72,8 @@ class Replica:
         Raises:
             WorkspaceError: chunks are missing.
         """
-        if self.missing:
-            raise WorkspaceError(f"{len(self.missing)} chunks of the workspace have not arrived")
+        if missing := self.missing:
+            raise WorkspaceError(f"{len(missing)} chunks of the workspace have not arrived")
         before = {entry.path: entry for entry in self._old.entries}
         changed = [
             entry for entry in self._manifest.entries if entry.is_file and not _same(before.get(entry.path), entry)
@@ -100,15 +100,9 @@ class Replica:
     def _write(self, entry: Entry) -> str:
         """The new content of a file, in a file of its own."""
         path = os.path.join(self._staging, secrets.token_hex(8))
-        with open(path, "xb") as file:
+        with open(path, "xb") as file, ChunkReader() as chunks:
             for chunk in entry.chunks:
-                source, offset, nbytes = self._at_hand[chunk.digest]
-                with open(source, "rb") as content:
-                    content.seek(offset)
-                    data = content.read(nbytes)
-                if digest(data) != chunk.digest:
-                    raise WorkspaceError(f"{source} was changed while the workspace was being synced")
-                file.write(data)
+                file.write(chunks.read(chunk.digest, *self._at_hand[chunk.digest]))
         return path
 
     def _clear(self, wanted: dict[str, Entry], before: dict[str, Entry]) -> None:

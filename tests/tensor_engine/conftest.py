@@ -9,32 +9,15 @@ import torch
 
 import control
 import tensor_engine
-from control import MeshFailure, ProcMesh, this_host
+from control import ProcMesh, this_host
 from tensor_engine.session import session_of
+from tests.control.conftest import Failures, failures, root_failures
 from tests.preloading import preloading
+
+__all__ = ["Failures", "failures", "root_failures"]
 
 PATIENCE_S = 60.0
 """Bound on waits that take milliseconds where nothing is wrong; starting a worker takes seconds."""
-
-
-class Failures(list[MeshFailure]):
-    """What reached the root unhandled; a test that asks for the fixture expects it."""
-
-    expected = False
-
-
-@pytest.fixture(autouse=True)
-def root_failures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Failures]:
-    failures = Failures()
-    monkeypatch.setattr(control, "unhandled_fault_hook", failures.append)
-    yield failures
-    assert failures.expected or not failures, f"unexpected failures: {[str(failure) for failure in failures]}"
-
-
-@pytest.fixture
-def failures(root_failures: Failures) -> Failures:
-    root_failures.expected = True
-    return root_failures
 
 
 @pytest.fixture(scope="package", autouse=True)
