@@ -7,11 +7,12 @@ SOURCES := $(shell find dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py 
 TESTS  ?= tests
 ARGS   ?=
 
-.PHONY: help setup demo test test-verbs test-hosts check format bench bench-smoke proto clean
+.PHONY: help setup demo test test-packages test-verbs test-hosts check format bench bench-smoke proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
 	@echo "make test     run the tests           (TESTS=tests/control ARGS='-x' to choose)"
+	@echo "make test-packages  install what some tests run for real from Debian (root): Slurm, Chromium, ..."
 	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in guest kernels (VERBS_TESTS, ARGS to choose)"
 	@echo "make test-hosts  the tests of jobs on several machines, each a network namespace (root; ARGS to choose)"
 	@echo "make check    linters, types, import contracts, generated protobuf code"
@@ -37,6 +38,12 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+# Tests whose program is missing skip; so a machine that does not let us install goes on without.
+test-packages:
+	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+	  $$(grep -v '^#' tests/debian-packages.txt) >/dev/null || \
+	  echo "make test-packages: not all of tests/debian-packages.txt could be installed; their tests will skip" >&2
 
 # The guest is a throw-away kernel with Soft-RoCE; it is built (minutes) where no cache has it. See tests/rdma_guest.
 test-verbs: $(STAMP)

@@ -1,0 +1,69 @@
+"""What an engine that places processes on machines does for a job: the interface that each of them implements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class PlaceState(StrEnum):
+    """What has become of one place of a job."""
+
+    PENDING = "pending"
+    """The engine has not started its agent yet, or the agent does not listen yet."""
+    RUNNING = "running"
+    ENDED = "ended"
+    """Its agent has ended by itself, or was cancelled."""
+    FAILED = "failed"
+    """The engine could not start it, or has lost it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of the machines, or parts of machines, that an engine gives to a job.
+
+    Attributes:
+        state: what has become of it.
+        address: where its agent listens, ``tcp://HOST:PORT``; None before it does.
+        name: what the engine calls it, for people: a task, a pod, a node.
+        reason: why it failed, in the engine's words; empty otherwise.
+    """
+
+    state: PlaceState
+    address: str | None = None
+    name: str = ""
+    reason: str = ""
+
+
+class Engine(Protocol):
+    """An engine with one job of ours: a number of places, on each of which ``skipper host serve`` runs.
+
+    Every method raises `JobError` where the engine refuses or cannot be reached; none waits for a place to come up.
+    """
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether it can give another place for one that is lost."""
+        ...
+
+    def submit(self, places: int) -> None:
+        """Ask for so many places; returns once the engine has taken the job."""
+        ...
+
+    def poll(self) -> Sequence[Place]:
+        """What there is of each place, in rank order; as many as were asked for."""
+        ...
+
+    def replace(self, rank: int) -> None:
+        """Give up a place, and ask for another under the same rank. Only where it `is_elastic`."""
+        ...
+
+    def log(self, rank: int) -> str:
+        """What the agent of a place, and the processes that it has started, have written so far, both streams."""
+        ...
+
+    def cancel(self) -> None:
+        """End whatever is left of the job; idempotent. Returns once the engine has taken the request."""
+        ...
