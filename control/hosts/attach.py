@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
 
-from control.errors import AlreadyInJobError, CertificateError, HostError, InsecureHostError, UnsafeFileError
+from control import private_file
+from control.errors import AlreadyInJobError, CertificateError, HostError, InsecureHostError
 from control.hosts.data_plane import open_data_plane
 from control.hosts.mesh import HostMesh
 from control.runtime import job as runtime
@@ -119,21 +119,10 @@ def listed(hosts: HostAddresses) -> list[str]:
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret of agents.
+    """The secret of agents; spaces and line breaks around it do not count.
 
     Raises:
-        UnsafeFileError: others than the owner of the file can read it.
+        UnsafeFileError: others could read the file, or could have written it.
         ValueError: it cannot be read, or is too short.
     """
-    try:
-        with path.open("rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise UnsafeFileError(f"{path} can be read by others than its owner: chmod 600")
-            secret = file.read().strip()
-    except OSError as error:
-        if isinstance(error, UnsafeFileError):
-            raise
-        raise ValueError(f"the secret cannot be read: {path}: {error.strerror}") from error
-    if len(secret) < LEAST_SECRET_NBYTES:
-        raise ValueError(f"{path}: a secret has {LEAST_SECRET_NBYTES} bytes at least (skipper host secret makes one)")
-    return secret
+    return private_file.read_secret(path, least_nbytes=LEAST_SECRET_NBYTES).strip()

@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ipaddress
-import logging
 import threading
 from types import TracebackType
 from typing import Any
@@ -15,17 +14,17 @@ from control import namespaces
 from control.errors import ControlError, NoSuchMethodError
 from control.future import Future
 from control.mesh import ActorMesh
+from control.naming.catalog import Catalog
 from control.naming.encoding import decode_arguments, encode_error, encode_mesh_error, encode_result
 from control.naming.hosted import Hosted, MeshActor, PlainActor
 from control.naming.operations import Operations
 from control.naming.resolver import NameMapping
 from control.naming.scope import Scope
 from control.naming.turnstile import LateError
-from control.naming.urls import ACTOR, join_address
 from control.naming.user_secret import shared_secret
 from control.runtime.loop import LoopThread
-from control.wire import engine
-from control.wire.actor_service import (
+from control.wire import addresses, engine
+from control.wire.actor_calls import (
     MAX_MESSAGE_NBYTES,
     ActorInfo,
     Answer,
@@ -40,8 +39,6 @@ from control.wire.actor_service import (
 )
 from control.wire.daemon_threads import DaemonThreads
 from control.wire.tls import Tls
-
-_log = logging.getLogger("control")
 
 _MAX_THREADS = 256
 _MAX_CALLS = 1024
@@ -100,22 +97,18 @@ class ActorServer:
         self._tls = tls
         self._allow_json = allow_json
         self._max_nbytes = max_message_nbytes
-        self._naming = threading.RLock()
-        """Held while the mapping is told something, which may take its time; calls need only the other lock."""
-        self._lock = threading.Lock()
-        self._by_name: dict[str, Hosted] = {}
-        self._by_handle: dict[str, Hosted] = {}
-        self._published: dict[str, str] = {}
+        self._catalog = Catalog(mapping, self._namespace)
+        self._starting = threading.Lock()
         self._listener: Any = None
         self._executor = DaemonThreads(_MAX_THREADS, name="actor-server")
         self._operations = Operations(self._run)
         self._loop: LoopThread | None = None
-        self._is_stopped = False
+        self._loop_starting = threading.Lock()
 
     @property
     def address(self) -> str:
         """``host:port``, as others are to dial it; the port is known once the server has been started."""
-        return join_address(self.host, self.port)
+        return addresses.at(self.host, self.port)
 
     @property
     def namespace(self) -> str:
@@ -156,18 +149,7 @@ class ActorServer:
             hosted = PlainActor(
                 name, instance, concurrency=concurrency, max_waiting=_MAX_WAITING, run_async=self._run_async
             )
-        with self._naming:
-            if self._is_stopped:
-                raise RuntimeError("the server has been stopped")
-            former = self._by_name.get(_key(name))
-            if former is not None and not replace:
-                raise ValueError(f"this server has an actor called {name!r} already; replace=True takes its name away")
-            with self._lock:
-                if former is not None:
-                    del self._by_handle[former.handle]
-                self._by_name[_key(name)] = self._by_handle[hosted.handle] = hosted
-            if self._listener is not None:
-                self._publish(name)
+        self._catalog.add(hosted, replace=replace)
         if isinstance(hosted, MeshActor):
             self._watch(hosted)
         return hosted.handle
@@ -178,11 +160,7 @@ class ActorServer:
         Raises:
             KeyError: there is none of this name.
         """
-        with self._naming:
-            hosted = self._by_name.get(_key(name))
-            if hosted is None:
-                raise KeyError(f"this server has no actor called {name!r}")
-            self._drop(hosted)
+        self._catalog.remove(name)
 
     def start(self) -> ActorServer:
         """Listen, serve, and have the mapping take note of the names.
@@ -198,12 +176,12 @@ class ActorServer:
         engine.choose()
         from control.wire.actor_listener import ActorListener
 
-        with self._naming:
-            if self._listener is not None or self._is_stopped:
+        with self._starting:
+            if self._listener is not None or self._catalog.is_closed:
                 raise RuntimeError("an actor server is started once")
             self._listener = ActorListener(
                 self,
-                join_address(self._listens_on, self.port),
+                addresses.at(self._listens_on, self.port),
                 self._secret,
                 executor=self._executor,
                 tls=self._tls,
@@ -211,14 +189,13 @@ class ActorServer:
                 max_message_nbytes=self._max_nbytes,
                 max_calls=_MAX_CALLS,
             )
-            self.port = self._listener.port
-            self._listener.start()
-            try:
-                for hosted in list(self._by_name.values()):
-                    self._publish(hosted.name)
-            except BaseException:
-                self.stop(grace_s=0)
-                raise
+        self.port = self._listener.port
+        self._listener.start()
+        try:
+            self._catalog.publish(self.address)
+        except BaseException:
+            self.stop(grace_s=0)
+            raise
         return self
 
     def stop(self, *, grace_s: float = 5.0) -> None:
@@ -227,11 +204,7 @@ class ActorServer:
         Args:
             grace_s: seconds; what has not ended by then is cut off, and its operations are cancelled.
         """
-        with self._naming:
-            was_stopped, self._is_stopped = self._is_stopped, True
-            for name in list(self._published):
-                self._withdraw(name)
-        if was_stopped:
+        if self._catalog.close():
             return
         if self._listener is not None:
             self._listener.stop(grace_s)
@@ -250,7 +223,8 @@ class ActorServer:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<ActorServer {self.address}: {', '.join(sorted(self._by_name)) or 'no actors'}>"
+        names = ", ".join(sorted(each.name for each in self._catalog.all()))
+        return f"<ActorServer {self.address}: {names or 'no actors'}>"
 
     # What the listener asks for
 
@@ -265,10 +239,10 @@ class ActorServer:
 
     def list_actors(self, query: Query) -> tuple[ActorInfo, ...]:
         """The actors, or the one that is meant, if it is here."""
-        with self._lock:
-            hosted = list(self._by_name.values())
+        hosted = self._catalog.all()
         if query.actor:
-            hosted = [each for each in hosted if _key(each.name) == _key(query.actor)]
+            meant = self._catalog.by_name(query.actor)
+            hosted = [] if meant is None else [meant]
         if query.namespace and query.namespace != self.namespace:
             hosted = [each for each in hosted if each.name.startswith("/")]
         return tuple(ActorInfo(each.name, each.handle, each.class_name) for each in hosted)
@@ -302,15 +276,14 @@ class ActorServer:
         return encode_result(result, is_json=call.is_json, most_nbytes=self._max_nbytes)
 
     def _find(self, handle: str, name: str) -> Hosted | Failure:
-        with self._lock:
-            if handle:
-                hosted = self._by_handle.get(handle)
-                return hosted or Failure(Code.HANDLE_EXPIRED, "the actor of this handle is gone")
-            hosted = self._by_name.get(_key(name))
-            return hosted or Failure(Code.NO_SUCH_ACTOR, f"there is no actor {name!r} at {self.address}")
+        if handle:
+            return self._catalog.by_handle(handle) or Failure(Code.HANDLE_EXPIRED, "the actor of this handle is gone")
+        return self._catalog.by_name(name) or Failure(
+            Code.NO_SUCH_ACTOR, f"there is no actor {name!r} at {self.address}"
+        )
 
     def _run_async(self, awaitable: Any, scope: Scope) -> Any:
-        with self._lock:
+        with self._loop_starting:
             if self._loop is None:
                 self._loop = LoopThread()
         task = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop.loop)
@@ -327,42 +300,11 @@ class ActorServer:
     def _watch(self, hosted: MeshActor) -> None:
         """Take the name from a mesh that fails or has ended."""
 
-        def drop() -> None:
-            with self._naming:
-                if self._by_name.get(_key(hosted.name)) is hosted:
-                    self._drop(hosted)
-
         def ended(_: Future[Any]) -> None:
-            with self._lock:
-                self._by_handle.pop(hosted.handle, None)
-            threading.Thread(target=drop, name="actor-server-drop", daemon=True).start()
+            self._catalog.forget(hosted)  # at once; taking back the name may take its time
+            threading.Thread(target=self._catalog.drop, args=(hosted,), name="actor-server-drop", daemon=True).start()
 
         hosted.ended.add_done_callback(ended)
-
-    def _drop(self, hosted: Hosted) -> None:
-        with self._lock:
-            del self._by_name[_key(hosted.name)]
-            self._by_handle.pop(hosted.handle, None)
-        self._withdraw(hosted.name)
-
-    def _publish(self, name: str) -> None:
-        if self.mapping is not None and name not in self._published:
-            url = f"{ACTOR}://{self.host}:{self.port}/{_key(name)}"
-            self.mapping.register(self._told(name), url)
-            self._published[name] = url
-
-    def _withdraw(self, name: str) -> None:
-        url = self._published.pop(name, None)
-        unregister = getattr(self.mapping, "unregister", None)
-        if url is not None and unregister is not None:
-            try:
-                unregister(self._told(name), url)
-            except (ControlError, OSError) as error:  # its registration ends by itself
-                _log.warning("the name %s could not be taken back: %s", name, error)
-
-    def _told(self, name: str) -> str:
-        """What the mapping is told: names in a namespace that was given become absolute."""
-        return name if self._namespace is None else namespaces.absolute(name, self._namespace)
 
 
 async def _cancel_all() -> None:
@@ -372,10 +314,6 @@ async def _cancel_all() -> None:
 
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
-
-
-def _key(name: str) -> str:
-    return name.removeprefix("/")
 
 
 def _is_loopback(host: str) -> bool:

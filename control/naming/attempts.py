@@ -18,7 +18,7 @@ from control.errors import (
 from control.naming.encoding import error_of
 from control.naming.endpoints import Endpoint, Endpoints
 from control.naming.retry import may_retry, wait_s
-from control.wire.actor_service import Answer, Call, Code, Segments
+from control.wire.actor_calls import Answer, Call, Code, Segments
 
 Outcome = Answer | ControlError
 """How a call, or one attempt, ended: in what a server has answered, or in why there is no answer."""

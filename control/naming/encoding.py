@@ -20,7 +20,7 @@ from control.errors import (
     SupervisionError,
 )
 from control.naming.turnstile import BusyError, LateError
-from control.wire.actor_service import Answer, Call, Code, Failure, Segments
+from control.wire.actor_calls import Answer, Call, Code, Failure, Segments
 from control.wire.payload import pack_inert, pack_inert_arguments, unpack
 
 _MAX_CAUSE_NBYTES = 1 << 20

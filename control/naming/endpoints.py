@@ -21,7 +21,7 @@ from control.errors import (
 from control.naming.resolver import Resolver
 from control.naming.urls import ACTOR, ServiceUrl
 from control.wire import engine
-from control.wire.actor_service import Query
+from control.wire.actor_calls import Query
 from control.wire.tls import Tls
 
 if TYPE_CHECKING:

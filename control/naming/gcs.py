@@ -9,7 +9,8 @@ import threading
 from typing import Any
 
 from control.errors import NameNotFoundError, ResolverError, ServiceUrlError
-from control.naming.urls import ServiceUrl, join_address
+from control.naming.urls import ServiceUrl
+from control.wire import addresses
 
 METADATA_PREFIX = "skipper-service-"
 """What comes before a service's name in the key of a machine's metadata whose value is the service's URL there."""
@@ -90,7 +91,7 @@ class GcsResolver:
         if template is None or not machine.network_interfaces:
             return None
         host = machine.network_interfaces[0].network_i_p or machine.network_interfaces[0].ipv6_address
-        text = template.replace("{name}", name).replace("://:", f"://{join_address(host, 0).removesuffix('0')}", 1)
+        text = template.replace("{name}", name).replace("://:", f"://{addresses.at(host, 0).removesuffix('0')}", 1)
         try:
             return str(ServiceUrl.parse(text))
         except ServiceUrlError as error:

@@ -15,7 +15,7 @@ from control.mesh import ActorMesh
 from control.naming.scope import Scope, serving
 from control.naming.turnstile import LateError, Turnstile
 from control.subscription import subscribe
-from control.wire.actor_service import MethodInfo
+from control.wire.actor_calls import MethodInfo
 
 _HANDLE_NBYTES = 12
 

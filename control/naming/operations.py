@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from control.naming.scope import Scope
-from control.wire.actor_service import Answer, Call, Code, Failure, OperationQuery, OperationState, Start
+from control.wire.actor_calls import Answer, Call, Code, Failure, OperationQuery, OperationState, Start
 
 MAX_RUNNING = 64
 MAX_KEPT = 1024

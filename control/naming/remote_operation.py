@@ -15,7 +15,7 @@ from control.naming.attempts import Attempts
 from control.naming.encoding import error_of, open_answer
 from control.naming.endpoints import Endpoint, Endpoints
 from control.naming.retry import may_retry, wait_s
-from control.wire.actor_service import Answer, Call, OperationQuery, OperationState, Start
+from control.wire.actor_calls import Answer, Call, OperationQuery, OperationState, Start
 
 R = TypeVar("R")
 T = TypeVar("T")

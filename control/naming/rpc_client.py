@@ -19,7 +19,7 @@ from control.naming.remote_operation import RemoteOperation, start_operation
 from control.naming.resolver import Resolver
 from control.naming.scope import deadline_after
 from control.naming.user_secret import shared_secret
-from control.wire.actor_service import MAX_MESSAGE_NBYTES
+from control.wire.actor_calls import MAX_MESSAGE_NBYTES
 from control.wire.tls import Tls
 
 T = TypeVar("T")

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from control.errors import ServiceUrlError
+from control.wire import addresses
 
 _URL = re.compile(
     r"(?P<scheme>[a-z]+)://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})(?:/(?P<path>[^\s?#]*))?"
@@ -51,15 +52,10 @@ class ServiceUrl:
     @property
     def target(self) -> str:
         """Host and port, as gRPC channels take them."""
-        return join_address(self.host, self.port)
+        return addresses.at(self.host, self.port)
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.target}/{self.path}"
-
-
-def join_address(host: str, port: int) -> str:
-    """``host:port``, with brackets around an address of IPv6."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets as random
-import stat
 from pathlib import Path
 
+from control import private_file
 from control.errors import ResolverError
-from control.runtime.join_file import check_private, folder, open_folder
+from control.runtime.join_file import folder, open_folder
 from control.wire.actor_session import MIN_SECRET_NBYTES, check_secret
 from control.wire.auth import SECRET_NBYTES
 
@@ -22,7 +22,6 @@ SECRET_VARIABLE = "SKIPPER_SECRET_FILE"
 """Environment variable with the path of the file that holds the secret, of 16 bytes or more."""
 
 _NAME = "actors.secret"
-_MAX_NBYTES = 4096
 
 
 def shared_secret(given: bytes | None = None) -> bytes:
@@ -48,15 +47,9 @@ def read_secret(path: Path) -> bytes:
         ResolverError: it cannot be read, or holds too little.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise ResolverError(f"the secret in {path} cannot be read: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
-        check_private(os.fstat(fd), path, stat.S_ISREG)
-        secret = file.read(_MAX_NBYTES)
-    if len(secret) < MIN_SECRET_NBYTES:
-        raise ResolverError(f"{path} holds {len(secret)} bytes: a secret has {MIN_SECRET_NBYTES} or more")
-    return secret
+        return private_file.read_secret(path, least_nbytes=MIN_SECRET_NBYTES)
+    except ValueError as error:
+        raise ResolverError(str(error)) from error
 
 
 def _read_or_make() -> bytes:

@@ -16,11 +16,12 @@ import secrets
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from control.errors import JobExistsError, JobNotFoundError, RemoteHostError, UnsafeFileError
+from control.private_file import check_private
 from control.settings import Settings
 from control.wire.envelope import ProcessRef
 
@@ -224,21 +225,6 @@ def open_folder(path: Path) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
-
-
-def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[int], bool]) -> None:
-    """See to it that something belongs to this user, and that nobody else can read or write it.
-
-    Raises:
-        UnsafeFileError: that is not so.
-    """
-    if not is_right_kind(status.st_mode):
-        raise UnsafeFileError(f"{path} is not what it should be: a plain file in a folder")
-    if status.st_uid != os.geteuid():
-        raise UnsafeFileError(f"{path} belongs to the user {status.st_uid}, not to {os.geteuid()}")
-    if status.st_mode & 0o077:
-        mode = stat.S_IMODE(status.st_mode)
-        raise UnsafeFileError(f"{path} is open to other users (mode {mode:04o}): make it 0600, and its folder 0700")
 
 
 def _answers(address: str) -> bool:

@@ -21,6 +21,17 @@ from control.errors import (
 )
 from control.wire import actor_service as messages
 from control.wire import auth
+from control.wire.actor_calls import (
+    ActorInfo,
+    Answer,
+    Call,
+    Failure,
+    MethodInfo,
+    OperationQuery,
+    OperationState,
+    Query,
+    Start,
+)
 from control.wire.actor_session import VERSION, BadAnswerError, ClientSession
 from control.wire.daemon_threads import DaemonThreads
 from control.wire.tls import Tls
@@ -137,7 +148,7 @@ class ActorChannel:
         except BadAnswerError as error:
             raise AuthenticationError(f"{self.target}: {error}") from error
 
-    def invoke(self, call: messages.Call, timeout: float | None) -> messages.Answer:
+    def invoke(self, call: Call, timeout: float | None) -> Answer:
         """Call a method and wait in this thread, at the longest for ``timeout`` seconds.
 
         Raises:
@@ -147,9 +158,7 @@ class ActorChannel:
         """
         return self._ask("Invoke", messages.encode_call(call), messages.decode_answer, timeout)
 
-    def begin(
-        self, call: messages.Call, timeout: float | None, done: Callable[[messages.Answer | ControlError], None]
-    ) -> None:
+    def begin(self, call: Call, timeout: float | None, done: Callable[[Answer | ControlError], None]) -> None:
         """`invoke` without the wait: ``done`` is told the answer, or the error, on a thread that must not be held up.
 
         Raises:
@@ -189,25 +198,23 @@ class ActorChannel:
             raise self._closed() from error
         future.add_done_callback(lambda ended: conclude(lambda: ended.result(0)))
 
-    def list_actors(self, query: messages.Query, timeout: float | None) -> tuple[messages.ActorInfo, ...]:
+    def list_actors(self, query: Query, timeout: float | None) -> tuple[ActorInfo, ...]:
         """The server's actors; raises as `invoke` does."""
         return self._ask("ListActors", messages.encode_actors_query(query), messages.decode_actors, timeout)
 
-    def list_methods(
-        self, query: messages.Query, timeout: float | None
-    ) -> tuple[messages.MethodInfo, ...] | messages.Failure:
+    def list_methods(self, query: Query, timeout: float | None) -> tuple[MethodInfo, ...] | Failure:
         """An actor's methods, or why they cannot be had; raises as `invoke` does."""
         return self._ask("ListMethods", messages.encode_methods_query(query), messages.decode_methods, timeout)
 
-    def start(self, start: messages.Start, timeout: float | None) -> messages.OperationState:
+    def start(self, start: Start, timeout: float | None) -> OperationState:
         """Start an operation; raises as `invoke` does."""
         return self._ask("StartOperation", messages.encode_start(start), messages.decode_operation, timeout)
 
-    def poll(self, query: messages.OperationQuery, timeout: float | None) -> messages.OperationState:
+    def poll(self, query: OperationQuery, timeout: float | None) -> OperationState:
         """Ask for an operation; raises as `invoke` does."""
         return self._ask("PollOperation", messages.encode_poll(query), messages.decode_operation, timeout)
 
-    def cancel(self, query: messages.OperationQuery, timeout: float | None) -> messages.OperationState:
+    def cancel(self, query: OperationQuery, timeout: float | None) -> OperationState:
         """Cancel an operation; raises as `invoke` does."""
         return self._ask("CancelOperation", messages.encode_cancel(query), messages.decode_operation, timeout)
 

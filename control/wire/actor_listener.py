@@ -14,6 +14,17 @@ from grpc_reflection.v1alpha import reflection
 
 from control.errors import ControlError, ProtocolError, WireError
 from control.wire import actor_service as messages
+from control.wire.actor_calls import (
+    ActorInfo,
+    Answer,
+    Call,
+    Failure,
+    MethodInfo,
+    OperationQuery,
+    OperationState,
+    Query,
+    Start,
+)
 from control.wire.actor_session import VERSION, Refused, Seal, ServerSessions
 from control.wire.tls import Tls
 
@@ -29,22 +40,22 @@ _FOREVER_S = 1e8
 class Service(Protocol):
     """What answers the requests; on threads of the listener's executor."""
 
-    def invoke(self, call: messages.Call, remaining_s: float | None) -> messages.Answer:
+    def invoke(self, call: Call, remaining_s: float | None) -> Answer:
         """Call a method."""
 
-    def list_methods(self, query: messages.Query) -> tuple[messages.MethodInfo, ...] | messages.Failure:
+    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | Failure:
         """The methods of an actor."""
 
-    def list_actors(self, query: messages.Query) -> tuple[messages.ActorInfo, ...]:
+    def list_actors(self, query: Query) -> tuple[ActorInfo, ...]:
         """The actors."""
 
-    def start_operation(self, start: messages.Start) -> messages.OperationState:
+    def start_operation(self, start: Start) -> OperationState:
         """Start an operation."""
 
-    def poll_operation(self, query: messages.OperationQuery, remaining_s: float | None) -> messages.OperationState:
+    def poll_operation(self, query: OperationQuery, remaining_s: float | None) -> OperationState:
         """Where an operation is."""
 
-    def cancel_operation(self, query: messages.OperationQuery) -> messages.OperationState:
+    def cancel_operation(self, query: OperationQuery) -> OperationState:
         """Cancel an operation."""
 
 
@@ -210,7 +221,7 @@ class ActorListener:
         return messages.encode_operation(self._service.start_operation(start))
 
 
-def _checked(call: messages.Call, is_proven: bool) -> messages.Call:
+def _checked(call: Call, is_proven: bool) -> Call:
     """A call that may be looked at: nobody's pickle is opened without a proof."""
     if not call.is_json and not is_proven:
         raise Refused("a pickle is taken with a proof only")

@@ -10,7 +10,7 @@ import pytest
 from control import BackpressureError, WireError
 from control.errors import ConnectionLostError, HandleExpiredError, NameNotFoundError, RpcError
 from control.naming import ActorServer, actor_server
-from control.wire.actor_service import Code, Query
+from control.wire.actor_calls import Code, Query
 from tests.control.conftest import wait_until
 
 from .conftest import client_of
@@ -23,7 +23,7 @@ def test_an_actor_handles_one_call_at_a_time_in_the_order_in_which_they_came(ser
     client = client_of(server.address, Gate, "gate")
     futures = [client.wait(0)]
     wait_until(lambda: gate.inside == 1, "the first has begun")
-    hosted = server._by_name["gate"]
+    hosted = server._catalog.by_name("gate")
     for number in range(1, 6):
         futures.append(client.wait(number))
         wait_until(lambda number=number: len(hosted._turnstile._waiting) == number, "it waits")  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def test_an_actor_that_falls_behind_turns_calls_away_which_may_be_made_again(
     server.register("gate", gate)
     client = client_of(server.address, Gate, "gate")
     waiting = [client.wait(number) for number in range(3)]
-    hosted: Any = server._by_name["gate"]
+    hosted: Any = server._catalog.by_name("gate")
     wait_until(lambda: gate.inside == 1 and len(hosted._turnstile._waiting) == 2, "it is busy, and two wait")
     with pytest.raises(BackpressureError, match="too many calls wait"):
         client.wait.sync(3)
@@ -94,8 +94,8 @@ def test_names_are_taken_once_replaced_on_demand_and_free_again_afterwards(serve
         client_of(server.address, Calculator, "a").label.sync()
     with pytest.raises(ValueError, match="is no name"):
         server.register("a name", Calculator())
-    assert first not in server._by_handle
-    assert second not in server._by_handle
+    assert server._catalog.by_handle(first) is None
+    assert server._catalog.by_handle(second) is None
 
 
 def test_a_call_that_runs_when_its_actor_is_unregistered_ends_well(server: ActorServer) -> None:

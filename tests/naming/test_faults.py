@@ -232,11 +232,21 @@ def test_a_killed_server_ends_the_calls_that_wait_for_it_at_once(host: Hosts) ->
     client = calculator(FixedResolver(doomed.url()), timeout=1000)
     client.add.sync(1)
     waiting = client.add_later(1, right=2, after_s=PATIENCE_S)
+    wait_until(lambda: _is_late(client), "the actor is busy with it")
     doomed.signal(SIGKILL)
     with pytest.raises(ConnectionLostError, match="UNAVAILABLE"):
         waiting.get(PATIENCE_S)
     with pytest.raises(UnreachableError):
         client.add.sync(1)
+
+
+def _is_late(client: RpcClient[Calculator]) -> bool:
+    """Whether the actor, which handles one call at a time, does not come to another."""
+    try:
+        client.with_options(timeout=0.2).add.sync(1)
+    except DeadlineError:
+        return True
+    return False
 
 
 @pytest.fixture(params=["silence", "garbage", "hangs up", "http"])

@@ -10,7 +10,7 @@ from control.errors import NameNotFoundError, OperationCancelledError, Operation
 from control.naming import ActorServer, RpcOptions, operations
 from control.naming.operations import KEPT_S, Operations
 from control.naming.scope import Scope
-from control.wire.actor_service import Answer, Call, Code, OperationQuery, OperationState, Start
+from control.wire.actor_calls import Answer, Call, Code, OperationQuery, OperationState, Start
 from tests.control.conftest import wait_until
 
 from .conftest import OPTIONS, client_of

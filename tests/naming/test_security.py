@@ -19,6 +19,7 @@ from control.naming.user_secret import shared_secret
 from control.wire import actor_channel
 from control.wire import actor_service as messages
 from control.wire._generated import actor_service_pb2 as pb
+from control.wire.actor_calls import Call
 from control.wire.actor_session import ClientSession
 
 from .conftest import client_of
@@ -102,7 +103,7 @@ def test_a_request_that_is_replayed_is_refused(raw: Raw, server: ActorServer, cl
     nonce = os.urandom(32)
     opened = messages.decode_session(raw("OpenSession", messages.encode_nonce(nonce, 1)))
     session = ClientSession(shared_secret(), nonce, *opened)
-    call = messages.Call("add", (pickle.dumps(((1,), {})),), actor="calculator")
+    call = Call("add", (pickle.dumps(((1,), {})),), actor="calculator")
     number, request = session.prove(b"Invoke", messages.encode_call(call))
     before = client.counted.sync()
     session.open(b"Invoke", number, raw("Invoke", request))

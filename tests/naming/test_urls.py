@@ -2,7 +2,8 @@ import pytest
 
 from control.errors import NamingError, ServiceUrlError
 from control.naming import ServiceUrl
-from control.naming.urls import join_address, split_address
+from control.naming.urls import split_address
+from control.wire import addresses
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,6 @@ def test_what_is_no_url_of_a_service_is_refused(text: str) -> None:
 
 def test_addresses_are_joined_and_split() -> None:
     for host in ("localhost", "::1", "10.1.2.3"):
-        assert split_address(join_address(host, 80)) == (host, 80)
+        assert split_address(addresses.at(host, 80)) == (host, 80)
     with pytest.raises(ServiceUrlError):
         split_address("localhost")
