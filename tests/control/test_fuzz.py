@@ -46,7 +46,6 @@ def plain(envelope: Envelope) -> tuple[object, ...]:
     return (envelope.kind, envelope.target, payload, envelope.method, envelope.reply_to, envelope.rank, envelope.extent)
 
 
-@settings(deadline=None)
 @given(st.lists(envelopes, min_size=1, max_size=5))
 def test_every_envelope_survives_the_way(sent: list[Envelope]) -> None:
     decoder = Decoder()
@@ -54,7 +53,7 @@ def test_every_envelope_survives_the_way(sent: list[Envelope]) -> None:
     assert [plain(envelope) for envelope in arrived] == [plain(envelope) for envelope in sent]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.binary(max_size=200), max_size=5))
 def test_any_bytes_are_envelopes_or_a_protocol_error(messages: list[bytes]) -> None:
     decoder = Decoder()
@@ -64,7 +63,7 @@ def test_any_bytes_are_envelopes_or_a_protocol_error(messages: list[bytes]) -> N
                 assert all(isinstance(envelope, Envelope) for envelope in decoder.feed(tagged))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(envelopes, min_size=1, max_size=3), st.data())
 def test_mangled_frames_are_envelopes_or_a_protocol_error(sent: list[Envelope], data: st.DataObject) -> None:
     mangled = bytearray(next(encode(sent)))
@@ -99,7 +98,6 @@ def echo(procs: ProcMesh) -> ActorMesh[Echo]:
 
 bounded = settings(
     max_examples=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -141,7 +141,9 @@ def test_a_proof_cannot_be_used_twice(address: str, pairs: Pairs) -> None:
     assert pairs.connected == [{0: MINE}]
 
 
-@pytest.mark.parametrize("message", [b"GET / HTTP/1.1\r\n\r\n...", b"\0" * 21, os.urandom(21)])
+@pytest.mark.parametrize(
+    "message", [b"GET / HTTP/1.1\r\n\r\n...", b"\0" * 21, os.urandom(21)], ids=["http", "zeros", "noise"]
+)
 def test_strangers_are_hung_up_on(address: str, pairs: Pairs, message: bytes) -> None:
     with connect_raw(address) as stranger:
         stranger.sendall(message)

@@ -292,7 +292,7 @@ async def test_a_delta_needs_a_copy_to_compare_with_and_tensors_to_be_in() -> No
         await ts.get_state_dict("m", delta=True)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(boxes(), st.data())
 def test_the_boxes_of_flagged_cells_are_disjoint_and_just_those(
     case: tuple[tuple[int, ...], Box], data: st.DataObject
