@@ -18,26 +18,33 @@ from dataplane.errors import (
 )
 from dataplane.identity import OwnerId
 from dataplane.layout import RemoteLayout
+from dataplane.metering import Traffic
 from dataplane.operation import Operation
-from dataplane.settings import backends, configure, get_rdma_backend, is_ibverbs_available
+from dataplane.settings import backends, configure, get_rdma_backend, is_ibverbs_available, traffic
 from dataplane.tensors import empty
 
 __all__ = [
+    # buffers and transfers
     "RDMABuffer",
     "RDMAAction",
     "RemoteLayout",
     "Operation",
     "FetchOperation",
     "OwnerId",
+    # memory
     "empty",
     "empty_array",
     "is_shared",
     "memcpy",
+    # backends
     "configure",
     "backends",
     "BackendStatus",
+    "traffic",
+    "Traffic",
     "get_rdma_backend",
     "is_ibverbs_available",
+    # errors
     "DataplaneError",
     "ConfigurationError",
     "BackendUnavailableError",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dataplane import process
 from dataplane.backends.base import Peer, Remote, Transfer
 from dataplane.buffer import RDMABuffer
 from dataplane.errors import DataplaneError
@@ -25,6 +26,10 @@ class _Part:
     buffer: RDMABuffer
     layout: RemoteLayout
     to_remote: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.local.itemsize * math.prod(self.layout.shape)
 
 
 @dataclass(slots=True)
@@ -54,6 +59,7 @@ class RDMAAction:
         self._lock = threading.Lock()
         self._compiled: list[Transfer] | None = None
         self._segments = 0
+        self._nbytes = (0, 0)
         # What blocks were last taken from: (the caller's object, its memory, checked), as "dst" and as "src".
         self._wholes: dict[str, tuple[object, StridedRegion]] = {}
 
@@ -123,7 +129,7 @@ class RDMAAction:
         try:
             transfers = self._transfers()
         except DataplaneError as error:
-            return Operation.failed(error)
+            return process.current().meter.follow(Operation.failed(error), 0, 0)
         if not transfers:
             return DONE
         operation = Operation(len(transfers))
@@ -131,12 +137,12 @@ class RDMAAction:
             helper = transfer.start(deadline, operation.part_done)
             if helper is not None:
                 operation.add_helper(helper)
-        return operation
+        return process.current().meter.follow(operation, *self._nbytes)
 
     @property
     def nbytes(self) -> int:
         """Bytes that one submission moves."""
-        return sum(part.local.itemsize * math.prod(part.layout.shape) for part in self._parts)
+        return sum(part.nbytes for part in self._parts)
 
     @property
     def segments(self) -> int:
@@ -217,6 +223,8 @@ class RDMAAction:
             )
         transfers = []
         self._segments = 0
+        written = sum(part.nbytes for part in self._parts if part.to_remote)
+        self._nbytes = self.nbytes - written, written
         for group in groups.values():
             rows = as_rows(group.rows)
             self._segments += int(row_runs(rows).sum())

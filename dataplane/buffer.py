@@ -280,10 +280,13 @@ class RDMABuffer:
         try:
             peer, remote, offset = self.route()
         except DataplaneError as error:
-            return Operation.failed(error)
+            return process.current().meter.follow(Operation.failed(error), 0, 0)
         if stream:
-            return peer.stream(region, remote, offset, timeout=seconds)
-        return peer.copy(region, remote, offset, to_remote=to_remote, timeout=seconds)
+            operation = peer.stream(region, remote, offset, timeout=seconds)
+        else:
+            operation = peer.copy(region, remote, offset, to_remote=to_remote, timeout=seconds)
+        nbytes = region.nbytes
+        return process.current().meter.follow(operation, 0 if to_remote else nbytes, nbytes if to_remote else 0)
 
     def _atomic(self, atomic: Atomic, offset: int, timeout: float) -> FetchOperation:
         begin = self._address()

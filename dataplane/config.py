@@ -9,7 +9,7 @@ from typing import Any
 from dataplane.errors import ConfigurationError
 
 BACKENDS = ("shm", "ucx", "verbs")
-"""Transports between processes, in the order in which "auto" tries them."""
+"""Transports between processes, in the order in which "auto" tries them within a host."""
 
 HOST_VARIABLE = "SKIPPER_DATA_PLANE_HOST"
 """Environment variable with the IP at which this machine is reached by the other hosts of a job: then handles carry all
@@ -42,6 +42,13 @@ class Config:
     def order(self) -> tuple[str, ...]:
         """The transports that may be used, best first."""
         return BACKENDS if self.backend == "auto" else (self.backend,)
+
+    @property
+    def far_order(self) -> tuple[str, ...]:
+        """The same for owners on other hosts: the UCX of the wheel has no RDMA; one that was chosen is trusted to."""
+        if self.backend == "auto" and self.ucx_library is None:
+            return ("shm", "verbs", "ucx")
+        return self.order
 
     @property
     def threads(self) -> int:

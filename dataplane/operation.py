@@ -48,6 +48,11 @@ class Operation:
         """Whether it is over, in success or in error."""
         return self._pending == 0
 
+    @property
+    def error(self) -> BaseException | None:
+        """What it has failed with; None where it succeeded, or goes on and nothing has failed so far."""
+        return self._error
+
     def get(self, timeout: float | None = None) -> None:
         """Wait until it is over. What nobody has begun yet is done by the calling thread.
 

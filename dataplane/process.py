@@ -19,6 +19,7 @@ from dataplane.epochs import EpochTable
 from dataplane.errors import BackendUnavailableError, BufferDroppedError
 from dataplane.handle import Card, Handle
 from dataplane.identity import new_owner
+from dataplane.metering import Meter
 from dataplane.registration import Registration, RegistrationTable
 from dataplane.select import Selector
 
@@ -35,6 +36,7 @@ class Process:
         local: The backend for its own memory.
         transports: The backends for other processes, by name.
         selector: Finds the way to a handle.
+        meter: Counts its transfers.
     """
 
     def __init__(self, config: Config, *, parent: "Process | None" = None) -> None:
@@ -54,6 +56,7 @@ class Process:
             "verbs": self.verbs,
         }
         self.selector = Selector(self.owner, self.local, self.transports, config)
+        self.meter = Meter()
         self._cards: dict[tuple[int, tuple[bytes, ...]], Card] = {}
 
     def export(self, registration: Registration) -> Handle:
@@ -139,6 +142,11 @@ _current: Process | None = None
 def current() -> Process:
     """The data plane of this process, made on first use."""
     return _current or _first()
+
+
+def meter() -> Meter | None:
+    """What counts the transfers of this process; None where it has not used its data plane yet."""
+    return None if _current is None else _current.meter
 
 
 def _first() -> Process:

@@ -18,6 +18,7 @@ class Selector:
         self._local = local
         self._transports = transports
         self._order = config.order
+        self._far_order = config.far_order
         self._lock = threading.Lock()
         self._peers: dict[tuple[str, OwnerId], Peer] = {}
 
@@ -30,7 +31,7 @@ class Selector:
         if handle.card.owner == self._owner:
             return self._local
         obstacles = []
-        for name in self._order:
+        for name in self._order if handle.card.owner.host == self._owner.host else self._far_order:
             backend = self._transports[name]
             obstacle = backend.obstacle(handle)
             if obstacle is None:

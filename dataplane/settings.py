@@ -6,7 +6,8 @@ from typing import Any
 
 from dataplane import config
 from dataplane.backends.base import BackendStatus
-from dataplane.process import current
+from dataplane.metering import Traffic
+from dataplane.process import current, meter
 
 
 def configure(
@@ -59,6 +60,12 @@ def backends() -> list[BackendStatus]:
     """Every backend with whether it is usable here, and why not. Starts nothing."""
     process = current()
     return [process.local.status(), *(backend.status() for backend in process.transports.values())]
+
+
+def traffic() -> Traffic:
+    """What this process has moved so far, and is moving. Starts nothing."""
+    known = meter()
+    return Traffic(0, 0, 0, 0, 0) if known is None else known.read()
 
 
 def get_rdma_backend() -> str:

@@ -40,7 +40,7 @@ class Port:
 
 
 def find_ports(options: Mapping[str, Any]) -> tuple[Port, ...]:
-    """The ports to use, in order: as configured, else the first active one.
+    """The ports to use, in order: as configured, else that with the address to listen at, else the first active one.
 
     Raises:
         BackendUnavailableError: There is none, or one that is named is missing or not active, in words that say so.
@@ -50,12 +50,15 @@ def find_ports(options: Mapping[str, Any]) -> tuple[Port, ...]:
         wanted = (wanted,)
     if isinstance(wanted, tuple):
         return tuple(_named(name, number, options) for name in wanted)
-    active, seen = [], []
+    active: list[Port] = []
+    seen: list[str] = []
+    listens_at = str(options.get("listen", "")).rpartition(":")[0].strip("[]")
     for folder in _ports(None if wanted == "all" else wanted, number):
         state = folder.state
         seen.append(f"{folder.device} port {folder.number} is {state}")
         if state == "ACTIVE":
-            active.append(_port(folder, options.get("gid_index")))
+            at = 0 if wanted is None and _has_address(folder, listens_at) else len(active)
+            active.insert(at, _port(folder, options.get("gid_index")))
     if active:
         return tuple(active[:MOST_PORTS]) if wanted == "all" else (active[0],)
     if seen:
@@ -81,6 +84,11 @@ def _ports(wanted: str | None, number: int | None) -> Iterator[PortFolder]:
 def _port(folder: PortFolder, gid_index: int | None) -> Port:
     routed = folder.link == "Ethernet"
     return Port(folder.device, folder.number, _best_gid(folder, routed) if gid_index is None else gid_index, routed)
+
+
+def _has_address(folder: PortFolder, host: str) -> bool:
+    """Whether a port has the network's address of a host: packets to that host then go to its RDMA device."""
+    return bool(host) and any(str(ip_address(gid.gid)) == host for gid in folder.gids())
 
 
 def _best_gid(folder: PortFolder, routed: bool) -> int:

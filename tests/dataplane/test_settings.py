@@ -6,6 +6,7 @@ import pytest
 
 import dataplane
 from dataplane import ConfigurationError, process
+from dataplane.config import Config
 from tests.dataplane.scripts import run
 
 
@@ -104,3 +105,9 @@ def test_export_all_makes_shared_memory_reachable_by_ucx_too() -> None:
         assert buffer.backend == "ucx"
     finally:
         dataplane.configure(backend="auto")
+
+
+def test_between_hosts_verbs_come_before_a_ucx_without_rdma() -> None:
+    assert Config().far_order == ("shm", "verbs", "ucx")
+    assert Config(ucx_library="/usr/lib/libucp.so.0").far_order == Config().order == ("shm", "ucx", "verbs")
+    assert Config(backend="ucx").far_order == ("ucx",)

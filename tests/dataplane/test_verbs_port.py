@@ -53,6 +53,14 @@ def test_the_first_active_port_is_used_unless_told_otherwise(add: Add) -> None:
     assert find_ports({"port": 1}) == (Port("mlx5_2", 1, 0, True),)
 
 
+def test_the_port_with_the_address_that_peers_connect_to_comes_before_the_first(add: Add) -> None:
+    add("rxe0", gids=(("0000:0000:0000:0000:0000:ffff:0a4d:0001", "RoCE v2"),))
+    add("rxe1")
+    assert find_ports({"listen": "10.9.0.1:0"}) == (Port("rxe1", 1, 0, True),)
+    assert find_ports({"listen": "10.9.0.7:0"}) == (Port("rxe0", 1, 0, True),)
+    assert find_ports({"listen": "10.9.0.1:0", "device": "rxe0"}) == (Port("rxe0", 1, 0, True),)
+
+
 def test_several_ports_are_used_in_the_order_in_which_they_are_named(add: Add) -> None:
     add("mlx5_0", 1)
     add("mlx5_0", 2)
