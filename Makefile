@@ -3,41 +3,55 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-for-demo
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py pyproject.toml constraints.txt
-TESTS  ?= tests
+# Those of jobs on several machines are make test-hosts.
+TESTS  ?= tests --ignore=tests/hosts --ignore=tests/jobs
+# How many files of tests run at a time.
+WORKERS ?= 2
 ARGS   ?=
 
-.PHONY: help setup demo test test-packages test-verbs test-hosts check format bench bench-smoke proto clean
+.PHONY: help setup demo test test-packages test-verbs test-hosts check format bench bench-smoke bench-peers docs docs-serve proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
 	@echo "make test     run the tests           (TESTS=tests/control ARGS='-x' to choose)"
 	@echo "make test-packages  install what some tests run for real from Debian (root): Slurm, Chromium, ..."
 	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in guest kernels (VERBS_TESTS, ARGS to choose)"
-	@echo "make test-hosts  the tests of jobs on several machines, each a network namespace (root; ARGS to choose)"
+	@echo "make test-hosts  the tests of jobs on several machines: network namespaces, Slurm, Ray, torchrun (root; ARGS to choose)"
 	@echo "make check    linters, types, import contracts, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
+	@echo "make bench-peers  Skipper beside Monarch, Ray, NIXL, ... for 25 minutes, into benchmarks/results"
+	@echo "make docs     the documentation as a site, in build/site    (make docs-serve: while it is written)"
 	@echo "make proto    regenerate the protobuf code"
 	@echo "make setup    only the virtual environment; make clean removes what was built"
 
 setup: $(STAMP)
 
-$(STAMP): $(SOURCES)
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Skipper needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@command -v "$${CC:-gcc}" >/dev/null || \
 	  { echo "Skipper's dataplane is compiled, and there is no C compiler: apt-get install gcc libc6-dev python3-dev" >&2; \
 	    exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	@$(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); echo "The venv module is missing: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+
+# The demo alone needs no browser, no Ray and no type checker: it begins a minute earlier.
+$(DEMO_STAMP): $(SOURCES) | $(BIN)/python
+	$(PIP_INSTALL) -e '.[examples]'
 	@touch $@
 
-demo: $(STAMP)
+$(STAMP): $(SOURCES) | $(BIN)/python
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@ $(DEMO_STAMP)
+
+demo: $(DEMO_STAMP)
 	$(BIN)/python -m examples.rl_weight_sync $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile $(TESTS) $(ARGS)
 
 # Tests whose program is missing skip; so a machine that does not let us install goes on without.
 test-packages:
@@ -49,9 +63,10 @@ test-packages:
 test-verbs: $(STAMP)
 	$(BIN)/python -m tests.rdma_guest.parts $(VERBS_TESTS) -- $(ARGS)
 
-# Machines are network and pid namespaces on a bridge of this one. See tests/hosts/netns.py.
+# Machines are network and pid namespaces on a bridge of this one (tests/hosts/netns.py); Slurm, Ray and torchrun are
+# started by the tests.
 test-hosts: $(STAMP)
-	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest tests/hosts $(ARGS)
+	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest tests/hosts tests/jobs $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -73,6 +88,17 @@ bench: $(STAMP)
 bench-smoke: $(STAMP)
 	$(BIN)/python -m benchmarks.bandwidth --local -s 4K -s 1M -s 16M --op read -n 20 --check
 	$(BIN)/python -m benchmarks.bandwidth --local -s 4K -s 1M -s 16M --op write -n 20 --check --backend ucx
+
+# Peers are installed into .cache/peers the first time. See docs/performance.md.
+bench-peers: $(STAMP)
+	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+# Any warning is an error: a dead link or anchor, a page that is in no menu, a docstring that does not fit its function.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -15,6 +15,7 @@ ControlError
 ├── PayloadError                   a value cannot be pickled or unpickled   (also TypeError)
 ├── NoActorContextError            this thread belongs to no actor          (also RuntimeError)
 ├── EngineMissingError             no tensor engine is installed            (also ImportError)
+├── TracingMissingError            OpenTelemetry is not installed           (also ImportError)
 ├── RendezvousError                not all ranks of SPMD code came to run it (also TimeoutError)
 ├── ScriptExitError                a script ended with another status than 0
 ├── WorkspaceError                 a folder cannot be synced
@@ -28,6 +29,11 @@ ControlError
 │   ├── HostUnreachableError       its agent does not answer                (also ConnectionError)
 │   ├── HostMismatchError          its agent runs other versions than this script
 │   └── InsecureHostError          without TLS beyond this machine          (also ValueError)
+├── JobError                       an engine that places hosts refuses, or cannot be reached
+│   ├── JobFailedError             a place of the job ended before its host was there
+│   ├── NotElasticError            the engine gives no other place for a lost one (also NotImplementedError)
+│   ├── JobLibraryError            the library that speaks with the engine is not installed (also ImportError)
+│   └── TorchrunError              this process is no rank of torchrun, or its job is over
 ├── CertificateError               certificates that TLS cannot use         (also ValueError)
 ├── NamingError                    names, and who is behind them
 │   ├── NameNotFoundError          nobody has this name                     (also LookupError)
@@ -176,6 +182,10 @@ class EngineMissingError(ControlError, ImportError):
     """What was asked for is done by a tensor engine, and none is installed."""
 
 
+class TracingMissingError(ControlError, ImportError):
+    """Spans are to be recorded, and OpenTelemetry is not installed."""
+
+
 class RendezvousError(ControlError, TimeoutError):
     """Not all ranks came to run SPMD code; the message names those that are missing."""
 
@@ -286,6 +296,42 @@ class HostMismatchError(HostError):
 
 class InsecureHostError(HostError, ValueError):
     """Without TLS others on the way can read and change what is said; for another machine that has to be wanted."""
+
+
+class JobError(ControlError):
+    """An engine that is to place the hosts of a job refuses, or cannot be reached."""
+
+
+class JobFailedError(JobError):
+    """A place of the job has failed or ended, so that its host will not come up.
+
+    Attributes:
+        rank: the place.
+        reason: in the words of the engine.
+        log: the end of what was written there; empty where there is nothing.
+    """
+
+    def __init__(self, rank: int, reason: str, log: str = "") -> None:
+        super().__init__(rank, reason, log)
+        self.rank = rank
+        self.reason = reason
+        self.log = log
+
+    def __str__(self) -> str:
+        tail = f"\n--- the end of its log ---\n{self.log.rstrip()}" if self.log.strip() else ""
+        return f"place {self.rank} of the job: {self.reason}{tail}"
+
+
+class NotElasticError(JobError, NotImplementedError):
+    """The engine of the job gives no other place for one that is lost: start the job anew."""
+
+
+class JobLibraryError(JobError, ImportError):
+    """The library that speaks with the engine is not installed; the message says how to get it."""
+
+
+class TorchrunError(JobError):
+    """The environment is not that of a rank of ``torchrun``, or the job of its ranks is over."""
 
 
 class CertificateError(ControlError, ValueError):

@@ -17,14 +17,19 @@ from control.actor import Actor
 from control.context import context
 from control.controller import get_or_spawn_controller
 from control.errors import RendezvousError, ScriptExitError
+from control.hosts.data_plane import device_of
 from control.marking import concurrent_endpoint, endpoint
+from control.runtime import job as runtime
 from control.runtime.join_file import this_network
+from control.wire.addresses import host_of
 
 MEET_TIMEOUT_S = 60.0
 """How long the ranks of a run wait for the last of them; such as import torch by then come seconds apart."""
 
 _RENDEZVOUS = "skipper-spmd-rendezvous"
 _LOOPBACK = "127.0.0.1"
+_INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
+"""What says through which network device the libraries of ``torch.distributed`` go; ``=``: this, and no longer name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class Place:
 
     Attributes:
         network: the same for all that share a loopback.
-        host: how others reach it.
+        host: how others reach it: an IP where the job has other hosts.
         port: one that is free there.
     """
 
@@ -54,6 +59,7 @@ class SpmdRank:
         host_rank: which host this is, in the order of ranks.
         master_addr: where rank 0 can be reached.
         master_port: a port that was free there a moment ago.
+        interface: the network device through which this rank meets the others; None where it is not known.
     """
 
     rank: int
@@ -63,25 +69,28 @@ class SpmdRank:
     host_rank: int
     master_addr: str
     master_port: int
+    interface: str | None = None
 
     @staticmethod
     def of(rank: int, places: list[Place]) -> SpmdRank:
         """The rank among processes at these places, in rank order."""
         hosts = [place.network for place in places]
         own = hosts[rank]
+        is_alone = hosts.count(own) == len(hosts)
         return SpmdRank(
             rank=rank,
             world_size=len(places),
             local_rank=hosts[:rank].count(own),
             local_world_size=hosts.count(own),
             host_rank=list(dict.fromkeys(hosts)).index(own),
-            master_addr=_LOOPBACK if hosts.count(own) == len(hosts) else places[0].host,
+            master_addr=_LOOPBACK if is_alone else places[0].host,
             master_port=places[0].port,
+            interface=_device(_LOOPBACK if is_alone else places[rank].host),
         )
 
     def environment(self) -> dict[str, str]:
         """The variables that ``torch.distributed`` reads, and those that scripts written for ``torchrun`` do."""
-        return {
+        variables = {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_RANK": str(self.local_rank),
@@ -89,7 +98,12 @@ class SpmdRank:
             "GROUP_RANK": str(self.host_rank),
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": str(self.master_port),
+            # Under torchrun it says that the launcher serves the store at MASTER_PORT. Here that is rank 0's part.
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
         }
+        if self.interface is not None:  # without it gloo looks for the name of the machine, which may be unknown
+            variables |= {name: value.format(self.interface) for name, value in _INTERFACE_VARIABLES.items()}
+        return variables
 
 
 class SpmdActor(Actor):
@@ -97,7 +111,9 @@ class SpmdActor(Actor):
 
     ``procs.spawn("trainers", SpmdActor, main, *args)`` and then ``trainers.run.call().get()``. While ``main`` runs, the
     environment of every process says RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and
-    MASTER_PORT, so that ``init_process_group()`` finds the others. A default process group that it leaves behind is
+    MASTER_PORT, so that ``init_process_group()`` finds the others. Those of other hosts meet at the IPs that these were
+    attached with, through the network devices that have them: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME say so, where
+    the environment of a process does not say anything else. A default process group that ``main`` leaves behind is
     destroyed when it ends, also by an error: the other ranks do not wait for one that has failed.
 
     Args:
@@ -137,7 +153,10 @@ class SpmdActor(Actor):
         if not (args or kwargs):
             args, kwargs = self._args, self._kwargs
         rank = self._meet()
-        with _environment(rank.environment()):
+        variables = rank.environment()
+        for name in _INTERFACE_VARIABLES.keys() & os.environ.keys():
+            variables.pop(name, None)  # the user knows better
+        with _environment(variables):
             try:
                 return self._main(*args, **kwargs)
             finally:
@@ -149,7 +168,7 @@ class SpmdActor(Actor):
         if context().message_rank.extent.nelements != actor.rank.size:
             raise ValueError("SPMD code runs on a whole mesh: spawn the SpmdActor on a slice of the processes instead")
         self._runs += 1
-        own = Place(this_network(), socket.gethostname(), _free_port())
+        own = Place(this_network(), _own_host(), _free_port())
         meeting = self._rendezvous.meet.call_one((actor.mesh_uid, self._runs), actor.rank.rank, actor.rank.size, own)
         return SpmdRank.of(actor.rank.rank, meeting.get(2 * MEET_TIMEOUT_S))
 
@@ -231,6 +250,19 @@ class _Script:
                 raise ScriptExitError(self._name, end.code) from None
         finally:
             sys.argv, sys.path[:] = argv, path
+
+
+def _own_host() -> str:
+    """Where others reach this host: at the IP that it was attached with, or where it is the script's, listens at."""
+    process = runtime.current()
+    return host_of(process.me.address) or host_of(process.root.address) or socket.gethostname()
+
+
+def _device(host: str) -> str | None:
+    try:
+        return device_of(host)
+    except ValueError:  # a name
+        return None
 
 
 def _free_port() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 
@@ -42,6 +43,16 @@ class Engine(Protocol):
 
     Every method raises `JobError` where the engine refuses or cannot be reached; none waits for a place to come up.
     """
+
+    @property
+    def secret_file(self) -> Path:
+        """The file with the agents' secret, of this job alone; there from `submit` on."""
+        ...
+
+    @property
+    def certs(self) -> Path | None:
+        """The folder with this machine's certificates for TLS, there from `submit` on; None: no TLS."""
+        ...
 
     @property
     def is_elastic(self) -> bool:

@@ -10,13 +10,14 @@ EXPORTED = """
     Accumulator Actor ActorDefinitionError ActorError ActorInstance ActorMesh AlreadyInJobError AuthenticationError
     BackpressureError CertificateError Channel ChannelClosedError ConnectionLostError Context ControlError Creator
     DeadlineError Endpoint EngineMissingError Extent FailureKind Future HandleExpiredError HostError HostMesh
-    HostMismatchError HostUnreachableError InsecureHostError JobExistsError JobNotFoundError JoinError LinkError
-    MeshFailure MessageTooLargeError NameNotFoundError NamingError NoActorContextError NoSuchMethodError
-    OperationCancelledError OperationNotFoundError PayloadError Point Port PortReceiver ProcMesh ProtocolError
-    RemoteHostError RendezvousError ReplicaLostError ResolverError ResponseStream RpcError ScriptExitError ServedJob
-    ServiceEndedError ServiceUrlError SessionLostError Settings Shape SpmdActor SupervisionError UnreachableError
-    UnsafeFileError ValueMesh WireError WorkspaceError as_endpoint attach_to_hosts concurrent_endpoint configure
-    context current_rank current_size endpoint get_or_spawn_controller idempotent join serve_job shutdown subscribe
+    HostMismatchError HostUnreachableError InsecureHostError JobError JobExistsError JobFailedError JobLibraryError
+    JobNotFoundError JoinError LinkError MeshFailure MessageTooLargeError NameNotFoundError NamingError
+    NoActorContextError NoSuchMethodError NotElasticError OperationCancelledError OperationNotFoundError
+    PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError RendezvousError ReplicaLostError
+    ResolverError ResponseStream RpcError ScriptExitError ServedJob ServiceEndedError ServiceUrlError
+    SessionLostError Settings Shape SpmdActor SupervisionError TorchrunError UnreachableError UnsafeFileError
+    ValueMesh WireError WorkspaceError as_endpoint attach_to_hosts concurrent_endpoint configure context
+    current_rank current_size endpoint get_or_spawn_controller idempotent join serve_job shutdown subscribe
     this_host this_proc unhandled_fault_hook
 """
 FAILURE = MeshFailure("mesh", "mesh[0]", Extent(("gpus",), (2,)).point(1), FailureKind.PROCESS, "it died")

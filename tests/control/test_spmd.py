@@ -1,7 +1,7 @@
 """Ordinary SPMD code on a mesh: what it finds in its environment, again and again, and what its failures are."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,11 @@ from control.spmd import Place, SpmdRank
 from tests.control.conftest import Failures
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def environment(*, more: str = "") -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in VARIABLES} | {"more": more}
+    return {name: os.environ.get(name) for name in VARIABLES + INTERFACES} | {"more": more}
 
 
 def reduced(value: float, *, failing: int = -1) -> float:
@@ -53,11 +54,19 @@ def test_each_rank_finds_its_place_in_the_environment_and_nothing_stays_there(pr
     assert [second[name] for name in VARIABLES[:6]] == ["1", "2", "1", "2", "0", "127.0.0.1"]
     assert first["MASTER_PORT"] == second["MASTER_PORT"] != "0"
     assert first["more"] == "x"
+    assert [second[name] for name in INTERFACES] == ["lo", "=lo"]
     probe = procs.spawn("after", SpmdActor, "tests.control.test_spmd", "unused")  # as a module: it only defines things
     assert list(probe.run.call().get(60)) == [None, None]
     with pytest.raises(ActorError, match="whole mesh") as caught:
         actors.slice(gpus=0).run.call_one().get(60)
     assert isinstance(caught.value.cause, ValueError)
+
+
+def test_interfaces_that_the_user_has_named_stay(own_procs: Callable[..., ProcMesh]) -> None:
+    actors = own_procs(env={"GLOO_SOCKET_IFNAME": "eth9"}).spawn("ranks", SpmdActor, environment)
+    for _ in range(2):
+        found = actors.run.call_one().get(60)
+        assert [found[name] for name in INTERFACES] == ["eth9", "=lo"]
 
 
 def test_a_process_group_forms_in_each_run_with_the_arguments_given(reducers: ActorMesh[SpmdActor]) -> None:

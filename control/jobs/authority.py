@@ -1,0 +1,84 @@
+"""`Authority`: certificates for TLS between this script and the places of its jobs, made for them alone."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+from control.errors import JobError, JobLibraryError
+from control.hosts.data_plane import address_of
+from control.jobs.folder import JobFolder
+
+DAYS = 90
+"""How long certificates are valid: longer than any job lasts."""
+
+_lock = threading.Lock()
+_ours: Path | None = None
+"""The authority of this process: all hosts of a script have to have the same, those of a later job, too."""
+
+
+class Authority:
+    """What signs the certificates of a job's places, in the folder of the job.
+
+    Who can read that knows the agents' secret already, so the authority's key is as safe there as the job is.
+
+    Args:
+        folder: of the job.
+        address: the IP at which the script is reached, besides those that its machine has.
+    """
+
+    def __init__(self, folder: JobFolder, address: str | None = None) -> None:
+        self._folder = folder
+        self._address = address
+
+    @property
+    def path(self) -> Path:
+        """The folder of the authority for the places, which `control.hosts.certs.issue` takes.
+
+        Raises:
+            JobLibraryError: the library that makes certificates is not installed.
+            JobError: it cannot be made.
+        """
+        path = self._folder.path / "authority"
+        if not path.exists():
+            try:
+                shutil.copytree(_of_this_process(self._address) / "authority", path)
+            except OSError as error:
+                raise JobError(f"the authority of the job cannot be made: {error}") from error
+        return path
+
+    @property
+    def certs(self) -> Path:
+        """The folder with the certificates of this machine.
+
+        Raises:
+            JobLibraryError: the library that makes certificates is not installed.
+        """
+        return _of_this_process(self._address) / "script"
+
+
+def _of_this_process(address: str | None) -> Path:
+    global _ours
+    try:
+        from control.hosts.certs import issue, make_authority
+    except ImportError as error:
+        message = "certificates need pip install 'skipper-mesh[hosts]'; insecure=True goes without them"
+        raise JobLibraryError(message) from error
+    with _lock:
+        if _ours is None:
+            folder = Path(tempfile.mkdtemp(prefix="skipper-authority-"))
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            make_authority(folder / "authority", days=DAYS)
+            issue(folder / "authority", folder / "script", own_addresses(address))
+            _ours = folder
+        return _ours
+
+
+def own_addresses(address: str | None) -> list[str]:
+    """The IPs that a certificate of this machine is for: a given one, and the IPv4 addresses of its devices."""
+    found = (address_of(name) for _, name in socket.if_nameindex())
+    return [host for host in (address, *found) if host is not None]

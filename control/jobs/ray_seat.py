@@ -1,0 +1,123 @@
+"""`Seat`: what runs on a node of a Ray cluster for one place of a job, in a Ray actor: the agent, as a child process.
+
+`ray_driver` makes the actor of it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MOST_LOG_NBYTES = 1 << 20
+"""So much of an agent's output is kept, the last."""
+
+_AGENT = str(Path(__file__).with_name("ray_agent.py"))
+_MOST_AT_ONCE = 1 << 16
+_SERVING = b"serving at "
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What there is to tell of an agent.
+
+    Attributes:
+        address: where it listens; None before it does.
+        status: with what it ended, as `subprocess.Popen.returncode`; None while it runs.
+        written: how many bytes it has written so far.
+        output: what it has written since the last that was asked for, or as much of that as is kept.
+    """
+
+    address: str | None
+    status: int | None
+    written: int
+    output: bytes
+
+
+class Seat:
+    """The agent of one place.
+
+    Args:
+        host: the IP that it listens at, at a port that the system picks.
+        files: what scripts and agents know each other by: ``secret``, and for TLS the job's authority.
+        options: further arguments of ``skipper host serve``.
+        env: environment variables for the agent, besides those of this process; None: without.
+    """
+
+    def __init__(
+        self, host: str, files: Mapping[str, bytes], options: Sequence[str], env: Mapping[str, str | None]
+    ) -> None:
+        self._lock = threading.Lock()
+        self._tail = bytearray()
+        self._written = 0
+        self._address: str | None = None
+        variables = {**os.environ, **env}
+        folder = _folder_with(files)
+        try:
+            self._agent = subprocess.Popen(
+                [sys.executable, _AGENT, str(folder), host, *options],
+                stdin=subprocess.PIPE,  # which ends with this process, however that ends
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={name: value for name, value in variables.items() if value is not None},
+            )
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        threading.Thread(target=self._read, name="skipper-agent-output", daemon=True).start()
+
+    def report(self, since: int) -> dict[str, Any]:
+        """A `Report`, as a dict, with the output that came after the first ``since`` bytes."""
+        status = self._agent.poll()
+        with self._lock:
+            missing = min(self._written - since, len(self._tail))
+            output = bytes(self._tail[len(self._tail) - missing :]) if missing > 0 else b""
+            return asdict(Report(self._address, status, self._written, output))
+
+    def _read(self) -> None:
+        line = b""  # that is being written, until the address is known
+        assert self._agent.stdout is not None  # it was asked for
+        with self._agent.stdout as output:
+            while content := os.read(output.fileno(), _MOST_AT_ONCE):
+                *lines, line = (line + content).split(b"\n") if self._address is None else (b"",)
+                with self._lock:
+                    self._tail += content
+                    self._written += len(content)
+                    del self._tail[:-MOST_LOG_NBYTES]
+                    for said in lines:
+                        if said.startswith(_SERVING):
+                            self._address = said.removeprefix(_SERVING).decode().strip()
+
+
+def _folder_with(files: Mapping[str, bytes]) -> Path:
+    """A new folder with files that nobody else can read."""
+    folder = Path(tempfile.mkdtemp(prefix="skipper-agent-"))
+    for name, content in files.items():
+        fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+    return folder
+
+
+class NodeSeat(Seat):
+    """A seat at the IP of its node of Ray.
+
+    Args:
+        files: what scripts and agents know each other by.
+        options: further arguments of ``skipper host serve``.
+        env: environment variables for the agent.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], options: Sequence[str], env: Mapping[str, str]) -> None:
+        import ray
+
+        debugger = os.environ.get("PYTHONBREAKPOINT", "")
+        theirs = {"PYTHONBREAKPOINT": None} if debugger.startswith("ray.") else {}  # breakpoint() is ours in an agent
+        super().__init__(ray.util.get_node_ip_address(), files, options, {**theirs, **env})
