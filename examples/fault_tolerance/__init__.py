@@ -1,0 +1,1 @@
+"""Parts of the fault-tolerant training example."""
