@@ -32,6 +32,7 @@ TOOLS: dict[str, Tool] = {
     "names": Tool("control.naming.command", "names of actors and services: serve them, list them"),
     "dispatch": Tool("benchmarks.dispatch.command", "operations of the tensor engine: issued, run, fetched"),
     "scale": Tool("benchmarks.scale.command", "casts to many processes, straight and by tree, and a model beyond"),
+    "dashboard": Tool("control.tools.dashboard_command", "a running job in a browser"),
     "debug": Tool("control.tools.debug_command", "pdb for the actors of a running job that are at a breakpoint()"),
     "metrics": Tool("control.tools.metrics_command", "the figures of a running job for Prometheus, and its health"),
     "stacks": Tool("control.tools.stacks_command", "where every thread of a running job is, also of hung processes"),

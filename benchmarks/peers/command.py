@@ -1,0 +1,158 @@
+"""``python -m benchmarks.peers`` from the command line to the files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.arguments import Parser, number, whole
+from benchmarks.environment import gather_environment
+from benchmarks.errors import BenchmarkError, UsageError
+from benchmarks.peers.environments import ROOT, versions
+from benchmarks.peers.page import machine_label, page
+from benchmarks.peers.pictures import draw
+from benchmarks.peers.results import figures, results, standings
+from benchmarks.peers.roster import OURS, ROSTER, Peer
+from benchmarks.peers.runner import Outcome, Plan, run
+from benchmarks.peers.work import ROWS, Row
+from benchmarks.plot import check_can_plot
+from benchmarks.report import Report
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130
+_RESULTS = ROOT / "benchmarks" / "results"
+_QUICK_RESULTS = _RESULTS / "local"  # which git ignores
+
+
+def main(argv: Sequence[str], *, prog: str = "python -m benchmarks.peers") -> int:
+    """Measure, and write the page, the report and the pictures.
+
+    Args:
+        argv: The arguments, without the program's name.
+        prog: What was typed before them; shown in messages.
+
+    Returns:
+        The exit code: 0 all is well, also where peers failed; 1 no figure at all, 2 a wrong command line, 130
+        interrupted.
+    """
+    given = _parser(prog).read(argv)
+    if isinstance(given, int):
+        return given
+    try:
+        plan = _plan(given)
+        if not given.no_plots:
+            check_can_plot()
+    except UsageError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return error.exit_code
+    begun = time.monotonic()
+
+    def tell(sentence: str) -> None:
+        print(f"[{time.monotonic() - begun:5.0f} s] {sentence}", file=sys.stderr, flush=True)
+
+    outcome = Outcome()
+    exit_code = 0
+    try:
+        run(plan, outcome, tell)
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted; what was measured is written", file=sys.stderr)
+        exit_code = _INTERRUPTED
+    except BenchmarkError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        exit_code = error.exit_code
+    if not outcome.samples:
+        print(f"{prog}: no peer gave a figure", file=sys.stderr)
+        return exit_code or 1
+    folder = _QUICK_RESULTS if given.quick else _RESULTS
+    _write(plan, outcome, argv, Path(given.output or folder), prog=prog, plots=not given.no_plots)
+    return exit_code
+
+
+def _write(plan: Plan, outcome: Outcome, argv: Sequence[str], folder: Path, *, prog: str, plots: bool) -> None:
+    found = figures(outcome, plan.rows, plan.peers)
+    environment = gather_environment()
+    installed = versions({peer.name: peer.environment for peer in plan.peers if peer.environment is not None})
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = folder / f"{str(environment['time'])[:10]}_{machine_label(environment)}"
+    report = Report(
+        argv=[*prog.split(), *("PATH" if "/" in word else word for word in argv)],
+        config={
+            "tool": "peers",
+            "rounds": outcome.rounds,
+            "quick": plan.quick,
+            "versions": installed,
+            "not_measured": [
+                {"row": row, "peer": peer, "reason": reason} for (row, peer), reason in outcome.reasons.items()
+            ],
+        },
+        results=results(found),
+        environment=environment,
+    )
+    text = page(
+        found,
+        standings(found, plan.rows, OURS),
+        outcome.reasons,
+        rows=plan.rows,
+        peers=plan.peers,
+        versions=installed,
+        rounds=outcome.rounds,
+        environment=environment,
+        pictures=draw(found, plan.rows, plan.peers, stem) if plots else [],
+    )
+    stem.with_name(f"{stem.name}.json").write_text(report.to_json())
+    stem.with_name(f"{stem.name}.md").write_text(text)
+    print(f"{stem}.md")
+
+
+def _plan(given: argparse.Namespace) -> Plan:
+    if given.torchstore is not None and not (Path(given.torchstore) / "torchstore" / "__init__.py").is_file():
+        raise UsageError(f"{given.torchstore} is no checkout of torchstore: it has no torchstore/__init__.py")
+    return Plan(
+        peers=_chosen_peers(given.peers),
+        rows=_chosen_rows(given.rows),
+        rounds=1 if given.quick else given.rounds,
+        minutes=given.minutes,
+        quick=given.quick,
+        checkout=None if given.torchstore is None else Path(given.torchstore).resolve(),
+    )
+
+
+def _chosen_peers(names: str | None) -> list[Peer]:
+    wanted = None if names is None else _words(names, [peer.name for peer in ROSTER], "peer")
+    return [peer for peer in ROSTER if wanted is None or peer.name in wanted]
+
+
+def _chosen_rows(names: str | None) -> list[Row]:
+    wanted = None if names is None else _words(names, [row.name for row in ROWS], "row")
+    return [row for row in ROWS if wanted is None or row.name in wanted]
+
+
+def _words(text: str, known: Sequence[str], kind: str) -> set[str]:
+    words = set(text.split(","))
+    if unknown := words - set(known):
+        raise UsageError(f"there is no {kind} {sorted(unknown)[0]!r}; there are {', '.join(known)}")
+    return words
+
+
+def _parser(prog: str) -> Parser:
+    parser = Parser(
+        prog=prog,
+        description="Skipper beside Monarch, Ray, NIXL, Mooncake and others, doing the same work in turns.",
+        epilog="exit codes: 0 a page was written; 1 no peer gave a figure; 2 wrong arguments; 130 interrupted",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--rounds", type=whole(1, 1000), default=8, help="at most (8)")
+    parser.add_argument("--minutes", type=number(), default=25.0, help="begin no round that would end later (25)")
+    parser.add_argument("--peers", metavar="NAME,...", help="only these: " + ", ".join(peer.name for peer in ROSTER))
+    parser.add_argument("--rows", metavar="NAME,...", help="only these: " + ", ".join(row.name for row in ROWS))
+    parser.add_argument("--torchstore", metavar="PATH", help="a checkout of Meta's torchstore; without it, no rows")
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="where to write (benchmarks/results; with --quick its local)"
+    )
+    parser.add_argument("--no-plots", action="store_true", help="no pictures")
+    parser.add_argument("--quick", action="store_true", help="one round of a few samples, to see that it works")
+    return parser

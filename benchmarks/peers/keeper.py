@@ -1,0 +1,83 @@
+"""Starts a command, and kills every process that it has left when it ends: ``python keeper.py COMMAND...``.
+
+Peers start daemons in sessions of their own, and those of a peer that was killed would stay. So the keeper is the
+*subreaper* of all that come from it (prctl(2)): whoever loses its parent becomes the keeper's child, and nothing gets
+away. It passes its standard streams on, and kills the command when it is told to end (SIGTERM), or when its own parent
+dies. Of the command's end it tells by its exit code: 128 + N for signal N.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["descendants", "main"]
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_POLL_S = 0.01
+_SWEEPS = 500  # five seconds for what cannot be killed at once, such as a process in the midst of a core dump
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command to its end, then kill what is left of it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getppid()
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, _stop)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it died before that was in force
+        return 1
+    code = -signal.SIGKILL
+    try:
+        with contextlib.suppress(SystemExit):  # told to end
+            code = subprocess.Popen(arguments, start_new_session=True).wait()
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _sweep()
+    return code if code >= 0 else 128 - code
+
+
+def descendants(root: int) -> Iterator[int]:
+    """Processes that come from ``root``, however far, as far as their parents live."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
+                # comm may hold anything, also a parenthesis: fields are counted behind the last one.
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    for pid in parents:
+        above = parents.get(pid)
+        while above is not None and above != root:
+            above = parents.get(above)
+        if above == root:
+            yield pid
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise SystemExit
+
+
+def _sweep() -> None:
+    """Kill until nobody is left: those who are killed may have been about to start others."""
+    for _ in range(_SWEEPS):
+        left = list(descendants(os.getpid()))
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_POLL_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""The run as a page for people, in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from benchmarks.environment import Environment
+from benchmarks.output import significant
+from benchmarks.peers.results import Figure, Standing
+from benchmarks.peers.roster import Peer
+from benchmarks.peers.work import FAMILIES, Family, Row
+from benchmarks.statistics import Summary
+
+__all__ = ["machine_label", "page"]
+
+_TITLES: dict[Family, str] = {
+    "actors": "Actors",
+    "memory": "One-sided memory",
+    "store": "Store of tensors",
+    "engine": "Tensor engine",
+}
+
+
+def machine_label(environment: Environment) -> str:
+    """A neutral name for the machine: how many cores may be used."""
+    return f"{environment['cores_usable']}-core-cpu"
+
+
+def page(
+    found: Mapping[tuple[str, str], Figure],
+    standings: Sequence[Standing],
+    reasons: Mapping[tuple[str, str], str],
+    *,
+    rows: Sequence[Row],
+    peers: Sequence[Peer],
+    versions: Mapping[str, str],
+    rounds: int,
+    environment: Environment,
+    pictures: Sequence[str],
+) -> str:
+    """Lay everything out.
+
+    Args:
+        found: Figures by row and peer.
+        standings: How ours stands.
+        reasons: Why there are none, by row and peer.
+        rows: Which were asked for.
+        peers: Who took part.
+        versions: What is installed for each, where it is not this project's own.
+        rounds: How many there were.
+        environment: Of the run.
+        pictures: File names beside the page.
+    """
+    families = [family for family in FAMILIES if any(row.family == family for row in rows)]
+    lines = [
+        "# Side by side with the peers",
+        "",
+        f"{environment['time']}, {environment['cpu']}, {environment['cores_usable']} cores, "
+        f"{int(environment['memory_nbytes'] or 0) / 2**30:.0f} GiB, {environment['kernel']}, "
+        f"Python {environment['python']}, torch {environment['torch']}, commit {environment['commit']}.",
+        "",
+        f"{rounds} rounds; each asked every peer once for every row, in an order that rotates. A figure is the median "
+        "of its rounds' medians; behind it the ratio to the yardstick of the same round: median, least and greatest, "
+        "and in how many rounds. Of times less is better, of rates more. What is measured and how: "
+        "[performance.md](../../docs/performance.md).",
+        "",
+        "## How Skipper stands",
+        "",
+        *_standing_lines(standings),
+    ]
+    for family in families:
+        lines += ["", f"## {_TITLES[family]}", "", *_family_lines(found, family, rows, peers)]
+    lines += ["", "## Who took part", "", *_peer_lines(peers, versions, families)]
+    lines += ["", "## What was not measured", "", *_reason_lines(reasons, rows, peers)]
+    for picture in pictures:
+        lines += ["", f"![{picture}]({picture})"]
+    return "\n".join(lines) + "\n"
+
+
+def _standing_lines(standings: Sequence[Standing]) -> Iterator[str]:
+    yield "| row | Skipper | best of the others | Skipper is faster by |"
+    yield "|---|---|---|---|"
+    for each in standings:
+        if each.other is None or each.times is None:
+            other, verdict = "nobody else does this", ""
+        else:
+            other = f"{each.other.peer.title}: {_value(each.other)}"
+            verdict = f"{'' if each.first else '**behind:** '}{_spread(each.times)}"
+        yield f"| {each.row.title} | {_value(each.ours)} | {other} | {verdict} |"
+
+
+def _family_lines(
+    found: Mapping[tuple[str, str], Figure], family: Family, rows: Sequence[Row], peers: Sequence[Peer]
+) -> Iterator[str]:
+    taking_part = [peer for peer in peers if family in peer.ways]
+    yield "| row | yardstick | " + " | ".join(peer.title for peer in taking_part) + " |"
+    yield "|---" * (len(taking_part) + 2) + "|"
+    for row in rows:
+        if row.family == family:
+            cells = [_cell(found.get((row.name, peer.name))) for peer in taking_part]
+            yield f"| {row.title} | {row.yardstick} | " + " | ".join(cells) + " |"
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    is_yardstick = figure.peer.name == figure.row.yardstick
+    return _value(figure) if figure.ratio is None or is_yardstick else f"{_value(figure)}<br>{_spread(figure.ratio)}"
+
+
+def _value(figure: Figure) -> str:
+    unit = {"us": "µs", "1/s": "/s"}.get(figure.row.unit, figure.row.unit)
+    return f"{significant(figure.value, 3)} {unit}"
+
+
+def _spread(ratio: Summary) -> str:
+    low, middle, high = (significant(value, 2) for value in (ratio.min, ratio.p50, ratio.max))
+    return f"{middle} ({low} to {high}, n {ratio.n})"
+
+
+def _peer_lines(peers: Sequence[Peer], versions: Mapping[str, str], families: Sequence[Family]) -> Iterator[str]:
+    yield "| peer | version | how it does the work |"
+    yield "|---|---|---|"
+    for peer in peers:
+        if not any(family in peer.ways for family in families):
+            continue
+        ways = "; ".join(f"*{family}*: {peer.ways[family]}" for family in families if family in peer.ways)
+        yield f"| {peer.title} | {versions.get(peer.name, '')} | {ways} |"
+
+
+def _reason_lines(reasons: Mapping[tuple[str, str], str], rows: Sequence[Row], peers: Sequence[Peer]) -> Iterator[str]:
+    """Rows of one peer and one reason stand together."""
+    titles = {peer.name: peer.title for peer in peers}
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for peer in peers:
+            if (row.name, peer.name) in reasons:
+                grouped.setdefault((peer.name, reasons[row.name, peer.name]), []).append(f"`{row.name}`")
+    yield "| peer | rows | why |"
+    yield "|---|---|---|"
+    for (name, reason), which in grouped.items():
+        yield f"| {titles[name]} | {', '.join(which)} | {reason.replace('|', '/')} |"

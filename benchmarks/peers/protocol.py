@@ -1,0 +1,115 @@
+"""What is said between the runner and a peer's process: lines of JSON over its standard input and output.
+
+    peer:    {"ready": true}
+    runner:  {"row": "call", "n": 200, "limit_s": 2.0}
+    peer:    {"samples": [358211, ...]}     durations in ns, in the order in which they were taken
+          or {"cannot": "it has no actors"} the peer does not do that here, and why
+          or {"failed": "RuntimeError: ..."}
+
+The process ends when its standard input does. What its libraries print goes to standard error, whatever they take for
+standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import TextIO
+
+__all__ = ["Block", "CannotError", "Turn", "private_stdout", "serve"]
+
+
+class CannotError(Exception):
+    """A peer does not do a row's work; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How much of a row is asked for.
+
+    Attributes:
+        n: Samples.
+        limit_s: Begin no further sample when so many seconds have passed since the first; there is always one.
+    """
+
+    n: int
+    limit_s: float
+
+    @property
+    def warmup(self) -> int:
+        """Runs that are not timed, before those that are."""
+        return max(1, self.n // 10)
+
+    def times(self, action: Callable[[], object], *, warmup: int | None = None) -> list[int]:
+        """Do it as often as asked for; how long each time took, in ns."""
+        for _ in range(self.warmup if warmup is None else warmup):
+            action()
+        durations: list[int] = []
+        begun = perf_counter_ns()
+        while self.goes_on(len(durations), begun):
+            begin = perf_counter_ns()
+            action()
+            durations.append(perf_counter_ns() - begin)
+        return durations
+
+    async def times_async(self, action: Callable[[], Awaitable[object]], *, warmup: int | None = None) -> list[int]:
+        """The same with what is awaited."""
+        for _ in range(self.warmup if warmup is None else warmup):
+            await action()
+        durations: list[int] = []
+        begun = perf_counter_ns()
+        while self.goes_on(len(durations), begun):
+            begin = perf_counter_ns()
+            await action()
+            durations.append(perf_counter_ns() - begin)
+        return durations
+
+    def goes_on(self, done: int, begun_ns: int) -> bool:
+        """Whether another sample is wanted after ``done``, the first of which began at ``begun_ns``."""
+        return done < 1 or (done < self.n and perf_counter_ns() - begun_ns < self.limit_s * 1e9)
+
+
+Block = Callable[[Turn], list[int]]
+"""Does a row's work in one turn, and says how long each time took, in ns."""
+
+
+def private_stdout() -> TextIO:
+    """Keep standard output for answers; what others write to it from now on goes to standard error."""
+    sys.stdout.flush()
+    kept = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return kept
+
+
+def serve(blocks: Mapping[str, Block], cannot: Mapping[str, str], answers: TextIO) -> None:
+    """Answer requests until standard input ends.
+
+    Args:
+        blocks: How each row is done.
+        cannot: Why the others are not.
+        answers: Where answers go.
+    """
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        print(json.dumps(_answer(request, blocks, cannot)), file=answers, flush=True)
+
+
+def _answer(
+    request: Mapping[str, object], blocks: Mapping[str, Block], cannot: Mapping[str, str]
+) -> dict[str, str | list[int]]:
+    name = str(request["row"])
+    if name not in blocks:
+        return {"cannot": cannot.get(name, "it has no such thing")}
+    turn = Turn(int(str(request["n"])), float(str(request["limit_s"])))
+    try:
+        return {"samples": blocks[name](turn)}
+    except CannotError as reason:
+        return {"cannot": str(reason)}
+    except Exception as error:  # noqa: BLE001 - whatever a foreign library raises is the row's result
+        lines = str(error).strip().splitlines()
+        return {"failed": f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]}

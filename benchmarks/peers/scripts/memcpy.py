@@ -1,0 +1,70 @@
+"""The floor of all that moves bytes within a host: the C library's memcpy, one thread, warm memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
+from benchmarks.peers.protocol import Block
+from benchmarks.peers.work import REGION_NBYTES, ROWS, STATE_SHAPES, Family, Span, rows_of
+
+__all__ = ["CANNOT", "open_blocks"]
+
+CANNOT = {row.name: "the floor of this row is another" for row in ROWS if row.yardstick != "memcpy"}
+
+
+def open_blocks(family: Family, _stack: ExitStack) -> dict[str, Block]:
+    """See `benchmarks.peers.child`."""
+    region = _Region()
+    if family == "memory":
+        return memory_blocks(region)
+    state, end = [], 0
+    for rows, columns in STATE_SHAPES:
+        state.append((end, rows * columns * 4))
+        end += rows * columns * 4
+    blocks: dict[str, Block] = {}
+    for row in rows_of(family):
+        if row.yardstick == "memcpy":
+            spans = state if row.name in ("put_state_dict", "get_state_dict", "sync") else [(0, row.amount)]
+            blocks[row.name] = _copying(region, spans)
+    return blocks
+
+
+def _copying(region: _Region, spans: Sequence[Span]) -> Block:
+    move = region.operation(spans, write=False)
+    region.fill(spans, 1)  # memory that was never written is one page of zeros, whatever its size
+    return lambda turn: turn.times(move, warmup=2)
+
+
+class _Region:
+    def __init__(self) -> None:
+        self.local: Bytes = np.empty(REGION_NBYTES, np.uint8)
+        self._far: Bytes = np.empty(REGION_NBYTES, np.uint8)
+
+    def operation(self, spans: Sequence[Span], *, write: bool) -> Operation:
+        copy = _memcpy()
+        source, target = (self.local, self._far) if write else (self._far, self.local)
+        calls = [(target.ctypes.data + offset, source.ctypes.data + offset, nbytes) for offset, nbytes in spans]
+
+        def move(_keep: object = (source, target)) -> None:  # calls hold addresses, which keep nothing alive
+            for call in calls:
+                copy(*call)
+
+        return move
+
+    def fill(self, spans: Sequence[Span], value: int) -> None:
+        fill(self._far, spans, value)
+
+    def holds(self, spans: Sequence[Span], value: int) -> bool:
+        return holds(self._far, spans, value)
+
+
+def _memcpy() -> Callable[[int, int, int], object]:
+    function = ctypes.CDLL(None).memcpy
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    function.restype = ctypes.c_void_p
+    return function

@@ -1,0 +1,119 @@
+"""Skipper itself: actors, memory, store and tensor engine as its own documentation has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+import control
+import dataplane
+from benchmarks.actors.parties import Caller, Echo
+from benchmarks.peers.memory import Bytes, Operation, Owner, keep, memory_blocks
+from benchmarks.peers.protocol import Block, Turn
+from benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
+from dataplane import RDMAAction, RDMABuffer
+
+__all__ = ["CANNOT", "Region", "open_blocks"]
+
+CANNOT: dict[str, str] = {}
+
+_MESSAGE = bytes(MESSAGE_NBYTES)
+_TIMEOUT_S = 60.0
+
+
+def open_blocks(family: Family, stack: ExitStack) -> dict[str, Block]:
+    """See `benchmarks.peers.child`."""
+    if family == "memory":
+        return memory_blocks(Region(stack, mappable))
+    stack.callback(control.shutdown)
+    if family == "actors":
+        return _actor_blocks()
+    if family == "store":
+        from benchmarks.peers.scripts.skipper_store import store_blocks
+
+        return store_blocks(stack)
+    from benchmarks.peers.scripts.skipper_engine import engine_blocks
+
+    return engine_blocks(stack)
+
+
+def _actor_blocks() -> dict[str, Block]:
+    procs = control.this_host().spawn_procs({"procs": FANOUT})
+    echoes = procs.spawn("echo", Echo)
+    one = echoes.slice(procs=0)
+    caller = procs.slice(procs=1).spawn("caller", Caller)
+    echoes.noted.call().get(_TIMEOUT_S)
+
+    def pipeline() -> None:
+        futures = [one.echo.call_one(_MESSAGE) for _ in range(PIPELINED)]
+        for future in futures:
+            future.get(_TIMEOUT_S)
+
+    def from_actor(turn: Turn) -> list[int]:
+        caller.time_calls.call_one(one, turn.warmup, _MESSAGE, _TIMEOUT_S).get(_TIMEOUT_S)
+        durations: list[int] = caller.time_calls.call_one(one, turn.n, _MESSAGE, _TIMEOUT_S).get(_TIMEOUT_S)
+        return durations
+
+    return {
+        "call": lambda turn: turn.times(lambda: one.echo.call_one(_MESSAGE).get(_TIMEOUT_S)),
+        "actor_to_actor": from_actor,
+        "fanout": lambda turn: turn.times(lambda: echoes.echo.call(_MESSAGE).get(_TIMEOUT_S)),
+        "pipelined": lambda turn: turn.times(pipeline),
+        "spawn": _time_spawns,
+    }
+
+
+def _time_spawns(turn: Turn) -> list[int]:
+    meshes = []
+
+    def spawn() -> None:
+        procs = control.this_host().spawn_procs({"procs": FANOUT})
+        meshes.append(procs)
+        procs.spawn("echo", Echo).noted.call().get(_TIMEOUT_S)
+
+    durations = turn.times(spawn, warmup=0)
+    for procs in meshes:
+        procs.stop().get(_TIMEOUT_S)
+    return durations
+
+
+def mappable(nbytes: int = REGION_NBYTES) -> Bytes:
+    """Memory that other processes of this host can map."""
+    return dataplane.empty_array(nbytes, np.uint8)
+
+
+class Region:
+    """See `benchmarks.peers.memory.Far`; ``allocate`` makes the memory of both ends."""
+
+    def __init__(self, stack: ExitStack, allocate: Callable[[], Bytes]) -> None:
+        self.local: Bytes = allocate()
+        self._owner = Owner.start(stack, _own, allocate)
+        self._buffer: RDMABuffer = self._owner.hello
+        self.fill, self.holds = self._owner.fill, self._owner.holds
+
+    def operation(self, spans: Sequence[Span], *, write: bool) -> Operation:
+        """One span is a read or write of a part of the buffer, several are an action, compiled once."""
+        if len(spans) == 1:
+            ((offset, nbytes),) = spans
+            part, mine = self._buffer.at(offset, nbytes), self.local[offset : offset + nbytes]
+            transfer = part.write_from if write else part.read_into
+            return lambda: transfer(mine, timeout=_TIMEOUT_S).get()
+        action = RDMAAction()
+        for offset, nbytes in spans:
+            part, mine = self._buffer.at(offset, nbytes), self.local[offset : offset + nbytes]
+            if write:
+                action.write_remote(part, mine)
+            else:
+                action.read_remote(mine, part)
+        return lambda: action.submit(timeout=_TIMEOUT_S).get()
+
+
+def _own(connection: Connection[Any, Any], allocate: Callable[[], Bytes]) -> None:
+    memory = allocate()
+    buffer = RDMABuffer(memory)
+    connection.send(buffer)
+    keep(connection, memory)
