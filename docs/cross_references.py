@@ -1,0 +1,55 @@
+"""Docstrings say `Name` where they mean another public name: in the API reference that is a link.
+
+griffe, which reads the packages for mkdocstrings, calls the method below when it has read one of them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+sys.path.insert(0, str(Path(__file__).parent))  # as MkDocs itself does while it loads what stands beside this file
+from api_reference import packages
+
+_NAME = re.compile(r"(?<![`\w\[])`(?P<name>[A-Za-z_][\w.]*)`(?!`)")
+
+
+class CrossReferences(griffe.Extension):
+    """Makes links of single-quoted public names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._public = list(_public())
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Change the docstrings of a package, all modules of it."""
+        known = dict(self._public)  # and those of the package itself before all others:
+        known.update({name: target for name, target in self._public if target.startswith(f"{pkg.name}.")})
+        for each in _with_docstrings(pkg):
+            if each.docstring is not None:
+                each.docstring.value = _NAME.sub(lambda found: _linked(found, known), each.docstring.value)
+
+
+def _public() -> Iterator[tuple[str, str]]:
+    """What may be meant by which name, and where it is described."""
+    for package in reversed(packages()):
+        for name in package.names:
+            yield f"{package.name}.{name}", package.target(name)
+            yield name, package.target(name)
+
+
+def _linked(found: re.Match[str], known: dict[str, str]) -> str:
+    target = known.get(found["name"])
+    return found[0] if target is None else f"[{found[0]}][{target}]"
+
+
+def _with_docstrings(each: griffe.Object) -> Iterator[griffe.Object]:
+    yield each
+    for member in each.members.values():
+        if isinstance(member, griffe.Object):
+            yield from _with_docstrings(member)
