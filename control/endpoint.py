@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from control import tracing
 from control.context import current_context
 from control.engine import engine
 from control.future import Future
@@ -76,8 +77,7 @@ class Endpoint:
         payload = self._pack(args, kwargs, self._awaited)
         process = runtime.current()
         future: Future[ValueMesh[Any]] = Future()
-        port = process.ports.open(MeshReply(future, self._mesh.extent, self._awaited))
-        self._cast(process, payload, port)
+        self._cast(process, payload, MeshReply(future, self._mesh.extent, self._awaited))
         return future
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
@@ -91,7 +91,7 @@ class Endpoint:
             PayloadError: an argument cannot be pickled.
         """
         payload = self._pack(args, kwargs, self._awaited)
-        self._cast(runtime.current(), payload, self._notice())
+        self._cast(runtime.current(), payload, None)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call one actor of the mesh, each in its turn.
@@ -115,7 +115,7 @@ class Endpoint:
         payload = self._pack(args, kwargs, self._awaited)
         process = runtime.current()
         stream = ResponseStream(len(self._members))
-        self._cast(process, payload, process.ports.open(StreamReply(stream, self._awaited)))
+        self._cast(process, payload, StreamReply(stream, self._awaited))
         return stream
 
     def rref(self, *args: Any, **kwargs: Any) -> Any:
@@ -183,21 +183,25 @@ class Endpoint:
     def _send_to(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         awaited = self._awaited[index]
         payload = self._pack(args, kwargs, (awaited,))
-        process = runtime.current()
         future: Future[Any] = Future()
-        port = process.ports.open(OneReply(future, awaited))
-        envelope = Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port)
-        process.send(self._members[index], envelope)
+        self._post(runtime.current(), payload, OneReply(future, awaited), index)
         return future
 
-    def _post(self, process: Process, payload: Payload, reply: Reply) -> None:
-        """Send what has been checked and packed before to the only actor; ``reply`` takes what comes back.
+    def _post(self, process: Process, payload: Payload, reply: Reply, index: int = 0) -> None:
+        """Send what has been checked and packed before to one actor; ``reply`` takes what comes back.
 
         Raises:
             BackpressureError: there was no room in time; nobody waits for the reply then.
         """
+        if tracing.tracer is not None:
+            with tracing.tracer.sending(self._described(index, is_awaited=True)) as sending:
+                port = process.ports.open(sending.until(reply))
+                envelope = Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port)
+                envelope.trace = sending.traceparent
+                process.send(self._members[index], envelope)
+            return
         port = process.ports.open(reply)
-        process.send(self._members[0], Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port))
+        process.send(self._members[index], Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port))
 
     def _notice(self) -> int:
         """Where the actor whose code runs is told if a message is not delivered; 0 outside of actors."""
@@ -205,11 +209,28 @@ class Endpoint:
         sender = runtime.current().root_cell if here is None else here.actor_instance._cell
         return 0 if sender is None else notice_number(sender, self._mesh.uid, self._mesh.name)
 
-    def _cast(self, process: Process, payload: Payload, port: int) -> None:
+    def _cast(self, process: Process, payload: Payload, reply: Reply | None) -> None:
+        if tracing.tracer is not None:
+            with tracing.tracer.sending(self._described(None, is_awaited=reply is not None)) as sending:
+                reply = None if reply is None else sending.until(reply)
+                self._cast_by(process, payload, reply, sending.traceparent)
+            return
+        self._cast_by(process, payload, reply)
+
+    def _cast_by(self, process: Process, payload: Payload, reply: Reply | None, trace: bytes = b"") -> None:
+        port = self._notice() if reply is None else process.ports.open(reply)
         process.cast(
             self._members,
-            Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port, extent=self._mesh.extent),
+            Envelope(
+                Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port, extent=self._mesh.extent, trace=trace
+            ),
         )
+
+    def _described(self, index: int | None, *, is_awaited: bool) -> tracing.Call:
+        """A call for whoever traces it, of one actor or of all."""
+        if index is None:
+            return tracing.Call(self._mesh.name, self.spec.name, is_awaited, len(self._members), None)
+        return tracing.Call(self._mesh.name, self.spec.name, is_awaited, 1, self._awaited[index].actor)
 
     def __repr__(self) -> str:
         return f"<endpoint {self._mesh.name}.{self.spec.name}>"

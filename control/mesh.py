@@ -14,9 +14,11 @@ from control.endpoint import Endpoint, PlainMethod
 from control.engine import engine
 from control.future import Future
 from control.runtime import job as runtime
+from control.runtime.links import watch
 from control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
 from control.runtime.ports import Awaited, MeshReply
-from control.shape import AxisSelection, Extent, Shape
+from control.runtime.supervision import ROOT_UID
+from control.shape import AxisSelection, Extent, Point, Shape
 from control.wire.envelope import Envelope, Kind, ProcessRef
 from control.wire.payload import pack
 
@@ -261,6 +263,18 @@ class ProcMesh(_Mesh):
     def initialized(self) -> Future[Any]:
         """A future that ends when every process is up and answers, or in the first error."""
         return self._ask_all("ping")
+
+    @property
+    def ended(self) -> Future[None]:
+        """A future that ends when one of these processes has, on whichever host and however it came; nothing is polled.
+
+        Where it is on another host that can mean that there has been no sign of life from it for too long.
+        """
+        ended: Future[None] = Future()
+        for member in self._view_members():
+            whole = ActorRef(member, ROOT_UID, self._name, Point(0, Extent()))
+            watch(runtime.current(), whole).add_done_callback(lambda _: ended._settle(lambda: None))
+        return ended
 
     def spawn(self, name: str, cls: type[A], /, *args: Any, **kwargs: Any) -> ActorMesh[A]:
         """Make an actor of class ``cls`` in each process, owned by the calling actor. Returns at once.

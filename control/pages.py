@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
@@ -20,7 +21,26 @@ class Page:
     content_type: str
     body: str
     status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
 
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody asks for.
+
+    Attributes:
+        path: without the query.
+        query: what follows the question mark; empty where nothing does.
+        headers: by name, in whatever case.
+    """
+
+    path: str
+    query: str
+    headers: Message
+
+
+Gate = Callable[[Request], Page | None]
+"""Looks at every request first: None lets it pass, a page is the answer."""
 
 Pages = Mapping[str, Callable[[], Page]]
 """What makes each page, by its path; the first is the one that `PageServer.url` names."""
@@ -36,6 +56,8 @@ class PageServer:
         port: to listen on; 0: one that is free.
         host: the address to listen on; ``"0.0.0.0"`` for all of this host's.
         name: of the thread.
+        headers: sent with every answer.
+        gate: see `Gate`; None lets everybody in.
 
     Attributes:
         host: the address on which it listens.
@@ -45,10 +67,19 @@ class PageServer:
         OSError: the port is taken, or the address is not this host's.
     """
 
-    def __init__(self, pages: Pages, port: int = 0, host: str = "127.0.0.1", *, name: str = "control-pages") -> None:
+    def __init__(
+        self,
+        pages: Pages,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        *,
+        name: str = "control-pages",
+        headers: Mapping[str, str] | None = None,
+        gate: Gate | None = None,
+    ) -> None:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         self._path = next(iter(pages))
-        self._server = _Server((host, port), family, pages)
+        self._server = _Server((host, port), family, pages, headers or {}, gate)
         self.host, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
         self._thread = Thread(target=self._server.serve_forever, name=name, daemon=True)
         self._thread.start()
@@ -79,9 +110,16 @@ class _Server(ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True  # a client that is stuck keeps nobody waiting
 
-    def __init__(self, address: tuple[str, int], family: socket.AddressFamily, pages: Pages) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        family: socket.AddressFamily,
+        pages: Pages,
+        headers: Mapping[str, str],
+        gate: Gate | None,
+    ) -> None:
         self.address_family = family
-        self.pages = pages
+        self.pages, self.headers, self.gate = pages, headers, gate
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -94,21 +132,37 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page as it is now."""
-        make = self.server.pages.get(self.path.partition("?")[0])
-        if make is None:
-            self.send_error(HTTPStatus.NOT_FOUND, f"there is {' and '.join(self.server.pages)}")
-            return
+        path, _, query = self.path.partition("?")
+        make, gate = self.server.pages.get(path), self.server.gate
         try:
-            page = make()
+            page = None if gate is None else gate(Request(path, query, self.headers))
+            if page is None and make is None:
+                self.send_error(HTTPStatus.NOT_FOUND, f"there is {' and '.join(self.server.pages)}")
+                return
+            if page is None and make is not None:
+                page = make()
         except Exception as error:  # noqa: BLE001  (whatever goes wrong is the answer, and the server goes on)
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__)
             return
+        assert page is not None  # the gate's, or the one that was asked for
         body = page.body.encode()
         self.send_response(page.status)
+        for header, value in page.headers.items():
+            self.send_header(header, value)
         self.send_header("Content-Type", page.content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def end_headers(self) -> None:
+        """Add what every answer says."""
+        for header, value in self.server.headers.items():
+            self.send_header(header, value)
+        super().end_headers()
+
+    def version_string(self) -> str:
+        """Nobody needs to know which Python this is."""
+        return "skipper"
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is logged: those who watch come every few seconds."""

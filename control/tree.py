@@ -4,10 +4,14 @@ The receivers stand in a row. A node has the first position of a span, and what 
 parts as the fan-out says, as evenly as possible: each part is a node again. So a subtree is a run of neighbours,
 whatever is said to a subtree is a slice of what is said to all, and the depth is the least that the fan-out allows,
 or one more.
+
+Where the receivers stand on several hosts, a span is cut between these alone as long as there is more than one in it,
+the rest of the node's own host counting as one. So each host is entered once, however many there are.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,9 +32,9 @@ class Span:
     def __len__(self) -> int:
         return self.end - self.first
 
-    def below(self, fanout: int) -> list[Span]:
-        """The nodes that this one passes on to."""
-        return spans(self.first + 1, self.end, fanout)
+    def below(self, fanout: int, starts: Sequence[int] = ()) -> list[Span]:
+        """The nodes that this one passes on to; for ``starts`` see `cut`."""
+        return cut(self.first + 1, self.end, fanout, starts)
 
 
 def spans(first: int, end: int, fanout: int) -> list[Span]:
@@ -47,15 +51,29 @@ def spans(first: int, end: int, fanout: int) -> list[Span]:
     return [Span(begin, until) for begin, until in pairwise(cuts)]
 
 
+def cut(first: int, end: int, fanout: int, starts: Sequence[int]) -> list[Span]:
+    """Positions cut into at most ``fanout`` parts: between hosts, or evenly where all are on one.
+
+    Args:
+        first: the first position.
+        end: the one behind the last.
+        fanout: 2 or more.
+        starts: where hosts begin, in order; what lies beyond the positions does not matter.
+    """
+    edges = [first, *starts[bisect_right(starts, first) : bisect_left(starts, end)], end]
+    if len(edges) == 2:
+        return spans(first, end, fanout)
+    return [Span(edges[part.first], edges[part.end]) for part in spans(0, len(edges) - 1, fanout)]
+
+
 class Tree:
     """The tree below a caster, who is no position of it.
 
     Args:
         size: the number of receivers.
         fanout: to how many each passes on at most, the caster included; 2 or more.
-        starts: the first position on each host, from 0 on, where the receivers stand host by host. The caster then
-            cuts between hosts alone: as long as there are no more of them than the fan-out, a cast goes to each host
-            once, and is passed on there. Beyond that, what goes to several hosts is cut evenly from then on.
+        starts: the first position on each host, where the receivers stand host by host: a cast then goes to each host
+            once, and is passed on there.
 
     Attributes:
         heads: those that the caster itself sends to.
@@ -66,21 +84,23 @@ class Tree:
 
     def __init__(self, size: int, fanout: int, starts: Sequence[int] = ()) -> None:
         self.fanout = fanout
-        self.heads = spans(0, size, fanout)
-        if len(starts) > 1:
-            edges = [*starts, size]
-            self.heads = [Span(edges[part.first], edges[part.end]) for part in spans(0, len(starts), fanout)]
+        self.heads = cut(0, size, fanout, starts)
         self.span_at: list[Span] = [Span(position, position + 1) for position in range(size)]
         self.parent_of: list[int | None] = [None] * size
         self.depth = 0
+        self._starts = starts
         level = self.heads
         while level:
             self.depth += 1
             level = [child for span in level for child in self._place(span)]
 
+    def below(self, position: int) -> list[Span]:
+        """The nodes that the one at a position passes on to."""
+        return self.span_at[position].below(self.fanout, self._starts)
+
     def _place(self, span: Span) -> list[Span]:
         self.span_at[span.first] = span
-        below = span.below(self.fanout)
+        below = self.below(span.first)
         for child in below:
             self.parent_of[child.first] = span.first
         return below

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from control import tracing
 from torchstore.errors import KindMismatchError
 from torchstore.explanation import Explanation
 from torchstore.fetch import Fetcher
@@ -211,7 +212,10 @@ class LocalClient:
     async def _observed(self, op: str, work: Awaitable[tuple[T, SyncRecord | None]]) -> T:
         """The result of an operation, whose record is kept; one that fails is counted."""
         try:
-            result, record = await work
+            with tracing.span(f"torchstore.{op}", **{"torchstore.store": self._remote.store_name}) as span:
+                result, record = await work
+                if record is not None and tracing.tracer is not None:
+                    span.set(**record.attributes())
         except StaleClientError:  # another client does it again
             raise
         except Exception as error:

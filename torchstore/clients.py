@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from threading import Lock
 from typing import TypeVar
 
-from control import ActorMesh, get_or_spawn_controller
+from control import ActorMesh, get_or_spawn_controller, this_proc
 from torchstore.client import LocalClient
 from torchstore.controller import StoreController
 from torchstore.messages import StaleClientError
@@ -32,7 +32,7 @@ async def client(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAU
     found = _clients.get(store_name)
     if found is None:
         controller = await controller_of(store_name, timeout)
-        info = await ask(controller.info.call_one(this_process()), timeout)
+        info = await ask(controller.info.call_one(this_process(), this_proc()), timeout)
         with _clients_lock:  # two actors of one process may get here together: they share one client
             found = _clients.setdefault(store_name, LocalClient(Remote(store_name, controller, info)))
     return found

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from control import Actor, Port, ProcMesh, endpoint
+from control.runtime.tables import report_table
 from torchstore.budget import make_room
 from torchstore.errors import KeyNotFoundError, StoreNotInitializedError, StrategyError
 from torchstore.granting import grant_all
@@ -33,6 +34,7 @@ from torchstore.messages import (
 )
 from torchstore.meta import ValueMeta, describe_version
 from torchstore.offers import Patience
+from torchstore.overview import overview
 from torchstore.process import ProcessId
 from torchstore.strategy import TorchStoreStrategy
 from torchstore.version import Contribution
@@ -58,6 +60,11 @@ class StoreController(Actor):
         self._members = Members(store_name)
         self._waiting = WaitingRoom()
         self._watch = ProcessWatch(self._process_died)
+        self._part = f"torchstore {store_name}"
+
+    async def __cleanup__(self, error: Exception | None) -> None:
+        """Report no more."""
+        report_table(self._part, None)
 
     def __supervise__(self, failure: object) -> bool:
         """A volume that dies is reported to those who use it; it does not take the store down."""
@@ -83,17 +90,18 @@ class StoreController(Actor):
         if self._volumes is not None:
             raise StrategyError(f"the store {self._store_name!r} is initialized already; shut it down first")
         volumes = await Volumes.start(self._store_name, num_storage_volumes, strategy, mesh, volume_nbytes)
-        for process in volumes.processes.values():
-            self._watch.add(process)
+        for name, process in volumes.processes.items():
+            self._watch.add(process, volumes.homes[name])
         self._volumes = volumes
+        report_table(self._part, lambda: overview(self._store_name, self._index))
         self._index.keep = keep_versions
         self._checksum = checksum
 
     @endpoint
-    async def info(self, process: ProcessId) -> StoreInfo:
-        """Welcome a client. From here on the store knows when its process dies."""
+    async def info(self, process: ProcessId, procs: ProcMesh) -> StoreInfo:
+        """Welcome a client, whose process control knows as ``procs``. The store knows from here on when that dies."""
         volumes = self._initialized()
-        self._watch.add(process)
+        self._watch.add(process, procs)
         number = self._members.welcome(process)
         return StoreInfo(volumes.strategy, volumes.actors, volumes.processes, number, self._checksum)
 
@@ -115,6 +123,7 @@ class StoreController(Actor):
     async def teardown(self) -> None:
         """Forget every key, free all memory and stop the volumes."""
         volumes, self._volumes = self._volumes, None
+        report_table(self._part, None)
         self._waiting.dismiss_all(StoreNotInitializedError(self._store_name))
         self._watch.close()
         self._index.clear()

@@ -96,6 +96,10 @@ class Index:
         self._settle(history)
         return True
 
+    def histories(self) -> list[History]:
+        """Those of all keys."""
+        return list(self._histories.values())
+
     def get(self, key: str) -> History | None:
         """The history of a key."""
         return self._histories.get(key)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from control import tracing
 from dataplane import RDMAAction, RDMABuffer, RemoteLayout
 from dataplane.errors import TransferTimeoutError
 from torchstore.checksum import Proof, ProofBuilder
@@ -241,11 +242,12 @@ async def execute(action: RDMAAction, nbytes: int, timeout: float, *, fresh: boo
     """
     if fresh and nbytes > _AT_ONCE_BYTES:
         await asyncio.to_thread(lambda: action.segments)
-    operation = action.submit(timeout=timeout)
-    if nbytes <= _AT_ONCE_BYTES:
-        with suppress(TransferTimeoutError):  # not done at once: a slow link, so wait like for a large one
-            operation.get(_AT_ONCE_S)
-    await operation
+    with tracing.span("dataplane.transfer", nbytes=nbytes):
+        operation = action.submit(timeout=timeout)
+        if nbytes <= _AT_ONCE_BYTES:
+            with suppress(TransferTimeoutError):  # not done at once: a slow link, so wait like for a large one
+                operation.get(_AT_ONCE_S)
+        await operation
 
 
 def check_same(name: str, dtype: str, global_shape: Ints, target: LocalTensor) -> None:

@@ -65,6 +65,16 @@ class SyncRecord:
         """Decimal gigabytes per second over the whole operation."""
         return self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
 
+    def attributes(self) -> dict[str, str | bool | int | float]:
+        """What a span says of it."""
+        return {
+            "torchstore.key": self.key,
+            "torchstore.version": self.version,
+            "torchstore.mode": self.mode,
+            "torchstore.nbytes": self.nbytes,
+            "torchstore.plan_hit": self.plan_hit,
+        }
+
     @property
     def stages(self) -> dict[str, float]:
         """Seconds by stage, none of them counted twice; what is left of ``seconds`` is in none."""

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 import control
-from control import ControlError, ServedJob
+from control import ControlError, ServedJob, this_proc
 from torchstore import api
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client
 from torchstore.errors import RendezvousError, StoreError, StoreNotInitializedError, StoreTimeoutError, StrategyError
@@ -192,7 +192,7 @@ async def initialize_spmd(
             path = await asyncio.to_thread(board.hear, _JOB)
             await asyncio.to_thread(_join, path, _rank(env.rank), deadline)
         controller = await controller_of(store_name, _left(deadline))
-        info = await ask(controller.info.call_one(this_process()), _left(deadline))
+        info = await ask(controller.info.call_one(this_process(), this_proc()), _left(deadline))
         await asyncio.to_thread(board.tell, _rank(env.rank), "")
         await asyncio.to_thread(board.hear_all, [_rank(rank) for rank in range(env.world_size)])
     except BaseException as error:

@@ -21,12 +21,14 @@ class Volumes:
         strategy: Which client writes to which.
         actors: By the names that the strategy gives them.
         processes: In which each of them lives.
+        homes: The same for control.
         procs: The processes, where they were started for this store.
     """
 
     strategy: TorchStoreStrategy
     actors: dict[str, ActorMesh[StorageVolume]] = field(default_factory=dict)
     processes: dict[str, ProcessId] = field(default_factory=dict)
+    homes: dict[str, ProcMesh] = field(default_factory=dict)
     procs: ProcMesh | None = None
 
     @staticmethod
@@ -46,20 +48,23 @@ class Volumes:
         elif mesh is None:
             mesh = volumes.procs = this_host().spawn_procs(per_host={"gpus": number})
         try:
-            await volumes._identify(mesh.spawn(f"{store_name}-volumes", StorageVolume, strategy.get_volume_id, limit))
+            actors = mesh.spawn(f"{store_name}-volumes", StorageVolume, strategy.get_volume_id, limit)
+            await volumes._identify(mesh, actors)
         except BaseException:
             await volumes.stop()
             raise
         return volumes
 
-    async def _identify(self, spawned: ActorMesh[StorageVolume]) -> None:
+    async def _identify(self, mesh: ProcMesh, spawned: ActorMesh[StorageVolume]) -> None:
         for point, (name, process) in (await spawned.identify.call()).items():
             if name in self.actors:
                 raise StrategyError(
                     f"{type(self.strategy).__name__} names two volumes {name!r}: it does not fit a mesh of "
                     f"{spawned.size} volumes"
                 )
-            self.actors[name] = spawned.slice(**dict(point)) if spawned.size > 1 else spawned
+            one = spawned.size == 1
+            self.actors[name] = spawned if one else spawned.slice(**dict(point))
+            self.homes[name] = mesh if one else mesh.slice(**dict(point))
             self.processes[name] = process
 
     def living_in(self, process: ProcessId) -> list[str]:

@@ -76,13 +76,16 @@ class HostAgent:
         port: the port; 0: any.
         secret: what scripts have to know.
         certs: the folder of the certificates for TLS; None: none.
+        idle_timeout_s: end after so many seconds without a job; None: never.
 
     Raises:
         WireError: the address cannot be listened on.
         CertificateError: the folder does not hold what TLS needs.
     """
 
-    def __init__(self, host: str, port: int, secret: bytes, *, certs: str | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, secret: bytes, *, certs: str | None = None, idle_timeout_s: float | None = None
+    ) -> None:
         engine.choose()
         from control.wire.door import Door
 
@@ -96,6 +99,8 @@ class HostAgent:
         self._jobs: dict[Link, _Job] = {}
         self._draining = False
         self._ending = False
+        self._idle_timeout_s = idle_timeout_s
+        self._idle_since_s = time.monotonic()
         self._gone = threading.Event()
         certificates = None if certs is None else Certificates.read(certs)
         self._door = Door(
@@ -118,6 +123,7 @@ class HostAgent:
                 self._todo.popleft()()
             before = self._look_for_life(before)
             self._reap_orphans()
+            self._end_if_idle()
         for job in list(self._jobs.values()):
             self._end(job, "the agent ends")
         for link in list(self._links):
@@ -140,6 +146,17 @@ class HostAgent:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, handle)
+
+    def end_with(self, fd: int) -> None:
+        """Have it end when a pipe does: that of the process that has started it."""
+
+        def look() -> None:
+            if not os.read(fd, 4096):
+                self._selector.unregister(fd)
+                _log.info("who has started this agent is gone")
+                self._ending = True
+
+        self._selector.register(fd, selectors.EVENT_READ, look)
 
     # On the listener's thread
 
@@ -245,6 +262,14 @@ class HostAgent:
                 if ended.si_pid in ours:
                     break  # its pidfd tells
                 os.waitpid(ended.si_pid, 0)
+
+    def _end_if_idle(self) -> None:
+        now = time.monotonic()
+        if self._jobs:
+            self._idle_since_s = now
+        elif self._idle_timeout_s is not None and now - self._idle_since_s > self._idle_timeout_s:
+            _log.info("no job has attached this host for %g s: it ends", self._idle_timeout_s)
+            self._ending = True
 
     def _look_for_life(self, before: float) -> float:
         now = time.monotonic()

@@ -68,6 +68,10 @@ def attach_one(process: Process, link: AgentLink, options: Options, timeout: flo
     process.hosting.attached(host)
     try:
         process.request(host, "ping", ()).get(max(deadline - time.monotonic(), 0))
+        if process.redirection is not None and process.redirection.sink:
+            from control.tools.survey import ask_below
+
+            ask_below(process, host, "logs", process.redirection, timeout=max(deadline - time.monotonic(), 0))
     except ControlError as error:
         raise HostUnreachableError(f"the job's process on {options!r} cannot be reached: {error}") from error
     return host

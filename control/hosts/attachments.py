@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -133,33 +133,71 @@ def attach_all(options: Sequence[Options], timeout: float) -> tuple[ProcessRef, 
     return tuple(hosts)
 
 
+def latest(hosts: Sequence[ProcessRef]) -> tuple[ProcessRef, ...]:
+    """What stands for the job on hosts by now, as far as this process has attached them; see `HostMesh.latest`."""
+    attachments = _current
+    if attachments is None or attachments.process is not runtime.current():
+        return tuple(hosts)
+    return tuple(map(attachments.latest, hosts))
+
+
+def lost(hosts: Sequence[ProcessRef], timeout: float) -> tuple[int, ...]:
+    """See `HostMesh.lost`."""
+    attachments = of_this_job()
+    hosts = _known(attachments, hosts)
+    gone = _lost(attachments, hosts, timeout)
+    return tuple(position for position, host in enumerate(hosts) if host.id in gone)
+
+
 def reattach(hosts: Sequence[ProcessRef], timeout: float) -> tuple[ProcessRef, ...]:
     """See `HostMesh.reattach`."""
     attachments = of_this_job()
+    deadline = time.monotonic() + timeout
+    hosts = _known(attachments, hosts)
+    gone = _lost(attachments, hosts, timeout)
+    again = {host.id: attachments.links[host.id][1] for host in hosts if host.id in gone}
+    for host_id in again:
+        attachments.hang_up(attachments.links[host_id][0])  # whatever is left of the job there ends with that
+    fresh = attach_all(list(again.values()), max(deadline - time.monotonic(), 0)) if again else ()
+    return _succeed(attachments, hosts, dict(zip(again, fresh, strict=True)))
+
+
+def succeed(hosts: Sequence[ProcessRef], successors: Mapping[int, ProcessRef]) -> tuple[ProcessRef, ...]:
+    """See `HostMesh.with_successors`."""
+    attachments = of_this_job()
+    hosts = _known(attachments, hosts)
+    return _succeed(attachments, hosts, {hosts[position].id: host for position, host in successors.items()})
+
+
+def _known(attachments: Attachments, hosts: Sequence[ProcessRef]) -> tuple[ProcessRef, ...]:
+    """What stands for the job on these hosts by now."""
     hosts = tuple(map(attachments.latest, hosts))
     if not hosts or any(host.id not in attachments.links for host in hosts):
         raise ValueError("these hosts were not attached by this process")
+    return hosts
+
+
+def _lost(attachments: Attachments, hosts: Sequence[ProcessRef], timeout: float) -> set[str]:
+    """The ids of those that do not answer, or whose agent does not."""
     deadline = time.monotonic() + timeout
     answers = [attachments.process.request(host, "ping", ()) for host in hosts]
-    again: dict[str, Options] = {}
+    gone = set()
     for host, answer in zip(hosts, answers, strict=True):
-        link, options = attachments.links[host.id]
         try:
             answer.get(max(deadline - time.monotonic(), 0))  # within the heartbeat's bound, one way or the other
         except ControlError:
-            again[host.id] = options
-        else:
-            if link.lost is not None:
-                again[host.id] = options
-    for lost in again:
-        attachments.hang_up(attachments.links[lost][0])  # whatever is left of the job there ends with that
-    fresh = dict(
-        zip(again, attach_all(list(again.values()), max(deadline - time.monotonic(), 0)) if again else (), strict=True)
-    )
-    for lost, host in fresh.items():
-        del attachments.links[lost]
-        attachments.successors[lost] = host
-    return tuple(fresh.get(host.id, host) for host in hosts)
+            gone.add(host.id)
+    return gone | {host.id for host in hosts if attachments.links[host.id][0].lost is not None}
+
+
+def _succeed(
+    attachments: Attachments, hosts: Sequence[ProcessRef], successors: Mapping[str, ProcessRef]
+) -> tuple[ProcessRef, ...]:
+    for given_up, host in successors.items():
+        link, _ = attachments.links.pop(given_up)
+        attachments.hang_up(link)
+        attachments.successors[given_up] = host
+    return tuple(successors.get(host.id, host) for host in hosts)
 
 
 def stop(hosts: Sequence[ProcessRef], meshes: Sequence[_Stoppable]) -> Future[None]:

@@ -27,9 +27,8 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from control.errors import CertificateError
-from control.wire.certificates import AUTHORITY, CERTIFICATE, KEY, SECRET
+from control.wire.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, SECRET
 
-AUTHORITY_KEY = "ca-key.pem"
 DAYS = 365
 _CLOCKS_DIFFER = datetime.timedelta(minutes=5)
 """A certificate is valid from a little before it was made: not all clocks are the same."""

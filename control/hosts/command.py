@@ -12,6 +12,7 @@ from pathlib import Path
 
 from control.command_line import EXIT_CODES, run
 from control.errors import ControlError, InsecureHostError
+from control.hosts import announcement
 from control.hosts.agent_link import AgentLink
 from control.hosts.attach import read_secret
 from control.wire import addresses, engine
@@ -48,6 +49,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="be the agent of this machine, until SIGTERM or a drain")
     serve.add_argument("--insecure", action="store_true", help="listen for other machines without TLS")
+    serve.add_argument("--announce", metavar="FILE", help="write address and pid there, as JSON, once it listens")
+    serve.add_argument("--idle-timeout", type=float, metavar="S", help="end after so long without a job")
+    serve.add_argument("--until-eof", action="store_true", help="end when standard input does")
     serve.set_defaults(run=_serve)
 
     drain = commands.add_parser("drain", help="have an agent take no new jobs, and end with the last that it has")
@@ -82,8 +86,13 @@ def _serve(given: argparse.Namespace) -> int:
     from control.hosts.agent import HostAgent
 
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    agent = HostAgent(host, port, _secret_of(given), certs=given.certs)
+    agent = HostAgent(host, port, _secret_of(given), certs=given.certs, idle_timeout_s=given.idle_timeout)
     agent.end_by_signals()
+    if given.until_eof:
+        agent.end_with(sys.stdin.fileno())
+    if given.announce is not None:
+        mine = announcement.Announcement(addresses.SCHEME + agent.address, os.getpid())
+        announcement.write(Path(given.announce), mine)
     sys.stdout.write(f"serving at {addresses.SCHEME}{agent.address}\n")
     sys.stdout.flush()
     agent.run()

@@ -32,15 +32,19 @@ def open_data_plane(host: str) -> None:
 
 
 def device_of(host: str) -> str | None:
-    """The network device with this IPv4 address; None where there is none."""
+    """The network device with this IPv4 address, that of the loopback for all of its addresses; None: there is none."""
     if ":" in host:
         return None
+    if is_loopback(host):
+        host = "127.0.0.1"
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == host), None)
+
+
+def address_of(device: str) -> str | None:
+    """The IPv4 address of a network device; None where it has none, or there is no such device."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(name.encode()[:15]))
-            except OSError:
-                continue  # it has no IPv4 address
-            if socket.inet_ntoa(answer[20:24]) == host:
-                return name
-    return None
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(device.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])

@@ -52,7 +52,8 @@ def _join(config: dict[str, Any]) -> str:
 
     root = ProcessRef(config["root"]["id"], config["root"]["address"], config["root"]["name"])
     me = ProcessRef(config["me"]["id"], at(config["me"]["host"], 0), config["me"]["name"], root)
-    settings = Settings(**config["settings"])
+    plain = config["settings"]
+    settings = Settings(**plain | {"preload": plain["preload"] and tuple(plain["preload"])})  # JSON has no tuples
     secret, is_open = bytes.fromhex(config["secret"]), bool(config["open_data_plane"])
     process = job.start_host(me, root, secret, settings, config["certs"], data_plane_is_open=is_open)
     # At once: what it has launched dies with it, and there is nobody left to wait for anything else.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 
+from control import tracing
 from control.context import context
 from control.future import Future
 from control.mesh import ProcMesh
@@ -13,10 +14,13 @@ from control.runtime import job as runtime
 from control.runtime.binding import Binding
 from control.runtime.hosting import LaunchOrder
 from control.shape import AxisSelection, Extent, Shape
+from control.wire.addresses import host_of
 from control.wire.envelope import ProcessRef
 from control.wire.payload import pack_inert
 
 AXIS = "hosts"
+
+LOOPBACK = "127.0.0.1"
 
 NAME = "host "
 """What the name of a process that stands for a job on a host begins with; the address of its agent follows."""
@@ -90,7 +94,7 @@ class HostMesh:
             PayloadError: ``bootstrap`` cannot be pickled.
         """
         extent = Extent.of(per_host or {})
-        variables = {**environment(), **(env or {})}
+        variables = {**environment(), **tracing.environment(), **(env or {})}
         for variable, value in variables.items():
             if not isinstance(variable, str) or not isinstance(value, str):
                 raise TypeError(f"environment variables are strings, not {variable!r}={value!r}")
@@ -133,6 +137,37 @@ class HostMesh:
         ]
         return attachments.stop(hosts, there)
 
+    def lost(self, *, timeout: float = 30.0) -> tuple[int, ...]:
+        """Which of these hosts are lost, by their position in this mesh; in the script that attached them.
+
+        Args:
+            timeout: in seconds, for all of them; a host that is out of reach is known to be so after the heartbeat's
+                bound (see `configure`).
+
+        Raises:
+            ValueError: these hosts were not attached by this process.
+        """
+        from control.hosts import attachments
+
+        return attachments.lost(self._members(), timeout)
+
+    def with_successors(self, successors: Mapping[int, HostMesh]) -> HostMesh:
+        """The same hosts, but for some in whose places others are from now on; in the script that attached them.
+
+        Args:
+            successors: the position of each host that is given up, and the one host that takes its place.
+
+        Raises:
+            ValueError: these hosts were not attached by this process, or a successor is not one host.
+            IndexError: a position is out of range.
+        """
+        from control.hosts import attachments
+
+        if any(len(mesh._members()) != 1 for mesh in successors.values()):
+            raise ValueError("the successor of a host is one attached host")
+        fresh = {position: mesh._members()[0] for position, mesh in successors.items()}
+        return HostMesh(attachments.succeed(self._members(), fresh))
+
     def reattach(self, *, timeout: float = 30.0) -> HostMesh:
         """The same hosts, where those that have been lost are attached again; in the script that attached them.
 
@@ -149,6 +184,18 @@ class HostMesh:
         from control.hosts import attachments
 
         return HostMesh(attachments.reattach(self._members(), timeout))
+
+    def latest(self) -> HostMesh:
+        """The same hosts as they were attached last, along the axis ``hosts``; of use in the script, which attaches."""
+        from control.hosts import attachments
+
+        return HostMesh(attachments.latest(self._members()))
+
+    def alive(self) -> list[bool]:
+        """For each of these hosts, whether it is not known here to be lost, as of one that nobody here deals with."""
+        process = runtime.current()
+        links = [process.transport.find(host.id) for host in self._members()]
+        return [link is None or link.lost is None for link in links] or [True]
 
     def _spawn_afar(self, extent: Extent, order: LaunchOrder, name: str) -> ProcMesh:
         if AXIS in extent.axes:
@@ -179,9 +226,19 @@ class HostMesh:
         return f"<HostMesh {', '.join(self.names)}>" if self._hosts else "<HostMesh this_host>"
 
 
+def joined(meshes: Sequence[HostMesh]) -> HostMesh:
+    """One mesh of all attached hosts of several, in their order."""
+    return HostMesh(tuple(host for mesh in meshes for host in mesh._members()))
+
+
 def this_host() -> HostMesh:
     """The host that this process runs on."""
     return HostMesh()
+
+
+def own_address() -> str:
+    """The IP at which other hosts of the job reach this process; that of the loopback where none do."""
+    return host_of(runtime.current().me.address) or LOOPBACK
 
 
 def _owned(mesh: ProcMesh) -> ProcMesh:

@@ -50,8 +50,11 @@ class Agent:
             "join": self._join,
             "launch": self._launch,
             "stop_launched": self._stop_launched,
+            "kill_launched": self._kill_launched,
             "address": self._address,
             "survey": self._survey,
+            "output": self._output,
+            "flush_output": self._flush_output,
             "serve": self._serve,
         }
         self._controllers_lock = threading.Lock()
@@ -119,6 +122,18 @@ class Agent:
 
         threading.Thread(target=work, name="control-survey", daemon=True).start()
 
+    def _output(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Take what processes of another host have written; answer when there is room for more."""
+        from control.tools.relay import take
+
+        self._acknowledge(sender, envelope, take(sender, envelope.payload))
+
+    def _flush_output(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Answer once the script has what processes of this host have written."""
+        from control.tools.relay import flush
+
+        self._acknowledge(sender, envelope, flush())
+
     def _launch(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Start processes on this host for an actor elsewhere."""
         self._process.hosting.launch(sender, envelope.target, unpack(envelope.payload))
@@ -127,6 +142,11 @@ class Agent:
     def _stop_launched(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Stop what was started here for a mesh; answer once it has ended."""
         self._acknowledge(sender, envelope, self._process.hosting.stop(envelope.target))
+
+    def _kill_launched(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Kill what was started here for a mesh."""
+        self._process.hosting.kill(envelope.target, unpack(envelope.payload))
+        self._acknowledge(sender, envelope, Future.of(None))
 
     def _address(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Answer where a child of this process is reached, once it is there."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from control.errors import ProtocolError
 from control.runtime.messages import Mail
-from control.runtime.tree_wire import Answer, CastHeader, Opening, pack_answers
+from control.runtime.tree_wire import Answer, CastHeader, Opening, host_starts, pack_answers
 from control.tree import Span
 from control.wire.bulk import Incoming, Outgoing
 from control.wire.envelope import Envelope, Kind, Payload, ProcessRef
@@ -110,7 +110,7 @@ class Branch:
         self.rank = opening.nodes[0][0]
         self.parent = parent
         self.below: dict[str, _Below] = {}
-        for span in opening.span.below(opening.fanout):
+        for span in opening.span.below(opening.fanout, host_starts(opening.nodes, opening.span.first)):
             rank, child = opening.nodes[span.first - opening.span.first]
             self.below[child.id] = _Below(child, rank, span, opening.since)
         self.received = opening.since
@@ -161,7 +161,14 @@ class Branch:
             payload = (header.encode(node.span), *content)
             self._process.pass_on(node.process, cast_envelope(envelope, payload))
         own = Envelope(
-            Kind.CALL, envelope.target, content, envelope.method, envelope.reply_to, self.rank, envelope.extent
+            Kind.CALL,
+            envelope.target,
+            content,
+            envelope.method,
+            envelope.reply_to,
+            self.rank,
+            envelope.extent,
+            envelope.trace,
         )
         here = self._span.first
         behind = [cast[:2] for cast in header.behind if cast[2] <= here < cast[3]]
@@ -320,7 +327,15 @@ class Branch:
 
 def cast_envelope(envelope: Envelope, payload: Payload) -> Envelope:
     """A cast for one node: what the caster says to all, with that node's header."""
-    return Envelope(Kind.CAST, envelope.target, payload, envelope.method, envelope.reply_to, extent=envelope.extent)
+    return Envelope(
+        Kind.CAST,
+        envelope.target,
+        payload,
+        envelope.method,
+        envelope.reply_to,
+        extent=envelope.extent,
+        trace=envelope.trace,
+    )
 
 
 def tree_message(method: str, route: int, number: int, content: bytes = b"") -> Envelope:

@@ -42,17 +42,27 @@ class Redirection:
 
 def answer(process: Process, redirection: Redirection) -> bool:
     """Send the output of this process, and of those that it launches from now on, somewhere else."""
-    process.redirection = redirection
-    if process.root_cell is not None:
-        return True  # a script's own output is where that of others goes; who has joined has a place for its own
+    process.redirection = passed_on(process, redirection)
+    if process.root_cell is not None or process.hosting.is_host:
+        # A script's own output is where that of others goes; who has joined has a place for its own, and an agent, too.
+        return True
     return redirect(redirection, process.me.name)
+
+
+def passed_on(process: Process, redirection: Redirection) -> Redirection:
+    """What those are told that this process has launched: another host's write to a relay there."""
+    if not process.hosting.is_host:
+        return redirection
+    from control.tools.relay import redirection_below
+
+    return redirection_below(process, redirection)
 
 
 def redirect(redirection: Redirection, name: str) -> bool:
     """Send what this process writes to a collector, or back to where it went before.
 
     Returns:
-        Whether it goes there now; False where the collector cannot be reached, such as from another host.
+        Whether it goes there now; False where the collector cannot be reached.
     """
     global _originals, _sink
     with _lock:

@@ -10,6 +10,7 @@ from collections import deque
 from time import monotonic as _now
 from typing import TYPE_CHECKING, Any
 
+from control import tracing
 from control.actor import Actor, ActorInterface, interface_of
 from control.context import ActorInstance, Context, current_context
 from control.errors import ActorError, ControlError, SupervisionError
@@ -158,7 +159,11 @@ class Cell:
         entry = (mail, _now())
         self._beside.append(entry)
         try:
-            await self._answer(mail)
+            if tracing.tracer is None:
+                await self._answer(mail)
+            else:
+                with tracing.tracer.serving(self, mail):
+                    await self._answer(mail)
         finally:
             self._beside.remove(entry)
 
@@ -169,7 +174,11 @@ class Cell:
             return
         self._begun_s = _now()
         self._current = mail
-        await self._answer(mail)
+        if tracing.tracer is None:
+            await self._answer(mail)
+        else:
+            with tracing.tracer.serving(self, mail):
+                await self._answer(mail)
         if not self.has_failed():
             self._current = None
 
@@ -230,6 +239,8 @@ class Cell:
 
     def _note_error(self, method: str, error: BaseException) -> None:
         self.errors += 1
+        if tracing.tracer is not None:
+            tracing.tracer.failed(error)
         self.last_error = self.process.history.failed(f"{self.ref}.{method.removesuffix(WRAPPED)}", _summary(error))
 
     async def supervise(self, *, is_async: bool) -> None:

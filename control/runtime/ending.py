@@ -24,11 +24,13 @@ class Ending:
 
     Attributes:
         before: what is to be called first when the script's job ends, or a process leaves the job that it has joined.
+        settled: what is to be called once the actors have ended, as long as there are links to other processes.
         after: what is to be called last.
     """
 
     def __init__(self, process: Process, loop_thread: LoopThread) -> None:
         self.before: list[Callable[[], None]] = []
+        self.settled: list[Callable[[], None]] = []
         self.after: list[Callable[[], None]] = []
         self._process = process
         self._loop_thread = loop_thread
@@ -51,6 +53,8 @@ class Ending:
         for child in children:
             child.ended.get(KILL_TIMEOUT_S)
         process.children.close()
+        for call in list(self.settled):
+            call()
         process.loans.clear()
         self._loop_thread.run(process.transport.close(), timeout=CLOSE_TIMEOUT_S)
         for call in self.after:
@@ -64,6 +68,8 @@ class Ending:
         process = self._process
         self._stop_cells(time.monotonic() + process.settings.stop_timeout_s)
         process.trees.branches.flush()
+        for call in list(self.settled):
+            call()
         process.closing = True
         acknowledge()
         self._loop_thread.run(process.transport.close(), timeout=CLOSE_TIMEOUT_S)

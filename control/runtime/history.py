@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 
 KEPT_DEATHS = 32
+KEPT_ERRORS = 32
 KEPT_NAMES = 1024
 
 
@@ -33,6 +34,7 @@ class History:
         deaths: the latest that nobody had asked for, oldest first.
         deaths_total: how many there have been.
         errors_total: how many exceptions left an endpoint, or ended an actor.
+        errors: the latest of them, oldest first.
         last_error: the latest of them.
     """
 
@@ -42,6 +44,7 @@ class History:
         self.started_s = time.time()
         self.deaths: deque[Event] = deque(maxlen=KEPT_DEATHS)
         self.deaths_total = 0
+        self.errors: deque[Event] = deque(maxlen=KEPT_ERRORS)
         self.errors_total = 0
         self.last_error: Event | None = None
 
@@ -64,5 +67,6 @@ class History:
         event = Event(time.time(), who, message)
         with self._lock:
             self.errors_total += 1
+            self.errors.append(event)
             self.last_error = event
         return event

@@ -55,11 +55,17 @@ class Hosting:
         """Who wants to know where a process is reached that is not there yet. On the loop thread."""
         self._to_end: set[str] = set()
         self._ours: set[str] = set()
+        self._adopted: dict[int, Callable[[], Future[None]]] = {}
         self._lock = threading.Lock()
         self._unknown: dict[str, list[Future[str]]] = {}
         """Who wants to be told of the end of a process that has not been launched yet."""
         self._hosts: dict[str, tuple[ProcessRef, Future[str]]] = {}
         """The processes that stand for this job on attached hosts, where this is the script's."""
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this process stands for its job on a host."""
+        return self.on_root_gone is not None
 
     # Of the script
 
@@ -78,7 +84,7 @@ class Hosting:
         """
         if (known := self._hosts.get(process_id)) is not None:
             return known[1]
-        if self.on_root_gone is None:
+        if not self.is_host:
             return None
         future: Future[str] = Future()
         with self._lock:
@@ -102,6 +108,10 @@ class Hosting:
 
     # On the owner's side
 
+    def adopt(self, uid: int, stop: Callable[[], Future[None]]) -> None:
+        """Have a mesh of processes that nobody has launched, since they have joined, stopped in this way."""
+        self._adopted[uid] = stop
+
     def launch_afar(self, host: ProcessRef, uid: int, order: LaunchOrder) -> None:
         """Have processes launched on another host; what comes of it is told like any end of a process."""
         answer = self._process.request(host, "launch", pack(order), target=uid)
@@ -120,11 +130,23 @@ class Hosting:
 
     def stop_mesh(self, uid: int, members: Sequence[ProcessRef]) -> Future[None]:
         """Stop processes that this one has launched or has had launched; ends when all have ended."""
+        if uid in self._adopted:
+            return self._adopted[uid]()
         launchers = {member.launcher.id: member.launcher for member in members if member.launcher is not None}
         if self._process.me.id in launchers:
             return self._process.children.stop(members)
         self._to_end.update(member.id for member in members)
         return self._process.request_all(tuple(launchers.values()), "stop_launched", target=uid)
+
+    def kill_mesh(self, uid: int, members: Sequence[ProcessRef], verdict: str) -> None:
+        """Kill processes that this one has launched or has had launched. Returns at once."""
+        launchers = {member.launcher.id: member.launcher for member in members if member.launcher is not None}
+        if self._process.me.id in launchers:
+            self._process.children.kill([member.id for member in members], verdict)
+            return
+        self._to_end.update(member.id for member in members)
+        for launcher in launchers.values():
+            self._process.request(launcher, "kill_launched", pack(verdict), target=uid)
 
     def let_go(self, hosts: Sequence[ProcessRef]) -> Future[None]:
         """Have the processes that stand for the job on hosts end in good order; ends when all have."""
@@ -159,6 +181,11 @@ class Hosting:
         future = self._process.children.stop(members)
         future.add_done_callback(lambda _: self._launched.pop(uid, None))
         return future
+
+    def kill(self, uid: int, verdict: str) -> None:
+        """Kill what was launched for a mesh."""
+        _, members = self._launched.get(uid, (None, ()))
+        self._process.children.kill([member.id for member in members], verdict)
 
     def address_of(self, process_id: str, asker: ProcessRef) -> Future[str]:
         """Where a process is reached that is launched here: known once it is up. On any thread."""

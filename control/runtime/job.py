@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import os
 import secrets
@@ -10,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from control import settings as bounds
+from control import tracing
 from control.errors import AlreadyInJobError, JoinError
 from control.runtime.ending import CLOSE_TIMEOUT_S
 from control.runtime.launcher import WorkerConfig
@@ -60,6 +62,8 @@ def join_job(config: WorkerConfig) -> None:
     process = Process(config.me, config.root, config.secret, _shared_loop(), config.certs, data_plane_is_open=is_open)
     process.redirection = config.redirection
     _current = process
+    if tracing.is_asked_for():
+        tracing.install_if_possible(process)
     process.transport.be_patient_with(config.parent)
     process.transport.link(config.parent)
 
@@ -82,8 +86,26 @@ def start_host(
     return process
 
 
-def start_joined(root: ProcessRef, secret: bytes, settings: bounds.Settings, name: str) -> Process:
+def start_joined(
+    root: ProcessRef,
+    secret: bytes,
+    settings: bounds.Settings,
+    name: str,
+    *,
+    host: str = "",
+    certs: str | None = None,
+    data_plane_is_open: bool = True,
+) -> Process:
     """Start the runtime of a process that joins the job of ``root``, and begin to dial that.
+
+    Args:
+        root: the script's process.
+        secret: the job's.
+        settings: the job's.
+        name: of this process.
+        host: the IP at which other hosts are to reach it; empty: only its own host does.
+        certs: the folder of the certificates for TLS with other hosts; None: none.
+        data_plane_is_open: whether the data plane may be used with other hosts.
 
     Raises:
         AlreadyInJobError: this process is part of a job already.
@@ -97,11 +119,14 @@ def start_joined(root: ProcessRef, secret: bytes, settings: bounds.Settings, nam
         try:
             # The root vouches for it: who dials it after its death asks there.
             me = new_process_ref(name, root)
-            process = Process(me, root, secret, _shared_loop())
+            if host:
+                me = dataclasses.replace(me, address=at(host, 0))
+            process = Process(me, root, secret, _shared_loop(), certs, data_plane_is_open=data_plane_is_open)
         finally:
             bounds.adopt(own)  # for a job of its own, later
         process.root_cell = RootCell(process, "joined")
-        process.transport.be_patient_with(root)  # the kernel tells of its death; a frozen one may come back
+        if not process.transport.is_elsewhere(root):
+            process.transport.be_patient_with(root)  # the kernel tells of its death; a frozen one may come back
         process.transport.link(root)
         _current = process
         return process
@@ -136,6 +161,8 @@ def _start_root() -> Process:
         process = Process(me, me, new_secret(), _shared_loop())
         process.root_cell = RootCell(process)
         _current = process
+    if tracing.is_asked_for():
+        tracing.install_if_possible(process)
     _serve_if_asked_to()
     return process
 

@@ -8,17 +8,9 @@ from dataclasses import dataclass
 
 from control.runtime.branch import cast_envelope
 from control.runtime.flow import Window
-from control.runtime.tree_wire import CastHeader, Node, Opening
+from control.runtime.tree_wire import CastHeader, Node, Opening, host_starts
 from control.tree import Span, Tree
-from control.wire.addresses import host_of
 from control.wire.envelope import Envelope, ProcessRef
-
-
-def host_starts(nodes: Sequence[Node]) -> list[int]:
-    """The first position on each host; none where those of a host do not stand side by side."""
-    hosts = [host_of(process.address) for _, process in nodes]
-    starts = [position for position, host in enumerate(hosts) if position == 0 or host != hosts[position - 1]]
-    return starts if len(starts) == len(set(hosts)) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +201,7 @@ class Route:
 
     def _adopt_below(self, position: int) -> list[Span]:
         adopted = []
-        for span in self.tree.span_at[position].below(self.tree.fanout):
+        for span in self.tree.below(position):
             if span.first in self._dead:
                 adopted += self._adopt_below(span.first)
             elif span.first not in self.heads:

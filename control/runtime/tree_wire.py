@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from control.errors import ProtocolError
 from control.tree import Span
+from control.wire.addresses import host_of
 from control.wire.bulk import Incoming, Outgoing
 from control.wire.envelope import Kind, Payload, ProcessRef
 
@@ -169,6 +170,16 @@ class Opening:
             return Opening(route, processes[origin], fanout, Span(first, end), since, nodes)
         except (ValueError, TypeError, IndexError, RecursionError) as error:
             raise ProtocolError(f"not the opening of a route: {error}") from error
+
+
+def host_starts(nodes: Sequence[Node], first: int = 0) -> list[int]:
+    """The positions at which another host begins than that of the node before.
+
+    For a part of the nodes, whose first one has the position ``first``, they are those of all that lie within it: so
+    everybody in a tree cuts it in the same way.
+    """
+    hosts = [host_of(process.address) for _, process in nodes]
+    return [first + at for at, host in enumerate(hosts) if at == 0 or host != hosts[at - 1]]
 
 
 def _row(process: ProcessRef, rows: dict[str, tuple[int, list[object]]]) -> int:

@@ -1,16 +1,19 @@
-"""Which GPUs of this host the replicas of services have."""
+"""Which GPUs of their hosts the replicas of services have."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from control.actor import Actor
+from control.controller import get_or_spawn_controller
+from control.hosts import HostMesh
 from control.marking import endpoint
 
 LEDGER = "skipper_gpus"
-"""Name of the job's one `GpuLedger`."""
+"""Name of the job's one `GpuLedger`; for an attached host its address follows."""
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -24,8 +27,17 @@ def visible_gpus(devices: Path = Path("/dev")) -> list[str]:
     return [str(index) for index in range(count)]
 
 
+class _Looker(Actor):
+    """Looks around on a host."""
+
+    @endpoint
+    def visible(self) -> list[str]:
+        """The GPUs that processes may use there."""
+        return visible_gpus()
+
+
 class GpuLedger(Actor):
-    """Gives each replica GPUs of its own, over all services of the job.
+    """Gives each replica GPUs of its own, over all services of the job; for one host.
 
     Args:
         gpus: those that there are.
@@ -54,3 +66,36 @@ class GpuLedger(Actor):
     def give_back(self, gpus: list[str]) -> None:
         """Take GPUs back whose processes have ended."""
         self._free += gpus
+
+
+async def take(host: HostMesh, count: int) -> list[str]:
+    """So many GPUs of a host, which nobody else in the job has.
+
+    Raises:
+        ActorError: fewer are free.
+        SupervisionError: the host is lost.
+    """
+    ledger = await _ledger(host)
+    taken: list[str] = await ledger.take.call_one(count)
+    return taken
+
+
+async def give_back(host: HostMesh, gpus: list[str]) -> None:
+    """Give GPUs of a host back whose processes have ended."""
+    ledger = await get_or_spawn_controller(_name(host), GpuLedger, [])
+    await ledger.give_back.call_one(gpus)
+
+
+def _name(host: HostMesh) -> str:
+    return " ".join((LEDGER, *host.names))
+
+
+async def _ledger(host: HostMesh) -> Any:
+    if not host.names:
+        return await get_or_spawn_controller(LEDGER, GpuLedger, visible_gpus())
+    procs = host.spawn_procs(name="gpus")
+    try:
+        found = await procs.spawn("gpus", _Looker).visible.call_one()
+    finally:
+        await procs.stop()
+    return await get_or_spawn_controller(_name(host), GpuLedger, found)

@@ -16,8 +16,10 @@ from control.errors import ActorError, ControlError, ReplicaLostError, Supervisi
 from control.failure import MeshFailure
 from control.marking import concurrent_endpoint
 from control.port import Port
+from control.runtime import tables
 from control.services.audience import Audience
 from control.services.metrics import ReplicaMetrics, summary
+from control.services.placement import Placement
 from control.services.replicas import Blueprint, Replica
 from control.services.router import Tally
 from control.services.table import Place, ReplicaState, Table
@@ -45,6 +47,7 @@ class Keeper(Actor):
     def __init__(self, blueprint: Blueprint) -> None:
         self._blueprint = blueprint
         self._options = blueprint.options
+        self._placement = Placement(blueprint.options.hosts)
         self._replicas: dict[int, Replica | None] = {}
         """By number; None where one has died and its successor is yet to start."""
         self._audience = Audience()
@@ -58,6 +61,7 @@ class Keeper(Actor):
         self._tasks: set[asyncio.Task[None]] = set()
         for number in range(self._options.num_replicas):
             self._begin(number)
+        tables.report_table(f"service {blueprint.service}", self._overview)
         if self._options.health is not None:
             self._run(self._check_for_ever(self._options.health))
 
@@ -156,6 +160,7 @@ class Keeper(Actor):
 
     async def __cleanup__(self, error: Exception | None) -> None:
         """End what was about to start while this actor came to its end."""
+        tables.report_table(f"service {self._blueprint.service}", None)
         self._cancel()
         for replica in self._replicas.values():
             if replica is not None:
@@ -175,10 +180,15 @@ class Keeper(Actor):
         await asyncio.sleep(delay_s)
         if is_void():
             return  # it has been scaled away
+        host = self._placement.choose(number, (each.host for each in self._replicas.values() if each is not None))
         try:
-            replica = await Replica.start(self._blueprint, number, life)
+            replica = await Replica.start(self._blueprint, number, life, host)
         except ActorError as error:
             self._me.abort(f"replica {number} of {self._blueprint.service}: {error.cause or error}")
+            return
+        except SupervisionError as error:  # its host is lost
+            if not self._try_again(number, is_early=True):
+                self._me.abort(f"replica {number} of {self._blueprint.service}: {error}")
             return
         if is_void():
             await replica.end()
@@ -199,15 +209,19 @@ class Keeper(Actor):
 
     def _lose(self, replica: Replica, reason: str) -> bool:
         """Have a replica replaced; False where that has been done in vain too often."""
-        number, options = replica.number, self._options
+        number = replica.number
         _log.warning("%s is being replaced: %s", replica.name, reason)
         self._run(replica.stop(_GRACE_S))
         if replica.state is ReplicaState.DRAINING:
             self._replicas[number] = None  # whoever drains it goes on
             self._publish()
             return True
-        early = replica.has_been_up_for() < options.stable_s
-        deaths = self._deaths[number] = self._deaths[number] + 1 if early else 0
+        return self._try_again(number, is_early=replica.has_been_up_for() < self._options.stable_s)
+
+    def _try_again(self, number: int, *, is_early: bool) -> bool:
+        """Start a replica again; False where that has been done in vain too often."""
+        options = self._options
+        deaths = self._deaths[number] = self._deaths[number] + 1 if is_early else 0
         if deaths > options.max_restarts:
             return False
         self._restarts[number] += 1
@@ -302,6 +316,14 @@ class Keeper(Actor):
                 for number, replica in sorted(self._replicas.items())
             ),
         )
+
+    def _overview(self) -> tables.Table:
+        """The replicas, for people who watch the job; from any thread."""
+        rows = [
+            (number, ReplicaState.DOWN.value if replica is None else replica.state.value, self._restarts[number])
+            for number, replica in sorted(self._replicas.items())
+        ]
+        return tables.Table(f"Service {self._blueprint.service}", ("replica", "state", "restarts"), rows)
 
     def _publish(self) -> None:
         """Tell every caller how the service is now."""

@@ -12,6 +12,7 @@ from control.errors import ActorDefinitionError
 from control.marking import checker
 
 if TYPE_CHECKING:
+    from control.hosts import HostMesh
     from control.services.service import Service
 
 A = TypeVar("A", bound=Actor)
@@ -26,6 +27,9 @@ class ServiceOptions:
         with_gpus: whether each process is to have a GPU: the processes of a replica see as many, and no others, so
             that rank ``r`` takes the device ``r``.
         num_replicas: how many replicas there are at first.
+        hosts: attached hosts that the replicas are spread over, in turn by their numbers, the processes of each on one
+            host. The successor of a replica whose host is lost starts on one that is not, and where its own has been
+            attached again there. None: all on the host of the process that starts the service.
         env: environment variables for the processes.
         bootstrap: called in each process before anything else.
         setup: name of an endpoint that every actor of a replica is called by, all at once, before the replica gets
@@ -47,6 +51,7 @@ class ServiceOptions:
     procs: int = 1
     with_gpus: bool = False
     num_replicas: int = 1
+    hosts: HostMesh | None = None
     env: Mapping[str, str] | None = None
     bootstrap: Callable[[], object] | None = None
     setup: str | None = None

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from control.actor import Actor
-from control.controller import get_or_spawn_controller
 from control.errors import ActorError, ControlError
 from control.future import Future
-from control.hosts import this_host
+from control.hosts import HostMesh
 from control.mesh import ActorMesh, ProcMesh
 from control.runtime import job as runtime
+from control.services import gpus
 from control.services.conductor import Conductor
-from control.services.gpus import LEDGER, VISIBLE, GpuLedger, visible_gpus
 from control.services.options import ServiceOptions
 from control.services.table import ReplicaState
 
@@ -44,6 +43,7 @@ class Replica:
 
     Attributes:
         number: its place in the service.
+        host: the index of its host among those of the service.
         name: of its meshes; no two replicas that the service ever has share one.
         procs: its processes.
         actors: its actors.
@@ -52,12 +52,15 @@ class Replica:
         misses: health checks in a row that it has failed.
     """
 
-    def __init__(self, blueprint: Blueprint, number: int, life: int, gpus: list[str]) -> None:
+    def __init__(
+        self, blueprint: Blueprint, number: int, life: int, host: tuple[int, HostMesh], taken: list[str]
+    ) -> None:
         options = blueprint.options
-        env = dict(options.env or {}) | ({VISIBLE: ",".join(gpus)} if options.with_gpus else {})
+        env = dict(options.env or {}) | ({gpus.VISIBLE: ",".join(taken)} if options.with_gpus else {})
         self.number = number
+        self.host, there = host
         self.name = f"{blueprint.service}-{number}" + (f".{life}" if life else "")
-        self.procs: ProcMesh = this_host().spawn_procs(
+        self.procs: ProcMesh = there.spawn_procs(
             {"procs": options.procs}, env=env, bootstrap=options.bootstrap, name=self.name
         )
         self.actors: ActorMesh[Any] = self.procs.spawn(
@@ -70,23 +73,22 @@ class Replica:
         )
         self.state = ReplicaState.STARTING
         self.misses = 0
-        self._gpus = gpus
+        self._there = there
+        self._gpus = taken
         self._setup = options.setup
         self._ready_at: float | None = None
 
     @staticmethod
-    async def start(blueprint: Blueprint, number: int, life: int) -> Replica:
-        """Begin to start a replica.
+    async def start(blueprint: Blueprint, number: int, life: int, host: tuple[int, HostMesh]) -> Replica:
+        """Begin to start a replica on a host, which is the so-manieth of the service's.
 
         Raises:
             ActorError: there are not enough free GPUs for it.
+            SupervisionError: it needs GPUs, and the host that was to tell of them is lost.
         """
         options = blueprint.options
-        gpus: list[str] = []
-        if options.with_gpus:
-            ledger: Any = await get_or_spawn_controller(LEDGER, GpuLedger, visible_gpus())
-            gpus = await ledger.take.call_one(options.procs)
-        return Replica(blueprint, number, life, gpus)
+        taken = await gpus.take(host[1], options.procs) if options.with_gpus else []
+        return Replica(blueprint, number, life, host, taken)
 
     async def come_up(self) -> None:
         """Wait until it is constructed and set up.
@@ -144,11 +146,10 @@ class Replica:
     async def end(self, verdict: str = "") -> None:
         """End its processes, in good order or, where there is a ``verdict`` on them, by a kill; free what it had."""
         if verdict:
-            runtime.current().children.kill(
-                [member.id for member in self.procs.members], f"was killed because {verdict}"
+            runtime.current().hosting.kill_mesh(
+                self.procs.uid, self.procs.root_members, f"was killed because {verdict}"
             )
         await self.procs.stop()
-        gpus, self._gpus = self._gpus, []
-        if gpus:
-            ledger: Any = await get_or_spawn_controller(LEDGER, GpuLedger, visible_gpus())
-            await ledger.give_back.call_one(gpus)
+        taken, self._gpus = self._gpus, []
+        if taken:
+            await gpus.give_back(self._there, taken)

@@ -2,6 +2,8 @@
 
 from control.pages import PageServer
 from control.runtime.figures import report_figures
+from control.runtime.tables import Table, report_table
+from control.tools.dashboard import Dashboard, serve_dashboard
 from control.tools.debug import cast_command, parked
 from control.tools.debugger import Report
 from control.tools.logs import LogOptions, Logs, collect_logs
@@ -13,8 +15,10 @@ from control.tools.status import (
     JobStatus,
     ProcessReport,
     ProcessStatus,
+    Transfers,
     job_status,
 )
+from control.tracing import enable_tracing, span
 
 __all__ = [
     # status
@@ -24,7 +28,16 @@ __all__ = [
     "ProcessReport",
     "ActorStatus",
     "Activity",
+    "Transfers",
     "report_figures",
+    # in a browser
+    "serve_dashboard",
+    "Dashboard",
+    "report_table",
+    "Table",
+    # spans
+    "enable_tracing",
+    "span",
     # figures
     "serve_metrics",
     "metrics_text",

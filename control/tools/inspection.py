@@ -10,18 +10,21 @@ import time
 from typing import TYPE_CHECKING
 
 from control.runtime.figures import figures_now
-from control.tools.status import Activity, ActorStatus, ProcessReport
+from control.runtime.tables import tables_now
+from control.tools.status import Activity, ActorStatus, ProcessReport, Transfers
+from control.wire.bulk import traffic
 
 if TYPE_CHECKING:
     from control.runtime.cell import Cell
     from control.runtime.process import Process
 
 
-def answer(process: Process, argument: object) -> ProcessReport:
+def answer(process: Process, with_tables: bool | None) -> ProcessReport:
     """The report of this process."""
     lent, lent_nbytes = process.loans.outstanding()
     history = process.history
     children = process.children.alive()
+    heard_messages, heard_nbytes = process.transport.heard()
     return ProcessReport(
         host=socket.gethostname(),
         started_s=history.started_s,
@@ -32,15 +35,27 @@ def answer(process: Process, argument: object) -> ProcessReport:
         unhandled=process.flow.unhandled(),
         lent=lent,
         lent_nbytes=lent_nbytes,
+        heard_messages=heard_messages,
+        heard_nbytes=heard_nbytes,
+        transfers=_transfers(),
         actors=[_actor(cell, "") for cell in process.cells.live()]
         + [_actor(cell, "ending") for cell in process.cells.ending()],
         deaths=list(history.deaths),
         deaths_total=history.deaths_total,
         restarts={child.ref.id: count for child in children if (count := history.deaths_of(child.ref.name))},
         errors_total=history.errors_total,
+        errors=list(history.errors),
         last_error=history.last_error,
         figures=figures_now(),
+        tables=tables_now() if with_tables else (),
     )
+
+
+def _transfers() -> Transfers | None:
+    moved = traffic()
+    if moved is None:
+        return None
+    return Transfers(moved.in_flight, moved.done, moved.failed, moved.read_nbytes, moved.written_nbytes)
 
 
 def _parked() -> set[int]:

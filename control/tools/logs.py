@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import re
@@ -14,11 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
-from control.errors import AlreadyInJobError
+from control.errors import AlreadyInJobError, ControlError
 from control.runtime import job
 from control.runtime.capture import Redirection
+from control.tools import relay
 from control.tools.aggregate import Aggregator, Line
-from control.tools.collector import Collector, Source
+from control.tools.collector import Collector
+from control.tools.intake import Source
 from control.tools.survey import survey
 
 if TYPE_CHECKING:
@@ -74,14 +77,17 @@ class Logs:
         self._process = process
         self._closed = False
         self._is_keeping = folder is not None
-        self._files: dict[tuple[int, int], IO[str]] = {}
+        self._files: dict[tuple[str, int, int], IO[str]] = {}
         self._aggregator = Aggregator(options.aggregate_s)
-        self._rates: dict[int, _Rate] = {}
+        self._rates: dict[tuple[str, int], _Rate] = {}
         self._writer = _Writer()
         self._collector = Collector(self._take, self._tick)
         self._collector.start()
+        relay.collects(process, self._collector)
+        process.ending.settled.append(self._hear_hosts)
         process.ending.after.append(self._end)
         self._redirect(Redirection(self._collector.address, level))
+        self._hear_hosts()  # so that it is known how many speak
 
     def change(
         self,
@@ -112,6 +118,7 @@ class Logs:
         """Let all processes write to where they wrote before; what they have written so far is still shown."""
         if not self._closed:
             self._redirect(Redirection(""))
+            self._hear_hosts()
             self._end()
 
     def __enter__(self) -> Logs:
@@ -125,13 +132,25 @@ class Logs:
     def _redirect(self, redirection: Redirection) -> None:
         survey(self._process, "logs", redirection, timeout=5.0)
 
+    def _hear_hosts(self) -> None:
+        """Wait for what has been written on other hosts."""
+        hosts = tuple(self._process.hosting.hosts())
+        if hosts:
+            with contextlib.suppress(ControlError):  # as far as it comes in time
+                self._process.request_all(hosts, "flush_output").get(LAST_WORDS_S)
+
     def _end(self) -> None:
         if self._closed:
             return
         self._closed = True
-        if self._end in self._process.ending.after:
-            self._process.ending.after.remove(self._end)
+        ending = self._process.ending
+        for calls, call in ((ending.settled, self._hear_hosts), (ending.after, self._end)):
+            if call in calls:
+                calls.remove(call)
+        if self._process.closing:
+            self._collector.lose()
         if self._collector.wait_until_silent(LAST_WORDS_S):
+            relay.collects_no_more(self._collector)
             self._collector.close()
             self._writer.close(LAST_WORDS_S)
         else:  # somebody still writes there, who must not get an error for it: its words are read to the end
@@ -149,7 +168,7 @@ class Logs:
             self._keep(source, text)
         if not self.options.shown:
             return
-        rate = self._rates.setdefault(source.pid, _Rate())
+        rate = self._rates.setdefault((source.host, source.pid), _Rate())
         if not rate.admits(self.options.max_lines_per_s):
             self.dropped += 1
             return
@@ -157,9 +176,10 @@ class Logs:
 
     def _tick(self) -> float | None:
         now = float("inf") if self._collector.is_over else time.monotonic()
-        for pid, rate in self._rates.items():
+        for (host, pid), rate in self._rates.items():
             if number := rate.refused(now):
-                text = f"{number} lines of pid {pid} dropped: more than {self.options.max_lines_per_s} in a second"
+                whose = f"pid {pid} on {host}" if host else f"pid {pid}"
+                text = f"{number} lines of {whose} dropped: more than {self.options.max_lines_per_s} in a second"
                 self._writer.put(Line(2, "logs", text), "[logs] ")
         for line in self._aggregator.due(now, self._collector.speakers()):
             if not self._writer.put(line, self._prefix(line)):
@@ -182,12 +202,13 @@ class Logs:
             self.folder = None
 
     def _file(self, source: Source) -> IO[str]:
-        key = (source.pid, source.stream)
+        key = (source.host, source.pid, source.stream)
         if key not in self._files:
             assert self.folder is not None  # asked for where there is one
             ending = "out" if source.stream == 1 else "err"
-            name = re.sub(r"[^A-Za-z0-9._-]+", "-", label_of(source.name))
-            self._files[key] = open(self.folder / f"{name}-{source.pid}.{ending}", "a", 1, "utf-8")  # noqa: SIM115
+            words = (label_of(source.name), source.host, str(source.pid))
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(word for word in words if word))
+            self._files[key] = open(self.folder / f"{name}.{ending}", "a", 1, "utf-8")  # noqa: SIM115
         return self._files[key]
 
 

@@ -10,7 +10,7 @@ from control.errors import ControlError
 from control.exposition import CONTENT_TYPE, Labels, Sample, exposition
 from control.pages import Page, PageServer
 from control.runtime import job
-from control.tools.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, status_of
+from control.tools.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, Transfers, status_of
 from control.tools.survey import survey
 
 TIMEOUT_S = 3.0
@@ -29,6 +29,11 @@ _FAMILIES = {
     "skipper_unhandled_messages": ("gauge", "Messages sent to actors and not known to be handled."),
     "skipper_lent_segments": ("gauge", "Large parts of messages that others may still read."),
     "skipper_lent_bytes": ("gauge", "Their size."),
+    "skipper_heard_messages_total": ("counter", "Messages that have come from other processes."),
+    "skipper_heard_bytes_total": ("counter", "Their size on the way, without what is lent."),
+    "skipper_transfers_in_flight": ("gauge", "Transfers through the data plane that are under way."),
+    "skipper_transfers_total": ("counter", "Transfers that have ended, by result."),
+    "skipper_transfer_bytes_total": ("counter", "Bytes of those that ended well, by direction."),
     "skipper_actor_queue": ("gauge", "Messages that wait for an actor."),
     "skipper_actor_handled_total": ("counter", "Messages that an actor has handled."),
     "skipper_actor_errors_total": ("counter", "Messages of these that ended in an exception."),
@@ -110,11 +115,23 @@ def _of_process(process: ProcessStatus, report: ProcessReport, labels: Labels) -
     yield "skipper_unhandled_messages", labels, report.unhandled
     yield "skipper_lent_segments", labels, report.lent
     yield "skipper_lent_bytes", labels, report.lent_nbytes
+    yield "skipper_heard_messages_total", labels, report.heard_messages
+    yield "skipper_heard_bytes_total", labels, report.heard_nbytes
+    if report.transfers is not None:
+        yield from _of_transfers(report.transfers, labels)
     for part, figures in report.figures.items():
         for name, value in figures.items():
             yield "skipper_figure", (*labels, ("part", part), ("name", name)), value
     for actor in report.actors:
         yield from _of_actor(actor, (("process", process.name), ("actor", actor.actor_id), ("mesh", actor.name)))
+
+
+def _of_transfers(transfers: Transfers, labels: Labels) -> Iterator[Sample]:
+    yield "skipper_transfers_in_flight", labels, transfers.in_flight
+    yield "skipper_transfers_total", (*labels, ("result", "done")), transfers.done
+    yield "skipper_transfers_total", (*labels, ("result", "failed")), transfers.failed
+    yield "skipper_transfer_bytes_total", (*labels, ("direction", "read")), transfers.read_nbytes
+    yield "skipper_transfer_bytes_total", (*labels, ("direction", "written")), transfers.written_nbytes
 
 
 def _of_actor(actor: ActorStatus, labels: Labels) -> Iterator[Sample]:

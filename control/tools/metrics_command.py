@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Sequence
 
 from control.tools.metrics import TIMEOUT_S, metrics_text, serve_metrics
-from control.tools.program import parser_of, run
+from control.tools.program import parser_of, run, serve
 from control.tools.status import status_of
 from control.tools.survey import survey
 from control.tools.visit import visiting
-
-_LOOK_S = 2.0
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper metrics") -> int:
@@ -42,16 +39,8 @@ def _show(given: argparse.Namespace) -> int:
         if given.serve is None:
             sys.stdout.write(metrics_text(status_of(survey(process, "status", timeout=given.timeout))))
             return 0
-        try:
-            server = serve_metrics(given.serve, given.host, timeout=given.timeout)
-        except OSError as error:
-            sys.stderr.write(f"{given.host}:{given.serve} cannot be served at: {error.strerror}\n")
-            return 2
-        with server:
-            sys.stdout.write(f"{server.url}\n")
-            sys.stdout.flush()
-            root, over = process.transport.link(process.root), threading.Event()
-            while root.lost is None:
-                over.wait(_LOOK_S)
-        sys.stderr.write("the job has ended\n")
-        return 0
+        return serve(
+            process,
+            lambda: serve_metrics(given.serve, given.host, timeout=given.timeout),
+            f"{given.host}:{given.serve}",
+        )

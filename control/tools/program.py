@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import threading
 from collections.abc import Callable, Sequence
 
 from control import command_line
 from control.errors import ControlError
+from control.pages import PageServer
+from control.runtime.process import Process
 
 EXIT_CODES = """\
 exit codes: 0 done; 1 something is not as it should be, and was said; 2 bad arguments; 3 the job cannot be reached
 """
 UNREACHABLE = 3
+_LOOK_S = 2.0
 
 
 def parser_of(prog: str, description: str, *, timeout_s: float) -> argparse.ArgumentParser:
@@ -46,6 +51,32 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str], action: Callable[[
         The exit code: that of ``action``, 2 for bad arguments, 3 where the job cannot be reached.
     """
     return command_line.run(parser, argv, action, errors=(ControlError,), status=UNREACHABLE)
+
+
+def serve(process: Process, start: Callable[[], PageServer], place: str) -> int:
+    """Serve pages about a job until it ends, and print where they are.
+
+    Args:
+        process: this one, which visits the job.
+        start: starts the server.
+        place: where that was asked to be, for people.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        server = start()
+    except OSError as error:
+        sys.stderr.write(f"{place} cannot be served at: {error.strerror}\n")
+        return 2
+    with server:
+        sys.stdout.write(f"{server.url}\n")
+        sys.stdout.flush()
+        root, over = process.transport.link(process.root), threading.Event()
+        while root.lost is None:
+            over.wait(_LOOK_S)
+    sys.stderr.write("the job has ended\n")
+    return 0
 
 
 def seconds(text: str) -> float:

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from control.hosts.mesh import NAME as HOST_NAME
 from control.runtime.history import Event
+from control.runtime.tables import Table
 from control.tools.survey import Answer, survey
 from control.tools.visit import visiting
 
@@ -57,6 +59,25 @@ class ActorStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfers:
+    """What a process has begun to read and write through the data plane; those it is done to count it themselves.
+
+    Attributes:
+        in_flight: transfers under way.
+        done: those that have ended well.
+        failed: those that have ended in an error.
+        read_nbytes: what the ones that ended well have read.
+        written_nbytes: what they have written.
+    """
+
+    in_flight: int
+    done: int
+    failed: int
+    read_nbytes: int
+    written_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessReport:
     """What a process says of itself.
 
@@ -70,13 +91,18 @@ class ProcessReport:
         unhandled: messages that it has sent to actors of others and that are not known to be handled.
         lent: large parts of messages that it has sent and that others may still read.
         lent_nbytes: their size.
+        heard_messages: messages of any kind that have come from other processes.
+        heard_nbytes: their size on the way, without what is lent.
+        transfers: through the data plane; None where the process has not used that.
         actors: those that live here.
         deaths: the latest processes launched from here that have died.
         deaths_total: how many there have been.
         restarts: for each process that runs and was launched from here: how many of its name have died before.
         errors_total: exceptions that left an endpoint, or ended an actor, in this process.
-        last_error: the latest of them.
+        errors: the latest of them.
+        last_error: the very latest.
         figures: what other parts of the process report (see `report_figures`), by the part's name.
+        tables: the tables that they report (see `report_table`), where these were asked for.
     """
 
     host: str
@@ -88,13 +114,18 @@ class ProcessReport:
     unhandled: int
     lent: int
     lent_nbytes: int
+    heard_messages: int
+    heard_nbytes: int
+    transfers: Transfers | None
     actors: Sequence[ActorStatus]
     deaths: Sequence[Event]
     deaths_total: int
     restarts: Mapping[str, int]
     errors_total: int
+    errors: Sequence[Event]
     last_error: Event | None
     figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tables: Sequence[Table] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +137,8 @@ class ProcessStatus:
         name: as given to ``spawn_procs``, with its rank; ``script`` for the script.
         pid: on its host; None where it is not known.
         parent_id: id of the process that launched it, or that it has joined; empty for the script.
+        host: where it runs: the address of an attached host, or else the name that the host has for itself; empty
+            where neither is known.
         restarts: how many processes of this name have died before.
         state: ``up``, ``silent`` or ``starting``.
         problem: why nothing is known of it; empty where it is up.
@@ -116,6 +149,7 @@ class ProcessStatus:
     name: str
     pid: int | None
     parent_id: str
+    host: str
     restarts: int
     state: str
     problem: str
@@ -139,7 +173,7 @@ class JobStatus:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts that its processes run on."""
-        return tuple(dict.fromkeys(process.report.host for process in self.processes if process.report is not None))
+        return tuple(dict.fromkeys(process.host for process in self.processes if process.host))
 
     @property
     def actors(self) -> tuple[ActorStatus, ...]:
@@ -197,10 +231,12 @@ def job_status(address: str | os.PathLike[str] | None = None, *, timeout: float 
 def status_of(answers: Sequence[Answer]) -> JobStatus:
     """The status that a survey has brought together."""
     reports: dict[str, ProcessReport | None] = {answer.process.id: answer.value() for answer in answers}
-    processes = []
+    hosts: dict[str, str] = {}
+    processes: list[ProcessStatus] = []
     for answer in answers:
         report, parent = reports[answer.process.id], reports.get(answer.parent_id)
         state = "up" if report is not None else "starting" if "not connected yet" in answer.problem else "silent"
+        host = hosts[answer.process.id] = _host(answer, report, parent, hosts.get(answer.parent_id, ""))
         restarts = 0 if parent is None else parent.restarts.get(answer.process.id, 0)
         processes.append(
             ProcessStatus(
@@ -208,6 +244,7 @@ def status_of(answers: Sequence[Answer]) -> JobStatus:
                 answer.process.name,
                 answer.pid,
                 answer.parent_id,
+                host,
                 restarts,
                 state,
                 answer.problem,
@@ -215,3 +252,12 @@ def status_of(answers: Sequence[Answer]) -> JobStatus:
             )
         )
     return JobStatus(answers[0].process.job, time.time(), processes)
+
+
+def _host(answer: Answer, report: ProcessReport | None, parent: ProcessReport | None, parent_host: str) -> str:
+    """Where a process runs: a child runs where its parent does, unless either says that it does not."""
+    if answer.process.name.startswith(HOST_NAME):
+        return answer.process.name.removeprefix(HOST_NAME)
+    if report is not None and (parent is None or report.host != parent.host):
+        return report.host
+    return parent_host

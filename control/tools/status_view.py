@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from control.runtime.history import Event
-from control.tools.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus
+from control.tools.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, Transfers
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,6 +37,7 @@ def view(status: JobStatus, before: JobStatus | None = None) -> RenderableType:
         ("restarts", "right"),
         ("cpu", "right"),
         ("memory", "right"),
+        ("moved", "right"),
     ):
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
     depth = {"": -1}
@@ -46,7 +47,7 @@ def view(status: JobStatus, before: JobStatus | None = None) -> RenderableType:
         _add_process(table, process, level, _cpu(status, before, process), many_hosts=many_hosts)
     parts: list[RenderableType] = [Text(_headline(status)), table]
     parts += [Text(line) for line in _troubles(status)]
-    parts += [Text(line) for line in _figures(status)]
+    parts += [Text(line) for line in (*_transfers(status), *_figures(status))]
     return Group(*parts)
 
 
@@ -69,7 +70,7 @@ def _add_process(table: object, process: ProcessStatus, level: int, cpu: str, *,
     assert isinstance(table, Table)
     indent = "  " * level
     report = process.report
-    host = f" ({report.host})" if many_hosts and report is not None else ""
+    host = f" ({process.host})" if many_hosts and process.host and process.host not in process.name else ""
     up_s = "" if report is None else duration(time.time() - report.started_s)
     style = {"up": "", "starting": "yellow"}.get(process.state, "bold red")
     table.add_row(
@@ -83,6 +84,7 @@ def _add_process(table: object, process: ProcessStatus, level: int, cpu: str, *,
         str(process.restarts or ""),
         cpu,
         "" if report is None else nbytes(report.rss_nbytes),
+        "" if report is None or report.transfers is None else nbytes(_moved(report.transfers)),
     )
     for actor in () if report is None else report.actors:
         state, for_s = _state(actor)
@@ -103,6 +105,22 @@ def _state(actor: ActorStatus) -> tuple[str, str]:
     longest = max(actor.doing, key=lambda doing: doing.for_s)
     more = f" +{len(actor.doing) - 1}" if len(actor.doing) > 1 else ""
     return f"{actor.state} {longest.endpoint}{more}", duration(longest.for_s)
+
+
+def _moved(transfers: Transfers) -> int:
+    return transfers.read_nbytes + transfers.written_nbytes
+
+
+def _transfers(status: JobStatus) -> list[str]:
+    lines = []
+    for process in status.processes:
+        transfers = None if process.report is None else process.report.transfers
+        if transfers is not None and (transfers.in_flight or transfers.failed):
+            lines.append(
+                f"{process.name}: {_count(transfers.in_flight, 'transfer')} in flight, {transfers.done} done, "
+                f"{transfers.failed} failed"
+            )
+    return lines
 
 
 def _troubles(status: JobStatus) -> list[str]:

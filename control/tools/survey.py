@@ -31,9 +31,11 @@ SUBJECTS: dict[str, str] = {
     "stacks": "control.tools.stacks",
     "debug": "control.tools.debugger",
     "logs": "control.runtime.capture",
+    "tracing": "control.tracing",
 }
-"""The module of each subject: its ``answer(process, argument)`` answers for the process itself, and, if it has one,
-``answer_for(child, argument)`` for a child that does not."""
+"""The module of each subject: its ``answer(process, argument)`` answers for the process itself, and, if it has them,
+``answer_for(child, argument)`` for a child that does not, and ``passed_on(process, argument)`` says what those below
+are given in place of the argument."""
 
 _SHARE = 0.8
 """Of the time that is left, so much is given to those below: who waits for them has to answer, too."""
@@ -113,6 +115,17 @@ def survey(
     return asked.get(timeout + _SLACK_S + margin + work)
 
 
+def ask_below(process: Process, top: ProcessRef, subject: str, argument: Any, *, timeout: float) -> list[Answer]:
+    """Ask one process of the job and those below it.
+
+    Raises:
+        DeadlineError: (a `TimeoutError`) the process itself did not answer.
+        SupervisionError: it is gone.
+    """
+    asked: Future[list[Answer]] = process.request(top, "survey", pack(Question(subject, argument, timeout * _SHARE, 0)))
+    return asked.get(timeout)
+
+
 def serve(process: Process, sender: ProcessRef, envelope: Envelope) -> None:
     """Answer a survey for this process and all below it; waits for them."""
     question: Question = unpack(envelope.payload)
@@ -132,11 +145,12 @@ def offspring(process: Process) -> list[ProcessRef]:
 
 def _collect(process: Process, sender: ProcessRef, question: Question) -> list[Answer]:
     deadline = time.monotonic() + question.timeout_s + question.work_s
-    _module(question.subject)  # nobody is asked what cannot be asked
+    change = getattr(_module(question.subject), "passed_on", None)  # nobody is asked what cannot be asked
+    argument = question.argument if change is None else change(process, question.argument)
     below = offspring(process)
     gathering = _Gathering(below)
     port = process.ports.open(gathering)
-    passed_on = pack(dataclasses.replace(question, timeout_s=question.timeout_s * _SHARE))
+    passed_on = pack(dataclasses.replace(question, argument=argument, timeout_s=question.timeout_s * _SHARE))
     for number, child in enumerate(below):
         process.send(child, Envelope(Kind.AGENT, 0, passed_on, "survey", port, number))
     answers = [_own_answer(process, sender, question)]

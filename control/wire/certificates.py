@@ -15,6 +15,9 @@ from control.errors import CertificateError
 AUTHORITY, CERTIFICATE, KEY, SECRET = "ca.pem", "cert.pem", "key.pem", "secret"
 """Names of the files in a folder of certificates."""
 
+AUTHORITY_KEY = "ca-key.pem"
+"""Besides, in the folder of an authority."""
+
 
 @dataclass(frozen=True, slots=True)
 class Certificates:

@@ -83,10 +83,11 @@ class Envelope:
     reply_to: int = 0
     rank: int = 0
     extent: Extent = NO_EXTENT
+    trace: bytes = b""
 
     def for_rank(self, rank: int) -> Envelope:
         """The same for a receiver of that rank."""
-        return Envelope(self.kind, self.target, self.payload, self.method, self.reply_to, rank, self.extent)
+        return Envelope(self.kind, self.target, self.payload, self.method, self.reply_to, rank, self.extent, self.trace)
 
     @property
     def wants_reply(self) -> bool:

@@ -35,6 +35,8 @@ _LENT = 1 << 63
 """Set in the size of a segment that is a descriptor of one that is lent."""
 _WHOLE_BYTES = 1 << 62
 """Set in the size of a segment that is to arrive as `Whole`."""
+_TRACED = 0x80
+"""Set in the kind of an envelope that says of which trace it is."""
 _PIECE_NBYTES = MAX_MESSAGE_NBYTES - 1
 _KINDS = {int(kind): kind for kind in Kind}
 
@@ -47,6 +49,9 @@ def encode(envelopes: Iterable[Envelope]) -> Iterator[bytes]:
         if envelope.extent is not NO_EXTENT:
             extent = _encode_extent(envelope.extent)
         fixed = (envelope.kind, envelope.rank, envelope.target, envelope.reply_to, len(method), len(extent))
+        if envelope.trace:
+            fixed = (fixed[0] | _TRACED, *fixed[1:])  # type: ignore[assignment]
+            extent = b"".join((extent, bytes((len(envelope.trace),)), envelope.trace))
         if len(payload) == 1 and not isinstance(segment := payload[0], Outgoing | Incoming):
             parts += (_HEADER_OF_ONE.pack(*fixed, 1, len(segment)), method, extent, segment)
         else:
@@ -122,7 +127,7 @@ class Decoder:
             while position < end:
                 envelope, position = _decode_envelope(frame, position, self._give_back)
                 envelopes.append(envelope)
-        except (struct.error, DecodeError, ValueError, TypeError, KeyError) as error:
+        except (struct.error, DecodeError, ValueError, TypeError, LookupError) as error:
             raise ProtocolError(f"a frame does not parse: {type(error).__name__}: {error}") from error
         if not envelopes:
             raise ProtocolError("a frame without envelopes")
@@ -146,6 +151,11 @@ def _decode_envelope(frame: memoryview, position: int, give_back: Callable[[int,
     if extent_nbytes:
         extent = _decode_extent(bytes(frame[position : position + extent_nbytes]))
         position += extent_nbytes
+    trace = b""
+    if kind & _TRACED:
+        kind, begin = kind & ~_TRACED, position + 1
+        position = begin + frame[position]
+        trace = bytes(frame[begin:position])
     payload: list[memoryview | Whole | Incoming] = []
     for size in sizes:
         nbytes = size & ~(_LENT | _WHOLE_BYTES)
@@ -158,7 +168,7 @@ def _decode_envelope(frame: memoryview, position: int, give_back: Callable[[int,
     if position > len(frame):
         raise ProtocolError(f"an envelope exceeds its frame by {position - len(frame)} bytes")
     content: Payload = tuple(payload)
-    return Envelope(_KINDS[kind], target, content, _decode_text(bytes(method)), reply_to, rank, extent), position
+    return Envelope(_KINDS[kind], target, content, _decode_text(bytes(method)), reply_to, rank, extent, trace), position
 
 
 # What follows says the same again and again: names of endpoints, shapes of meshes.

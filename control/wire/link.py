@@ -41,6 +41,10 @@ class Link:
         self.connected = False
         self.dialing = False
         self.last_heard_s = time.monotonic()
+        self.heard_messages = 0
+        """How many envelopes have come."""
+        self.heard_nbytes = 0
+        """How many bytes have, of whole frames and of pieces."""
         self._deliver = deliver
         self._on_end = on_end
         self._ended = False
@@ -110,7 +114,10 @@ class Link:
             return False
         self.last_heard_s = time.monotonic()
         try:
-            for envelope in self._decoder.feed(message):
+            envelopes = self._decoder.feed(message)
+            self.heard_messages += len(envelopes)
+            self.heard_nbytes += len(message)
+            for envelope in envelopes:
                 if envelope.kind is Kind.BYE:
                     self._end(STOPPED)
                     return False

@@ -241,9 +241,11 @@ class IncomingStream(Stream):
         self._answered = False
         self._finished = False
         self._sending = False
+        self._is_closed = False
         self._lock = threading.RLock()
-        """gRPC aborts the process if a message is sent behind the status. The collector of garbage may have a thread
-        send in the middle of sending: what is dropped unread is given back."""
+        """gRPC aborts the process if a message is sent behind the status, or anything is begun once its listener is
+        gone. The collector of garbage may have a thread send in the middle of sending: what is dropped unread is given
+        back."""
         self._start((core.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._closed)
 
     def send(self, message: bytes) -> None:
@@ -282,12 +284,15 @@ class IncomingStream(Stream):
         self.turn_away("ok", "")
 
     def _start(self, operations: tuple[Any, ...], then: Callable[[Any], None]) -> None:
-        self._call.start_server_batch(operations, then)  # where the call is over, this does nothing
+        if not self._is_closed:  # the caller is the thread that changes it, or has the lock that this takes
+            self._call.start_server_batch(operations, then)
 
     def _dried_up(self) -> None:
         self._finish(CLOSED)
 
     def _closed(self, event: Any) -> None:
+        with self._lock:
+            self._is_closed = True  # which the listener waits for before it ends
         self._finish(CLOSED)
 
 

@@ -76,6 +76,7 @@ class Transport:
         self._heartbeat_s = heartbeat_s
         self._connect_timeout_s = connect_timeout_s
         self._links: dict[str, Link] = {}
+        self._heard_of_forgotten = (0, 0)
         self._lock = threading.RLock()
         self._dials: dict[str, Dial] = {}
         """Those that have neither succeeded nor failed, by the process that is dialed; on the loop thread."""
@@ -134,6 +135,12 @@ class Transport:
         """How many processes this one is connected with."""
         return sum(link.connected for link in list(self._links.values()))
 
+    def heard(self) -> tuple[int, int]:
+        """How many envelopes have come from others, and how many bytes."""
+        links = list(self._links.values())
+        messages, nbytes = self._heard_of_forgotten
+        return messages + sum(link.heard_messages for link in links), nbytes + sum(link.heard_nbytes for link in links)
+
     def find(self, process_id: str) -> Link | None:
         """The link to this process, if there is one. From any thread."""
         return self._links.get(process_id)
@@ -171,6 +178,8 @@ class Transport:
         link = self._links.get(process_id)
         if link is not None and link.lost is not None:
             del self._links[process_id]
+            messages, nbytes = self._heard_of_forgotten
+            self._heard_of_forgotten = messages + link.heard_messages, nbytes + link.heard_nbytes
 
     async def close(self, *, flush_timeout_s: float = 0.5) -> None:
         """Say goodbye, hand what was posted to the transport, and end every stream."""

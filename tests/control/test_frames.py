@@ -10,13 +10,24 @@ from control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, decode_process, enc
 ENVELOPES = [
     Envelope(Kind.CALL, 2**63 - 1, (b"pickle", b"", bytes(70_000)), "step", 5, 3, Extent(("hosts", "gpus"), (2, 4))),
     Envelope(Kind.REPLY, 7, (b"value",), rank=2),
+    Envelope(Kind.CAST, 9, (b"a", b"b"), "step", 5, 3, Extent(("gpus",), (4,)), b"00-trace"),
+    Envelope(Kind.CALL, 9, (b"a",), trace=b"00-trace"),
     Envelope(Kind.PING),
 ]
 
 
 def plain(envelope: Envelope) -> tuple[object, ...]:
     payload = tuple(bytes(segment) for segment in envelope.payload)
-    return (envelope.kind, envelope.target, payload, envelope.method, envelope.reply_to, envelope.rank, envelope.extent)
+    return (
+        envelope.kind,
+        envelope.target,
+        payload,
+        envelope.method,
+        envelope.reply_to,
+        envelope.rank,
+        envelope.extent,
+        envelope.trace,
+    )
 
 
 def test_envelopes_survive_the_way() -> None:
@@ -36,7 +47,7 @@ def test_large_frames_travel_in_bounded_pieces() -> None:
 
 
 def test_every_truncation_is_a_protocol_error() -> None:
-    (message,) = encode([Envelope(Kind.CALL, 1, (b"payload",), "step", 5, 3, Extent(("gpus",), (4,)))])
+    (message,) = encode([Envelope(Kind.CALL, 1, (b"payload",), "step", 5, 3, Extent(("gpus",), (4,)), b"00-trace")])
     for nbytes in range(len(message)):
         with pytest.raises(ProtocolError):
             Decoder().feed(message[:nbytes])

@@ -1,5 +1,6 @@
 import os
 import pickle
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -185,6 +186,19 @@ def test_stopping_processes_is_no_failure_and_may_be_repeated() -> None:
     procs.stop().get(PATIENCE_S)
     with pytest.raises(SupervisionError):
         echo.pid.call_one().get(PATIENCE_S)
+
+
+def test_the_end_of_a_process_is_told_to_whoever_asks(own_procs: Callable[..., ProcMesh], failures: Failures) -> None:
+    procs = own_procs({"gpus": 2})
+    echoes = procs.spawn("echo", Echo)
+    whole, other = procs.ended, procs.slice(gpus=0).ended
+    os.kill(echoes.slice(gpus=1).pid.call_one().get(PATIENCE_S), signal.SIGKILL)
+    whole.get(PATIENCE_S)
+    procs.slice(gpus=1).ended.get(PATIENCE_S)  # of one that is dead already
+    failures.wait()
+    assert not other.done()
+    procs.stop().get(PATIENCE_S)
+    other.get(PATIENCE_S)
 
 
 def test_processes_may_be_stopped_by_others_than_their_owner(procs: ProcMesh) -> None:

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from control import ProtocolError
-from control.runtime.route import host_starts
-from control.runtime.tree_wire import Answer, CastHeader, Opening, pack_answers, unpack_answers
+from control.runtime.tree_wire import Answer, CastHeader, Opening, host_starts, pack_answers, unpack_answers
 from control.tree import Span, Tree
 from control.wire.bulk import Outgoing
 from control.wire.envelope import Kind, ProcessRef
@@ -22,7 +21,7 @@ def nodes(first: int, end: int) -> list[tuple[int, ProcessRef]]:
     return [(10 + n, ProcessRef(f"job-x{n}", f"unix-abstract:{n}", f"p[{n}]", HOST)) for n in range(first, end)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(SIZES, FANOUTS)
 def test_everybody_gets_it_once_from_the_one_above(size: int, fanout: int) -> None:
     tree = Tree(size, fanout)
@@ -37,7 +36,7 @@ def test_everybody_gets_it_once_from_the_one_above(size: int, fanout: int) -> No
     assert len(tree.heads) <= fanout
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 700), FANOUTS)
 def test_it_is_hardly_deeper_than_it_has_to_be(size: int, fanout: int) -> None:
     level, reached, least = 1, 0, 0
@@ -54,29 +53,45 @@ def test_32768_ranks_are_five_links_away() -> None:
     assert math.log(32_768, 8) == pytest.approx(5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20), FANOUTS)
-def test_a_cast_goes_to_each_host_once_where_they_are_no_more_than_the_fanout(hosts: list[int], fanout: int) -> None:
+def test_a_cast_goes_to_each_host_once_and_everybody_cuts_alike(hosts: list[int], fanout: int) -> None:
     starts = [sum(hosts[:host]) for host in range(len(hosts))]
     host_of = [host for host, size in enumerate(hosts) for _ in range(size)]
     tree = Tree(sum(hosts), fanout, starts)
     assert {span.first for span in tree.heads} <= {0, *starts} or len(hosts) == 1
     assert sum(map(len, tree.heads)) == sum(hosts)
-    if 1 < len(hosts) <= fanout:
+    if len(hosts) > 1:
         arrivals = [
             host_of[position]
             for position, parent in enumerate(tree.parent_of)
             if parent is None or host_of[parent] != host_of[position]
         ]
         assert sorted(arrivals) == list(range(len(hosts)))
+    row = [(at, ProcessRef(f"job-{at}", f"10.0.0.{host}:0", "p", HOST)) for at, host in enumerate(host_of)]
+    for position, span in enumerate(tree.span_at):
+        below = span.below(fanout, host_starts(row[span.first : span.end], span.first))
+        assert below == tree.below(position)
+        assert len(below) <= fanout
+        assert all(tree.parent_of[child.first] == position for child in below)
 
 
-def test_where_hosts_begin_is_known_if_each_stands_together() -> None:
+@settings(max_examples=60)
+@given(st.integers(1, 300), st.integers(1, 16), st.integers(2, 16))
+def test_hosts_make_it_little_deeper(hosts: int, each: int, fanout: int) -> None:
+    def least(size: int) -> int:
+        return Tree(size, fanout).depth
+
+    tree = Tree(hosts * each, fanout, range(0, hosts * each, each))
+    assert tree.depth <= least(hosts) + least(each) + 1
+
+
+def test_where_hosts_begin_is_known() -> None:
     def row(*addresses: str) -> list[tuple[int, ProcessRef]]:
         return [(n, ProcessRef(f"job-{n}", address, "p", HOST)) for n, address in enumerate(addresses)]
 
     assert host_starts(row("unix-abstract:a", "10.0.0.1:0", "10.0.0.1:7", "10.0.0.2:0")) == [0, 1, 3]
-    assert host_starts(row("10.0.0.1:0", "10.0.0.2:0", "10.0.0.1:0")) == []
+    assert host_starts(row("10.0.0.1:0", "10.0.0.2:0", "10.0.0.1:0"), 7) == [7, 8, 9]
     assert host_starts([]) == []
 
 
@@ -85,7 +100,7 @@ def test_a_tree_has_to_branch() -> None:
         Tree(10, 1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.dictionaries(st.integers(0, 99), st.integers(0, 2**63), max_size=9), st.integers(0, 50), st.integers(1, 50))
 def test_the_header_for_a_subtree_has_the_needs_of_that_alone(needs: dict[int, int], first: int, size: int) -> None:
     span = Span(first, first + size)

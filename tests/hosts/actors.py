@@ -67,6 +67,11 @@ class Worker(Actor):
         return bytes(there)
 
     @endpoint
+    def way_to(self, buffer: object) -> str:
+        """The backend by which memory of another process is reached from here."""
+        return str(buffer.backend)  # type: ignore[attr-defined]
+
+    @endpoint
     def lend(self, content: bytes) -> object:
         """A handle to memory with this content."""
         import dataplane
@@ -96,24 +101,30 @@ class Storing(Actor):
         await torchstore.initialize(strategy=torchstore.LocalRankStrategy(), mesh=volumes)
 
     @endpoint
-    async def publish(self, mode: str, value: float) -> None:
+    async def publish(self, mode: str, value: float, rows: int = 512) -> None:
         import torch
 
         import torchstore
 
-        self.model = {"weight": torch.full((512, 512), value)}
+        self.model = {"weight": torch.full((rows, 512), value)}
         await torchstore.put_state_dict(self.model, mode, mode=mode)  # type: ignore[arg-type]
 
     @endpoint
-    async def sync(self, mode: str) -> float:
+    async def sync(self, mode: str, rows: int = 512) -> float:
         import torch
 
         import torchstore
 
-        into = {"weight": torch.zeros(512, 512)}
+        into = {"weight": torch.zeros(rows, 512)}
         await torchstore.get_state_dict(mode, into, timeout=20)
         (value,) = into["weight"].unique().tolist()
         return float(value)
+
+    @endpoint
+    async def fence(self, mode: str, timeout: float) -> None:
+        import torchstore
+
+        await torchstore.fence(mode, timeout=timeout)
 
     @endpoint
     async def close(self) -> None:

@@ -75,10 +75,10 @@ def wait_for_agent(agent: subprocess.Popen[str]) -> None:
     assert agent.stdout.readline().startswith("serving at tcp://")
 
 
-def start_agent(machine: Machine, *options: str) -> subprocess.Popen[str]:
-    """Start the agent of a machine."""
+def start_agent(machine: Machine, *options: str, own_folder: Path | None = None) -> subprocess.Popen[str]:
+    """Start the agent of a machine; with a folder of its own if that is wanted (see `Machine.start`)."""
     command = [*SKIPPER, "host", "serve", "--address", f"tcp://{machine.address}:{PORT}", *options]
-    return machine.start(command, cwd=REPOSITORY, stdout=subprocess.PIPE, env=environment())
+    return machine.start(command, own_folder=own_folder, cwd=REPOSITORY, stdout=subprocess.PIPE, env=environment())
 
 
 def environment() -> dict[str, str]:

@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).parents[2]
 PREFIX = "sk-"
 _IP_S = 20.0
 _ETH_P_ALL = 0x0003  # linux/if_ether.h
+_ENDS = slice(26, 34)  # of a packet of IPv4 in one of Ethernet: source and destination
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
 
 
@@ -47,8 +48,15 @@ class Machine:
     bridge: str
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, command: Sequence[str], **options: object) -> subprocess.Popen[str]:
-        """Start a program in it, which dies with everything that it started when it is killed."""
+    def start(
+        self, command: Sequence[str], *, own_folder: Path | None = None, **options: object
+    ) -> subprocess.Popen[str]:
+        """Start a program in it, which dies with everything that it started when it is killed.
+
+        With ``own_folder`` that folder is empty there, and nobody else sees what is put into it.
+        """
+        if own_folder is not None:
+            command = ["sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(own_folder), *command]
         inside = ["ip", "netns", "exec", self.name, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         process: subprocess.Popen[str] = subprocess.Popen([*inside, *command], text=True, **options)  # type: ignore[call-overload]
         self.processes.append(process)
@@ -101,6 +109,15 @@ class Machine:
     def plug_silently(self) -> None:
         """Let packets through again."""
         ip("link", "set", self.cable, "master", self.bridge)
+
+    @contextlib.contextmanager
+    def slowed(self, rate: str) -> Iterator[None]:
+        """Have what is sent to it come at this rate meanwhile, as in tc(8)."""
+        run("tc", "qdisc", "add", "dev", self.cable, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "200ms")
+        try:
+            yield
+        finally:
+            run("tc", "qdisc", "del", "dev", self.cable, "root", must=False)
 
     def running(self) -> list[int]:
         """What runs in it, by process ids of this namespace."""
@@ -223,13 +240,18 @@ class Capture:
         """How much has been seen."""
         return sum(map(len, self._packets))
 
+    def nbytes_between(self, sender: str, receiver: str) -> int:
+        """How much has been seen that one IP has sent to another."""
+        ends = socket.inet_aton(sender) + socket.inet_aton(receiver)
+        return sum(len(packet) for packet in self._packets if packet[_ENDS] == ends)
+
     def holds(self, text: bytes) -> bool:
         """Whether a packet has this in it, unencrypted."""
         return any(text in packet for packet in self._packets)
 
     def _read(self) -> None:
         while not self._over.is_set():
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(OSError):  # there is none, or the cable has been pulled
                 self._packets.append(self._socket.recv(1 << 17))
 
     def __enter__(self) -> "Capture":

@@ -58,7 +58,7 @@ def test_names_are_looked_up() -> None:
 
 
 def test_the_device_of_an_address_is_found() -> None:
-    assert device_of("127.0.0.1") == "lo"
+    assert device_of("127.0.0.1") == device_of("127.0.0.7") == "lo"
     assert device_of("192.0.2.1") is None
     assert device_of("::1") is None
 

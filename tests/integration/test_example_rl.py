@@ -73,6 +73,7 @@ def test_other_mesh_sizes_sync_as_exactly_and_a_reward_below_the_goal_is_a_failu
         ("--replicas", "0"),
         ("--steps", "3", "--kill-at", "4"),
         ("--json", "no/such/folder/report.json"),
+        ("--hosts", "hosts", "--certs", "folder"),  # the weights would go over the network as they are
     ],
 )
 def test_a_senseless_command_line_is_refused_before_anything_starts(arguments: tuple[str, ...]) -> None:

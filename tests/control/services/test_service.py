@@ -8,7 +8,9 @@ import pytest
 
 from control import ActorError, ProcMesh, SupervisionError, this_proc
 from control.errors import ReplicaLostError, ServiceEndedError
+from control.runtime import job
 from control.services import ReplicaState, Service
+from control.tools.survey import survey
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.control.services.conftest import REPLICAS, Gate, outcome
 from tests.control.services.parties import Client, Fragile, Worker
@@ -197,3 +199,10 @@ def test_a_service_ends_with_its_owner(own_procs: Callable[..., ProcMesh]) -> No
         service.double.route(1).get(PATIENCE_S)
     for pid in pids:
         wait_until(lambda pid=pid: not alive(pid), f"{pid} ends")
+
+
+def test_a_service_reports_its_replicas_to_those_who_watch(service: Service[Worker]) -> None:
+    answers = survey(job.current(), "status", True, timeout=PATIENCE_S)
+    (table,) = [table for answer in answers if answer.packed for table in answer.value().tables]
+    assert (table.title, table.columns) == ("Service workers", ("replica", "state", "restarts"))
+    assert [row[:2] for row in table.rows] == [(number, "ready") for number in range(REPLICAS)]

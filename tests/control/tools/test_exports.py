@@ -3,8 +3,9 @@
 from control import tools
 
 EXPORTED = """
-    Activity ActorStatus Frame JobStatus LogOptions Logs PageServer ProcessReport ProcessStacks ProcessStatus Report
-    ThreadStacks cast_command collect_logs job_stacks job_status metrics_text parked report_figures serve_metrics
+    Activity ActorStatus Dashboard Frame JobStatus LogOptions Logs PageServer ProcessReport ProcessStacks ProcessStatus
+    Report Table ThreadStacks Transfers cast_command collect_logs enable_tracing job_stacks job_status metrics_text
+    parked report_figures report_table serve_dashboard serve_metrics span
 """
 
 

@@ -1,7 +1,9 @@
 """What a job's status says of busy, failed, frozen, dead and restarted parts, to the script and to the command."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,11 +13,22 @@ from pathlib import Path
 import pytest
 
 from control import ActorError, ActorMesh, ProcMesh, ServedJob, this_host
-from control.runtime import figures
-from control.tools import JobStatus, ProcessStatus, job_status, report_figures
+from control.runtime import figures, tables
+from control.runtime.history import KEPT_ERRORS
+from control.tools import (
+    JobStatus,
+    ProcessStatus,
+    Table,
+    Transfers,
+    job_status,
+    metrics_text,
+    report_figures,
+    report_table,
+)
 from control.tools.status_view import duration, nbytes
 from tests.control.actors import AsyncEcho, Echo, Manager
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, Script, wait_until
+from tests.prometheus import parse
 
 from .conftest import Skipper
 
@@ -126,6 +139,68 @@ def test_other_parts_report_figures_and_one_that_fails_hides_none(
     assert report.figures["good"] == {"eggs": 3}
     assert "bad" not in report.figures
     assert "the figures of bad are not to be had" in caplog.text
+
+
+def read_own_memory(nbytes: int) -> None:
+    """Runs in an actor: one transfer of the data plane that ends well, and one that does not."""
+    import numpy
+
+    from dataplane import BufferDroppedError, RDMABuffer
+
+    buffer = RDMABuffer(numpy.zeros(nbytes, "u1"))
+    buffer.read_into(numpy.zeros(nbytes, "u1")).get()
+    buffer.drop()
+    with contextlib.suppress(BufferDroppedError):
+        buffer.read_into(numpy.zeros(nbytes, "u1")).get()
+
+
+def test_transfers_of_the_data_plane_are_counted_where_they_are_begun(
+    own_procs: Callable[..., ProcMesh], here: Skipper
+) -> None:
+    mover = own_procs(name="mover").spawn("mover", Echo)
+    mover.pid.call_one().get(PATIENCE_S)
+    before = named(job_status(), "mover").report
+    assert before is not None
+    mover.run.call_one(read_own_memory, 3 << 20).get(PATIENCE_S)
+    after = named(job_status(), "mover").report
+    assert after is not None
+    assert after.transfers == Transfers(in_flight=0, done=1, failed=1, read_nbytes=3 << 20, written_nbytes=0)
+    assert after.heard_messages > before.heard_messages
+    shown = here("status").stdout
+    assert re.search(r"^ *mover .* 3\.0 MiB$", shown, re.MULTILINE)
+    assert "mover: 0 transfers in flight, 1 done, 1 failed" in shown
+    figures = parse(metrics_text(job_status()))
+    of_mover = {labels: value for labels, value in figures["skipper_transfer_bytes_total"].items() if "mover" in labels}
+    assert sorted(of_mover.values()) == [0, 3 << 20]
+
+
+def test_the_latest_errors_are_kept_and_no_more(workers: ProcMesh) -> None:
+    failing = workers.slice(gpus=1).spawn("failing", Echo)
+    for number in range(KEPT_ERRORS + 1):
+        with pytest.raises(ActorError):
+            failing.fail.call_one(ValueError(number)).get(PATIENCE_S)
+    report = named(job_status(), "workers{'gpus': 1}").report
+    assert report is not None
+    assert [error.message for error in report.errors] == [f"ValueError: {n}" for n in range(1, KEPT_ERRORS + 1)]
+    assert report.last_error == report.errors[-1]
+    failing.stop().get(PATIENCE_S)
+
+
+def test_tables_are_told_to_those_who_ask_for_them_and_cut(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_reporters", {})
+    report_table("long", lambda: Table("Long", ("number",), [(n,) for n in range(tables.MAX_ROWS + 2)], 3))
+    report_table("empty", lambda: None)
+    report_table("bad", lambda: Table("Bad", (), [1 / 0]))  # type: ignore[list-item]
+    (long,) = tables.tables_now()
+    assert (len(long.rows), long.left_out) == (tables.MAX_ROWS, 5)
+    assert "the table of bad is not to be had" in caplog.text
+    report = job_status().processes[0].report
+    assert report is not None
+    assert report.tables == ()
+    report_table("long", None)
+    assert tables.tables_now() == []
 
 
 def test_the_command_prints_the_job_of_another_process(

@@ -1,0 +1,228 @@
+"""`Intake`: a thread that is handed the pipes that processes of its host write to, and reads them."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import secrets
+import selectors
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+CHUNK_NBYTES = 64 << 10
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """One stream of one process.
+
+    Attributes:
+        fd: the reading end of its pipe; -1 where that is on another host.
+        stream: 1 for the standard output, 2 for the standard error.
+        name: of the process.
+        pid: of the process, on its host.
+        host: its host, as that was attached; empty for this one.
+        rest: what was read behind the last line's end.
+        heard_s: when something was read last.
+    """
+
+    fd: int
+    stream: int
+    name: str
+    pid: int
+    host: str = ""
+    rest: bytearray = field(default_factory=bytearray)
+    heard_s: float = 0.0
+
+
+class Intake:
+    """Reads all pipes on one thread, on which the methods that are to be overridden run. Those must not wait.
+
+    Attributes:
+        address: where processes hand in the reading ends of their pipes: a name of an abstract socket.
+        is_over: whether nothing more will come.
+
+    Args:
+        thread_name: of its thread.
+    """
+
+    def __init__(self, thread_name: str) -> None:
+        self.address = f"skipper-logs-{secrets.token_hex(16)}"
+        self.is_over = False
+        self._selector = selectors.DefaultSelector()
+        self._pipes = selectors.DefaultSelector()
+        """The pipes, as one of what the other one watches, so that all of them can be left alone for a while."""
+        self._is_reading = True
+        self._sources: set[Source] = set()
+        self._idle = threading.Condition()
+        self._soon: deque[Callable[[], None]] = deque()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("\0" + self.address)
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        self._waking = threading.Lock()
+        for watched in (self._listener, self._wake, self._pipes):
+            self._selector.register(watched, selectors.EVENT_READ)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
+
+    # To be overridden
+
+    def _opened(self, source: Source) -> None:
+        """Take note of a stream."""
+
+    def _take(self, source: Source, chunk: bytes) -> None:
+        """Take what was read."""
+        raise NotImplementedError
+
+    def _ended(self, source: Source) -> None:
+        """Take note that a stream is over."""
+        raise NotImplementedError
+
+    def _next_s(self) -> float | None:
+        """Do what there is to do after a round, or when all is over; how many seconds the next may take at most."""
+        return None
+
+    def _has_room(self) -> bool:
+        """Whether pipes are to be read now."""
+        return True
+
+    # For any thread
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def run_soon(self, act: Callable[[], None]) -> bool:
+        """Have something done on the thread; False, and it will not be, once that has ended."""
+        with self._waking:
+            if not self.is_over:
+                self._soon.append(act)
+                self._nudge()
+            return not self.is_over
+
+    def wait_until_silent(self, timeout: float) -> bool:
+        """Wait until every process has closed its streams; False where some have not in time."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._sources, timeout)
+
+    def close(self) -> None:
+        """Read what is there, and end. Those that still write get an error from now on."""
+        self._closing = True
+        self.run_soon(lambda: None)
+        self._thread.join(5.0)
+
+    def _nudge(self) -> None:
+        try:
+            os.write(self._waker, b"x")
+        except BlockingIOError:
+            return  # it is about to wake up anyway
+
+    # On the thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._round(self._next_s())
+        self._round(0)  # the last words
+        for source in list(self._sources):
+            self._drop(source)
+        with self._waking:
+            self.is_over = True
+            self._selector.close()
+            self._pipes.close()
+            self._listener.close()
+            os.close(self._wake)
+            os.close(self._waker)
+        while self._soon:
+            self._soon.popleft()()
+        self._next_s()
+
+    def _round(self, timeout: float | None) -> bool:
+        """Do what there is to do; whether something was read."""
+        has_room = self._has_room()
+        if has_room != self._is_reading:
+            self._is_reading = has_room
+            if has_room:
+                self._selector.register(self._pipes, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(self._pipes)
+        ready: list[Source] = []
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._pipes:
+                ready = [pipe.data for pipe, _ in self._pipes.select(0)]
+            else:
+                os.read(self._wake, 4096)
+        while self._soon:
+            self._soon.popleft()()
+        for source in ready:
+            self._read(source)
+        return bool(ready)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # it has gone already
+        with connection:
+            connection.settimeout(0.5)
+            try:
+                if not _is_same_user(connection):
+                    return
+                words, ancillary, _, _ = connection.recvmsg(4096, socket.CMSG_SPACE(2 * array.array("i").itemsize))
+                fds = _descriptors(ancillary)
+                said = json.loads(words)
+                name, pid = str(said["name"]), int(said["pid"])
+                if len(fds) != 2:
+                    raise ValueError("two pipes are needed")
+                for stream, fd in zip((1, 2), fds, strict=True):
+                    os.set_blocking(fd, False)
+                    source = Source(fd, stream, name, pid)
+                    self._sources.add(source)
+                    self._pipes.register(fd, selectors.EVENT_READ, source)
+                    self._opened(source)
+                connection.send(b"+")
+            except (OSError, ValueError, KeyError, TypeError):
+                return  # whatever that was, it was no process of the job
+
+    def _read(self, source: Source) -> None:
+        try:
+            chunk = os.read(source.fd, CHUNK_NBYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if chunk:
+            self._take(source, chunk)
+        else:
+            self._drop(source)
+
+    def _drop(self, source: Source) -> None:
+        self._ended(source)
+        if source.fd >= 0:
+            self._pipes.unregister(source.fd)
+            os.close(source.fd)
+        with self._idle:
+            self._sources.discard(source)
+            self._idle.notify_all()
+
+
+def _is_same_user(connection: socket.socket) -> bool:
+    _, uid, _ = struct.unpack("iii", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(uid == os.geteuid())
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return list(fds)

@@ -1,0 +1,72 @@
+// What follows from one look after the other: rates, and what each figure was at the last ones.
+
+const KEPT = 120;
+
+/** Turns counters into rates. A counter that goes back belongs to something new. */
+class Rates {
+  #known = new Map();
+
+  /** How much a counter has grown per second since it was last seen; 0 the first time. */
+  of(key, value, now) {
+    const before = this.#known.get(key);
+    if (before !== undefined && before.at === now) return before.rate;
+    let rate = 0;
+    if (before !== undefined && value >= before.value) rate = (value - before.value) / (now - before.at);
+    this.#known.set(key, { value, at: now, rate });
+    return rate;
+  }
+
+  /** Forget what was not seen for a while, such as of processes that have ended. */
+  forget(before) {
+    for (const [key, known] of this.#known) if (known.at < before) this.#known.delete(key);
+  }
+}
+
+export class Model {
+  #rates = new Rates();
+
+  /** The samples of each total by its name, oldest first. */
+  samples = {};
+
+  /**
+   * Take a look in: adds rates to its processes and actors, totals to itself, and samples here.
+   * @returns {boolean} whether it is a new one.
+   */
+  take(look) {
+    if (look.taken_s === undefined || look.taken_s === this.taken) return false;
+    this.taken = look.taken_s;
+    const totals = { calls: 0, messages: 0, moved: 0, queued: 0, cpu: 0, memory: 0, actors: 0, inFlight: 0, silent: 0, errors: 0 };
+    for (const process of look.processes) this.#process(process, look.taken_s, totals);
+    this.#rates.forget(look.taken_s - 60);
+    for (const [name, value] of Object.entries(totals)) {
+      const samples = (this.samples[name] ??= []);
+      samples.push(value);
+      if (samples.length > KEPT) samples.shift();
+    }
+    look.totals = totals;
+    return true;
+  }
+
+  #process(process, now, totals) {
+    if (process.state === "silent") totals.silent += 1;
+    if (process.actors === undefined) return;
+    const { id, transfers } = process;
+    process.cpu = this.#rates.of(`${id} cpu`, process.cpu_s, now);
+    process.messages = this.#rates.of(`${id} messages`, process.heard_messages, now);
+    process.calls = 0;
+    process.moved = 0;
+    if (transfers) {
+      process.moved = this.#rates.of(`${id} moved`, transfers.read_nbytes + transfers.written_nbytes, now);
+      totals.inFlight += transfers.in_flight;
+    }
+    for (const actor of process.actors) {
+      actor.calls = this.#rates.of(`${actor.id} calls`, actor.handled, now);
+      process.calls += actor.calls;
+      totals.queued += actor.queued;
+    }
+    totals.errors += process.errors;
+    totals.actors += process.actors.length;
+    totals.memory += process.rss_nbytes;
+    for (const name of ["calls", "messages", "moved", "cpu"]) totals[name] += process[name];
+  }
+}

@@ -1,0 +1,85 @@
+"""The table of keys and versions that a store reports, as data and on the page of the dashboard."""
+
+import torch
+from playwright.async_api import async_playwright, expect
+
+import torchstore as ts
+from control.runtime import job
+from control.runtime.tables import MAX_ROWS, Table
+from control.tools import serve_dashboard
+from control.tools.status import status_of
+from control.tools.survey import survey
+from tests.control.tools.browser import PATIENCE_MS, launch_options, needs_chromium
+from torchstore.index import Index
+from torchstore.manifest import Part
+from torchstore.overview import overview
+from torchstore.process import ProcessId
+from torchstore.version import Contribution
+
+HERE = ProcessId("here", 1, 1)
+
+
+def reported() -> list[Table]:
+    """The tables of stores that the processes of this job report."""
+    status = status_of(survey(job.current(), "status", True, timeout=20))
+    tables = [table for process in status.processes if process.report is not None for table in process.report.tables]
+    return [table for table in tables if table.title.startswith("Store")]
+
+
+async def test_a_store_reports_its_keys_and_versions_until_it_is_shut_down() -> None:
+    await ts.initialize()
+    try:
+        for number in range(2):
+            await ts.put("weights", torch.full((64, 64), float(number)))
+        await ts.put("step", 7)
+        (table,) = reported()
+        assert table.columns == ("key", "versions", "in the making", "retired, still read", "readers")
+        assert [row[:3] for row in table.rows] == [("step", "1", None), ("weights", "2", None)]
+    finally:
+        await ts.shutdown()
+    assert reported() == []
+
+
+def test_what_is_read_lost_or_in_the_making_is_told() -> None:
+    index = Index(lambda process, binding: None, lambda memory: None)
+    for _ in range(12):
+        index.contribute("inline", Contribution(HERE, Part(), None, None, inline=b"x"), None, keep=10)
+    history = index.get("inline")
+    assert history is not None
+    history.lease(history.ready[12], HERE)
+    history.ready[11].closed = True
+    history.draining.append(history.ready.pop(3))
+    half = Part((0,), (2,), (0,))
+    index.contribute("whole/model", Contribution(HERE, half, None, None), None)
+    table = overview("main", index)
+    assert table.title == "Store main"
+    assert table.rows == [
+        ("inline", "1 older, 5, 6, 7, 8, 9, 10, 11 (taken back), 12", None, 1, 1),
+        ("whole/model", None, "1", 0, 0),
+    ]
+
+
+def test_of_many_keys_the_latest_are_listed() -> None:
+    index = Index(lambda process, binding: None, lambda memory: None)
+    for number in range(MAX_ROWS + 3):
+        index.contribute(f"key {number}", Contribution(HERE, Part(), None, None, inline=b"x"), None)
+    table = overview("main", index)
+    assert (len(table.rows), table.left_out) == (MAX_ROWS, 3)
+    assert table.rows[0][0] == f"key {MAX_ROWS + 2}"
+
+
+@needs_chromium
+async def test_a_new_version_appears_on_the_page(store: None) -> None:
+    await ts.put("policy/weights", torch.zeros(64))
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(**launch_options())
+        try:
+            with serve_dashboard(interval=0.2) as dashboard:
+                page = await browser.new_page()
+                await page.goto(dashboard.url)
+                row = page.locator(".tables tr", has_text="policy/weights")
+                await expect(row.locator("td").nth(1)).to_have_text("1", timeout=PATIENCE_MS)
+                await ts.put("policy/weights", torch.ones(64))
+                await expect(row.locator("td").nth(1)).to_have_text("2", timeout=PATIENCE_MS)
+        finally:
+            await browser.close()
