@@ -7,6 +7,7 @@ never meet in a collective, so that neither waits for the other.
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -15,16 +16,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from control import Actor, concurrent_endpoint, context, endpoint
+from control.hosts import device_of, own_address
 
 LOOPBACK = "127.0.0.1"
 
-ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-"""For ``spawn_procs(env=...)``: gloo talks over loopback only, and no process takes more than one core."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""For ``spawn_procs(env=...)``: no process takes more than one core."""
 
 
-def _store(port: int, size: int, timeout_s: float, **options: bool) -> Any:
+def _store(host: str, port: int, size: int, timeout_s: float, **options: bool) -> Any:
     timeout = timedelta(seconds=timeout_s)
-    return dist.TCPStore(LOOPBACK, port, size, timeout=timeout, **options)  # type: ignore[attr-defined]
+    return dist.TCPStore(host, port, size, timeout=timeout, **options)  # type: ignore[attr-defined]
 
 
 class GroupMember(Actor):
@@ -41,16 +45,25 @@ class GroupMember(Actor):
         self._all_know = asyncio.Event()
 
     @endpoint
+    async def address(self) -> str:
+        """The IP of this rank's host."""
+        return own_address()
+
+    @endpoint
     async def open_rendezvous(self, timeout_s: float) -> int:
         """On the first rank: start the store through which the ranks find one another; its port."""
         # Port 0: the system picks a free one. The other ranks come later, so do not wait for them here.
-        self._rendezvous = _store(0, self.size, timeout_s, is_master=True, wait_for_workers=False)
+        self._rendezvous = _store(LOOPBACK, 0, self.size, timeout_s, is_master=True, wait_for_workers=False)
         return int(self._rendezvous.port)
 
     @endpoint
-    async def join(self, port: int, timeout_s: float) -> None:
-        """Join the group; every rank must. ``timeout_s`` bounds each collective from now on."""
-        store = self._rendezvous or _store(port, self.size, timeout_s)
+    async def join(self, port: int, timeout_s: float, host: str = LOOPBACK) -> None:
+        """Join the group, whose store is at ``host``; every rank must. ``timeout_s`` bounds each collective."""
+        # Gloo talks over loopback only where all ranks are on one host, and else over the device that has its IP.
+        device = device_of(LOOPBACK if host == LOOPBACK else own_address())
+        if device is not None:
+            os.environ[INTERFACE] = device
+        store = self._rendezvous or _store(host, port, self.size, timeout_s)
         timeout = timedelta(seconds=timeout_s)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size, timeout=timeout)
 
@@ -64,7 +77,7 @@ class GroupMember(Actor):
         return int(self._rendezvous.port)
 
     async def meet(self, members: Any, timeout_s: float) -> None:
-        """Join the group of ``members``, the mesh of all ranks, without anybody else's help; every rank must."""
+        """Join the group of ``members``, the mesh of all ranks, which are on one host, without anybody else's help."""
         port = 0
         if self.rank == 0:
             await self.open_rendezvous(timeout_s)
@@ -81,11 +94,13 @@ class GroupMember(Actor):
 
 
 async def connect(members: Any, *, timeout_s: float) -> None:
-    """Make the actors of ``members``, a mesh of `GroupMember` with the axis ``gpus``, one process group.
+    """Make the actors of ``members``, a mesh of `GroupMember` on one host or several, one process group.
 
     Raises:
         ActorError: A rank could not join within ``timeout_s``.
         SupervisionError: One of them died.
     """
-    port = await members.slice(gpus=0).open_rendezvous.call_one(timeout_s)
-    await members.join.call(port, timeout_s)
+    hosts = await members.address.call()
+    host = LOOPBACK if len(set(hosts)) == 1 else hosts[0]
+    port = await members.flatten("ranks").slice(ranks=0).open_rendezvous.call_one(timeout_s)
+    await members.join.call(port, timeout_s, host)

@@ -7,6 +7,8 @@ differently sharded, straight from the trainers' memory. In the middle of the ru
 
     python -m examples.rl_weight_sync                     # about a minute; a table and rl_weight_sync.png
     python -m examples.rl_weight_sync --steps 3 --verify --json -
+    python -m examples.rl_weight_sync --hosts FILE --secret-file FILE --insecure    # on machines that run an agent
+    python -m examples.rl_weight_sync --job slurm:4                                 # or that an engine gives
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ from pathlib import Path
 # So that `python examples/rl_weight_sync.py` works as well as `python -m examples.rl_weight_sync`.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import control
 import torchstore as ts
 from benchmarks.errors import UsageError
 from benchmarks.output import STDOUT, check_writable, console, write_json
-from control import ControlError, shutdown
+from control import ControlError, HostMesh
 from dataplane.errors import DataplaneError
+from examples import job_option
 from examples.faults import FirstFault
 from examples.rl.loop import History, Loop
 from examples.rl.outcome import Outcome
+from examples.rl.placement import Placement
 from examples.rl.progress import StepLine
 from examples.rl.settings import Settings
 from examples.yardstick import time_memcpy
@@ -73,6 +78,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--png", metavar="PATH", default="rl_weight_sync.png", help="the picture (default: %(default)s)"
     )
+    job_option.add_arguments(parser)
     options = parser.parse_args(argv)
     if options.min_reward is None:
         options.min_reward = GOAL if options.steps is None else 0.0
@@ -90,6 +96,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--replicas must be at least 1")
     if not 0 <= options.kill_at <= options.steps:
         parser.error("--kill-at must be a step of the run, or 0")
+    if options.certs is not None and not options.data_plane:
+        parser.error(
+            "the weights, and what the trainers tell each other, go from host to host as they are: where the network "
+            "is trusted with them, add --data-plane"
+        )
     try:
         check_writable(options.json)
         check_writable(options.png)
@@ -98,16 +109,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-async def run(options: argparse.Namespace, settings: Settings, line: StepLine) -> History:
+async def run(options: argparse.Namespace, hosts: HostMesh, settings: Settings, line: StepLine) -> History:
     """Start everybody, turn the loop, stop everything."""
     loop = Loop(
         settings,
+        Placement.over(hosts, options.trainers),
         trainers=options.trainers,
         generators=options.generators,
         replicas=options.replicas,
         kill_at=options.kill_at,
         verify=options.verify,
         on_step=line.update,
+        tell=line.tell,
     )
     history = await loop.run(options.steps)
     await ts.shutdown()
@@ -121,16 +134,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     people = console(json_on_stdout=options.json == STDOUT)
     faults = FirstFault()
     try:
-        with StepLine(people, options.steps) as line:
-            history = asyncio.run(faults.guard(run(options, settings, line)))
-    except (ControlError, StoreError, DataplaneError, TimeoutError) as error:
+        with job_option.hosts_of(options) as hosts, StepLine(people, options.steps) as line:
+            history = asyncio.run(faults.guard(run(options, hosts, settings, line)))
+    except (ControlError, StoreError, DataplaneError, TimeoutError, ValueError) as error:
         people.print(f"[bold red]failed[/]: {faults.explain(error)}", soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         people.print("interrupted")
         return 130
     finally:
-        shutdown()
+        control.shutdown()
     outcome = Outcome(history, time_memcpy(history.nbytes))
     people.print(outcome.table())
     outcome.draw(options.png)

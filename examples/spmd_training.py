@@ -4,7 +4,7 @@
     python -m examples.spmd_training --procs 4
 
 The first call trains, the second goes on from the checkpoint with a smaller step, in the same processes: torch is
-imported once. In a notebook each of these lines is a cell.
+imported once. `notebook.ipynb` does it from a notebook.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--procs", type=int, default=2, help="how many ranks (default: %(default)s)")
     given = parser.parse_args()
-    procs = this_host().spawn_procs({"gpus": given.procs}, env={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"})
+    procs = this_host().spawn_procs({"gpus": given.procs}, env={"OMP_NUM_THREADS": "1"})
     trainers = procs.spawn("trainers", SpmdActor, SCRIPT)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = f"{folder}/model.pt"

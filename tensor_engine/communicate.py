@@ -86,7 +86,7 @@ def reduce_(tensor: torch.Tensor, axes: str | Sequence[str], reduction: str = "s
 
     Raises:
         RuntimeError: the tensor requires a gradient, and gradients are being recorded.
-        As `reduce`.
+        Exception: as `reduce`.
     """
     value = value_of(tensor)
     names = mesh_axes(value.mesh, axes)
@@ -98,7 +98,7 @@ def all_to_all(tensor: torch.Tensor, axes: str | Sequence[str]) -> Tensor:
     """``reduce(tensor, axes, "stack", scatter=True)``: the parts number j along dim 0 of all ranks go to rank j.
 
     Raises:
-        As `reduce`.
+        Exception: as `reduce`.
     """
     return reduce(tensor, axes, reductions.STACK, scatter=True)
 

@@ -266,7 +266,7 @@ def call_on_shard_and_fetch(
         KeyError: the mesh has no such axis.
         IndexError: a coordinate lies outside of its axis.
         MeshMismatchError: a process group is among the arguments that has more members.
-        As calls of remote functions.
+        Exception: as calls of remote functions.
     """
     called = function if isinstance(function, Remote) else remote(function)
     return called.fetch(args, kwargs, shard)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -17,9 +16,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 import torchstore as ts
-from control import concurrent_endpoint, endpoint, idempotent
+from control import ActorMesh, concurrent_endpoint, endpoint, idempotent, this_proc
 from examples.process_group import GroupMember
 from examples.rl.model import Transformer
+from examples.rl.mortal import Mortal
 from examples.rl.policy import sample
 from examples.rl.settings import WEIGHTS, Settings
 from examples.rl.task import Rollout, make_prompts
@@ -44,6 +44,7 @@ class Generator(GroupMember):
         super().__init__()
         self.settings = settings
         self.version = -1
+        self._mortal = this_proc().spawn("mortal", Mortal)
 
     @concurrent_endpoint
     async def set_up(self, members: Any) -> None:
@@ -91,9 +92,9 @@ class Generator(GroupMember):
         return mismatched_names(self.weights, whole) if self.version == version else None
 
     @endpoint
-    async def pid(self) -> int:
-        """This process, for whoever wants to end it."""
-        return os.getpid()
+    async def mortal(self) -> ActorMesh[Mortal]:
+        """For whoever wants to end this process."""
+        return self._mortal
 
     async def _catch_up(self) -> None:
         """Fetch the newest version there is, or the first that there will be; the same one on all ranks."""

@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -27,11 +25,13 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 import torchstore as ts
-from control import ValueMesh, this_host, this_proc
+from control import ActorMesh, ValueMesh, this_proc
 from examples.process_group import ENVIRONMENT, connect
 from examples.rl.buffer import ReplayBuffer
 from examples.rl.generator import Generator
 from examples.rl.judge import Judge
+from examples.rl.mortal import Mortal
+from examples.rl.placement import Placement
 from examples.rl.settings import Settings
 from examples.rl.task import Rollout
 from examples.rl.trainer import Trainer
@@ -96,6 +96,12 @@ class History:
     """Replicas of generators that were replaced."""
     lost: int = 0
     """Requests that died with their replica; others answered them."""
+    hosts: int = 0
+    """Hosts that were attached."""
+    lost_hosts: int = 0
+    """Hosts that were lost in the run."""
+    returned_hosts: int = 0
+    """Those of them that came back."""
 
     @property
     def nbytes(self) -> int:
@@ -121,17 +127,20 @@ class Loop:
 
     Args:
         settings: of the run.
+        placement: on which hosts.
         trainers: processes that train together.
         generators: processes of one replica of the generators.
         replicas: of the generators.
         kill_at: the step in which a replica of the generators is killed; 0 for none.
         verify: whether to compare received weights.
         on_step: called after each step.
+        tell: called with news for people.
     """
 
     def __init__(
         self,
         settings: Settings,
+        placement: Placement,
         *,
         trainers: int,
         generators: int,
@@ -139,23 +148,29 @@ class Loop:
         kill_at: int,
         verify: bool,
         on_step: Callable[[Step], None],
+        tell: Callable[[str], None],
     ) -> None:
         self.settings = settings
+        self.placement = placement
         self.kill_at = kill_at
         self.verify = verify
         self.on_step = on_step
-        self.history = History()
+        self.tell = tell
+        self.history = History(hosts=len(placement.everywhere.names))
         self.replicas = replicas
         self.batches = itertools.count()
-        self.pids: list[list[int]] = []
-        """The processes of the first replicas of the generators."""
+        self.mortals: list[list[ActorMesh[Mortal]]] = []
+        """Who can end the processes of the first replicas of the generators."""
+        self._mending: asyncio.Task[None] | None = None
         # Processes bear the name of their mesh or service, in `ps` too.
-        procs = this_host().spawn_procs(per_host={"gpus": trainers}, env=ENVIRONMENT, name="trainers")
+        share = trainers // placement.trainers.size
+        procs = placement.trainers.spawn_procs(per_host={"gpus": share}, env=ENVIRONMENT, name="trainers")
         self.trainers = procs.spawn("trainers", Trainer, settings)
+        there = placement.generators
         self.generators = Generator.options(
-            procs=generators, num_replicas=replicas, env=ENVIRONMENT, setup="set_up", drain_timeout_s=5.0
+            procs=generators, num_replicas=replicas, hosts=there, env=ENVIRONMENT, setup="set_up", drain_timeout_s=5.0
         ).as_service(settings, name="generators")
-        self.judges = Judge.options(num_replicas=JUDGES).as_service(name="judges")
+        self.judges = Judge.options(num_replicas=JUDGES, hosts=there).as_service(name="judges")
         self.buffer = this_proc().spawn("buffer", ReplayBuffer, replicas)
 
     async def run(self, steps: int) -> History:
@@ -177,6 +192,8 @@ class Loop:
             for task in done:
                 task.result()  # the training has ended, or something has failed
         finally:
+            if self._mending is not None:
+                tasks.append(self._mending)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -195,7 +212,7 @@ class Loop:
         await self.trainers.publish.call()  # version 0, for which the generators wait
         await self.generators
         await self.judges
-        self.pids = [_ranks(replica) for replica in await self.generators.pid.fanout()]
+        self.mortals = [_ranks(replica) for replica in await self.generators.mortal.fanout()]
 
     async def _roll_out(self) -> None:
         """Sample, judge and hand over, again and again; it waits where it is ahead of the training."""
@@ -234,6 +251,8 @@ class Loop:
         )
         self.history.steps.append(step)
         self.on_step(step)
+        if self._mending is None and (lost := self.placement.lost()):
+            self._mending = asyncio.create_task(self._mend(lost))
 
     async def _sync(self, version: int, *, since: float) -> Sync:
         """Have every replica that is up load a version; one that comes up later fetches the newest by itself."""
@@ -263,8 +282,22 @@ class Loop:
     async def _kill(self) -> None:
         """End one process of the replica that has the most to do, as a fault of its machine would."""
         busiest = max(await self.generators.metrics(), key=lambda metrics: metrics.outstanding)
-        os.kill(self.pids[busiest.replica][-1], signal.SIGKILL)
+        self.mortals[busiest.replica][-1].die.broadcast()
         self.history.killed += 1
+
+    async def _mend(self, lost: list[int]) -> None:
+        """Wait for hosts that are lost, and have the replicas go home that run elsewhere meanwhile."""
+        hosts = self.placement.generators.size
+        names = ", ".join(self.placement.generators.names[index] for index in lost)
+        self.history.lost_hosts += len(lost)
+        self.tell(f"lost: {names}")
+        await self.placement.reattach()
+        for replica in range(self.replicas):
+            if replica % hosts in lost:
+                await self.generators.drain(replica)
+        self.history.returned_hosts += len(lost)
+        self.tell(f"back: {names}")
+        self._mending = None
 
 
 def _ranks(replica: Any) -> list[Any]:

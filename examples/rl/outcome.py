@@ -73,6 +73,9 @@ class Outcome:
                 "killed_processes": self.history.killed,
                 "replaced_replicas": self.history.restarts,
                 "lost_requests": self.history.lost,
+                "hosts": self.history.hosts,
+                "lost_hosts": self.history.lost_hosts,
+                "returned_hosts": self.history.returned_hosts,
             },
         )
 
@@ -103,6 +106,9 @@ class Outcome:
             replaced = f"{history.restarts} replica{'s' * (history.restarts != 1)} replaced"
             told = f"{history.killed}, {replaced}, {history.lost} of its requests handed on"
             table.add_row("generators killed", told)
+        if history.hosts:
+            fates = f", {history.lost_hosts} lost, {history.returned_hosts} of them back" if history.lost_hosts else ""
+            table.add_row("hosts", f"{history.hosts}{fates}")
         if history.compared:
             table.add_row("verified", f"{history.compared} tensors bit for bit, {history.mismatched} wrong")
         return table

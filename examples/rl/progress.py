@@ -52,3 +52,7 @@ class StepLine:
         wanted = step.number % every == 0 or step.number in (1, self._steps)
         if wanted and not self._console.is_terminal:
             self._console.print(f"step {step.number}/{self._steps}  {text}", highlight=False)
+
+    def tell(self, news: str) -> None:
+        """Print a line of its own."""
+        self._console.print(news, highlight=False, soft_wrap=True)
