@@ -34,7 +34,11 @@ class Span:
 
     def below(self, fanout: int, starts: Sequence[int] = ()) -> list[Span]:
         """The nodes that this one passes on to; for ``starts`` see `cut`."""
-        return cut(self.first + 1, self.end, fanout, starts)
+        first = self.first + 1
+        behind = starts[bisect_left(starts, first) : bisect_left(starts, self.end)]
+        if len(behind) == 1 and behind[0] == first:
+            return [Span(first, self.end)]  # all on one other host, which is entered once
+        return cut(first, self.end, fanout, starts)
 
 
 def spans(first: int, end: int, fanout: int) -> list[Span]:

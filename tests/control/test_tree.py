@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from control import ProtocolError
@@ -55,6 +55,7 @@ def test_32768_ranks_are_five_links_away() -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20), FANOUTS)
+@example([1] * 14 + [2], 2)  # a node whose own host ends with it, and all below it are on another
 def test_a_cast_goes_to_each_host_once_and_everybody_cuts_alike(hosts: list[int], fanout: int) -> None:
     starts = [sum(hosts[:host]) for host in range(len(hosts))]
     host_of = [host for host, size in enumerate(hosts) for _ in range(size)]

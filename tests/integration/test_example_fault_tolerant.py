@@ -133,18 +133,3 @@ def test_a_killed_script_leaves_nobody_not_even_the_frozen() -> None:
         os.kill(example.process.pid, signal.SIGKILL)
         assert example.wait(ENDS_WITHIN_S) == -signal.SIGKILL
         example.assert_nobody_left()
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_a_thousand_deaths_change_nothing_and_leave_nothing(tmp_path: Path) -> None:
-    where, before = tmp_path / "report.json", files_in_shm()
-    deaths = ("--groups", "4", "--at-once", "2", "--deaths", "1000", "--every", "1.6")
-    example = run(*EXAMPLE, *deaths, "--max-mean-recovery", "2", "--json", str(where), timeout=3500.0)
-    assert example.process.returncode == 0, example.stdout + example.stderr
-    report, rows = report_of(where)
-    assert report["deaths"] == report["recovered"] == 1000
-    assert rows["loss_error", None]["value"] < TOLERANCE
-    assert report["rss_nbytes_at_the_end"] - report["rss_nbytes_after_first_deaths"] < 32 << 20
-    assert report["descriptors_at_the_end"] - report["descriptors_after_first_deaths"] <= 16
-    assert files_in_shm() <= before
