@@ -34,7 +34,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostMesh]:
         assert agent.stdout is not None
         assert agent.stdout.readline().startswith("serving at tcp://")
     names = [f"tcp://{address}:7000" for address in ADDRESSES]
-    yield attach_to_hosts(names, secret_file=secret, insecure=True, timeout=PATIENCE_S)
+    # The script is a host of its own: with the IP of one of the others it would take that for its own.
+    yield attach_to_hosts(names, secret_file=secret, insecure=True, address="127.0.0.1", timeout=PATIENCE_S)
     control.shutdown()
     for agent in agents:
         agent.kill()
