@@ -80,7 +80,7 @@ class Replica:
 
     @staticmethod
     async def start(blueprint: Blueprint, number: int, life: int, host: tuple[int, HostMesh]) -> Replica:
-        """Begin to start a replica on a host, which is the so-manieth of the service's.
+        """Begin to start a replica on a host, which comes with its index among those of the service.
 
         Raises:
             ActorError: there are not enough free GPUs for it.
