@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+from control.runtime.reporters import Reporters
 
 MAX_ROWS = 500
 """More of one table are not sent."""
 
 Entry = str | float | None
-
-_log = logging.getLogger("control")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Table:
     left_out: int = 0
 
 
-_reporters: dict[str, Callable[[], Table | None]] = {}
+_reporters: Reporters[Table | None] = Reporters("the table of %s is not to be had")
 
 
 def report_table(part: str, table: Callable[[], Table | None] | None) -> None:
@@ -42,24 +41,12 @@ def report_table(part: str, table: Callable[[], Table | None] | None) -> None:
         table: called, on any thread, whenever somebody looks; it must be quick, and says None where there is nothing
             to show. None takes the reporter of that name back.
     """
-    if table is None:
-        _reporters.pop(part, None)
-    else:
-        _reporters[part] = table
+    _reporters.set(part, table)
 
 
 def tables_now() -> list[Table]:
     """The tables of all parts, cut to `MAX_ROWS`; without those whose function raises."""
-    found = []
-    for part, make in list(_reporters.items()):
-        try:
-            table = make()
-        except Exception:  # noqa: BLE001  (one part that fails must not hide the others)
-            _log.exception("the table of %s is not to be had", part)
-            continue
-        if table is not None:
-            found.append(_cut(table))
-    return found
+    return [_cut(table) for _, table in _reporters.ask() if table is not None]
 
 
 def _cut(table: Table) -> Table:

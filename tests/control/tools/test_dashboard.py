@@ -151,7 +151,7 @@ def test_an_error_appears_and_what_it_says_stays_text(page: Page, echoes: ActorM
 
 @needs_chromium
 def test_tables_are_shown_and_names_within_them_stay_text(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_reporters", {})
+    monkeypatch.setattr(tables._reporters, "_by_part", {})
     eggs = [1]
     report_table("kitchen", lambda: Table(f"Kitchen {SCRIPT}", ("what", "bytes"), [(SCRIPT, 2048 * eggs[0])], 7))
     card = page.locator(".tables section", has_text="Kitchen")

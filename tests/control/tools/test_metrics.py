@@ -50,7 +50,7 @@ def of_worker(rank: int, figures: dict[str, float]) -> float:
 def test_every_process_is_up_and_counts(
     server: PageServer, echoes: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "_reporters", {})
+    monkeypatch.setattr(figures._reporters, "_by_part", {})
     report_figures("kitchen", lambda: {"eggs": 3})
     before = fetch(server.url)
     with pytest.raises(ActorError):

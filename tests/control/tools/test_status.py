@@ -131,7 +131,7 @@ def test_processes_of_an_actor_stand_below_its_own(workers: ProcMesh) -> None:
 def test_other_parts_report_figures_and_one_that_fails_hides_none(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "_reporters", {})
+    monkeypatch.setattr(figures._reporters, "_by_part", {})
     report_figures("good", lambda: {"eggs": 3})
     report_figures("bad", lambda: {"eggs": 1 / 0})
     report = job_status().processes[0].report
@@ -189,7 +189,7 @@ def test_the_latest_errors_are_kept_and_no_more(workers: ProcMesh) -> None:
 def test_tables_are_told_to_those_who_ask_for_them_and_cut(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "_reporters", {})
+    monkeypatch.setattr(tables._reporters, "_by_part", {})
     report_table("long", lambda: Table("Long", ("number",), [(n,) for n in range(tables.MAX_ROWS + 2)], 3))
     report_table("empty", lambda: None)
     report_table("bad", lambda: Table("Bad", (), [1 / 0]))  # type: ignore[list-item]
