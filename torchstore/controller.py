@@ -13,6 +13,8 @@ from dataclasses import replace
 
 from control import Actor, Port, ProcMesh, endpoint
 from control.runtime.tables import report_table
+from dataplane import RDMABuffer
+from torchstore.board import Board, pack_answer
 from torchstore.budget import make_room
 from torchstore.errors import KeyNotFoundError, StoreNotInitializedError, StrategyError
 from torchstore.granting import grant_all
@@ -35,9 +37,10 @@ from torchstore.messages import (
 from torchstore.meta import ValueMeta, describe_version
 from torchstore.offers import Patience
 from torchstore.overview import overview
-from torchstore.process import ProcessId
+from torchstore.process import ProcessId, this_process
 from torchstore.strategy import TorchStoreStrategy
 from torchstore.version import Contribution
+from torchstore.versions import History
 from torchstore.volumes import Volumes
 from torchstore.waiting import WaitingRoom
 from torchstore.watch import ProcessWatch
@@ -55,7 +58,8 @@ class StoreController(Actor):
         self._volumes: Volumes | None = None
         self._checksum = False
         self._ledger = Ledger(self._free)
-        self._index = Index(self._ledger.idle, self._ledger.gone)
+        self._board = Board()
+        self._index = Index(self._ledger.idle, self._ledger.gone, self._repost)
         self._known = KnownRecords()
         self._members = Members(store_name)
         self._waiting = WaitingRoom()
@@ -103,7 +107,7 @@ class StoreController(Actor):
         volumes = self._initialized()
         self._watch.add(process, procs)
         number = self._members.welcome(process)
-        return StoreInfo(volumes.strategy, volumes.actors, volumes.processes, number, self._checksum)
+        return StoreInfo(volumes.strategy, volumes.actors, volumes.processes, number, self._checksum, this_process())
 
     @endpoint
     async def check(self, client: int) -> None:
@@ -126,6 +130,7 @@ class StoreController(Actor):
         report_table(self._part, None)
         self._waiting.dismiss_all(StoreNotInitializedError(self._store_name))
         self._watch.close()
+        self._board.close()
         self._index.clear()
         self._ledger.clear()
         self._known.clear()
@@ -214,8 +219,9 @@ class StoreController(Actor):
     ) -> None:
         """Grant one version of one key to a client; answers when it is ready.
 
-        All arguments are plain, and so is the answer for a value that travels inline (8 bytes of version, then
-        the value): control moves those without a step in Python, which is most of the cost of a small get.
+        All arguments are plain, and so is the answer for a value that travels inline (`board.pack_answer`): control
+        moves those without a step in Python, which is most of the cost of a small get. Who asks for the newest
+        version of such a value is told where it will find the next ones.
 
         Raises:
             KeyNotFoundError: The key, or that version of it, does not exist and is not waited for.
@@ -228,9 +234,19 @@ class StoreController(Actor):
             if grants is None:
                 return None
             (only,) = grants
-            return only.version.to_bytes(8) + only.inline if only.inline else only
+            if not only.inline:
+                return only
+            newest = exact is None and newer_than is None
+            place = self._board.place(key, only.version, only.inline) if newest else None
+            return pack_answer(only.version, place, only.inline)
 
         self._waiting.answer(port, attempt, timeout, lambda: f"no version of {key!r} as asked for")
+
+    @endpoint
+    async def board(self, client: int, page: int) -> RDMABuffer:
+        """A page of the board, for readers of this host."""
+        self._process_of(client)
+        return self._board.share(page)
 
     @endpoint(explicit_response_port=True)
     async def acquire_batch(
@@ -359,6 +375,12 @@ class StoreController(Actor):
         if self._volumes is None:
             raise StoreNotInitializedError(self._store_name)
         return self._volumes
+
+    def _repost(self, history: History) -> None:
+        """What is posted of a key is what a reader would be granted now."""
+        if history.key in self._board:
+            number, value = history.newest_inline()
+            self._board.post(history.key, number, value)
 
     def _free(self, volume: str, arena: str) -> None:
         if self._volumes is not None:

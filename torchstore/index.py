@@ -13,6 +13,7 @@ from torchstore.versions import History
 
 OnIdle = Callable[[ProcessId, Binding], None]
 OnGone = Callable[[list[tuple[ProcessId, Binding]]], None]
+OnChange = Callable[[History], None]
 
 
 class Index:
@@ -21,16 +22,18 @@ class Index:
     Args:
         on_idle: Called with memory that no version uses any more, and the process that put it.
         on_gone: Called, when nothing is left of a key, with all memory that its versions have ever used.
+        on_change: Called after whatever may have changed what is to be read under a key.
 
     Attributes:
         keep: How many ready versions a key keeps where no put of it says so.
     """
 
-    def __init__(self, on_idle: OnIdle, on_gone: OnGone) -> None:
+    def __init__(self, on_idle: OnIdle, on_gone: OnGone, on_change: OnChange) -> None:
         self._histories: dict[str, History] = {}
         self.keep = 1
         self._on_idle = on_idle
         self._on_gone = on_gone
+        self._on_change = on_change
 
     def contribute(
         self, key: str, contribution: Contribution, version: int | None, *, keep: int | None = None
@@ -185,6 +188,7 @@ class Index:
         return key, ""
 
     def _settle(self, history: History) -> None:
+        self._on_change(history)
         idle = history.reap()
         if not history.ready and not history.staging and not history.draining:
             del self._histories[history.key]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from control import ActorMesh
+from torchstore.board import Place
 from torchstore.errors import StoreError
 from torchstore.layout import Ints
 from torchstore.manifest import Binding, Manifest
@@ -42,6 +43,7 @@ class StoreInfo:
         processes: In which each volume lives.
         client: A number for the client that asked: shorter to say than who it is.
         checksum: Whether puts take checksums where they do not say.
+        controller: In which process the controller lives.
     """
 
     strategy: TorchStoreStrategy
@@ -49,6 +51,7 @@ class StoreInfo:
     processes: dict[str, ProcessId]
     client: int
     checksum: bool
+    controller: ProcessId
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +157,7 @@ class Grant:
         slowest_rank: The coordinate of the rank that put its part last, where there are several.
         spread_s: How long after the first one it did.
         lender: The copy of another reader to read from, if there is one.
+        place: Where the controller posts the newest inline value of the key, if it does.
     """
 
     key: str
@@ -166,6 +170,7 @@ class Grant:
     slowest_rank: Ints = ()
     spread_s: float = 0.0
     lender: Share | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)

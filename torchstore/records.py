@@ -17,7 +17,7 @@ class SyncRecord:
         op: "put" or "get".
         key: The (first) key.
         version: The version that was written or read.
-        mode: "snapshot", "direct", or "inline" where the value travelled in the message.
+        mode: "snapshot", "direct", or "inline" where the value is so small that the controller itself has it.
         nbytes: Tensor bytes moved by this process (0 for a direct put: nothing moves).
         segments: Contiguous runs that were copied, after coalescing.
         seconds: All of it, the wait for the version included.

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
+from dataplane import RDMABuffer
 from dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
+from torchstore.board import open_answer
 from torchstore.controller import StoreController
 from torchstore.deadlines import within
 from torchstore.errors import (
@@ -66,8 +68,13 @@ class Remote:
         )
         answer: Grant | bytes = await self._granted(call, timeout)
         if isinstance(answer, bytes):
-            return Grant(key, int.from_bytes(answer[:8]), inline=answer[8:])
+            version, place, value = open_answer(answer)
+            return Grant(key, version, inline=value, place=place)
         return answer
+
+    async def board(self, page: int, timeout: float) -> RDMABuffer:
+        """See `StoreController.board`."""
+        return await self._ask(self.controller.board.call_one(self.info.client, page), timeout)
 
     async def acquire_batch(self, wanted: tuple[Wanted, ...], timeout: float) -> tuple[Grant, ...]:
         """See `StoreController.acquire_batch`."""

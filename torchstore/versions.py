@@ -19,6 +19,7 @@ from torchstore.errors import (
     PartiallyPublishedError,
     PublisherLostError,
     SourceChangedError,
+    StoreError,
     VersionExistsError,
     VersionNotFoundError,
     VolumeLostError,
@@ -180,6 +181,16 @@ class History:
             version = self.staging[max(self.staging)]
             raise PartiallyPublishedError(self.key, version.number, version.missing())
         raise KeyNotFoundError(self.key)
+
+    def newest_inline(self) -> tuple[int, bytes]:
+        """The version that readers of the newest are granted, if its value travels inline; else no bytes."""
+        try:
+            version = self.select(Selector())
+        except StoreError:
+            version = None
+        if version is None:
+            return 0, b""
+        return version.number, next(iter(version.contributions.values())).inline
 
     def _exact(self, number: int) -> Version:
         version = self.ready.get(number)

@@ -43,6 +43,25 @@ class Peer(Actor):
         return await ts.get(key, store_name=store_name)
 
     @endpoint
+    async def put_many(self, key: str, number: int, size: int) -> None:
+        """Put tensors of ``size`` elements that say 1, 2, ... ``number``."""
+        for element in range(1, number + 1):
+            await ts.put(key, torch.full((size,), float(element)))
+
+    @endpoint
+    async def poll(self, key: str, last: float) -> list[float]:
+        """What a tensor's elements say, read again and again until that is ``last``; each time one number only."""
+        seen = [0.0]
+        while seen[-1] != last:
+            (number,) = set((await ts.get(key)).tolist())
+            seen.append(number)
+        return seen
+
+    @endpoint
+    async def forget(self, key: str) -> None:
+        await ts.delete(key)
+
+    @endpoint
     async def put_state_dict(self, key: str, seed: int, mode: Any, version: int | None = None, **options: Any) -> int:
         """Publish a model whose elements all say ``seed``; the same tensors every time."""
         model = self.held.setdefault(key, make_model(share=mode == "direct"))

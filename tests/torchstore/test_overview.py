@@ -41,7 +41,7 @@ async def test_a_store_reports_its_keys_and_versions_until_it_is_shut_down() -> 
 
 
 def test_what_is_read_lost_or_in_the_making_is_told() -> None:
-    index = Index(lambda process, binding: None, lambda memory: None)
+    index = Index(lambda process, binding: None, lambda memory: None, lambda history: None)
     for _ in range(12):
         index.contribute("inline", Contribution(HERE, Part(), None, None, inline=b"x"), None, keep=10)
     history = index.get("inline")
@@ -60,7 +60,7 @@ def test_what_is_read_lost_or_in_the_making_is_told() -> None:
 
 
 def test_of_many_keys_the_latest_are_listed() -> None:
-    index = Index(lambda process, binding: None, lambda memory: None)
+    index = Index(lambda process, binding: None, lambda memory: None, lambda history: None)
     for number in range(MAX_ROWS + 3):
         index.contribute(f"key {number}", Contribution(HERE, Part(), None, None, inline=b"x"), None)
     table = overview("main", index)
