@@ -64,6 +64,20 @@ def guarded_copy(
     pidfd: int,
     stream: bool = False,
 ) -> int: ...
+
+@final
+class GuardedRows:
+    def __init__(
+        self,
+        rows: NDArray[np.int64],
+        nbytes: int,
+        words: NDArray[np.uint64],
+        expected: NDArray[np.uint64],
+        to_remote: bool,
+        pidfd: int,
+    ) -> None: ...
+    def copy(self) -> bool: ...
+
 def guarded_atomic(
     swap: bool, at: int, operand: int, compare: int, word: int, expected: int, pidfd: int
 ) -> tuple[int, int]: ...

@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False
-"""Copies, epoch words and buffer addresses, in C and without the GIL.
+"""Copies, epoch words and buffer addresses, in C; what is not short, without the GIL.
 
 Nothing here checks an address: `memory`, `layout` and the backends do, before they come here.
 """
@@ -36,6 +36,8 @@ cdef extern from "sys/mman.h" nogil:
 
 cdef enum:
     HUGE_ = 2 << 20
+    # Copied without letting go of the GIL: to get it back, where another thread computes, takes some 5 ms.
+    SHORT_ = 4096
 
 cdef extern from "rows.h" nogil:
     ctypedef struct skipper_row:
@@ -253,25 +255,71 @@ def gone(int pidfd):
     return process_gone(pidfd)
 
 
+cdef int copy_guarded(uintptr_t local, uintptr_t remote, size_t nbytes, bint to_remote, uintptr_t word,
+                      uint64_t expected, int pidfd, bint stream) noexcept nogil:
+    if to_remote:
+        if skipper_load(word) != expected:
+            return CHANGED_
+        c_memcpy(<void *>remote, <const void *>local, nbytes)
+    elif stream:
+        skipper_stream(<char *>local, <const char *>remote, nbytes)
+    else:
+        c_memcpy(<void *>local, <const void *>remote, nbytes)
+    if skipper_load(word) != expected:
+        return CHANGED_
+    return GONE_ if process_gone(pidfd) else OK_
+
+
 def guarded_copy(uintptr_t local, uintptr_t remote, size_t nbytes, bint to_remote, uintptr_t word, uint64_t expected,
                  int pidfd, bint stream=False):
     """One contiguous copy between the checks of its epoch word: OK, CHANGED or GONE. `stream` is about reads alone."""
-    cdef int status = OK_
+    cdef int status
+    if nbytes <= SHORT_:
+        return copy_guarded(local, remote, nbytes, to_remote, word, expected, pidfd, stream)
     with nogil:
-        if to_remote:
-            if skipper_load(word) != expected:
-                status = CHANGED_
-            else:
-                c_memcpy(<void *>remote, <const void *>local, nbytes)
-        elif stream:
-            skipper_stream(<char *>local, <const char *>remote, nbytes)
-        else:
-            c_memcpy(<void *>local, <const void *>remote, nbytes)
-        if status == OK_ and skipper_load(word) != expected:
-            status = CHANGED_
-        if status == OK_ and process_gone(pidfd):
-            status = GONE_
+        status = copy_guarded(local, remote, nbytes, to_remote, word, expected, pidfd, stream)
     return status
+
+
+@cython.final
+cdef class GuardedRows:
+    """Rows of `nbytes` together, with the epoch words that guard them: a batch that is copied again and again.
+
+    Whoever makes it keeps the memory of both sides, and the pidfd, for as long as it copies.
+    """
+
+    cdef const int64_t[:, ::1] rows
+    cdef const uint64_t[::1] words
+    cdef const uint64_t[::1] expected
+    cdef int64_t nbytes
+    cdef bint to_remote
+    cdef int pidfd
+
+    def __cinit__(self, const int64_t[:, ::1] rows, int64_t nbytes, const uint64_t[::1] words,
+                  const uint64_t[::1] expected, bint to_remote, int pidfd):
+        if rows.shape[0] == 0 or rows.shape[1] != SKIPPER_ROW_WORDS or words.shape[0] != expected.shape[0]:
+            raise ValueError("there must be rows of the right width, and a number for each word")
+        self.rows = rows
+        self.nbytes = nbytes
+        self.words = words
+        self.expected = expected
+        self.to_remote = to_remote
+        self.pidfd = pidfd
+
+    def copy(self):
+        """Copy all of it; whether the words were as expected, before a write and at the end, and the owner is there."""
+        cdef bint good
+        if self.nbytes <= SHORT_:
+            return self.copied()
+        with nogil:
+            good = self.copied()
+        return good
+
+    cdef bint copied(self) noexcept nogil:
+        if self.to_remote and first_changed(self.words, self.expected) >= 0:
+            return False
+        skipper_copy_rows(<const skipper_row *>&self.rows[0, 0], self.rows.shape[0], self.to_remote, False)
+        return first_changed(self.words, self.expected) < 0 and not process_gone(self.pidfd)
 
 
 def guarded_atomic(bint swap, uintptr_t at, uint64_t operand, uint64_t compare, uintptr_t word, uint64_t expected,
@@ -305,6 +353,10 @@ def store_word(uintptr_t address, uint64_t value):
 
 def changed_word(const uint64_t[::1] addresses, const uint64_t[::1] expected):
     """The index of the first word that is not as expected, or -1."""
+    return first_changed(addresses, expected)
+
+
+cdef inline Py_ssize_t first_changed(const uint64_t[::1] addresses, const uint64_t[::1] expected) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(addresses.shape[0]):
         if skipper_load(addresses[i]) != expected[i]:

@@ -15,6 +15,7 @@ from dataplane.errors import DataplaneError
 from dataplane.layout import RemoteLayout, Row, as_rows, compile_box, extent, overlaps_itself, row_runs
 from dataplane.memory import MemoryKind, StridedRegion, require_timeout, require_writable, strided
 from dataplane.operation import DONE, Operation
+from dataplane.select import Selector
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class RDMAAction:
     def __init__(self) -> None:
         self._parts: list[_Part] = []
         self._lock = threading.Lock()
-        self._compiled: list[Transfer] | None = None
+        self._compiled: tuple[object, list[Transfer]] | None = None  # and the selector that it was compiled with
         self._segments = 0
         self._nbytes = (0, 0)
         # What blocks were last taken from: (the caller's object, its memory, checked), as "dst" and as "src".
@@ -112,7 +113,7 @@ class RDMAAction:
         return self._add(self._local(src, "src", at), "src", buf, layout, at, to_remote=True)
 
     def submit(self, timeout: float = 60.0) -> Operation:
-        """Run all transfers.
+        """Run all transfers. Short ones, if they are with one owner, are usually over when this returns.
 
         Args:
             timeout: Seconds until the operation ends with `TransferTimeoutError`.
@@ -125,19 +126,16 @@ class RDMAAction:
             TypeError: The timeout is no number.
             ValueError: It is not positive.
         """
-        deadline = time.monotonic() + require_timeout(timeout)
+        seconds = require_timeout(timeout)
+        here = process.current()
         try:
-            transfers = self._transfers()
+            transfers = self._transfers(here.selector)
         except DataplaneError as error:
-            return process.current().meter.follow(Operation.failed(error), 0, 0)
+            return here.meter.follow(Operation.failed(error), 0, 0)
         if not transfers:
             return DONE
-        operation = Operation(len(transfers))
-        for transfer in transfers:
-            helper = transfer.start(deadline, operation.part_done)
-            if helper is not None:
-                operation.add_helper(helper)
-        return process.current().meter.follow(operation, *self._nbytes)
+        operation = transfers[0].submit(seconds) if len(transfers) == 1 else _submit_together(transfers, seconds)
+        return here.meter.follow(operation, *self._nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -151,7 +149,7 @@ class RDMAAction:
         Raises:
             DataplaneError: There is no way to one of the buffers.
         """
-        self._transfers()
+        self._transfers(process.current().selector)
         return self._segments
 
     def _local(self, data: Any, role: str, at: Sequence[int] | None) -> StridedRegion:
@@ -191,11 +189,12 @@ class RDMAAction:
             self._compiled = None
         return self
 
-    def _transfers(self) -> list[Transfer]:
-        with self._lock:
-            if self._compiled is None:
-                self._compiled = self._compile()
-            return self._compiled
+    def _transfers(self, selector: Selector) -> list[Transfer]:
+        compiled = self._compiled
+        if compiled is None or compiled[0] is not selector:  # as after a fork, or with another configuration
+            with self._lock:
+                compiled = self._compiled = selector, self._compile()
+        return compiled[1]
 
     def _compile(self) -> list[Transfer]:
         groups: dict[tuple[int, bool, MemoryKind, int], _Group] = {}
@@ -230,6 +229,17 @@ class RDMAAction:
             self._segments += int(row_runs(rows).sum())
             transfers.append(group.peer.compile(rows, group.remotes, group.locals, to_remote=group.to_remote))
         return transfers
+
+
+def _submit_together(transfers: Sequence[Transfer], timeout: float) -> Operation:
+    """Begin transfers with several peers, or in both directions, as one operation."""
+    deadline = time.monotonic() + timeout
+    operation = Operation(len(transfers))
+    for transfer in transfers:
+        helper = transfer.start(deadline, operation.part_done)
+        if helper is not None:
+            operation.add_helper(helper)
+    return operation
 
 
 def _require_buffer(buf: Any) -> None:

@@ -143,6 +143,16 @@ def as_rows(rows: list[Row]) -> Rows:
     return np.ascontiguousarray(joined)
 
 
+def with_keys(rows: Rows, keys: Sequence[int]) -> Rows:
+    """Rows with `keys[key]` in place of each key; the same array where that changes nothing."""
+    replaced = np.array(keys, dtype=np.int64)[rows[:, _KEY]]
+    if (replaced == rows[:, _KEY]).all():
+        return rows
+    changed = rows.copy()
+    changed[:, _KEY] = replaced
+    return changed
+
+
 def runs_of(row: Row) -> tuple[int, int, list[int], list[int], list[int]]:
     """A row taken apart: (key, run, counts, local strides, remote strides)."""
     dims = row[_HEAD : _HEAD + 3 * row[_NDIM]]

@@ -165,6 +165,8 @@ def require_timeout(timeout: Any) -> float:
         TypeError: It is no number.
         ValueError: It is not positive.
     """
+    if type(timeout) is float and timeout > 0:
+        return timeout
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
     if not timeout > 0:

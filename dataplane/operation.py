@@ -5,13 +5,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from dataplane.errors import TransferTimeoutError
 from dataplane.memory import require_timeout
-
-if TYPE_CHECKING:
-    from dataplane.backends.base import Transfer
 
 _LOG = logging.getLogger(__name__)
 
@@ -135,15 +132,6 @@ class Operation:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not waiter.wait(left):
             raise TransferTimeoutError(f"not done within {timeout} s; the operation itself goes on")
-
-
-def start_one(transfer: "Transfer", timeout: float) -> Operation:
-    """Start a transfer as an operation of its own."""
-    operation = Operation(1)
-    helper = transfer.start(time.monotonic() + timeout, operation.part_done)
-    if helper is not None:
-        operation.add_helper(helper)
-    return operation
 
 
 DONE = Operation(0)

@@ -39,11 +39,12 @@ def compare_main(argv: Sequence[str], *, prog: str) -> int:
     Returns:
         The exit code; ``--help`` lists them.
     """
+    given = _parser(prog).read(argv, "json")
+    if isinstance(given, int):
+        return given
     errors: list[str] = []
     exit_code = 0
     try:
-        given = _parser(prog).parse_args(list(argv))
-        output.check_writable(given.json)
         before, after = load(given.before), load(given.after)
         comparisons = compare(before, after, relative=given.relative, tolerance=given.tolerance)
         if given.fail_below is not None:
@@ -52,8 +53,6 @@ def compare_main(argv: Sequence[str], *, prog: str) -> int:
             except BenchmarkError as error:
                 errors.append(str(error))
                 exit_code = error.exit_code
-    except SystemExit as leave:  # argparse's, after --help
-        return leave.code if isinstance(leave.code, int) else 0
     except BenchmarkError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return error.exit_code
@@ -71,7 +70,7 @@ def compare_main(argv: Sequence[str], *, prog: str) -> int:
     return exit_code
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
+def _parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
         description="Hold the rows of two reports against each other.",

@@ -12,6 +12,7 @@ cdef class Share:
     cdef share_t state
     cdef skipper_row row
     cdef object rows
+    cdef int64_t nbytes
 
     def __cinit__(self):
         pthread_mutex_init(&self.state.lock, NULL)
@@ -27,10 +28,20 @@ cdef class Share:
         self.row.local = <int64_t>local
         self.row.remote = <int64_t>remote
         self.row.run = nbytes
-        memset(&self.state.cursor, 0, sizeof(skipper_cursor))
         self.state.cursor.rows = &self.row
         self.state.cursor.end = 1
-        self.state.left = nbytes
+        self.nbytes = nbytes
+        self.rewind()
+
+    cdef void rewind(self) noexcept:
+        """Be as if nobody had taken anything."""
+        cdef const skipper_row *rows = self.state.cursor.rows
+        cdef int64_t end = self.state.cursor.end
+        memset(&self.state.cursor, 0, sizeof(skipper_cursor))
+        self.state.cursor.rows = rows
+        self.state.cursor.end = end
+        self.state.left = self.nbytes
+        self.state.stopped = 0
 
     @staticmethod
     def many(const int64_t[:, ::1] rows, int64_t nbytes):
@@ -41,7 +52,7 @@ cdef class Share:
         share.rows = rows
         share.state.cursor.rows = <const skipper_row *>&rows[0, 0]
         share.state.cursor.end = rows.shape[0]
-        share.state.left = nbytes
+        share.nbytes = share.state.left = nbytes
         return share
 
     def __dealloc__(self):
@@ -138,8 +149,15 @@ cdef class Batch:
     cdef void again(self, bint to_remote, uintptr_t local, uint64_t remote, int64_t nbytes) noexcept:
         """Make a batch from `single` that has finished, and was no message, one for another copy of its memory."""
         self.share.only(local, remote, nbytes)
-        self.share.state.stopped = 0
         self.state.to_remote = to_remote
+        self.restart()
+
+    def rewind(self):
+        """Make a batch that has finished, was no message and shares with no other, ready to be run once more."""
+        self.share.rewind()
+        self.restart()
+
+    cdef void restart(self) noexcept:
         self.state.phase = WORDS_BEFORE
         self.state.posted = 0
         self.state.resume_at = 0

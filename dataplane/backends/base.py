@@ -5,6 +5,7 @@ owner as a backend reaches it. A `Remote` is one registration of a peer. A `Tran
 to be started any number of times.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,14 @@ class Transfer(ABC):
     @abstractmethod
     def start(self, deadline: float, done: Done) -> Helper | None:
         """Begin; call `done` once, from any thread, maybe before returning. The helper lets a waiting thread work."""
+
+    def submit(self, timeout: float) -> Operation:
+        """Begin it as an operation of its own; `DONE` where all has succeeded at once."""
+        operation = Operation(1)
+        helper = self.start(time.monotonic() + timeout, operation.part_done)
+        if helper is not None:
+            operation.add_helper(helper)
+        return operation
 
 
 class Peer(ABC):

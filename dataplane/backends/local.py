@@ -11,7 +11,7 @@ from dataplane.errors import BackendUnavailableError
 from dataplane.handle import Card, Handle, Sections
 from dataplane.layout import Rows, single_stripes
 from dataplane.memory import HOST, MemoryKind, Region
-from dataplane.operation import DONE, Operation, start_one
+from dataplane.operation import DONE, Operation
 from dataplane.registration import Registration, RegistrationTable
 
 _REGION = operator.attrgetter("region")
@@ -77,7 +77,7 @@ class LocalPeer(Peer):
             raise ValueError("source and destination overlap")
         if not at_once(local.nbytes) or local.kind is not HOST or region.kind is not HOST:
             parts = single_stripes(local.address, address, local.nbytes, step=PART_BYTES)
-            return start_one(self._transfer(parts, (remote,), (local,), to_remote), timeout)
+            return self._transfer(parts, (remote,), (local,), to_remote).submit(timeout)
         status = guarded_copy(local.address, address, local.nbytes, to_remote, remote.word, remote.handle.epoch, -1)
         return DONE if status == OK else Operation.failed(dropped(remote.handle))
 

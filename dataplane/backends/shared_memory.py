@@ -21,7 +21,7 @@ from dataplane.handle import SHM, Card, Handle, Sections, unpack_section
 from dataplane.identity import OwnerId, ProcessWatch
 from dataplane.layout import Rows, single_stripes
 from dataplane.memory import HOST, MemoryKind, Region
-from dataplane.operation import DONE, Operation, start_one
+from dataplane.operation import DONE, Operation
 from dataplane.registration import Registration
 
 _PAGE = struct.Struct("<I")  # descriptor of the epoch page; its token is in the card already
@@ -114,7 +114,7 @@ class SharedMemoryPeer(Peer):
         is_small = local.nbytes <= PART_BYTES if stream else at_once(local.nbytes)
         if not is_small or local.kind is not HOST:
             parts = single_stripes(local.address, remote.address + offset, local.nbytes, step=PART_BYTES)
-            return start_one(self._transfer(parts, (remote,), (local,), to_remote), timeout)
+            return self._transfer(parts, (remote,), (local,), to_remote).submit(timeout)
         status = guarded_copy(
             local.address,
             remote.address + offset,

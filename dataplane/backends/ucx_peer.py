@@ -1,4 +1,4 @@
-"""An owner of memory as UCX reaches it, and compiled batches to it."""
+"""An owner of memory as UCX reaches it."""
 
 import functools
 import itertools
@@ -9,27 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dataplane import memfd
 from dataplane.atomic import Atomic, AtomicKind, FetchOperation
-from dataplane.backends.base import Done, Peer, Remote, Transfer
+from dataplane.backends.base import Peer, Remote, Transfer
 from dataplane.backends.ucx_connection import Abandoned, Connection, Keys, Unpacked
 from dataplane.backends.ucx_engine import Engine
 from dataplane.backends.ucx_run import SPIN_S, AtomicRun, Batches, Run
 from dataplane.backends.ucx_segments import Segments
+from dataplane.backends.ucx_transfer import UcxTransfer
 from dataplane.copying import INLINE_BYTES
 from dataplane.epochs import PAGE_BYTES, WORD
 from dataplane.errors import BackendUnavailableError, DescriptorError, OwnerDiedError, TransferError
 from dataplane.handle import UCX, Card, Handle, unpack_section
 from dataplane.identity import OwnerId, ProcessWatch, host_id
-from dataplane.layout import Rows, row_bytes
+from dataplane.layout import Rows
 from dataplane.memory import HOST, Region
-from dataplane.operation import DONE, Helper, Operation
+from dataplane.operation import DONE, Operation
 
 if TYPE_CHECKING:
     from dataplane.backends import _ucp
-    from dataplane.backends.ucx_lane import Lane
 
 CARD = struct.Struct("<QIH")
 """Epoch page: address, descriptor, length of its key; then the key, the worker's address, and its segments."""
@@ -262,66 +260,6 @@ class UcxPeer(Peer):
                 except BackendUnavailableError:
                     self._pages[token] = None  # another user's process: its words are fetched like its data
             return self._pages[token]
-
-
-class UcxTransfer(Transfer):
-    """Rows for one peer, in the order in which UCX gets them."""
-
-    def __init__(
-        self, peer: UcxPeer, rows: Rows, remotes: tuple[Remote, ...], locals_: tuple[Region, ...], to_remote: bool
-    ) -> None:
-        self._peer = peer
-        self._remotes = remotes
-        self._locals = locals_
-        self._to_remote = to_remote
-        self._nbytes = int(row_bytes(rows).sum())
-        # Many registrations share a storage and its key, all share the few epoch pages: unpack each once.
-        keys: dict[bytes, int] = {}
-        of_remote = [keys.setdefault(remote.key.packed[0], len(keys)) for remote in remotes]
-        word_keys = [keys.setdefault(remote.key.packed[1], len(keys)) for remote in remotes]
-        self._word_keys = np.array(word_keys, dtype=np.int64)
-        self._keys = Keys(tuple(keys))
-        # A batch looks at all of its words in the same way.
-        self._words_here = all(remote.key.page is not None for remote in remotes)
-        words = [remote.word if self._words_here else remote.key.far_word for remote in remotes]
-        self._rows = rows.copy()
-        self._rows[:, 3] = np.array(of_remote, dtype=np.int64)[rows[:, 3]]
-        self._words = np.array(words, dtype=np.uint64)
-        # In messages a row is told by its word.
-        self._rows_by_word = rows.copy()
-        self._far_words = np.array([remote.key.far_word for remote in remotes], dtype=np.uint64)
-        places = [locals_[0].kind, *(remote.handle.kind for remote in remotes)]
-        self._on_host = all(kind is HOST for kind in places)
-        self._epochs = np.array([remote.handle.epoch for remote in remotes], dtype=np.uint64)
-
-    def start(self, deadline: float, done: Done) -> Helper | None:
-        """See `Transfer`."""
-        try:
-            batches = self._make()
-        except TransferError as error:
-            done(error)
-            return None
-        run = Run(self._peer, self._make, self._remotes, self._locals, deadline, done)
-        small = self._nbytes <= INLINE_BYTES
-        if small:
-            batches[0][1].advance(SPIN_S, deadline)
-        return run.begin(batches, begun=small)
-
-    def _make(self) -> Batches:
-        numbers = self._peer.spread(self._nbytes)
-        by_message = self._on_host and self._peer.connected(numbers[0], self._keys)[0].emulated
-        rows = self._rows_by_word if by_message else self._rows
-        share = self._peer.engine.ucp.Share.many(rows, self._nbytes)
-        return [self._batch(number, share, by_message) for number in numbers]
-
-    def _batch(self, number: int, share: "_ucp.Share", by_message: bool) -> "tuple[Lane, _ucp.Batch]":
-        connection, (endpoint, keys) = self._peer.connected(number, self._keys)
-        batch: _ucp.Batch = self._peer.engine.ucp.Batch(
-            endpoint, keys, share, self._to_remote, self._locals[0].kind, self._words_here, by_message
-        )
-        words = self._far_words if by_message else self._words
-        batch.guard_many(words, self._word_keys, self._epochs)
-        return connection.lane, batch
 
 
 @dataclass(frozen=True, slots=True)

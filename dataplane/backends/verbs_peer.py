@@ -31,7 +31,7 @@ from dataplane.handle import Card, Handle
 from dataplane.identity import ProcessWatch, host_id
 from dataplane.layout import Rows, single
 from dataplane.memory import HOST, Region
-from dataplane.operation import DONE, Helper, Operation, start_one
+from dataplane.operation import DONE, Helper, Operation
 
 _LOG = logging.getLogger(__name__)
 
@@ -236,7 +236,7 @@ class VerbsPeer(Peer):
         """A copy to or from GPU memory, registered or staged."""
         try:
             rows = single(local.address, address, local.nbytes)
-            return start_one(self.compile(rows, (remote,), (local,), to_remote=to_remote), timeout)
+            return self.compile(rows, (remote,), (local,), to_remote=to_remote).submit(timeout)
         except DataplaneError as error:
             return Operation.failed(error)
 

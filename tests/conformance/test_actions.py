@@ -1,5 +1,6 @@
 """Batches: boxes of any strides between local memory and buffers, as often as asked."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -154,11 +155,35 @@ def test_a_dropped_buffer_fails_the_action_with_its_name(owner: Owner) -> None:
 
     (_, kept), (name, dropped) = handle_to(owner, bytes(10)), handle_to(owner, bytes(10))
     action = RDMAAction().read_remote(bytearray(10), kept).read_remote(bytearray(10), dropped)
-    action.submit().get()
+    write = RDMAAction().write_remote(dropped, bytes(10))
+    for each in (action, write):
+        each.submit().get()
     owner("drop", name)
-    with pytest.raises(BufferDroppedError, match="dropped"):
-        action.submit().get()
+    for each in (action, write, action):
+        with pytest.raises(BufferDroppedError, match="dropped"):
+            each.submit().get()
     RDMAAction().read_remote(bytearray(10), kept).submit().get()
+
+
+def test_a_short_action_may_be_submitted_by_several_threads_at_once(owner: Owner) -> None:
+    name, buffer = handle_to(owner, pattern(4000))
+    into = np.zeros((50, 40), np.uint8)
+    read = RDMAAction()
+    for i, row in enumerate(into):
+        read.read_remote(row, buffer.at(80 * i, 40))
+    write = RDMAAction().write_remote(buffer.at(40, 40), bytes(range(40)))
+
+    def submit(_: int) -> None:
+        for _ in range(50):
+            read.submit().get()
+            write.submit().get()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(submit, range(6)))
+    expected = np.frombuffer(pattern(4000), np.uint8).reshape(50, 80).copy()
+    assert (into == expected[:, :40]).all()
+    expected[0, 40:] = range(40)
+    assert_same(owner("content", name), expected.tobytes())
 
 
 def test_an_action_outlives_the_names_of_its_memory(owner: Owner) -> None:

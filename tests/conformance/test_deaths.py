@@ -33,6 +33,8 @@ def test_a_killed_owner_is_an_error_and_the_others_go_on(remote_case: Case, star
     lost.read_into(into).get()
     action = RDMAAction().read_remote(bytearray(len(content)), lost)
     action.submit().get()
+    short = RDMAAction().read_remote(bytearray(100), small)
+    short.submit().get()
     victim.kill()
     begin = time.monotonic()
     for attempt in (
@@ -41,6 +43,7 @@ def test_a_killed_owner_is_an_error_and_the_others_go_on(remote_case: Case, star
         lambda: lost.write_from(content),
         lambda: unused.read_into(into),
         action.submit,
+        short.submit,
     ):
         with pytest.raises(OwnerDiedError, match="gone"), provoke(Fault.KILLED_BEFORE, remote_case.id):
             attempt().get()

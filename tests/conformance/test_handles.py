@@ -47,15 +47,16 @@ def test_a_handle_without_a_way_from_here_says_so(
         buffer.backend  # noqa: B018 - it is computed
 
 
+@pytest.mark.parametrize("way", ["read_in_a_fork", "submit_in_a_fork"])
 def test_a_fork_has_shared_memory_and_no_library(
-    remote_case: Case, start: Callable[[], RemoteOwner], provoke: Provoke
+    remote_case: Case, start: Callable[[], RemoteOwner], provoke: Provoke, way: str
 ) -> None:
     _, buffer = handle_to(start(), CONTENT)
     reader = start()
     if remote_case.shared:
         with provoke(Fault.FORKED, remote_case.id):
-            assert_same(reader("read_in_a_fork", buffer.serialize(), len(CONTENT)), CONTENT)
+            assert_same(reader(way, buffer.serialize(), len(CONTENT)), CONTENT)
     else:
         with pytest.raises(BackendUnavailableError, match="fork"), provoke(Fault.FORKED, remote_case.id):
-            reader("read_in_a_fork", buffer.serialize(), len(CONTENT))
+            reader(way, buffer.serialize(), len(CONTENT))
     assert_same(reader("read", buffer.serialize(), len(CONTENT), 1), CONTENT)

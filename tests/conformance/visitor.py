@@ -2,11 +2,12 @@
 
 import os
 import threading
+from collections.abc import Callable
 from multiprocessing import Pipe
 
 import numpy as np
 
-from dataplane import RDMABuffer
+from dataplane import RDMAAction, RDMABuffer
 
 PATIENCE_S = 20.0
 
@@ -36,24 +37,14 @@ class Visitor:
 
     def read_in_a_fork(self, handle: bytes, nbytes: int) -> bytes:
         """Read here first, then what a child reads that was forked from here."""
-        buffer = RDMABuffer.deserialize(handle)
-        buffer.read_into(bytearray(nbytes), timeout=PATIENCE_S).get()
-        here, there = Pipe(duplex=False)
-        child = os.fork()
-        if child == 0:
-            into = bytearray(nbytes)
-            try:
-                buffer.read_into(into, timeout=PATIENCE_S).get()
-                there.send((None, bytes(into)))
-            except Exception as error:  # noqa: BLE001 - the parent raises it
-                there.send((error, b""))
-            os._exit(0)
-        there.close()
-        error, content = here.recv()
-        os.waitpid(child, 0)
-        if error is not None:
-            raise error
-        return bytes(content)
+        buffer, into = RDMABuffer.deserialize(handle), bytearray(nbytes)
+        return _again_in_a_fork(lambda: buffer.read_into(into, timeout=PATIENCE_S).get(), into)
+
+    def submit_in_a_fork(self, handle: bytes, nbytes: int) -> bytes:
+        """The same with an action that was submitted here first."""
+        into = bytearray(nbytes)
+        action = RDMAAction().read_remote(into, RDMABuffer.deserialize(handle))
+        return _again_in_a_fork(lambda: action.submit(timeout=PATIENCE_S).get(), into)
 
     def read_parts(self, handle: bytes, content: bytes, threads: int, times: int) -> int:
         """Read parts at random in several threads at once; how many were not as in `content`."""
@@ -94,3 +85,24 @@ class Visitor:
             counter.write_from(mine, timeout=PATIENCE_S).get()
             if lock.compare_and_swap(me, 0, timeout=PATIENCE_S).get() != me:
                 raise AssertionError("the lock had another holder")
+
+
+def _again_in_a_fork(read: Callable[[], None], into: bytearray) -> bytes:
+    """Do it here, then what is there when a child has done it that was forked from here."""
+    read()
+    into[:] = bytes(len(into))
+    here, there = Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            read()
+            there.send((None, bytes(into)))
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            there.send((error, b""))
+        os._exit(0)
+    there.close()
+    error, content = here.recv()
+    os.waitpid(child, 0)
+    if error is not None:
+        raise error
+    return bytes(content)

@@ -2,7 +2,8 @@
 
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from multiprocessing.connection import Connection
 from types import FrameType
@@ -13,6 +14,7 @@ import pytest
 
 import dataplane
 from dataplane import RDMAAction, RDMABuffer, RemoteLayout
+from dataplane.operation import DONE
 
 WAIT_S = 60.0
 
@@ -93,6 +95,28 @@ def test_a_block_needs_a_layout_and_whole_indices() -> None:
         RDMAAction().read_remote(array, buffer, layout=RemoteLayout(0, (1,), (1,), 1), at=(0,))
 
 
+def test_a_short_submission_is_over_when_it_returns() -> None:
+    source, into = np.arange(8), np.zeros(8, np.int64)
+    action = RDMAAction().read_remote(into, RDMABuffer(source))
+    for _ in range(2):
+        source += 1
+        assert action.submit() is DONE
+        assert (into == source).all()
+
+
+def test_what_was_compiled_before_a_configuration_is_compiled_again() -> None:
+    with owned(640_000) as (whole, _):
+        action = RDMAAction().read_remote(np.zeros(whole.nbytes, np.uint8), whole)
+        action.submit().get()
+        dataplane.configure(backend="ucx")
+        try:
+            with pytest.raises(dataplane.BackendUnavailableError, match="export"):
+                action.submit().get()
+        finally:
+            dataplane.configure(backend="auto")
+        action.submit().get()
+
+
 def python_steps(work: Callable[[], object]) -> int:
     """Instructions of Python that `work` executes in this thread: a loop without any call counts too."""
     steps = 0
@@ -166,8 +190,9 @@ def _own(connection: Connection, nbytes: int) -> None:
     connection.recv()
 
 
-@pytest.mark.parametrize("nbytes", [640_000, 40_960_000], ids=["inline", "threads"])
-def test_a_submission_over_shared_memory_runs_no_python_per_segment_or_buffer(nbytes: int) -> None:
+@contextmanager
+def owned(nbytes: int) -> Iterator[tuple[RDMABuffer, list[RDMABuffer]]]:
+    """A buffer of shared memory of another process, and 10,000 of the parts of its beginning."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     owner = spawn.Process(target=_own, args=(there, nbytes), daemon=True)
@@ -175,7 +200,16 @@ def test_a_submission_over_shared_memory_runs_no_python_per_segment_or_buffer(nb
     there.close()
     try:
         assert here.poll(WAIT_S)
-        whole, parts = here.recv()
+        yield here.recv()
+    finally:
+        here.close()
+        owner.join(WAIT_S)
+        owner.close()
+
+
+@pytest.mark.parametrize("nbytes", [640_000, 40_960_000], ids=["inline", "threads"])
+def test_a_submission_over_shared_memory_runs_no_python_per_segment_or_buffer(nbytes: int) -> None:
+    with owned(nbytes) as (whole, parts):
         assert whole.backend == "shm"
         source = np.random.default_rng(1).integers(0, 255, nbytes, np.uint8)
         into = np.zeros_like(source)
@@ -184,7 +218,3 @@ def test_a_submission_over_shared_memory_runs_no_python_per_segment_or_buffer(nb
         apart = np.zeros(640_000, np.uint8)
         same_steps_for_few_and_for_many(many(parts[:10], apart[:640]), many(parts, apart))
         assert (apart == source[:640_000]).all()
-    finally:
-        here.close()
-        owner.join(WAIT_S)
-        owner.close()

@@ -3,6 +3,8 @@
 import copy
 import gc
 import pickle
+import sys
+import threading
 import weakref
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import dataplane
-from dataplane import BufferDroppedError, RDMABuffer, process
+from dataplane import BufferDroppedError, RDMAAction, RDMABuffer, process
 
 
 @pytest.mark.parametrize(
@@ -125,3 +127,38 @@ def test_overlapping_copies_at_home_are_refused() -> None:
 
 def test_it_says_what_it_is() -> None:
     assert "10 bytes" in repr(RDMABuffer(bytearray(10)))
+
+
+def test_short_copies_do_not_wait_for_a_thread_that_computes() -> None:
+    buffer, into = RDMABuffer(np.arange(8)), np.zeros(8, np.int64)
+    action = RDMAAction().read_remote(into, buffer)
+    buffer.read_into(into).get()
+    action.submit().get()
+    gate, over = threading.Lock(), threading.Event()
+    rounds = 0
+
+    def compute() -> None:
+        nonlocal rounds
+        with gate:
+            while not over.is_set():
+                rounds += 1
+
+    gate.acquire()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(5)  # who lets go of the GIL gets it back after so many seconds
+    try:
+        gate.release()
+        for _ in range(2000):
+            buffer.read_into(into).get()
+            buffer.write_from(into).get()
+            action.submit().get()
+            if rounds:
+                break
+        rounds_meanwhile = rounds
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert rounds_meanwhile == 0

@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane._copy import copy_rows
-from dataplane.layout import as_rows, compile_box, extent, overlaps_itself, row_bytes, row_runs, single, stripes
+from dataplane._copy import GuardedRows, copy_rows
+from dataplane.layout import (
+    as_rows,
+    compile_box,
+    extent,
+    overlaps_itself,
+    row_bytes,
+    row_runs,
+    single,
+    stripes,
+    with_keys,
+)
 from tests.sameness import assert_same
 
 Array = np.ndarray[Any, Any]
@@ -131,3 +141,14 @@ def test_streamed_copies_bring_every_byte_and_no_more(nbytes: int, shift: int) -
 def test_rows_of_another_width_are_refused() -> None:
     with pytest.raises(ValueError, match="words"):
         copy_rows(np.zeros((1, 5), np.int64), False)
+    words = np.zeros(1, np.uint64)
+    with pytest.raises(ValueError, match="width"):
+        GuardedRows(np.zeros((1, 5), np.int64), 8, words, words, False, -1)
+
+
+def test_keys_are_replaced_in_rows_of_their_own() -> None:
+    rows = np.concatenate([single(8 * i, 8 * i, 8) for i in range(3)])
+    rows[:, 3] = [0, 1, 1]
+    assert with_keys(rows, [0, 1]) is rows
+    assert with_keys(rows, [2, 5])[:, 3].tolist() == [2, 5, 5]
+    assert rows[:, 3].tolist() == [0, 1, 1]

@@ -13,6 +13,7 @@ import pytest
 
 from dataplane import OwnerDiedError, RDMAAction, RDMABuffer, RemoteLayout
 from dataplane.backends.ucx_engine import options
+from dataplane.backends.ucx_peer import UcxPeer
 from dataplane.config import Config
 from tests.conformance.owner import RemoteOwner, footprint
 
@@ -46,6 +47,20 @@ def test_thousands_of_segments_in_one_action(owner: RemoteOwner) -> None:
     after = np.frombuffer(owner("content", name), np.uint8).reshape(count, 64)
     assert (after[:, :32] == 10).all()
     assert (after[:, 32:] == 5).all()
+
+
+def test_a_short_action_goes_on_over_a_new_connection(owner: RemoteOwner) -> None:
+    _, raw = owner("make_filled", 1000, 5)
+    buffer, into = RDMABuffer.deserialize(raw), np.zeros(1000, np.uint8)
+    action = RDMAAction().read_remote(into, buffer)
+    peer, remote, _ = buffer.route()
+    assert isinstance(peer, UcxPeer)
+    for _ in range(3):
+        into[:] = 0
+        action.submit().get()
+        assert (into == 5).all()
+        _, (endpoint, _) = peer.connected(0, remote.key)
+        peer.cut(endpoint)
 
 
 def test_transfers_larger_than_a_piece_and_a_turn(owner: RemoteOwner) -> None:

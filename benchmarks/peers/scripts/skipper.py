@@ -96,12 +96,7 @@ class Region:
         self.fill, self.holds = self._owner.fill, self._owner.holds
 
     def operation(self, spans: Sequence[Span], *, write: bool) -> Operation:
-        """One span is a read or write of a part of the buffer, several are an action, compiled once."""
-        if len(spans) == 1:
-            ((offset, nbytes),) = spans
-            part, mine = self._buffer.at(offset, nbytes), self.local[offset : offset + nbytes]
-            transfer = part.write_from if write else part.read_into
-            return lambda: transfer(mine, timeout=_TIMEOUT_S).get()
+        """One action for all spans, compiled when it is first submitted."""
         action = RDMAAction()
         for offset, nbytes in spans:
             part, mine = self._buffer.at(offset, nbytes), self.local[offset : offset + nbytes]
