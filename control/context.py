@@ -42,14 +42,14 @@ class ActorInstance:
         return this_proc()
 
     @property
-    def mesh_uid(self) -> int:
-        """The number of its mesh: `ActorMesh.uid`."""
-        return self._cell.ref.uid
-
-    @property
     def proc_id(self) -> str:
         """The id of that process."""
         return self._cell.process.me.id
+
+    @property
+    def mesh_uid(self) -> int:
+        """The number of its mesh: `ActorMesh.uid`."""
+        return self._cell.ref.uid
 
     def stop(self) -> Future[None]:
         """Stop this actor once it has handled what it has received so far.

@@ -31,6 +31,8 @@ class Endpoint:
     Every adverb checks the arguments against the endpoint's signature and pickles them before anything is sent, and
     raises `TypeError` or `PayloadError` if they do not fit. They return at once, unless the actor is too far behind
     (see `BackpressureError`). Messages of one sender to one actor arrive in the order of the calls, with any adverb.
+    The futures that they return end in `ActorError` where the endpoint raised, and in `SupervisionError` where the
+    actor cannot answer.
     """
 
     __slots__ = ("_awaited", "_check", "_members", "_mesh", "_turns", "spec")

@@ -72,7 +72,7 @@ class ActorError(ControlError):
     Attributes:
         actor_id: the actor whose endpoint raised.
         endpoint: the endpoint's name.
-        summary: type and message of the remote exception on one line.
+        summary: type and message of the remote exception.
         remote_traceback: the remote traceback as text.
         cause: the remote exception itself where it could be pickled there and unpickled here, else None.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -13,12 +12,12 @@ from control.context import context
 from control.endpoint import Endpoint, PlainMethod
 from control.engine import engine
 from control.future import Future
+from control.mesh_base import MeshBase
 from control.runtime import job as runtime
 from control.runtime.links import watch
 from control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
-from control.runtime.ports import Awaited, MeshReply
 from control.runtime.supervision import ROOT_UID
-from control.shape import AxisSelection, Extent, Point, Shape
+from control.shape import Extent, Point, Shape
 from control.wire.envelope import Envelope, Kind, ProcessRef
 from control.wire.payload import pack
 
@@ -26,127 +25,9 @@ if TYPE_CHECKING:
     from control.hosts import HostMesh
 
 A = TypeVar("A", bound=Actor)
-M = TypeVar("M", bound="_Mesh")
 
 
-class _Mesh:
-    """Members laid out along named axes; what meshes of processes and of actors have in common."""
-
-    def __init__(self, uid: int, name: str, members: tuple[ProcessRef, ...], root: Extent, view: Shape) -> None:
-        self._uid = uid
-        self._name = name
-        self._members = members
-        self._root = root
-        self._view = view
-
-    @property
-    def uid(self) -> int:
-        """Number of the mesh, shared by all its slices."""
-        return self._uid
-
-    @property
-    def name(self) -> str:
-        """As given when it was spawned."""
-        return self._name
-
-    @property
-    def extent(self) -> Extent:
-        """Axes and sizes of this mesh or slice."""
-        return self._view.extent
-
-    @property
-    def size(self) -> int:
-        """The number of members of this mesh or slice."""
-        return self._view.extent.nelements
-
-    @property
-    def root_extent(self) -> Extent:
-        """The extent of the whole mesh, of which this may be a slice."""
-        return self._root
-
-    @property
-    def root_members(self) -> Sequence[ProcessRef]:
-        """The processes of the whole mesh, in rank order."""
-        return self._members
-
-    @property
-    def members(self) -> Sequence[ProcessRef]:
-        """The processes of this mesh or slice, in rank order."""
-        return self._view_members()
-
-    def slice(self: M, **selection: AxisSelection) -> M:
-        """A part of the mesh: an int picks an index and drops the axis, a slice keeps a range.
-
-        Raises:
-            KeyError: there is no such axis.
-            IndexError: the selection is empty or out of range.
-        """
-        return self._with_view(self._view.select(selection))
-
-    def rename(self: M, **names: str) -> M:
-        """The same members with other names for axes: ``mesh.rename(gpus="tp")``.
-
-        Raises:
-            KeyError: there is no such axis.
-        """
-        return self._with_view(self._view.rename(names))
-
-    def flatten(self: M, name: str) -> M:
-        """The same members along one axis called ``name``.
-
-        Raises:
-            ValueError: the members of this slice are not evenly spaced.
-        """
-        return self._with_view(self._view.flatten(name))
-
-    def split(self: M, **axes: Mapping[str, int]) -> M:
-        """The same members with axes split up: ``mesh.split(gpus={"dp": 2, "tp": 4})``, outermost first.
-
-        Raises:
-            KeyError: there is no such axis.
-            ValueError: sizes do not multiply to that of the axis.
-        """
-        view = self._view
-        for axis, into in axes.items():
-            view = view.split(axis, into)
-        return self._with_view(view)
-
-    def _with_view(self: M, view: Shape) -> M:
-        raise NotImplementedError
-
-    def _view_members(self) -> tuple[ProcessRef, ...]:
-        return tuple(self._members[rank] for rank in self._view.ranks())
-
-    def _actors(self) -> list[ActorRef]:
-        """The members one by one."""
-        members, root = self._members, self._root
-        return [ActorRef(members[rank], self._uid, self._name, root.point(rank)) for rank in self._view.ranks()]
-
-    def _ask_all(self, method: str) -> Future[Any]:
-        """Ask the process of each member for something that it answers."""
-        process = runtime.current()
-        members = self._view_members()
-        awaited = [Awaited(member.id, self._name, method) for member in members]
-        future: Future[Any] = Future()
-        port = process.ports.open(MeshReply(future, self.extent, awaited))
-        for rank, member in enumerate(members):
-            process.send(member, Envelope(Kind.AGENT, self._uid, (), method, port, rank))
-        return future
-
-    def _key(self) -> tuple[object, ...]:
-        return (self._uid, self._view)
-
-    def __eq__(self, other: object) -> bool:
-        return self._key() == other._key() if isinstance(other, _Mesh) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._name} {self.extent!r}>"
-
-
-class ActorMesh(_Mesh, Generic[A]):
+class ActorMesh(MeshBase, Generic[A]):
     """Actors of one class, one in each process of a mesh; a reference to them, which may be sent to other actors.
 
     Its endpoints are attributes: ``mesh.step.call(...)`` (see `Endpoint`). Only the actor that spawned a mesh owns it;
@@ -219,7 +100,7 @@ class ActorMesh(_Mesh, Generic[A]):
         return (ActorMesh, (self._uid, self._name, self._members, self._root, self._view, self._interface))
 
 
-class ProcMesh(_Mesh):
+class ProcMesh(MeshBase):
     """Processes on which actors are spawned; a reference to them, which may be sent to other actors."""
 
     has_actors = False

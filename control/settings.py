@@ -1,4 +1,4 @@
-"""The time bounds of the runtime, set once by the script and handed down to every process."""
+"""The bounds of the runtime, set once by the script and handed down to every process."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Settings:
                 _check_modules(value)
                 continue
             least = _LEAST.get(name)
+            if least is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise TypeError(f"{name} must be an int, not {value!r}")
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise TypeError(f"{name} must be a number of seconds, not {value!r}")
-            if least is not None and not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, not {value!r}")
             if least is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
             if value <= 0:

@@ -67,6 +67,7 @@ class ValueMesh(Sequence[T_co], Generic[T_co]):
         Raises:
             KeyError: there is no such axis.
             IndexError: the selection is empty or out of range.
+            TypeError: a selection is neither an int nor a slice.
         """
         view = Shape.whole(self._extent).select(selection)
         return ValueMesh(view, [self._values[rank] for rank in view.ranks()])

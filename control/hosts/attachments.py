@@ -25,6 +25,9 @@ MOST_AT_ONCE = 64
 
 
 class _Stoppable(Protocol):
+    @property
+    def has_actors(self) -> bool: ...
+
     def stop(self) -> Future[None]: ...
 
 
@@ -206,11 +209,13 @@ def stop(hosts: Sequence[ProcessRef], meshes: Sequence[_Stoppable]) -> Future[No
 
     def run() -> None:
         process = runtime.current()
-        for end in [mesh.stop() for mesh in meshes]:
-            try:
-                end.get(process.settings.stop_timeout_s)
-            except ControlError:
-                continue  # it is dead, or does not end: the host ends it
+        # The actors first: they hear of it behind what they were sent, their processes hear of it from their host.
+        for has_actors in (True, False):
+            for end in [mesh.stop() for mesh in meshes if mesh.has_actors is has_actors]:
+                try:
+                    end.get(process.settings.stop_timeout_s)
+                except ControlError:
+                    continue  # it is dead, or does not end: the host ends it
         with contextlib.suppress(ControlError):  # those that do not end by themselves are ended by their agents
             process.hosting.let_go(hosts).get(process.settings.stop_timeout_s)
         attachments = _current

@@ -60,6 +60,7 @@ class HostMesh:
         Raises:
             KeyError: there is no such axis.
             IndexError: the selection is empty or out of range.
+            TypeError: a selection is neither an int nor a slice.
         """
         return HostMesh(self._hosts, self._view.select(selection))
 

@@ -32,6 +32,7 @@ _LOOK_S = 2.0
 ATTACH_S = 10.0
 """What a host gets to be attached, once its agent listens; also where less is left of a time-out."""
 _STOP_S = 30.0
+_REASON_S = 1.0
 _TAIL_NLINES = 30
 
 _log = logging.getLogger("control.jobs")
@@ -289,9 +290,17 @@ class Job:
 
     def _replace(self, rank: int) -> None:
         if not self.engine.is_elastic:
-            reason = self.engine.poll()[rank].reason or "its agent does not answer"
-            raise NotElasticError(f"place {rank} of the job is lost ({reason}), and its engine gives no other one")
+            raise NotElasticError(
+                f"place {rank} of the job is lost ({self._reason(rank)}), and its engine gives no other one"
+            )
         self.engine.replace(rank)
+
+    def _reason(self, rank: int) -> str:
+        """Why a place is lost, which its engine may know a moment later than we know that it is."""
+        until = time.monotonic() + _REASON_S
+        while not (reason := self.engine.poll()[rank].reason) and time.monotonic() < until:
+            time.sleep(_FIRST_LOOK_S)
+        return reason or "its agent does not answer"
 
     def _those_attached(self) -> HostMesh:
         return joined([self._attached[rank] for rank in range(self.size)])

@@ -19,7 +19,7 @@ from control.future import Future
 from control.marking import WRAPPED
 from control.port import Port, ReplyAddress
 from control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequest
-from control.runtime.replies import describe, pack_exception, pack_supervision
+from control.runtime.replies import describe, pack_exception, refuse, summarize
 from control.shape import Point
 from control.wire.envelope import Kind, Payload
 from control.wire.payload import pack, unpack
@@ -129,7 +129,7 @@ class Cell:
             self._actor = None  # it failed for another reason while it waited in __init__
         except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)
             self._actor = None  # half made: there is nothing to clean up
-            summary, trace = _summary(error), describe(error)
+            summary, trace = summarize(error), describe(error)
             self._note_error("__init__", error)
             if self._asked_for:
                 self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
@@ -221,7 +221,7 @@ class Cell:
                 packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
                 self.process.reply(mail, Kind.ERROR, packed)
             else:
-                message = f"{self.label}: {envelope.method} raised {_summary(error)}, and nobody waited for its reply"
+                message = f"{self.label}: {envelope.method} raised {summarize(error)}, and nobody waited for its reply"
                 self.fail(FailureKind.EXCEPTION, message, describe(error))
         self.handled += 1
         if not self.has_failed():  # else it has been refused, which counts it too
@@ -241,7 +241,7 @@ class Cell:
         self.errors += 1
         if tracing.tracer is not None:
             tracing.tracer.failed(error)
-        self.last_error = self.process.history.failed(f"{self.ref}.{method.removesuffix(WRAPPED)}", _summary(error))
+        self.last_error = self.process.history.failed(f"{self.ref}.{method.removesuffix(WRAPPED)}", summarize(error))
 
     async def supervise(self, *, is_async: bool) -> None:
         """Attend to the failures of owned meshes."""
@@ -253,7 +253,7 @@ class Cell:
                     handled = await handled
             except BaseException as error:  # noqa: BLE001  (raising is one way not to handle a failure)
                 if self.failure is None:
-                    message = f"{self.label}: __supervise__ raised {_summary(error)}"
+                    message = f"{self.label}: __supervise__ raised {summarize(error)}"
                     self.fail(FailureKind.EXCEPTION, message, describe(error), cause=failure)
                 return
             if not handled:
@@ -315,7 +315,7 @@ class Cell:
                     await cleaned
             except BaseException as raised:  # noqa: BLE001  (goes to whoever asked for the stop)
                 _log.error("%s: __cleanup__ raised\n%s", self.label, describe(raised))
-                outcome = SupervisionError(f"{self.label}: __cleanup__ raised {_summary(raised)}", self.failure)
+                outcome = SupervisionError(f"{self.label}: __cleanup__ raised {summarize(raised)}", self.failure)
         self.bury(outcome)
 
     def bury(self, outcome: Exception | None = None) -> None:
@@ -337,19 +337,6 @@ class Cell:
                     future.get(self.process.settings.stop_timeout_s)
             except (ControlError, TimeoutError) as error:
                 _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, error)
-
-
-def refuse(process: Process, mail: Mail, reason: str, failure: MeshFailure | None, *, delivered: bool = False) -> None:
-    """Answer a message that no actor will handle, or that was ``delivered`` and not finished."""
-    if mail.envelope.kind is Kind.CALL:
-        process.flow.handled(mail)
-    if mail.envelope.reply_to and not (delivered and not mail.envelope.wants_reply):
-        message = f"cannot answer {mail.envelope.method}: {reason}"
-        process.reply(mail, Kind.ERROR, pack_supervision(message, failure, is_unhandled=not delivered))
-
-
-def _summary(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _raiser(error: Exception) -> Any:

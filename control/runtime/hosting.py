@@ -126,7 +126,7 @@ class Hosting:
         answer.add_done_callback(told)
         for member in order.members:
             self._ours.add(member.id)
-            self._process.watch_from_afar(member)
+            self._process.losses.watch(member)
 
     def stop_mesh(self, uid: int, members: Sequence[ProcessRef]) -> Future[None]:
         """Stop processes that this one has launched or has had launched; ends when all have ended."""

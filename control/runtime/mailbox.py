@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from control.failure import MeshFailure
 from control.future import Future
-from control.runtime.cell import Cell, refuse
+from control.runtime.cell import Cell
 from control.runtime.messages import Mail
+from control.runtime.replies import refuse
 from control.wire.envelope import Kind
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import secrets
 import sys
@@ -10,28 +9,23 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from control import settings as bounds
-from control.errors import BackpressureError, ControlError, PayloadError
+from control.errors import BackpressureError, PayloadError
 from control.future import Future
 from control.runtime.capture import Redirection
 from control.runtime.launcher import WorkerConfig
 from control.runtime.messages import Loss, Mail
-from control.runtime.obituaries import Obituaries
 from control.runtime.ports import Acknowledgements, Awaited, OneReply, PortTable
 from control.runtime.supervision import RootCell
 from control.wire.addresses import host_of
-from control.wire.envelope import NO_SIGN_OF_LIFE, NOTICE, STOPPED, Envelope, Kind, Payload, ProcessRef
+from control.wire.envelope import NOTICE, Envelope, Kind, Payload, ProcessRef
 from control.wire.payload import in_full, pack
 
 if TYPE_CHECKING:
     from control.port import ReplyAddress
     from control.runtime.binding import Binding
-    from control.runtime.children import Child
     from control.runtime.loop import LoopThread
 
 START_TIMEOUT_S = 30.0
-
-OBITUARY_S = 1.0
-"""So long after its link has broken is it waited for why a process on another host has ended."""
 
 _OF_TREES = frozenset({Kind.CAST, Kind.GATHER, Kind.TREE})
 
@@ -65,6 +59,7 @@ class Process:
         from control.runtime.history import History
         from control.runtime.hosting import Hosting
         from control.runtime.join_members import Members
+        from control.runtime.losses import Losses
         from control.runtime.mailbox import CellTable
         from control.runtime.ownership import Ownership
         from control.runtime.trees import Trees
@@ -96,20 +91,17 @@ class Process:
         self.members = Members()
         self.owners = Ownership(self)
         self.ending = Ending(self, loop_thread)
-        self.children = Children(self._loop, self._child_ended, self._ask_to_end, self.settings)
+        self.losses = Losses(self, self._loop)
+        self.children = Children(self._loop, self.losses.child_ended, self._ask_to_end, self.settings)
         self.hosting = Hosting(self, self._loop)
-        self._watched: set[str] = set()
-        self._late: dict[str, asyncio.TimerHandle] = {}
-        """Processes whose link is lost, until it is known why. On the loop thread."""
-        self._obituaries = Obituaries(self._forget)
         self.transport = Transport(
             me,
             secret,
             self._loop,
             deliver=self.deliver,
-            on_lost=self._link_lost,
+            on_lost=self.losses.link_lost,
             on_connected=self._connected,
-            on_dial=self.watch_from_afar,
+            on_dial=self.losses.watch,
             find_address=self._find_address,
             home=lambda: host_of(self.root.address),
             heartbeat_s=self.settings.heartbeat_s,
@@ -168,7 +160,7 @@ class Process:
         link = self.transport.find(to.id)
         if link is None:
             if to.job != self.me.job:
-                self._tell_of_loss(to, envelope, Loss(f"process {to.name} belongs to a job that has ended"))
+                self.losses.tell(to, envelope, Loss(f"process {to.name} belongs to a job that has ended"))
                 return
             link = self.transport.link(to)
         if envelope.payload:
@@ -185,7 +177,7 @@ class Process:
         self.loans.complete(envelope.payload)
         if link.lost is not None:
             self.loans.forget(to.id)
-            self._send_was_vain(to, link.lost, envelope)
+            self.losses.sent_in_vain(to, link.lost, envelope)
 
     def _lend(self, to: ProcessRef, envelope: Envelope) -> None:
         if (self._is_beyond or not to.address.startswith("unix")) and self.transport.is_elsewhere(to):
@@ -202,20 +194,6 @@ class Process:
         """Close the port of a call that is not sent; that of a broadcast is its sender's, for all its broadcasts."""
         if envelope.reply_to < NOTICE:
             self.ports.close(envelope.reply_to)
-
-    def _send_was_vain(self, to: ProcessRef, reason: str, envelope: Envelope) -> None:
-        obituary = self._obituaries.get(to.id)
-        child = self.children.get(to.id)
-        if obituary is None and (child is not None or to.id in self._late) and envelope.reply_to < NOTICE:
-            return  # its end is about to be seen, with a better reason, and whoever waits is told then
-        in_good_order = reason == STOPPED or (child is not None and child.expected)
-        self._tell_of_loss(to, envelope, obituary or Loss.of(to, reason, in_good_order=in_good_order))
-
-    def _tell_of_loss(self, to: ProcessRef, envelope: Envelope, loss: Loss) -> None:
-        if envelope.kind is Kind.CALL and envelope.reply_to >= NOTICE:
-            self.ports.undelivered(envelope.reply_to, loss)
-        else:
-            self.ports.process_lost(to.id, loss)
 
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> None:
         """Answer a message for an actor."""
@@ -269,6 +247,9 @@ class Process:
         ]
         self.children.launch(configs, env)
 
+    def _ask_to_end(self, child: ProcessRef) -> None:
+        self.send(child, Envelope(Kind.AGENT, method="exit"))
+
     # Receiving
 
     def deliver(self, sender: ProcessRef, envelope: Envelope) -> None:
@@ -288,73 +269,7 @@ class Process:
         else:
             self.ports.deliver(envelope.target, envelope.rank, envelope.kind, envelope.payload)
 
-    # Ends of other processes
-
-    def peer_gone(self, peer: ProcessRef, reason: str, *, in_good_order: bool) -> None:
-        """Everything that follows from the end of a process: for its callers, its owners, and those it owned."""
-        obituary = Loss.of(peer, reason, in_good_order=in_good_order)
-        # In this order: who sends from now on finds the link lost and the obituary written, who casts from then on
-        # finds the member gone, and whoever sent or cast before has a port that is told here.
-        self._obituaries.write(peer.id, obituary)
-        self.transport.lose(peer, reason)
-        self._watched.discard(peer.id)
-        self.hosting.gone(peer, reason)
-        self.trees.peer_gone(peer)
-        self.ports.process_lost(peer.id, obituary)
-        if (link := self.transport.find(peer.id)) is not None:
-            unsent, link.unsent = link.unsent, []
-            for envelope in unsent:
-                if envelope.kind is Kind.CAST:
-                    self.trees.undelivered(peer, envelope, obituary)
-                else:
-                    self._tell_of_loss(peer, envelope, obituary)
-        self.flow.forget(peer)
-        self.loans.forget(peer.id)
-        self.members.leave(peer, reason)
-        if obituary.kind is not None and peer.launcher is not None and peer.launcher.id == self.me.id:
-            self.history.died(peer.name, reason)
-        if not self.closing:
-            self.owners.process_gone(peer, obituary, self._obituaries.__contains__)
-
-    def _forget(self, process_id: str) -> None:
-        self.transport.forget(process_id)
-        self.children.forget(process_id)
-
-    def watch_from_afar(self, peer: ProcessRef) -> None:
-        """Have a process that we dial watched by its launcher: it may have died before it could be reached."""
-        if peer.launcher is None or peer.id == self.root.id or peer.id in self._watched:
-            return
-        self._watched.add(peer.id)
-        obituary: Future[str] = self.request(peer.launcher, "obituary", pack(peer.id))
-
-        def told(answer: Future[str]) -> None:
-            try:
-                reason = answer.get(0)
-            except ControlError as error:
-                reason = f"its launcher is gone, too: {error}"
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._told_of_end, peer, reason)
-
-        obituary.add_done_callback(told)
-
-    def _told_of_end(self, peer: ProcessRef, reason: str) -> None:
-        if (timer := self._late.pop(peer.id, None)) is None:
-            self.transport.lose(peer, reason)
-        else:
-            timer.cancel()
-            self._gone_afar(peer, reason)
-
-    def _link_lost(self, peer: ProcessRef, reason: str) -> None:
-        if self.children.link_lost(peer.id, reason):
-            return
-        if reason != STOPPED and NO_SIGN_OF_LIFE not in reason and self.hosting.is_ours(peer.id) and not self.closing:
-            # Its launcher is about to tell why it has ended.
-            self._late[peer.id] = self._loop.call_later(OBITUARY_S, self._told_of_end, peer, reason)
-        else:
-            self._gone_afar(peer, reason)
-
-    def _gone_afar(self, peer: ProcessRef, reason: str) -> None:
-        self.peer_gone(peer, reason, in_good_order=reason == STOPPED or self.hosting.is_to_end(peer.id))
+    # Links
 
     def _connected(self, peer: ProcessRef) -> None:
         self.children.connected(peer.id)
@@ -379,9 +294,3 @@ class Process:
         self._is_beyond = True
         if self.root_cell is not None:
             self.root_cell.ref = dataclasses.replace(self.root_cell.ref, process=self.me)
-
-    def _ask_to_end(self, child: ProcessRef) -> None:
-        self.send(child, Envelope(Kind.AGENT, method="exit"))
-
-    def _child_ended(self, child: Child, reason: str) -> None:
-        self.peer_gone(child.ref, reason, in_good_order=child.expected)

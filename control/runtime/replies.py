@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from control.errors import ActorError, ControlError, PayloadError, SupervisionError
 from control.failure import MeshFailure
+from control.runtime.messages import Mail
 from control.wire.envelope import Kind, Payload
 from control.wire.payload import pack, pack_inert, unpack
+
+if TYPE_CHECKING:
+    from control.runtime.process import Process
 
 _ACTOR, _SUPERVISION = "actor", "supervision"
 
@@ -40,6 +44,11 @@ def _pack_cause(error: BaseException) -> Payload | None:
         return None
 
 
+def summarize(error: BaseException) -> str:
+    """An exception in short: its class, and its words if it has any."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def describe(error: BaseException) -> str:
     """The traceback of an exception, or what could be had of it."""
     return "".join(traceback.format_exception(error))
@@ -48,6 +57,15 @@ def describe(error: BaseException) -> str:
 def pack_supervision(message: str, failure: MeshFailure | None, *, is_unhandled: bool = False) -> Payload:
     """That an actor cannot answer; and whether it surely has not begun to."""
     return pack((_SUPERVISION, message, failure, is_unhandled))
+
+
+def refuse(process: Process, mail: Mail, reason: str, failure: MeshFailure | None, *, delivered: bool = False) -> None:
+    """Answer a message that no actor will handle, or that was ``delivered`` and not finished."""
+    if mail.envelope.kind is Kind.CALL:
+        process.flow.handled(mail)
+    if mail.envelope.reply_to and not (delivered and not mail.envelope.wants_reply):
+        message = f"cannot answer {mail.envelope.method}: {reason}"
+        process.reply(mail, Kind.ERROR, pack_supervision(message, failure, is_unhandled=not delivered))
 
 
 def open_supervision(payload: Payload) -> SupervisionError | None:

@@ -296,4 +296,4 @@ class Trees:
         """Have oneself told of the end of every member, also of those that are not dialed from here."""
         for _, member in route.nodes:
             if self._process.transport.find(member.id) is None:
-                self._process.watch_from_afar(member)
+                self._process.losses.watch(member)

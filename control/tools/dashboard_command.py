@@ -14,8 +14,8 @@ def main(argv: Sequence[str], *, prog: str = "skipper dashboard") -> int:
     """Serve the dashboard of a job until Ctrl-C or the job's end.
 
     Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them.
+        argv: the arguments, without the program's name.
+        prog: what was typed before them.
 
     Returns:
         The exit code; ``--help`` lists them.

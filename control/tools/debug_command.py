@@ -27,8 +27,8 @@ def main(argv: Sequence[str], *, prog: str = "skipper debug") -> int:
     """Debug the actors of a job.
 
     Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them.
+        argv: the arguments, without the program's name.
+        prog: what was typed before them.
 
     Returns:
         The exit code; ``--help`` lists them. 1 where a command meant nobody, or was none.

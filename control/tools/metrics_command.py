@@ -17,8 +17,8 @@ def main(argv: Sequence[str], *, prog: str = "skipper metrics") -> int:
     """Print or serve the figures of a job.
 
     Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them.
+        argv: the arguments, without the program's name.
+        prog: what was typed before them.
 
     Returns:
         The exit code; ``--help`` lists them.

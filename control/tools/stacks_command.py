@@ -18,8 +18,8 @@ def main(argv: Sequence[str], *, prog: str = "skipper stacks") -> int:
     """Show the stacks of a job's processes.
 
     Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them.
+        argv: the arguments, without the program's name.
+        prog: what was typed before them.
 
     Returns:
         The exit code; ``--help`` lists them. 1 where a process does not answer, or none is meant.

@@ -20,8 +20,8 @@ def main(argv: Sequence[str], *, prog: str = "skipper status") -> int:
     """Show what a job is doing.
 
     Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them.
+        argv: the arguments, without the program's name.
+        prog: what was typed before them.
 
     Returns:
         The exit code; ``--help`` lists them. 1 where a process does not answer.

@@ -1,7 +1,9 @@
-"""`Door`: where others knock, and where they wait until they have proven themselves."""
+"""`Door`: where others knock, and where they wait until they have proven themselves; `Doors`: all of a process."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -91,3 +93,65 @@ class Door:
                 return remaining
             self._turn_away(guest)
         return None
+
+
+class Doors:
+    """The doors of one process of a job, opened one by one and closed together.
+
+    Args:
+        name: the id of the process.
+        secret: the job's secret.
+        loop: on which they are closed.
+        on_proven: takes the stream and the process at its other end, on the thread of the door's listener.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        secret: bytes,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_proven: Callable[[Guest, ProcessRef], None],
+    ) -> None:
+        self._name = name
+        self._secret = secret
+        self._loop = loop
+        self._on_proven = on_proven
+        self._all: list[Door] = []
+        self._closed = 0
+        self._gone = asyncio.Event()
+        """Set once nothing is left of any."""
+
+    def open(self, addresses: Sequence[tuple[str, Certificates | None]]) -> tuple[int, ...]:
+        """Open one more, at addresses as `Door` takes them; from any thread.
+
+        Returns:
+            The TCP port of each address.
+
+        Raises:
+            WireError: an address cannot be listened on.
+        """
+        door = Door(addresses, self._name, self._secret, on_proven=self._on_proven, on_closed=self._one_closed)
+        self._all.append(door)
+        return door.ports
+
+    async def close(self, patience_s: float) -> None:
+        """Let nobody in any more, and wait until all streams have ended; after ``patience_s`` they are cut."""
+        for door in self._all:
+            door.close()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._gone.wait()
+        except TimeoutError:  # there are strangers, or peers that do not move
+            for door in self._all:
+                door.cut()
+            await self._gone.wait()
+
+    def _one_closed(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+            self._loop.call_soon_threadsafe(self._count_closed)
+
+    def _count_closed(self) -> None:
+        self._closed += 1
+        if self._closed == len(self._all):
+            self._gone.set()

@@ -1,4 +1,4 @@
-"""`Tls`: certificates and keys of one end of a connection."""
+"""`Tls`: certificates and keys of one end of a connection to an actor server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What one end of a TLS connection has; all of it PEM.
+    """What one end of a connection to an actor server has for TLS; all of it PEM, and most of it optional.
+
+    Links between the hosts of a job take nothing but the whole of it, from a folder: see `Certificates`.
 
     Attributes:
         authority: certificates of who may have signed the other end's; at a server, None asks clients for none.

@@ -15,17 +15,17 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from control.errors import ControlError
 from control.future import Future
 from control.wire import addresses
 from control.wire.certificates import Certificates
-from control.wire.door import Door
-from control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, Kind, ProcessRef
+from control.wire.door import Doors
+from control.wire.envelope import Envelope, Kind, ProcessRef
 from control.wire.handshake import WELCOME, Dial, Guest
+from control.wire.heartbeats import Heartbeats
 from control.wire.link import Deliver, Link
 from control.wire.streams import IncomingStream, OutgoingStream, Status, on_stream_thread
 
@@ -73,22 +73,18 @@ class Transport:
         self._find_address = find_address
         self._home = home
         self._certificates = certificates
-        self._heartbeat_s = heartbeat_s
         self._connect_timeout_s = connect_timeout_s
         self._links: dict[str, Link] = {}
+        self._heartbeats = Heartbeats(self._links, silence_s=heartbeat_s, lose=self.lose)
         self._heard_of_forgotten = (0, 0)
         self._lock = threading.RLock()
         self._dials: dict[str, Dial] = {}
         """Those that have neither succeeded nor failed, by the process that is dialed; on the loop thread."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._doors: list[Door] = []
-        self._closed_doors = 0
+        self._doors = Doors(me.id, secret, loop, on_proven=self._take_in)
         self._closed = False
         self._unheard = asyncio.Event()
         """Set, while closing, once no stream stands any more."""
-        self._gone = asyncio.Event()
-        """Set once nothing is left of the listeners."""
-        self._patient: set[str] = set()
 
     async def start(self) -> None:
         """Listen.
@@ -99,11 +95,11 @@ class Transport:
         within: tuple[str, Certificates | None] = (addresses.within_host(self._me.id), None)
         if host := addresses.host_of(self._me.address):
             beyond = addresses.at(host, 0)
-            self._open_door([within, (beyond, self._certificates)])
-            self._me = dataclasses.replace(self._me, address=addresses.at(host, self._doors[0].ports[1]))
+            _, port = self._doors.open([within, (beyond, self._certificates)])
+            self._me = dataclasses.replace(self._me, address=addresses.at(host, port))
         else:
-            self._open_door([within])
-        self._spawn(self._watch_heartbeats())
+            self._doors.open([within])
+        self._spawn(self._heartbeats.run())
 
     @property
     def me(self) -> ProcessRef:
@@ -122,8 +118,8 @@ class Transport:
             WireError: the address cannot be listened on.
         """
         self._certificates = certificates
-        self._open_door([(addresses.at(host, 0), certificates)])
-        self._me = dataclasses.replace(self._me, address=addresses.at(host, self._doors[-1].ports[0]))
+        (port,) = self._doors.open([(addresses.at(host, 0), certificates)])
+        self._me = dataclasses.replace(self._me, address=addresses.at(host, port))
 
     def is_elsewhere(self, peer: ProcessRef) -> bool:
         """Whether a process is on another host."""
@@ -163,7 +159,7 @@ class Transport:
 
     def be_patient_with(self, peer: ProcessRef) -> None:
         """Let silence alone never count as this peer's death: for the process that launched us."""
-        self._patient.add(peer.id)
+        self._heartbeats.be_patient_with(peer)
 
     def lose(self, peer: ProcessRef, reason: str) -> None:
         """Give up the link to ``peer``, whoever dials. On the loop thread."""
@@ -197,30 +193,7 @@ class Transport:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for door in self._doors:
-            door.close()
-        try:
-            async with asyncio.timeout(flush_timeout_s):
-                await self._gone.wait()
-        except TimeoutError:  # there are strangers, or peers that do not move
-            for door in self._doors:
-                door.cut()
-            await self._gone.wait()
-
-    def _open_door(self, places: Sequence[tuple[str, Certificates | None]]) -> None:
-        door = Door(
-            places,
-            self._me.id,
-            self._secret,
-            on_proven=self._take_in,
-            on_closed=lambda: self._tell(self._door_closed),
-        )
-        self._doors.append(door)
-
-    def _door_closed(self) -> None:
-        self._closed_doors += 1
-        if self._closed_doors == len(self._doors):
-            self._gone.set()
+        await self._doors.close(flush_timeout_s)
 
     def _new_link(self, peer: ProcessRef) -> Link:
         with self._lock:
@@ -357,21 +330,3 @@ class Transport:
             guest.stream.turn_away("already_exists", "there is a stream already")
         else:
             guest.stream.turn_away("failed_precondition", link.lost or "this process shuts down")
-
-    async def _watch_heartbeats(self) -> None:
-        """Show signs of life on every link and give up those that show none."""
-        interval = self._heartbeat_s / 4
-        while True:
-            before = time.monotonic()
-            await asyncio.sleep(interval)
-            now = time.monotonic()
-            was_frozen = now - before > 2 * interval + 0.5
-            for link in list(self._links.values()):
-                if not link.connected:
-                    continue
-                if was_frozen:
-                    link.heard()  # it was this process that stood still: the others deserve a fresh start
-                if now - link.last_heard_s > self._heartbeat_s and link.peer.id not in self._patient:
-                    self.lose(link.peer, f"it showed {NO_SIGN_OF_LIFE} for {self._heartbeat_s:g} s")
-                else:
-                    link.post(Envelope(Kind.PING))

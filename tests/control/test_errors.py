@@ -15,8 +15,8 @@ EXPORTED = """
     NoActorContextError NoSuchMethodError NotElasticError OperationCancelledError OperationNotFoundError
     PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError RendezvousError ReplicaLostError
     ResolverError ResponseStream RpcError ScriptExitError ServedJob ServiceEndedError ServiceUrlError
-    SessionLostError Settings Shape SpmdActor SupervisionError TorchrunError UnreachableError UnsafeFileError
-    ValueMesh WireError WorkspaceError as_endpoint attach_to_hosts concurrent_endpoint configure context
+    SessionLostError Settings Shape SpmdActor SupervisionError TorchrunError TracingMissingError UnreachableError
+    UnsafeFileError ValueMesh WireError WorkspaceError as_endpoint attach_to_hosts concurrent_endpoint configure context
     current_rank current_size endpoint get_or_spawn_controller idempotent join serve_job shutdown subscribe
     this_host this_proc unhandled_fault_hook
 """
@@ -28,6 +28,7 @@ def test_every_error_stands_in_the_tree_at_the_top_of_the_file() -> None:
     assert all(issubclass(error, ControlError) for error in defined)
     drawing = errors.__doc__ or ""
     assert [error.__name__ for error in defined if error.__name__ not in drawing] == []
+    assert {error.__name__ for error in defined} <= set(control.__all__)
 
 
 @pytest.mark.parametrize(

@@ -31,18 +31,23 @@ def test_bad_bounds_are_refused_and_change_nothing(bound: Any, error: type[Excep
 
 
 @pytest.mark.parametrize(
-    ("limits", "error"),
+    ("limits", "error", "expected"),
     [
-        ({"max_unhandled": 255}, ValueError),
-        ({"max_unhandled": 1000.0}, TypeError),
-        ({"max_unhandled_nbytes": 1 << 20}, ValueError),
-        ({"send_timeout_s": 0}, ValueError),
-        ({"tree_threshold": 0}, ValueError),
-        ({"tree_fanout": 1}, ValueError),
-        ({"tree_fanout": 8.0}, TypeError),
+        ({"max_unhandled": 255}, ValueError, "at least 256"),
+        ({"max_unhandled": 1000.0}, TypeError, "an int"),
+        ({"max_unhandled": "1000"}, TypeError, "an int"),
+        ({"max_unhandled_nbytes": 1 << 20}, ValueError, "at least 16777216"),
+        ({"send_timeout_s": 0}, ValueError, "positive"),
+        ({"send_timeout_s": "1"}, TypeError, "a number of seconds"),
+        ({"tree_threshold": 0}, ValueError, "at least 1"),
+        ({"tree_fanout": 1}, ValueError, "at least 2"),
+        ({"tree_fanout": 8.0}, TypeError, "an int"),
+        ({"tree_fanout": True}, TypeError, "an int"),
     ],
 )
-def test_limits_leave_room_for_what_is_given_back_in_batches(limits: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error, match=next(iter(limits))):
+def test_limits_leave_room_for_what_is_given_back_in_batches(
+    limits: dict[str, Any], error: type[Exception], expected: str
+) -> None:
+    with pytest.raises(error, match=rf"^{next(iter(limits))} must be {expected}"):
         control.configure(**limits)
     assert control.configure(max_unhandled=256, max_unhandled_nbytes=16 << 20).max_unhandled == 256

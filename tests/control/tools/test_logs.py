@@ -1,6 +1,7 @@
 """Output of processes at the script: whose it is, what is shown once, what is dropped, what a dead one said last."""
 
 import ctypes
+import io
 import logging
 import os
 import re
@@ -10,38 +11,42 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from control import ActorMesh, ProcMesh, this_host
-from control.tools import LogOptions, Logs, collect_logs
+from control.tools import LogOptions, Logs, collect_logs, writer
 from control.tools.logs import label_of
 from tests.control.actors import Echo, Manager
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 
 
 class Output:
-    """What has come out so far."""
+    """What has come out so far. Not by pytest's `capfd`, which loses what is written while it is read."""
 
-    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
-        self._capfd = capfd
-        self.out = self.err = ""
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._out, self._err = io.StringIO(), io.StringIO()
+        # Not those of `sys` itself, which pytest sets anew between a test's fixtures and its body.
+        monkeypatch.setattr(writer, "sys", SimpleNamespace(stdout=self._out, stderr=self._err))
 
-    def read(self) -> "Output":
-        captured = self._capfd.readouterr()
-        self.out += captured.out
-        self.err += captured.err
-        return self
+    @property
+    def out(self) -> str:
+        return self._out.getvalue()
+
+    @property
+    def err(self) -> str:
+        return self._err.getvalue()
 
     def wait_for(self, text: str, *, on_stderr: bool = False) -> str:
         """The stream with that text, once it is there."""
-        wait_until(lambda: text in (self.read().err if on_stderr else self.read().out), f"{text!r} comes out")
+        wait_until(lambda: text in (self.err if on_stderr else self.out), f"{text!r} comes out")
         return self.err if on_stderr else self.out
 
 
 @pytest.fixture
-def output(capfd: pytest.CaptureFixture[str]) -> Output:
-    return Output(capfd)
+def output(monkeypatch: pytest.MonkeyPatch) -> Output:
+    return Output(monkeypatch)
 
 
 @pytest.fixture
@@ -145,7 +150,7 @@ def test_a_flood_is_cut_and_counted(logs: Logs, echoes: ActorMesh[Echo], output:
     echoes.slice(gpus=0).run.call_one(flood, 1000).get(PATIENCE_S)
     said = output.wait_for("dropped: more than 100 in a second", on_stderr=True)
     assert said.startswith("[logs] ")
-    assert output.read().out.count("flood") + logs.dropped == 1000
+    assert output.out.count("flood") + logs.dropped == 1000
 
 
 def test_an_idle_line_without_an_end_is_shown(logs: Logs, echoes: ActorMesh[Echo], output: Output) -> None:
@@ -202,8 +207,8 @@ def test_a_script_whose_output_nobody_reads_holds_up_nobody(script: Callable[[st
     running = script(
         PREAMBLE
         + """
-import control.tools.logs
-control.tools.logs.MAX_WAITING = 1000
+import control.tools.writer
+control.tools.writer.MAX_WAITING = 1000
 collect_logs(options=LogOptions(max_lines_per_s=10**9))
 speaker.say.call_one("x" * 100, 50_000).get(30)  # 5 MB: more than all pipes hold
 sys.stderr.write("all is said\\n")
