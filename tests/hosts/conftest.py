@@ -11,6 +11,7 @@ import pytest
 import control
 from control import HostMesh
 from control.hosts import attach_to_hosts
+from control.hosts import command as host_command
 from control.hosts.data_plane import DEVICES, VARIABLE
 from tests.control.conftest import (
     PATIENCE_S,
@@ -46,7 +47,7 @@ def net() -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def secret_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hosts") / "secret"
-    subprocess.run([*SKIPPER, "host", "secret", str(path)], check=True, cwd=REPOSITORY, timeout=PATIENCE_S)
+    assert host_command.main(["secret", str(path)]) == 0
     return path
 
 

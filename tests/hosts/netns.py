@@ -18,12 +18,15 @@ from pathlib import Path
 
 import psutil
 
+from tests.control.conftest import alive
+
 REPOSITORY = Path(__file__).parents[2]
 PREFIX = "sk-"
 _IP_S = 20.0
 _ETH_P_ALL = 0x0003  # linux/if_ether.h
 _ENDS = slice(26, 34)  # of a packet of IPv4 in one of Ethernet: source and destination
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
+_MOST_NBYTES = 1 << 17  # of a packet, where the kernel leaves segments together
 
 
 class NotPermittedError(Exception):
@@ -78,12 +81,11 @@ class Machine:
 
     def below_agent(self) -> list[int]:
         """The process ids of what the agent has started, in this namespace."""
-        children = psutil.Process(self.agent()).children()
-        return [child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE]
+        return [child.pid for child in psutil.Process(self.agent()).children() if alive(child.pid)]
 
     def has_zombies(self) -> bool:
         """Whether the agent has not let go of something that has ended."""
-        return any(child.status() == psutil.STATUS_ZOMBIE for child in psutil.Process(self.agent()).children())
+        return any(_is_zombie(child) for child in psutil.Process(self.agent()).children())
 
     def pull(self) -> None:
         """Cut its link."""
@@ -198,6 +200,13 @@ def _machine(stack: contextlib.ExitStack, bridge: str, name: str, address: str) 
     return machine
 
 
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it was let go of since it was listed
+        return False
+
+
 def kill_all(namespace: str) -> None:
     """End whatever runs in a namespace."""
     for pid in output("ip", "netns", "pids", namespace).split():
@@ -252,7 +261,11 @@ class Capture:
     def _read(self) -> None:
         while not self._over.is_set():
             with contextlib.suppress(OSError):  # there is none, or the cable has been pulled
-                self._packets.append(self._socket.recv(1 << 17))
+                self._packets.append(self._socket.recv(_MOST_NBYTES))
+        self._socket.setblocking(False)
+        with contextlib.suppress(OSError):  # what had passed by then has been read
+            while True:
+                self._packets.append(self._socket.recv(_MOST_NBYTES))
 
     def __enter__(self) -> "Capture":
         self._thread.start()

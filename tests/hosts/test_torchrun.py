@@ -47,11 +47,11 @@ def start(net: Network, what: str, secret_file: Path) -> Started:
     return started
 
 
-def test_the_ranks_of_torchrun_on_two_machines_are_one_mesh(net: Network, secret_file: Path) -> None:
+def test_the_ranks_of_torchrun_on_two_machines_are_one_mesh(net: Network, secret_file: Path, tmp_path: Path) -> None:
     started = []
     for number, machine in enumerate(net.machines[:2]):
         meet = ["--master-addr", net.machines[0].address, "--master-port", str(PORT)]
-        nodes = ["--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2"]
+        nodes = ["--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "2", "--log-dir", str(tmp_path)]
         command = [sys.executable, "-m", "torch.distributed.run", *nodes, *meet, str(SCRIPT), "work", str(secret_file)]
         options = {"env": {**environment(), "OMP_NUM_THREADS": "1"}, "stdout": subprocess.PIPE}
         started.append(machine.start(command, **options))

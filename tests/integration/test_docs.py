@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,25 +63,29 @@ def _commands(page: Path) -> list[Block]:
     return found
 
 
-def _environment() -> dict[str, str]:
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """What blocks run with. Their temporary files end with the test, and have short paths: some are sockets."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**plainly(os.environ), "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+    with tempfile.TemporaryDirectory(prefix="docs-") as scratch:
+        own = {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default", "TMPDIR": scratch}
+        yield {**plainly(os.environ), **own}
 
 
 @pytest.mark.parametrize("block", [b for page in PAGES for b in _scripts(page)], ids=str)
-def test_python_block_runs(block: Block, tmp_path: Path) -> None:
+def test_python_block_runs(block: Block, tmp_path: Path, environment: dict[str, str]) -> None:
     script = tmp_path / "block.py"
     script.write_text(block.text)
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=_environment(), capture_output=True, text=True, timeout=90
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90
     )
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("command", [c for page in PAGES for c in _commands(page)], ids=str)
-def test_command_runs_as_printed(command: Block, tmp_path: Path) -> None:
+def test_command_runs_as_printed(command: Block, environment: dict[str, str]) -> None:
     done = subprocess.run(
-        ["bash", "-ec", command.text], cwd=ROOT, env=_environment(), capture_output=True, text=True, timeout=110
+        ["bash", "-ec", command.text], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, f"{command}: {command.text}\n{done.stdout}\n{done.stderr}"
 

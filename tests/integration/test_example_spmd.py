@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.integration.example_process import run
 
 
@@ -9,10 +11,13 @@ def losses(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("step")]
 
 
-def test_the_script_trains_on_a_mesh_as_it_does_under_torchrun_and_goes_on_in_the_same_processes() -> None:
+def test_the_script_trains_on_a_mesh_as_it_does_under_torchrun_and_goes_on_in_the_same_processes(
+    tmp_path: Path,
+) -> None:
     example = run("examples/spmd_training.py", timeout=90.0)
     assert example.process.returncode == 0, example.stderr
-    reference = run("-m", "torch.distributed.run", "--nproc-per-node", "2", "examples/plain_ddp.py", timeout=90.0)
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", str(tmp_path))
+    reference = run(*torchrun, "examples/plain_ddp.py", timeout=90.0)
     assert reference.process.returncode == 0, reference.stderr
     printed = losses(example.stdout)
     assert len(printed) == 4

@@ -158,7 +158,7 @@ def test_a_lost_host_is_replaced_by_another(job: LocalJob, failures: Failures) -
     assert failures.wait().rank == {"hosts": 1}
     with pytest.raises(SupervisionError, match="'hosts': 1"):
         workers.slice(hosts=1).rank.call_one().get(PATIENCE_S)
-    assert job.state() is PlaceState.FAILED
+    wait_until(lambda: job.state() is PlaceState.FAILED, "the engine knows, which hears of it from somebody else")
     assert "SIGKILL" in job.places()[1].reason
 
     hosts = job.replace(timeout=PATIENCE_S)
@@ -206,6 +206,7 @@ def test_an_engine_that_is_not_elastic_says_so(failures: Failures) -> None:
         workers_on(job)
         os.kill(agents_of(engine)[1], signal.SIGKILL)
         failures.wait()
+        wait_until(lambda: job.state() is PlaceState.FAILED, "the engine says so")
         with pytest.raises(NotElasticError, match=r"place 1 .*SIGKILL"):
             job.replace(timeout=PATIENCE_S)
 
@@ -242,7 +243,7 @@ def test_a_script_that_just_ends_leaves_nothing_of_its_job(script: Callable[[str
     ends = script(STARTS.format(folder=""))
     processes, folder = started(ends)
     assert ends.finish() == (0, "", "")
-    assert not any(map(alive, processes))
+    wait_until(lambda: not any(map(alive, processes)), "all that the kernel ends with the agent has ended")
     assert not folder.exists()
 
 
@@ -251,7 +252,7 @@ def test_a_script_that_ends_by_a_failure_leaves_nothing_of_its_job(script: Calla
     processes, folder = started(fails)
     code, _, err = fails.finish()
     assert (code, "unhandled failure" in err) == (1, True)
-    assert not any(map(alive, processes))
+    wait_until(lambda: not any(map(alive, processes)), "all that the kernel ends with the agent has ended")
     assert not folder.exists()
 
 

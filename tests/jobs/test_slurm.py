@@ -162,18 +162,22 @@ def test_a_task_that_cannot_serve_fails_the_job(make: Callable[..., SlurmJob]) -
 
 
 def test_without_its_controller_the_job_fails_and_says_so(
-    make: Callable[..., SlurmJob], slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., SlurmJob], slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("control.jobs.slurm_queue.PATIENCE_S", 0.0)
     monkeypatch.setattr("control.jobs.slurm_queue.LOOK_S", 0.0)
+    impatient = tmp_path / "slurm.conf"
+    impatient.write_text(slurm.config.read_text().replace("MessageTimeout=5", "MessageTimeout=1"))
     job = make(1)
     job.hosts(timeout=PATIENCE_S)
     slurm.stop_controller()
     try:
-        with pytest.raises(JobError, match="Unable to contact slurm controller"):
-            job.places()
-        with pytest.raises(JobError, match=r"does not take the job.*Unable to contact slurm controller"):
-            make(1).start()
+        with monkeypatch.context() as patch:
+            patch.setenv("SLURM_CONF", str(impatient))  # of its commands, which would try for longer
+            with pytest.raises(JobError, match="Unable to contact slurm controller"):
+                job.places()
+            with pytest.raises(JobError, match=r"does not take the job.*Unable to contact slurm controller"):
+                make(1).start()
     finally:
         slurm.start_controller()
     wait_until(lambda: bool(slurm.jobs()), "the controller is back")

@@ -19,6 +19,12 @@ DEATH = 9
 """Exit status of who ends without a word; the first process of a machine cannot kill itself."""
 
 
+def say(*words: object) -> None:
+    """A line in one write: the hook for failures speaks on a thread of its own."""
+    sys.stdout.write(f"{' '.join(map(str, words))}\n")
+    sys.stdout.flush()
+
+
 class Rank(Actor):
     @endpoint
     def place(self) -> tuple[str, str]:
@@ -68,26 +74,26 @@ def last(procs: ProcMesh) -> dict[str, int]:
 def work(job: SpmdJob) -> None:
     """Everything that a script does with the ranks."""
     procs = job.procs()
-    print(procs.extent, flush=True)
+    say(procs.extent)
     ranks = procs.spawn("ranks", Rank)
-    print(list(ranks.place.call().get(PATIENCE_S)), flush=True)
+    say(list(ranks.place.call().get(PATIENCE_S)))
     visitors = procs.spawn("visitors", Rank)
-    print(visitors.slice(**last(procs)).ask.call_one(ranks).get(PATIENCE_S), flush=True)
+    say(visitors.slice(**last(procs)).ask.call_one(ranks).get(PATIENCE_S))
     below = visitors.slice(**last(procs)).spawn_below.call_one().get(PATIENCE_S)
-    print(below.ask.call_one(ranks).get(PATIENCE_S), flush=True)
-    print(list(ranks.echo.call(bytes(1 << 20)).get(PATIENCE_S)), flush=True)
-    print(list(procs.spawn("totals", SpmdActor, total).run.call().get(PATIENCE_S)), flush=True)
+    say(below.ask.call_one(ranks).get(PATIENCE_S))
+    say(list(ranks.echo.call(bytes(1 << 20)).get(PATIENCE_S)))
+    say(list(procs.spawn("totals", SpmdActor, total).run.call().get(PATIENCE_S)))
 
 
 def lose(job: SpmdJob) -> None:
     """Lose the last rank, and say what is told of it."""
-    control.unhandled_fault_hook = lambda failure: print("told of", failure.kind, failure.rank.rank, flush=True)
+    control.unhandled_fault_hook = lambda failure: say("told of", failure.kind, failure.rank.rank)
     procs = job.procs()
     ranks = procs.spawn("ranks", Rank)
     try:
         ranks.slice(**last(procs)).die.call_one().get(PATIENCE_S)
     except SupervisionError:
-        print(ranks.slice(**dict.fromkeys(procs.extent, 0)).place.call_one().get(PATIENCE_S), flush=True)
+        say(ranks.slice(**dict.fromkeys(procs.extent, 0)).place.call_one().get(PATIENCE_S))
 
 
 def store(job: SpmdJob) -> None:
@@ -110,7 +116,7 @@ def store(job: SpmdJob) -> None:
 
         await ts.initialize(job.launch.world_size, ByRank(), mesh=job.procs())
         await ts.put("weights", torch.arange(1 << 18))
-        print(list(job.procs().spawn("readers", Reader).total.call().get(PATIENCE_S)), flush=True)
+        say(list(job.procs().spawn("readers", Reader).total.call().get(PATIENCE_S)))
         await ts.shutdown()
 
     asyncio.run(put())
@@ -118,7 +124,7 @@ def store(job: SpmdJob) -> None:
 
 def lose_once(job: SpmdJob) -> None:
     """Lose the last rank in the first round."""
-    print("round", job.launch.restart, job.procs().members[0].job, flush=True)
+    say("round", job.launch.restart, job.procs().members[0].job)
     if job.launch.restart == 0:
         ranks = job.procs().spawn("ranks", Rank)
         ranks.slice(**last(job.procs())).die.call_one().get(PATIENCE_S)
@@ -128,7 +134,7 @@ def stop(job: SpmdJob) -> None:
     """Have the others leave, and go on."""
     procs = job.procs()
     procs.stop().get(PATIENCE_S)
-    print("stopped", flush=True)
+    say("stopped")
 
 
 def fail(job: SpmdJob) -> None:
@@ -158,4 +164,4 @@ if __name__ == "__main__":
     trust = {"certs": secret} if os.path.isdir(secret) else {"secret_file": secret or None, "insecure": True}
     with SpmdJob(**trust, timeout=float(*timeout or [PATIENCE_S])) as job:
         WHAT[what](job)
-    print("the end", flush=True)
+    say("the end")

@@ -1,6 +1,7 @@
 """The tool itself, from the outside: what a command in the guest sees, and what is left when it is over."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -54,17 +55,19 @@ def test_nothing_is_left_when_the_caller_is_killed():
     with subprocess.Popen([GUEST, "run", "bash", "-c", "echo up; sleep 100"], stdout=subprocess.PIPE) as caller:
         assert caller.stdout is not None
         assert caller.stdout.readline() == b"up\n"
-        assert kernels(), "the guest's kernel was not found among the processes: this test would prove nothing"
+        folders = kernels()
+        assert folders, "the guest's kernel was not found among the processes: this test would prove nothing"
+        assert all(folder.is_dir() for folder in folders)
         caller.send_signal(signal.SIGKILL)
     end = time.monotonic() + 20
-    while kernels():
+    while kernels() or any(folder.exists() for folder in folders):
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
 def kernels():
-    """Process ids of running guest kernels that belong to a child of this test."""
-    found = []
+    """The folders of running guest kernels that belong to a child of this test."""
+    found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -76,5 +79,5 @@ def kernels():
                 b"linux-uml-" in command
                 and f"PYTEST_CURRENT_TEST={os.environ['PYTEST_CURRENT_TEST']}".encode() in environment
             ):
-                found.append(int(entry.name))
+                found.add(Path(re.search(rb"\buml_dir=([^\0]+)", command)[1].decode()))
     return found

@@ -32,7 +32,7 @@ def torchrun(tmp_path: Path, ranks: int, scenario: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of ``spmd_ranks SCENARIO`` on so many ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     process = subprocess.Popen(
-        [*command, "-m", "tests.torchstore.spmd_ranks", scenario],
+        [*command, "--log-dir", str(tmp_path / "logs"), "-m", "tests.torchstore.spmd_ranks", scenario],
         cwd=REPOSITORY,
         env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         stdout=subprocess.PIPE,
