@@ -6,13 +6,13 @@ STAMP  := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-for-demo
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := $(shell find dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py pyproject.toml constraints.txt
-# Those of jobs on several machines are make test-hosts.
-TESTS  ?= tests --ignore=tests/hosts --ignore=tests/jobs
+# Those of jobs on several machines are make test-hosts, those of the wheel make test-dist.
+TESTS  ?= tests --ignore=tests/hosts --ignore=tests/jobs --ignore=tests/packaging
 # How many files of tests run at a time.
 WORKERS ?= 2
 ARGS   ?=
 
-.PHONY: help setup demo test test-packages test-verbs test-hosts check format bench bench-smoke bench-peers docs docs-serve proto clean
+.PHONY: help setup demo test test-packages test-verbs test-hosts check format bench bench-smoke bench-peers dist test-dist docs docs-serve proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -23,6 +23,8 @@ help:
 	@echo "make check    linters, types, import contracts, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
 	@echo "make bench-peers  Skipper beside Monarch, Ray, NIXL, ... for 25 minutes, into benchmarks/results"
+	@echo "make dist     the wheel and the source distribution, in dist"
+	@echo "make test-dist  both looked through, and the wheel at work in an empty environment"
 	@echo "make docs     the documentation as a site, in build/site    (make docs-serve: while it is written)"
 	@echo "make proto    regenerate the protobuf code"
 	@echo "make setup    only the virtual environment; make clean removes what was built"
@@ -66,7 +68,8 @@ test-verbs: $(STAMP)
 # Machines are network and pid namespaces on a bridge of this one (tests/hosts/netns.py); Slurm, Ray and torchrun are
 # started by the tests.
 test-hosts: $(STAMP)
-	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest tests/hosts tests/jobs $(ARGS)
+	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest tests/hosts $(ARGS)
+	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile tests/jobs $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -92,6 +95,14 @@ bench-smoke: $(STAMP)
 # Peers are installed into .cache/peers the first time. See docs/performance.md.
 bench-peers: $(STAMP)
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+# The wheel is built from the source distribution, so that one is tried as well.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --quiet
+
+test-dist: dist
+	SKIPPER_TEST_DIST=dist $(BIN)/python -m pytest tests/packaging $(ARGS)
 
 # Any warning is an error: a dead link or anchor, a page that is in no menu, a docstring that does not fit its function.
 docs: $(STAMP)
