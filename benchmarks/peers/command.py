@@ -17,6 +17,7 @@ from benchmarks.peers.pictures import draw
 from benchmarks.peers.results import figures, results, standings
 from benchmarks.peers.roster import OURS, ROSTER, Peer
 from benchmarks.peers.runner import Outcome, Plan, run
+from benchmarks.peers.summary import renewed
 from benchmarks.peers.work import ROWS, Row
 from benchmarks.plot import check_can_plot
 from benchmarks.report import Report
@@ -26,6 +27,7 @@ __all__ = ["main"]
 _INTERRUPTED = 130
 _RESULTS = ROOT / "benchmarks" / "results"
 _QUICK_RESULTS = _RESULTS / "local"  # which git ignores
+_DOCUMENT = ROOT / "docs" / "performance.md"
 
 
 def main(argv: Sequence[str], *, prog: str = "python -m benchmarks.peers") -> int:
@@ -106,6 +108,9 @@ def _write(plan: Plan, outcome: Outcome, argv: Sequence[str], folder: Path, *, p
     stem.with_name(f"{stem.name}.json").write_text(report.to_json())
     stem.with_name(f"{stem.name}.md").write_text(text)
     print(f"{stem}.md")
+    if folder == _RESULTS:
+        _DOCUMENT.write_text(renewed(_DOCUMENT, stem.with_name(f"{stem.name}.md")), encoding="utf-8")
+        print(_DOCUMENT)
 
 
 def _plan(given: argparse.Namespace) -> Plan:
