@@ -8,16 +8,13 @@ there yet, for readers to leave) leaves its response port here and is answered w
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import replace
 
 from control import Actor, Port, ProcMesh, endpoint
 from control.runtime.tables import report_table
 from dataplane import RDMABuffer
-from torchstore.board import Board, pack_answer
 from torchstore.budget import make_room
 from torchstore.errors import KeyNotFoundError, StoreNotInitializedError, StrategyError
-from torchstore.granting import grant_all
 from torchstore.index import Index
 from torchstore.ledger import Ledger
 from torchstore.manifest import Part
@@ -31,16 +28,14 @@ from torchstore.messages import (
     Selector,
     Share,
     StoreInfo,
-    UnknownIdError,
     Wanted,
 )
 from torchstore.meta import ValueMeta, describe_version
-from torchstore.offers import Patience
 from torchstore.overview import overview
 from torchstore.process import ProcessId, this_process
+from torchstore.reading import Reading
 from torchstore.strategy import TorchStoreStrategy
 from torchstore.version import Contribution
-from torchstore.versions import History
 from torchstore.volumes import Volumes
 from torchstore.waiting import WaitingRoom
 from torchstore.watch import ProcessWatch
@@ -58,11 +53,11 @@ class StoreController(Actor):
         self._volumes: Volumes | None = None
         self._checksum = False
         self._ledger = Ledger(self._free)
-        self._board = Board()
-        self._index = Index(self._ledger.idle, self._ledger.gone, self._repost)
+        self._index = Index(self._ledger.idle, self._ledger.gone, lambda history: self._reading.repost(history))
         self._known = KnownRecords()
         self._members = Members(store_name)
         self._waiting = WaitingRoom()
+        self._reading = Reading(self._index, self._known, self._waiting, self._process_of)
         self._watch = ProcessWatch(self._process_died)
         self._part = f"torchstore {store_name}"
 
@@ -130,7 +125,7 @@ class StoreController(Actor):
         report_table(self._part, None)
         self._waiting.dismiss_all(StoreNotInitializedError(self._store_name))
         self._watch.close()
-        self._board.close()
+        self._reading.board.close()
         self._index.clear()
         self._ledger.clear()
         self._known.clear()
@@ -227,57 +222,31 @@ class StoreController(Actor):
             KeyNotFoundError: The key, or that version of it, does not exist and is not waited for.
             StoreTimeoutError: A version that was waited for did not come in ``timeout`` seconds.
         """
-        wanted, since = Wanted(key, Selector(exact, newer_than), tuple(known.split())), time.monotonic()
-
-        def attempt() -> Grant | bytes | None:
-            grants = self._granted((wanted,), client, since)
-            if grants is None:
-                return None
-            (only,) = grants
-            if not only.inline:
-                return only
-            newest = exact is None and newer_than is None
-            place = self._board.place(key, only.version, only.inline) if newest else None
-            return pack_answer(only.version, place, only.inline)
-
-        self._waiting.answer(port, attempt, timeout, lambda: f"no version of {key!r} as asked for")
+        self._reading.grant(port, client, key, Selector(exact, newer_than), tuple(known.split()), timeout)
 
     @endpoint
     async def board(self, client: int, page: int) -> RDMABuffer:
         """A page of the board, for readers of this host."""
         self._process_of(client)
-        return self._board.share(page)
+        return self._reading.board.share(page)
 
     @endpoint(explicit_response_port=True)
     async def acquire_batch(
         self, port: Port[tuple[Grant, ...]], client: int, wanted: tuple[Wanted, ...], timeout: float
     ) -> None:
         """`acquire` for several keys: all of them or none; answers when the last of them is ready."""
-        keys, since = ", ".join(repr(request.key) for request in wanted[:3]), time.monotonic()
-        patience = Patience(max(request.patience_s for request in wanted), self._waiting.wake)
-
-        def attempt() -> tuple[Grant, ...] | None:
-            return self._granted(wanted, client, since, patience)
-
-        self._waiting.answer(port, attempt, timeout, lambda: f"no version of {keys} as asked for")
+        self._reading.grant_all(port, client, wanted, timeout)
 
     @endpoint
     async def release(self, leases: tuple[tuple[str, int], ...]) -> None:
         """Give leases back; nobody waits for an answer."""
-        for key, lease in leases:
-            self._index.release(key, lease)
-        self._waiting.wake()
+        self._reading.release(leases)
 
     @endpoint
     async def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
         """Give the lease of a reader back that takes part in feeding others; see `Offers.finish`."""
-        known = None
-        if share is not None and self._members.find(client) is not None:
-            with suppress(UnknownIdError):  # then it is no offer: the circle goes to the publisher
-                manifest, binding = self._known.manifest(share.manifest), self._known.binding(share.binding)
-                known = replace(share, manifest=manifest or share.manifest, binding=binding)
-        self._index.finish(key, lease, known, failed=failed)
-        self._waiting.wake()
+        offered = share if self._members.find(client) is not None else None
+        self._reading.finish(key, lease, offered, failed=failed)
 
     @endpoint
     async def withdraw(self, client: int, key: str) -> None:
@@ -286,11 +255,6 @@ class StoreController(Actor):
         if history is not None and process is not None:
             history.withdraw(process)
             self._waiting.wake()
-
-    def _granted(
-        self, wanted: tuple[Wanted, ...], client: int, since: float, patience: Patience | None = None
-    ) -> tuple[Grant, ...] | None:
-        return grant_all(self._index, wanted, self._process_of(client), time.monotonic() - since, patience)
 
     # Taking back ----------------------------------------------------------------------------------------
 
@@ -375,12 +339,6 @@ class StoreController(Actor):
         if self._volumes is None:
             raise StoreNotInitializedError(self._store_name)
         return self._volumes
-
-    def _repost(self, history: History) -> None:
-        """What is posted of a key is what a reader would be granted now."""
-        if history.key in self._board:
-            number, value = history.newest_inline()
-            self._board.post(history.key, number, value)
 
     def _free(self, volume: str, arena: str) -> None:
         if self._volumes is not None:
