@@ -79,7 +79,9 @@ class Ending:
 
     def _stop_cells(self, deadline: float) -> None:
         cells = self._process.cells
-        for end in [cells.stop(cell.uid) for cell in reversed(cells.live())]:
+        stopped = [cells.stop(cell.uid) for cell in reversed(cells.live())]
+        # Those, too, that somebody has stopped before: they may be in the middle of their cleanup.
+        for end in [*stopped, *(cell.ended for cell in cells.ending())]:
             try:
                 end.get(max(deadline - time.monotonic(), 0))
             except ControlError:

@@ -221,7 +221,7 @@ class Cleaner(Actor):
     def __cleanup__(self, error):
         open({os.path.join(tmp_path, "cleaned")!r} + str(context().actor_instance.rank.rank), "w").close()
 
-control.configure(exit_grace_s=4.0)  # all of it passes, and a busy machine needs more than the usual second
+control.configure(exit_grace_s=3.0)  # all of it passes, since one of them hangs
 procs = this_host().spawn_procs({{"gpus": 2}})
 cleaners = procs.spawn("cleaners", Cleaner)
 cleaners.ready.call().get()
@@ -231,6 +231,31 @@ procs.spawn("hanging", Worker).hang.broadcast()
     code, _, err = running.finish()
     assert (code, err) == (0, "")
     assert sorted(name for name in os.listdir(tmp_path) if name.startswith("cleaned")) == ["cleaned0", "cleaned1"]
+
+
+def test_processes_wait_for_actors_that_were_stopped_before_and_clean_up(
+    script: Callable[[str], Script], tmp_path: os.PathLike[str]
+) -> None:
+    running = script(
+        PREAMBLE
+        + f"""
+class Slow(Actor):
+    @endpoint
+    def ready(self):
+        pass
+    def __cleanup__(self, error):
+        time.sleep(0.3)
+        open({os.path.join(tmp_path, "cleaned")!r}, "w").close()
+
+procs = this_host().spawn_procs()
+slow = procs.spawn("slow", Slow)
+slow.ready.call_one().get()
+slow.stop()
+procs.stop().get()
+print(os.path.exists({os.path.join(tmp_path, "cleaned")!r}))
+"""
+    )
+    assert running.finish() == (0, "True\n", "")
 
 
 def test_the_script_can_start_again_after_a_shutdown(script: Callable[[str], Script]) -> None:
