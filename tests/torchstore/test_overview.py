@@ -20,10 +20,10 @@ HERE = ProcessId("here", 1, 1)
 
 
 def reported() -> list[Table]:
-    """The tables of stores that the processes of this job report."""
+    """The tables of the default store that the processes of this job report."""
     status = status_of(survey(job.current(), "status", True, timeout=20))
     tables = [table for process in status.processes if process.report is not None for table in process.report.tables]
-    return [table for table in tables if table.title.startswith("Store")]
+    return [table for table in tables if table.title == "Store default"]
 
 
 async def test_a_store_reports_its_keys_and_versions_until_it_is_shut_down() -> None:
