@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import torchstore as ts
 from control import tracing
 from control.runtime import job
+from tests.control.conftest import wait_until
 from torchstore.errors import KeyNotFoundError
 
 
@@ -45,8 +46,12 @@ def check(exporter: InMemorySpanExporter, name: str) -> None:
     assert said["torchstore.nbytes"] >= 4000
     assert transfer.parent is not None
     assert transfer.parent.span_id == span.context.span_id
+    wait_until(lambda: span.context.span_id in parents_of_calls(exporter), "the spans of calls have ended, too")
+
+
+def parents_of_calls(exporter: InMemorySpanExporter) -> set[int]:
     calls = [span for span in exporter.get_finished_spans() if "rpc.system" in (span.attributes or {})]
-    assert span.context.span_id in {call.parent and call.parent.span_id for call in calls}
+    return {call.parent.span_id for call in calls if call.parent is not None}
 
 
 async def test_a_get_that_fails_is_an_error(exporter: InMemorySpanExporter) -> None:
