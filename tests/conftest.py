@@ -1,4 +1,6 @@
-"""What every folder of tests has: how faults are recorded, and that examples may take their time."""
+"""What every folder of tests has: how faults are recorded, Ctrl-C as on a terminal, time for examples of hypothesis."""
+
+import signal
 
 from hypothesis import settings
 
@@ -8,3 +10,7 @@ __all__ = ["provoke", "pytest_addoption"]
 
 settings.register_profile("skipper", deadline=None)  # a busy machine is no failure
 settings.load_profile("skipper")
+
+# A shell starts what it runs in the background with SIGINT ignored, and every program that a test starts inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
