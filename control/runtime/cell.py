@@ -70,6 +70,8 @@ class Cell:
         """Ends when the actor is gone and everything that it owned is, too."""
         self.over: Future[MeshFailure | None] = Future()
         """Ends when the actor has failed, in that failure; or when it has been stopped and is gone, in None."""
+        self.is_winding_up = False
+        """Whether its last message is behind it and its cleanup has begun."""
         self.executor: Executor | None = None
         self.instance = ActorInstance(self, request.creator)
         self.context = Context(self.instance, rank, request.extent)
@@ -301,6 +303,7 @@ class Cell:
 
     async def wind_up(self, *, is_async: bool) -> None:
         """Everything after the last message: owned meshes first, then ``__cleanup__``."""
+        self.is_winding_up = True
         reason = self.end_reason()
         self._answer_unfinished()
         for port in list(self._unanswered):

@@ -81,7 +81,7 @@ class Ending:
         cells = self._process.cells
         stopped = [cells.stop(cell.uid) for cell in reversed(cells.live())]
         # Those, too, that somebody has stopped before: they may be in the middle of their cleanup.
-        for end in [*stopped, *(cell.ended for cell in cells.ending())]:
+        for end in [*stopped, *(cell.ended for cell in cells.ending_in_good_order())]:
             try:
                 end.get(max(deadline - time.monotonic(), 0))
             except ControlError:

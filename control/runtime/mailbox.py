@@ -44,8 +44,12 @@ class CellTable:
         return list(self._live.values())
 
     def ending(self) -> list[Cell]:
-        """The actors that take no more messages and are winding up."""
+        """The actors that take no more messages: stopped or failed, and not buried."""
         return list(self._ending.values())
+
+    def ending_in_good_order(self) -> list[Cell]:
+        """Those of them whose end is worth waiting for: not a failed one whose endpoint still runs, for nobody."""
+        return [cell for cell in self.ending() if cell.is_winding_up or not cell.has_failed()]
 
     def get(self, uid: int) -> Cell | None:
         """A live actor."""

@@ -53,6 +53,11 @@ class Worker(Actor):
         time.sleep(seconds)
 
     @endpoint
+    def begin_to_sleep(self, begun: Port[int], seconds: float) -> None:
+        begun.send(os.getpid())
+        time.sleep(seconds)
+
+    @endpoint
     def answer_later(self, port: Port[Any]) -> None:
         port.link()
         self.port = port
@@ -226,14 +231,16 @@ def test_a_mesh_does_not_outlive_its_owner_however_that_dies(row: ProcMesh, fail
     owner_procs = this_host().spawn_procs(name="owner_procs")
     worker_procs = this_host().spawn_procs(per_host={"gpus": 2}, name="worker_procs")
     _, workers = managed_on(owner_procs, worker_procs)
-    assert len(workers.pid.call().get(TIMEOUT_S)) == 2
+    begun, receiver = Channel.open()
+    sleeping = workers.begin_to_sleep.call(begun, 3 * TIMEOUT_S)
+    assert receiver.recv().get(TIMEOUT_S) != receiver.recv().get(TIMEOUT_S)  # both are in the middle of it
     os.kill(owner_procs.spawn("pid", Worker).pid.call_one().get(TIMEOUT_S), signal.SIGKILL)
     with pytest.raises(SupervisionError):
-        workers.sleep.call(TIMEOUT_S).get(TIMEOUT_S)
+        sleeping.get(TIMEOUT_S)
     failures.wait()
     again = worker_procs.spawn("workers", Worker)  # the processes were the script's and live on
     assert len(again.pid.call().get(TIMEOUT_S)) == 2
-    worker_procs.stop().get(TIMEOUT_S)
+    worker_procs.stop().get(TIMEOUT_S)  # it does not wait for endpoints whose callers have been told already
 
 
 def managed_on(owner_procs: ProcMesh, worker_procs: ProcMesh) -> tuple[ActorMesh[Any], ActorMesh[Any]]:
