@@ -30,12 +30,22 @@ from dataplane.memory import HOST, MemoryKind, Region, Storage
 if TYPE_CHECKING:
     from dataplane.backends import _ucp
 
+_WITHOUT_TCP = "^sysv,tcp"
+"""What is used within a host alone. UCX's port of TCP asks for no proof: whoever finds it may read and write what its
+owner can. Peers of one host would need it only to be told of each other's failures, which posix can do as well."""
+_WITHOUT_TCP_SINCE = (1, 22, 0)
+"""1.13 ignores the option for posix, where it is set in code. The versions between have not been tried."""
+
 # Each where the environment says nothing about it and the library knows it.
 _DEFAULTS = {
     # With peer error handling UCX would otherwise give up zero-copy within a host (CMA) and emulate every get over TCP.
     "RNDV_THRESH": "inf",
     # Nothing may listen beyond this host unless somebody asks for it.
     "NET_DEVICES": "lo",
+    # Its segments of System V are open to the owner's group.
+    "TLS": "^sysv",
+    # So that processes of one host can do without TCP.
+    "POSIX_ERROR_HANDLING": "y",
     # To connect must not block (no deadline would hold against a silent host), and a connection that is refused at once
     # leaks its socket.
     "TCP_CONN_NB": "y",
@@ -92,6 +102,9 @@ def load(library: str) -> ModuleType:
 def options(config: Config, version: tuple[int, int, int]) -> dict[str, str]:
     """What is set in code for a version of UCX: ours below the environment's, the caller's above all."""
     chosen = dict(_DEFAULTS)
+    names_devices = "NET_DEVICES" in config.ucx or "UCX_NET_DEVICES" in os.environ
+    if not names_devices and version >= _WITHOUT_TCP_SINCE:
+        chosen["TLS"] = _WITHOUT_TCP
     if version < _KEEPALIVE_SINCE:
         chosen["KEEPALIVE_INTERVAL"] = "inf"
     chosen = {name: value for name, value in chosen.items() if f"UCX_{name}" not in os.environ}

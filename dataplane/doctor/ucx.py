@@ -54,7 +54,7 @@ def ucx(
 
 
 def devices_used() -> list[str]:
-    """Network devices that UCX is told to use: those of UCX_NET_DEVICES, else the loopback alone."""
+    """Network devices that UCX is told to use: those of UCX_NET_DEVICES, else the loopback alone, and that without TCP."""
     return [name for name in os.environ.get("UCX_NET_DEVICES", "lo").split(",") if name]
 
 
@@ -93,6 +93,6 @@ def _devices(used: Sequence[str], resources: Resources, networks: Sequence[Inter
             best += [item.name for item in networks if item.state == "up" and item.name in seen]
             example = (best or sorted(seen - {"lo"}))[0]
             advice = f"to reach other hosts: dataplane.configure(ucx={{'NET_DEVICES': '{example}'}})"
-        found = f"lo: peers of this host only; there are also {others}"
+        found = f"none is named: peers of this host only, without TCP; there are {others}"
         return Check("network", "ucx devices", Verdict.OK, found, advice)
     return Check("network", "ucx devices", Verdict.OK, f"{', '.join(used)}, by UCX_NET_DEVICES")

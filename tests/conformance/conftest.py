@@ -70,9 +70,19 @@ CASES = (
         remote=True,
         shared=False,
         serves_frozen=True,
-        first_write_waits=True,
         atomics_need_owner=True,
         interruptible=False,
+    ),
+    Case(
+        "ucx-posix",
+        "ucx",
+        remote=True,
+        shared=False,
+        serves_frozen=False,
+        first_read_waits=True,
+        first_write_waits=True,
+        atomics_need_owner=True,
+        settings={"backend": "ucx", "ucx": {"TLS": "posix,self", "POSIX_ERROR_HANDLING": "y"}},
     ),
     Case(
         "ucx-far",
@@ -189,7 +199,8 @@ def crowd(case: Case) -> Sequence[Owner]:
 
 
 def _visitor(case: Case) -> Owner:
-    return RemoteOwner(case.reader, shared=False) if case.remote else LocalOwner(shared=False)
+    reader = {"ucx": {"NET_DEVICES": "lo"}, **case.reader}  # as in this process: TCP, too, where the owner has nothing else
+    return RemoteOwner(reader, shared=False) if case.remote else LocalOwner(shared=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -23,6 +23,7 @@ COLUMNS = {
     "local": "local",
     "shm": "shm",
     "ucx-cma": "ucx, CMA",
+    "ucx-posix": "ucx, without CMA",
     "ucx-tcp": "ucx, TCP, same host",
     "ucx-far": "ucx, TCP, another host",
     "ucx-roce": "ucx, RoCE",

@@ -132,6 +132,16 @@ def test_options_are_ours_below_the_environment_and_the_callers_above_all(monkey
     assert (chosen["NET_DEVICES"], chosen["RNDV_THRESH"]) == ("eth1", "1k")
 
 
+def test_tcp_is_there_only_where_a_network_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    assert options(Config(), _UCX)["TLS"] == "^sysv,tcp"
+    assert options(Config(ucx={"NET_DEVICES": "lo"}), _UCX)["TLS"] == "^sysv"
+    assert options(Config(ucx={"TLS": "tcp,self"}), _UCX)["TLS"] == "tcp,self"
+    assert options(Config(), (1, 13, 1))["TLS"] == "^sysv"  # it needs TCP to tell of failures
+    monkeypatch.setenv("UCX_NET_DEVICES", "eth0")
+    assert options(Config(), _UCX)["TLS"] == "^sysv"
+
+
 def test_a_library_that_aborts_on_closing_while_it_connects_gets_no_keepalive() -> None:
     assert options(Config(), (1, 13, 1))["KEEPALIVE_INTERVAL"] == "inf"
     assert "KEEPALIVE_INTERVAL" not in options(Config(), _UCX)
