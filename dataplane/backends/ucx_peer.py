@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 CARD = struct.Struct("<QIH")
 """Epoch page: address, descriptor, length of its key; then the key, the worker's address, and its segments."""
 
+_UNREACHABLE = -6  # UCS_ERR_UNREACHABLE of ucs/type/status.h
+_NOTHING_IN_COMMON = (
+    "the two have no transport of UCX in common. Over TCP both must name network devices, and where one chooses its "
+    "transports (TLS) the other must have one of them: dataplane.configure(ucx={...})"
+)
+
 _FIRST, _SECOND = (0,), (1,)
 _LANE_BYTES = 4 << 20  # for less it is not worth waking a further thread
 
@@ -164,7 +170,8 @@ class UcxPeer(Peer):
             connection = self._connections[number]
             unpacked = connection.ready(keys, self._require_owner)
         except self.engine.ucp.UcxError as error:
-            raise self.failure(str(error), error.status) from error
+            unreachable = error.status == _UNREACHABLE
+            raise self.failure(_NOTHING_IN_COMMON if unreachable else str(error), error.status) from error
         if self._obstacle is not None and connection.over_tcp:
             raise TransferError(f"{self.owner} cannot be reached over TCP: {self._obstacle}")
         return connection, unpacked

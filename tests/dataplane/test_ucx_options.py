@@ -111,3 +111,18 @@ def test_sizes_are_read_as_ucx_reads_them_and_come_behind_the_address(monkeypatc
     assert Segments.after(b"the address of one that says nothing") == Segments(0, 0)
     monkeypatch.setenv("UCX_TCP_RX_SEG_SIZE", "auto")
     assert Segments.of({"TCP_TX_SEG_SIZE": "12"}) == Segments(12, 0)
+
+
+def test_processes_without_a_common_transport_are_told_what_to_name() -> None:
+    owner = RemoteOwner({"backend": "ucx", "ucx": {"TLS": "tcp,self"}}, shared=False)
+    try:
+        _, raw = owner("make", bytes(100))
+        out = run(
+            "import dataplane\n"
+            f"buffer = dataplane.RDMABuffer.deserialize({raw!r})\n"
+            "try: buffer.read_into(bytearray(100)).get()\n"
+            "except dataplane.TransferError as error: print(error)\n"
+        )
+    finally:
+        owner.close()
+    assert "no transport of UCX in common" in out

@@ -150,7 +150,7 @@ async def test_a_frozen_copy_is_read_or_gone_round(mesh: Any) -> None:
 
 async def test_a_frozen_owner_that_has_to_take_part_is_given_up_within_the_bound(mesh: Any) -> None:
     one, other = mesh.slice(gpus=0), mesh.slice(gpus=READERS)
-    await other.use_transport.call_one("tcp,self")  # over which nothing is read without the owner's help
+    await other.use_transport.call_one("posix,self")  # over which nothing is read without the owner's help
     await ts.put_state_dict(model_of(5), "m")
     await one.read.call_one("m", 0)
     await other.stop_before_reading.call_one()
