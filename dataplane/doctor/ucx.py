@@ -54,7 +54,7 @@ def ucx(
 
 
 def devices_used() -> list[str]:
-    """Network devices that UCX is told to use: those of UCX_NET_DEVICES, else the loopback alone, and that without TCP."""
+    """Network devices that UCX is told to use: those of UCX_NET_DEVICES, else lo, without TCP."""
     return [name for name in os.environ.get("UCX_NET_DEVICES", "lo").split(",") if name]
 
 

@@ -199,7 +199,7 @@ def crowd(case: Case) -> Sequence[Owner]:
 
 
 def _visitor(case: Case) -> Owner:
-    reader = {"ucx": {"NET_DEVICES": "lo"}, **case.reader}  # as in this process: TCP, too, where the owner has nothing else
+    reader = {"ucx": {"NET_DEVICES": "lo"}, **case.reader}  # as in this process, for owners that have TCP alone
     return RemoteOwner(reader, shared=False) if case.remote else LocalOwner(shared=False)
 
 
