@@ -12,6 +12,7 @@ from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from control.errors import EngineMissingError
+from control.runtime import front_end, job, way_out
 
 if TYPE_CHECKING:
     from control.endpoint import Endpoint
@@ -34,6 +35,16 @@ class TensorEngine(Protocol):
 
     def rref(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Endpoint.rref`."""
+
+
+def failed_unseen() -> None:
+    """Take note, at the latest in an `atexit` handler, that an operation failed of which the script has not heard.
+
+    The script does then not end with exit code 0; what has failed is for the engine to say. At a prompt, in a notebook
+    and under pytest nothing follows.
+    """
+    if job.is_running() and job.current().root_cell is not None and front_end.is_script():
+        way_out.fail()
 
 
 @functools.cache

@@ -348,3 +348,8 @@ class AuthenticationError(WireError):
 
 class ProtocolError(WireError):
     """The other side sent something that no peer of this version sends."""
+
+
+def names_of(kind: type[ControlError]) -> list[str]:
+    """Of an error and of all that are special cases of it."""
+    return [kind.__name__, *(name for special in kind.__subclasses__() for name in names_of(special))]

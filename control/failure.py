@@ -39,6 +39,8 @@ class MeshFailure:
         message: one line for people.
         details: a remote traceback or other text; may be empty.
         cause: the failure further down the ownership tree that led to this one.
+        source: id of the process whose end this is; empty where it is not the end of a process.
+        exception: class of the exception that was raised; empty where none was.
     """
 
     mesh_name: str
@@ -48,13 +50,27 @@ class MeshFailure:
     message: str
     details: str = ""
     cause: MeshFailure | None = None
+    source: str = ""
+    exception: str = ""
 
     def root_cause(self) -> MeshFailure:
         """The failure that everything began with: the first error."""
-        failure = self
-        while failure.cause is not None:
-            failure = failure.cause
-        return failure
+        return self._chain()[-1]
+
+    def origin(self) -> str:
+        """What it all began with: the same for all failures that follow from the end of one process or actor."""
+        first = self.root_cause()
+        return first.source or first.actor_id
+
+    def ids(self) -> frozenset[str]:
+        """Of the actors and the process that have failed, from the first to this one."""
+        return frozenset(name for failure in self._chain() for name in (failure.actor_id, failure.source) if name)
+
+    def headline(self) -> str:
+        """The first error, and what a ``__supervise__`` on the way up the tree has raised over it."""
+        chain = self._chain()
+        raised = [failure.message for failure in chain[:-1] if failure.kind is FailureKind.EXCEPTION]
+        return "; ".join([chain[-1].message, *reversed(raised)])
 
     def is_recoverable(self) -> bool:
         """Whether spawning the mesh again can be expected to help.
@@ -65,17 +81,20 @@ class MeshFailure:
 
     def report(self) -> str:
         """The whole story: the first error as the headline, below it its details and the way up the tree."""
-        chain = []
-        failure: MeshFailure | None = self
-        while failure is not None:
-            chain.append(failure)
-            failure = failure.cause
+        chain = self._chain()
         first = chain[-1]
         lines = [first.message]
         if first.details:
             lines += [f"  | {line}" for line in first.details.rstrip().splitlines()]
         lines += [f"  which nobody below {above.mesh_name!r} handled: {above.message}" for above in chain[-2::-1]]
         return "\n".join(lines)
+
+    def _chain(self) -> list[MeshFailure]:
+        """This failure, its cause, and so on, down to the first."""
+        chain = [self]
+        while (cause := chain[-1].cause) is not None:
+            chain.append(cause)
+        return chain
 
     def __str__(self) -> str:
         return self.report()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from time import monotonic as _now
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -27,11 +27,12 @@ class SafePoint(Protocol):
         """Announce that the thread does not wait any more."""
 
     def attend(self) -> None:
-        """Do what is waiting to be done."""
+        """Do what is waiting to be done, if anything is."""
 
 
 class _Here(threading.local):
     safe_point: SafePoint | None = None
+    keeps_to_itself = False
 
 
 _here = _Here()
@@ -40,6 +41,40 @@ _here = _Here()
 def set_safe_point(safe_point: SafePoint | None) -> None:
     """Let waits of the current thread take place at ``safe_point``."""
     _here.safe_point = safe_point
+
+
+class Listener(Protocol):
+    """Follows futures that end in errors."""
+
+    def failed(self, future: Future[Any], members: frozenset[str]) -> None:
+        """A future has ended in an error; in the thread that ends it.
+
+        Args:
+            future: which nobody has asked for its error yet.
+            members: ids of the actors and processes whose answers it waited for.
+        """
+
+    def heard(self, future: Future[Any], error: BaseException) -> None:
+        """Somebody is told of the error of a future; in that thread."""
+
+
+_listener: Listener | None = None
+
+
+def set_listener(listener: Listener | None) -> None:
+    """Tell ``listener`` of all futures of this process that end in errors; None: nobody."""
+    global _listener
+    _listener = listener
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """For code that waits and keeps what it is told to itself: errors raised here count as not heard of by anybody."""
+    before, _here.keeps_to_itself = _here.keeps_to_itself, True
+    try:
+        yield
+    finally:
+        _here.keeps_to_itself = before
 
 
 class Future(Generic[T]):
@@ -86,6 +121,8 @@ class Future(Generic[T]):
         """
         if not self._settled:
             self._wait(timeout)
+        elif _here.safe_point is not None:
+            _here.safe_point.attend()  # or who tries again and again on what has ended would never supervise
         return self._result()
 
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
@@ -93,7 +130,10 @@ class Future(Generic[T]):
         self._when_settled(lambda: callback(self))
 
     def __await__(self) -> Generator[Any, None, T]:
-        if not self._settled:
+        if self._settled:
+            if self._has_failed():
+                yield  # or who tries again and again on what has ended would keep the event loop from all else
+        else:
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
 
@@ -119,6 +159,12 @@ class Future(Generic[T]):
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             _call(callback)
+
+    def _fail(self, open_error: Callable[[], T], members: frozenset[str] = frozenset()) -> None:
+        """`_settle` with an error, which is noted as one that nobody has heard of yet."""
+        self._settle(open_error)
+        if _listener is not None:
+            _listener.failed(self, members)
 
     def _when_settled(self, callback: Callable[[], object]) -> None:
         with self._lock:
@@ -151,16 +197,36 @@ class Future(Generic[T]):
             point.attend()
 
     def _result(self) -> T:
-        with self._lock:
-            if self._open is not None:
-                open_result, self._open = self._open, None
-                try:
-                    self._value = open_result()
-                except BaseException as error:  # noqa: BLE001  (kept, and raised below as often as asked for)
-                    self._error = error
+        """The result, for somebody who has asked for it."""
+        if self._open is not None:
+            self._evaluate()
         if self._error is not None:
+            if _listener is not None and not _here.keeps_to_itself:
+                _listener.heard(self, self._error)
             raise self._error
         return cast(T, self._value)
+
+    def _peek(self) -> T:
+        """The result, for the runtime itself: an error that is raised here counts as one that nobody has heard of."""
+        if self._has_failed():
+            raise cast(BaseException, self._error)
+        return cast(T, self._value)
+
+    def _has_failed(self) -> bool:
+        """Whether the result, which is there, is an error."""
+        if self._open is not None:
+            self._evaluate()
+        return self._error is not None
+
+    def _evaluate(self) -> None:
+        with self._lock:
+            if self._open is None:
+                return  # another thread has just done it
+            try:
+                self._value = self._open()
+            except BaseException as error:  # noqa: BLE001  (kept, and raised as often as asked for)
+                self._error = error
+            self._open = None  # last: who does not find it relies on the rest
 
 
 class _Deadline:

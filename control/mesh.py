@@ -186,8 +186,7 @@ class ProcMesh(MeshBase):
         )
         request = SpawnRequest(mesh.uid, name, self.extent, OwnerRef(process.me, owner.uid), creator.as_creator())
         payload = (*pack((request, interface.is_async)), *body)
-        owner.owned[mesh.uid] = mesh
-        owner.spawned.add(mesh.uid)
+        owner.own(mesh)
         for rank, member in enumerate(members):
             process.send(member, Envelope(Kind.AGENT, mesh.uid, payload, "spawn", 0, rank))
         return mesh

@@ -24,6 +24,8 @@ class Settings:
         connect_timeout_s: how long a process may take to be reachable, from its launch.
         stop_timeout_s: how long `stop` waits for an actor to drain its messages and clean up.
         exit_grace_s: how long actors get for their ``__cleanup__`` when the script ends; then they are killed.
+        fault_exit_s: how long the main thread may take to end, with its ``finally`` blocks, once it is interrupted for
+            a failure that nobody has heard of; then the process ends without it.
         send_timeout_s: how long a sender waits for room in the mailbox of an actor that is behind.
         max_unhandled: messages of one process that may be unhandled at one actor before its senders wait; 256 or more.
         max_unhandled_nbytes: the same in bytes of their payloads; 16 MiB or more.
@@ -37,6 +39,7 @@ class Settings:
     connect_timeout_s: float = 60.0
     stop_timeout_s: float = 30.0
     exit_grace_s: float = 1.0
+    fault_exit_s: float = 10.0
     send_timeout_s: float = 30.0
     max_unhandled: int = 10_000
     max_unhandled_nbytes: int = 256 << 20
@@ -85,6 +88,7 @@ def configure(
     connect_timeout_s: float | None = None,
     stop_timeout_s: float | None = None,
     exit_grace_s: float | None = None,
+    fault_exit_s: float | None = None,
     send_timeout_s: float | None = None,
     max_unhandled: int | None = None,
     max_unhandled_nbytes: int | None = None,
@@ -110,6 +114,7 @@ def configure(
         "connect_timeout_s": connect_timeout_s,
         "stop_timeout_s": stop_timeout_s,
         "exit_grace_s": exit_grace_s,
+        "fault_exit_s": fault_exit_s,
         "send_timeout_s": send_timeout_s,
         "max_unhandled": max_unhandled,
         "max_unhandled_nbytes": max_unhandled_nbytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from control.failure import MeshFailure
 from control.future import Future
@@ -11,6 +11,9 @@ from control.mesh import ActorMesh, ProcMesh
 from control.port import Channel, PortReceiver
 from control.runtime import job as runtime
 from control.runtime.links import watch
+
+if TYPE_CHECKING:
+    from control.runtime.process import Process
 
 
 def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
@@ -20,7 +23,7 @@ def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
     the channel closes, so that a receive raises `ChannelClosedError`.
     """
     process = runtime.current()
-    port, receiver = Channel.open()
+    _, receiver = Channel.open()
     inbox = receiver._inbox
     members = mesh._actors()
     missing = len(members)
@@ -32,10 +35,17 @@ def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
             missing -= 1
             is_last = missing == 0
         if (failure := end.get(0)) is not None:
-            port.send(failure)
+            inbox._push(lambda: _taken(process, failure))
         if is_last:
             inbox.close()
 
     for member in members:
         watch(process, member).add_done_callback(ended)
     return receiver
+
+
+def _taken(process: Process, failure: MeshFailure) -> MeshFailure:
+    """A failure that somebody takes from a subscription, and so has heard of."""
+    if process.root_cell is not None:
+        process.root_cell.faults.hear(failure.origin())
+    return failure

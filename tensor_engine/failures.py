@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from control import Future
+from control.engine import failed_unseen
 from tensor_engine.errors import RemoteError
 from tensor_engine.heap import Poison
 from tensor_engine.stacks import Stack, describe
@@ -70,12 +71,14 @@ class Failures:
         return RemoteError(poison.rank, poison.operation, poison.summary, text, poison.traceback)
 
     def report_unobserved(self) -> None:
-        """Log what nobody has seen: the first in full, a line for each other."""
+        """Log what nobody has seen: the first in full, a line for each other. A script ends with code 1 for it."""
         with self._lock:
             unseen = [failure for failure in self._failed.values() if not failure.is_observed]
             for failure in unseen:
                 failure.is_observed = True
             more, self._more = self._more, 0
+        if unseen:
+            failed_unseen()
         for index, failure in enumerate(unseen):
             first = failure.first
             if index == 0:

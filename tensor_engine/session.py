@@ -11,6 +11,7 @@ import time
 import weakref
 
 from control import ActorMesh, Channel, ControlError, Future, ProcMesh
+from control.future import unheard
 from tensor_engine.errors import EngineClosedError
 from tensor_engine.failures import Failures
 from tensor_engine.heap import Poison
@@ -132,7 +133,7 @@ class Session:
         with self.lock:
             if self.is_closed:
                 return
-        with contextlib.suppress(ControlError, EngineClosedError, TimeoutError):
+        with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
             self.synchronize(timeout)  # who is gone, or hangs, is told of by control
         with self.lock:
             self.is_closed = True
@@ -141,10 +142,8 @@ class Session:
         self._wake.set()
         self.failures.report_unobserved()
         for future in stopping:
-            try:
+            with contextlib.suppress(ControlError, TimeoutError), unheard():  # it was gone already
                 future.get(timeout)
-            except (ControlError, TimeoutError):
-                continue  # it was gone already
         self._receiver.close()
 
     def flush_waiting(self, seen: dict[int, int]) -> bool:
@@ -262,7 +261,7 @@ def shutdown(*, timeout: float = 10.0) -> None:
     if len(sessions) > 1:
         # All first: what one has sent, workers of another may still have to take.
         for session in sessions:
-            with contextlib.suppress(ControlError, EngineClosedError, TimeoutError):
+            with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
                 session.synchronize(timeout)
     for session in sessions:
         session.close(timeout)

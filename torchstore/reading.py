@@ -68,7 +68,7 @@ class Reading:
     def grant_all(self, port: Port[tuple[Grant, ...]], client: int, wanted: tuple[Wanted, ...], timeout: float) -> None:
         """See `StoreController.acquire_batch`."""
         keys, since = ", ".join(repr(request.key) for request in wanted[:3]), time.monotonic()
-        patience = Patience(max(request.patience_s for request in wanted), self._waiting.wake)
+        patience = Patience(max((request.patience_s for request in wanted), default=0.0), self._waiting.wake)
 
         def attempt() -> tuple[Grant, ...] | None:
             return self._granted(wanted, client, since, patience)

@@ -31,7 +31,7 @@ class WaitingRoom:
 
         Args:
             port: Where the answer goes.
-            attempt: Returns the answer, or None: not yet. A StoreError that it raises is the answer too.
+            attempt: Returns the answer, or None: not yet. What it raises is the answer too.
             timeout: In seconds.
             waited_for: Ends the sentence of the time-out's message; asked when it is needed.
         """
@@ -68,12 +68,12 @@ class WaitingRoom:
 def _outcome(attempt: Callable[[], Any]) -> Any:
     try:
         return attempt()
-    except StoreError as error:
+    except Exception as error:  # noqa: BLE001  (raised further, it would end the controller and not just this wait)
         return error
 
 
 def _send(port: Port[Any], outcome: Any) -> None:
-    if isinstance(outcome, StoreError):
+    if isinstance(outcome, Exception):
         port.exception(outcome)
     else:
         port.send(outcome)

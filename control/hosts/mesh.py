@@ -244,6 +244,5 @@ def own_address() -> str:
 
 def _owned(mesh: ProcMesh) -> ProcMesh:
     owner = context().actor_instance._cell
-    owner.owned[mesh.uid] = mesh
-    owner.spawned.add(mesh.uid)
+    owner.own(mesh)
     return mesh

@@ -178,8 +178,7 @@ class SpmdJob:
         extent = extent_of([seat.local_world_size for seat in seats])
         mesh = ProcMesh(secrets.randbits(63), _MESH, everyone, extent, Shape.whole(extent), process.me)
         assert process.root_cell is not None  # this is the script
-        process.root_cell.owned[mesh.uid] = mesh
-        process.root_cell.spawned.add(mesh.uid)
+        process.root_cell.own(mesh)
         process.hosting.adopt(mesh.uid, self._dismiss)
         self._ends = [end for rank in everyone[1:] if (end := process.members.end_of(rank.id)) is not None]
         for end in self._ends:

@@ -40,6 +40,7 @@ class Agent:
             "stop_actor": self._stop_actor,
             "stop_mesh": self._stop_mesh,
             "failure": self._failure,
+            "handled": self._handled,
             "exit": self._exit,
             "ping": self._ping,
             "obituary": self._obituary,
@@ -95,6 +96,11 @@ class Agent:
         failure: MeshFailure
         owner, failure = unpack(envelope.payload)
         self._process.owners.take(owner, failure)
+
+    def _handled(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Take note that an actor has handled the death of a process, which the script may own, too."""
+        if (root := self._process.root_cell) is not None:
+            root.faults.hear(unpack(envelope.payload))
 
     def _exit(self, sender: ProcessRef, envelope: Envelope) -> None:
         self._process.ending.exit_in_good_order(lambda: self._acknowledge(sender, envelope, Future.of(None)))
@@ -208,7 +214,7 @@ class Agent:
                 known = self._controllers[name] = (request, interface, cell)
         request, interface, cell = known
         answer: Future[Any] = Future()
-        cell.ready.add_done_callback(lambda ready: answer._settle(lambda: (ready.get(0), (request, interface))[1]))
+        cell.ready.add_done_callback(lambda ready: answer._settle(lambda: (ready._peek(), (request, interface))[1]))
         self._acknowledge(sender, envelope, answer)
 
     def _acknowledge(self, sender: ProcessRef, envelope: Envelope, future: Future[Any]) -> None:
@@ -216,7 +222,7 @@ class Agent:
 
         def answer(settled: Future[Any]) -> None:
             try:
-                kind, payload = Kind.REPLY, pack(settled.get(0))
+                kind, payload = Kind.REPLY, pack(settled._peek())
             except ControlError as error:
                 kind = Kind.ERROR
                 payload = pack_error(error, actor_id=self._process.me.name, method=envelope.method)

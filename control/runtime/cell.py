@@ -19,7 +19,7 @@ from control.future import Future
 from control.marking import WRAPPED
 from control.port import Port, ReplyAddress
 from control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequest
-from control.runtime.replies import describe, pack_exception, refuse, summarize
+from control.runtime.replies import describe, first_exception, pack_exception, refuse, summarize
 from control.shape import Point
 from control.wire.envelope import Kind, Payload
 from control.wire.payload import pack, unpack
@@ -114,7 +114,7 @@ class Cell:
     def end_reason(self) -> str:
         """Why this actor answers no more."""
         if self.failure is not None:
-            return f"the actor has failed: {self.failure.root_cause().message}"
+            return f"the actor has failed: {self.failure.headline()}"
         return "the actor has been stopped"
 
     async def construct(self, *, is_async: bool) -> None:
@@ -135,7 +135,7 @@ class Cell:
             self._note_error("__init__", error)
             if self._asked_for:
                 self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
-            self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace)
+            self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace, error=error)
             self.ready._settle(_raiser(ActorError(self.actor_id, "__init__", summary, trace, error)))
         if self.failure is None:
             self.ready._settle(lambda: None)
@@ -215,16 +215,17 @@ class Cell:
                 self.process.reply(mail, Kind.REPLY, pack(result, lend=True))
         except CellEndedError:
             return
-        except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises belongs to its caller)
+        except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises is its caller's, or its actor's end)
             if self.has_failed():
                 return
             self._note_error(envelope.method, error)
-            if envelope.wants_reply or (envelope.reply_to and not has_begun):
+            consequence = _consequence(error, port, wants_reply=envelope.wants_reply)
+            if (consequence and has_begun) or not envelope.reply_to:
+                message = f"{self.label}: {envelope.method} raised {summarize(error)}, {consequence}"
+                self.fail(FailureKind.EXCEPTION, message, describe(error), error=error)
+            else:
                 packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
                 self.process.reply(mail, Kind.ERROR, packed)
-            else:
-                message = f"{self.label}: {envelope.method} raised {summarize(error)}, and nobody waited for its reply"
-                self.fail(FailureKind.EXCEPTION, message, describe(error))
         self.handled += 1
         if not self.has_failed():  # else it has been refused, which counts it too
             self.process.flow.handled(mail)
@@ -256,12 +257,19 @@ class Cell:
             except BaseException as error:  # noqa: BLE001  (raising is one way not to handle a failure)
                 if self.failure is None:
                     message = f"{self.label}: __supervise__ raised {summarize(error)}"
-                    self.fail(FailureKind.EXCEPTION, message, describe(error), cause=failure)
+                    self.fail(FailureKind.EXCEPTION, message, describe(error), cause=failure, error=error)
                 return
-            if not handled:
+            if handled:
+                self.process.owners.handled(failure)
+            else:
                 self.fail(
                     FailureKind.OWNED, f"{self.label} did not handle a failure of {failure.mesh_name!r}", cause=failure
                 )
+
+    def own(self, mesh: OwnedMesh) -> None:
+        """Take a mesh that this actor has just spawned."""
+        self.owned[mesh.uid] = mesh
+        self.spawned.add(mesh.uid)
 
     def owned_failed(self, failure: MeshFailure) -> None:
         """Take note of the failure of an owned mesh; from any thread."""
@@ -269,9 +277,17 @@ class Cell:
         assert self.executor is not None  # cells own nothing before they run
         self.executor.interrupt()
 
-    def fail(self, kind: FailureKind, message: str, details: str = "", cause: MeshFailure | None = None) -> None:
+    def fail(
+        self,
+        kind: FailureKind,
+        message: str,
+        details: str = "",
+        cause: MeshFailure | None = None,
+        error: BaseException | None = None,
+    ) -> None:
         """End this actor in a failure, which goes to its owner; from any thread."""
-        failure = MeshFailure(self.name, self.actor_id, self.rank, kind, message, details, cause)
+        exception = "" if error is None else first_exception(error)
+        failure = MeshFailure(self.name, self.actor_id, self.rank, kind, message, details, cause, exception=exception)
         if not self.process.cells.end(self, failure):
             return
         self.process.owners.report(self.owner, failure)
@@ -287,10 +303,12 @@ class Cell:
         self.owner = None
         self.fail(FailureKind.OWNED, f"{self.label}: {reason}")
 
-    def fail_by_itself(self, kind: FailureKind, message: str, cause: MeshFailure | None) -> None:
+    def fail_by_itself(
+        self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
+    ) -> None:
         """Fail for something that it has done itself; void where it has ended. From any thread."""
         if self.process.cells.get(self.uid) is not None:
-            self.fail(kind, f"{self.label}: {message}", cause=cause)
+            self.fail(kind, f"{self.label}: {message}", cause=cause, error=error)
 
     def abort(self, reason: str) -> None:
         """End this actor in a failure of its own choice."""
@@ -340,6 +358,18 @@ class Cell:
                     future.get(self.process.settings.stop_timeout_s)
             except (ControlError, TimeoutError) as error:
                 _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, error)
+
+
+def _consequence(error: BaseException, port: Port[Any] | None, *, wants_reply: bool) -> str:
+    """Why an actor ends with what its endpoint raised; empty where that is an answer to the caller and no more.
+
+    A cancelled endpoint is no reason to end: something that it awaits was cancelled, which is its caller's error.
+    """
+    if not isinstance(error, Exception | asyncio.CancelledError):
+        return "which is no Exception and ends its actor"
+    if not wants_reply:
+        return "and nobody waited for its reply"
+    return "" if port is None else "before or after it has answered through its port"
 
 
 def _raiser(error: Exception) -> Any:

@@ -128,10 +128,12 @@ class SyncExecutor(Executor):
 
     def attend(self) -> None:
         """Supervise within a wait; unwinds the endpoint if the cell has failed."""
-        if not self._supervising:
-            self._supervise()
-            if self._cell.failure is not None and not self._ended:
-                raise CellEndedError
+        cell = self._cell
+        if self._supervising or not (cell.failures or cell.failure):
+            return
+        self._supervise()
+        if cell.failure is not None and not self._ended:
+            raise CellEndedError
 
     def _supervise(self) -> None:
         self._supervising = True

@@ -118,7 +118,7 @@ class Hosting:
 
         def told(answer: Future[object]) -> None:
             try:
-                answer.get(0)
+                answer._peek()
             except ControlError as error:
                 for member in order.members:
                     self._on_loop(self._process.transport.lose, member, f"it could not be launched: {error}")
@@ -248,4 +248,4 @@ def _fail(future: Future[str], reason: str) -> None:
 
 
 def _copy(ended: Future[str], *, to: Future[str]) -> None:
-    to._settle(lambda: ended.get(0))
+    to._settle(lambda: ended._peek())

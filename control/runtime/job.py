@@ -8,11 +8,14 @@ import logging
 import os
 import secrets
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from control import settings as bounds
 from control import tracing
 from control.errors import AlreadyInJobError, JoinError
+from control.future import set_listener
+from control.runtime import way_out
 from control.runtime.ending import CLOSE_TIMEOUT_S
 from control.runtime.launcher import WorkerConfig
 from control.runtime.process import Process
@@ -124,7 +127,7 @@ def start_joined(
             process = Process(me, root, secret, _shared_loop(), certs, data_plane_is_open=data_plane_is_open)
         finally:
             bounds.adopt(own)  # for a job of its own, later
-        process.root_cell = RootCell(process, "joined")
+        _make_root(process, "joined")
         if not process.transport.is_elsewhere(root):
             process.transport.be_patient_with(root)  # the kernel tells of its death; a frozen one may come back
         process.transport.link(root)
@@ -147,8 +150,11 @@ def shutdown(*, grace_s: float | None = None) -> None:
         process = _current
         if process is None or process.root_cell is None:
             return
-        process.ending.shutdown(grace_s=process.settings.exit_grace_s if grace_s is None else grace_s)
-        _current = None
+        grace_s = process.settings.exit_grace_s if grace_s is None else grace_s
+        with way_out.sheltered():
+            process.ending.shutdown(grace_s=grace_s)
+            process.root_cell.end_of_faults(time.monotonic() + grace_s)
+            _current = None
 
 
 def _start_root() -> Process:
@@ -159,12 +165,19 @@ def _start_root() -> Process:
             return process
         me = new_process_ref("script")
         process = Process(me, me, new_secret(), _shared_loop())
-        process.root_cell = RootCell(process)
+        _make_root(process, "root")
         _current = process
     if tracing.is_asked_for():
         tracing.install_if_possible(process)
     _serve_if_asked_to()
     return process
+
+
+def _make_root(process: Process, name: str) -> None:
+    """Let this process own what it spawns, with nobody above it."""
+    process.root_cell = RootCell(process, name)
+    set_listener(process.root_cell.faults)
+    way_out.prepare()
 
 
 def _serve_if_asked_to() -> None:
@@ -195,7 +208,9 @@ def _shared_loop() -> LoopThread:
 
 
 def _at_exit() -> None:
+    way_out.end()
     shutdown()
+    way_out.set_exit_status()
     if _loop_thread is not None:
         _loop_thread.close(timeout=CLOSE_TIMEOUT_S)
 
@@ -204,3 +219,5 @@ def _forget() -> None:
     """A forked copy of this process has none of its threads: it is no part of the job."""
     global _current, _loop_thread
     _current = _loop_thread = None
+    set_listener(None)
+    way_out.forget()

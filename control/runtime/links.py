@@ -31,7 +31,7 @@ def watch(process: Process, actor: ActorRef) -> Future[MeshFailure | None]:
 
     def outcome() -> MeshFailure | None:
         try:
-            return answer.get(0)
+            return answer._peek()
         except SupervisionError as error:
             return error.failure  # it was dead before, or its process is
 

@@ -46,7 +46,7 @@ class Losses:
 
         def told(answer: Future[str]) -> None:
             try:
-                reason = answer.get(0)
+                reason = answer._peek()
             except ControlError as error:
                 reason = f"its launcher is gone, too: {error}"
             if not self._loop.is_closed():

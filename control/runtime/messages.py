@@ -35,16 +35,18 @@ class Loss:
     Attributes:
         reason: for people.
         kind: what kind of failure that is; None where it ended in good order, which is no failure.
+        process_id: of that process, where it is known.
     """
 
     reason: str
     kind: FailureKind | None = None
+    process_id: str = ""
 
     @staticmethod
     def of(peer: ProcessRef, reason: str, *, in_good_order: bool) -> Loss:
         """What is known of the end of a process."""
         kind = FailureKind.UNREACHABLE if NO_SIGN_OF_LIFE in reason else FailureKind.PROCESS
-        return Loss(f"process {peer.name} is gone: {reason}", None if in_good_order else kind)
+        return Loss(f"process {peer.name} is gone: {reason}", None if in_good_order else kind, peer.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class ActorRef:
         if loss.kind is None:
             return None
         message = f"actor {self} died: {loss.reason}"
-        return MeshFailure(self.mesh_name, self.actor_id, self.rank, loss.kind, message)
+        return MeshFailure(self.mesh_name, self.actor_id, self.rank, loss.kind, message, source=loss.process_id)
 
     def __str__(self) -> str:
         return f"{self.mesh_name}{self.rank!r}" if self.rank else self.mesh_name

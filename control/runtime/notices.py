@@ -51,7 +51,7 @@ class Notice:
         """Note that the process is gone that a broadcast was for."""
         cause = None
         if loss.kind is not None:
-            cause = MeshFailure(self._mesh_name, self._mesh_name, None, loss.kind, loss.reason)
+            cause = MeshFailure(self._mesh_name, self._mesh_name, None, loss.kind, loss.reason, source=loss.process_id)
         self._undelivered(SupervisionError(loss.reason, cause), cause)
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
@@ -69,4 +69,4 @@ class Notice:
         if cause is not None and self._mesh_uid in self._sender.spawned:
             return  # it owns the mesh and is told of that failure: once is enough
         message = f"a broadcast to {self._mesh_name} was not delivered: {str(error).splitlines()[0]}"
-        self._sender.fail_by_itself(FailureKind.UNDELIVERED, message, cause)
+        self._sender.fail_by_itself(FailureKind.UNDELIVERED, message, cause, error)

@@ -51,6 +51,19 @@ class Ownership:
         if here is not None:
             here.owned_failed(failure)
 
+    def handled(self, failure: MeshFailure) -> None:
+        """Take note that an actor of this process has handled a failure.
+
+        Where that is the end of a process, the script is told, which may be the owner of the process: a death that is
+        handled by one owner need not be handled by another.
+        """
+        if not (source := failure.root_cause().source):
+            return
+        if (root := self._process.root_cell) is not None:
+            root.faults.hear(source)
+        else:
+            self._process.send(self._process.root, Envelope(Kind.AGENT, 0, pack(source), "handled"))
+
     def process_gone(self, peer: ProcessRef, loss: Loss, is_gone: Callable[[str], bool]) -> None:
         """End what a process owned that is gone, and tell the owners of what was there.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -39,6 +39,14 @@ class Awaited:
     who: str
     endpoint: str
     actor: ActorRef | None = None
+
+    def ids(self) -> tuple[str, ...]:
+        """Of the process, and of the actor."""
+        return (self.process_id,) if self.actor is None else (self.process_id, self.actor.actor_id)
+
+    def is_one_of(self, ids: Collection[str]) -> bool:
+        """Whether these are ids of actors or processes, and one is this."""
+        return self.process_id in ids or (self.actor is not None and self.actor.actor_id in ids)
 
     def error(self, loss: Loss) -> SupervisionError:
         """What a caller is told when this answer will never come."""
@@ -131,6 +139,11 @@ class PortTable:
         if isinstance(notice, Notice):
             notice.lost(loss)
 
+    def owed_by(self, ids: Collection[str]) -> bool:
+        """Whether somebody waits for an answer of one of these actors or processes."""
+        replies = (OneReply, MeshReply, StreamReply)
+        return any(isinstance(reply, replies) and reply.is_owed_by(ids) for reply in list(self._open.values()))
+
     def link_error(self, number: int) -> LinkError | None:
         """What a receiver at a port is told if nothing has arrived: an error where all linked actors are dead."""
         links = self._links.get(number, {}).get(0)
@@ -160,14 +173,15 @@ class OneReply:
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        self._future._settle(lambda: open_reply(kind, payload))
+        end = self._future._settle if kind is Kind.REPLY else self._future._fail
+        end(lambda: open_reply(kind, payload))
         return True
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
         if self._entrusted or process_id != self._awaited.process_id:
             return False
-        self._future._settle(self._awaited.raiser(loss))
+        self._future._fail(self._awaited.raiser(loss))
         return True
 
     def entrust(self, rank: int) -> None:
@@ -176,8 +190,12 @@ class OneReply:
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
-        self._future._settle(_raiser(error))
+        self._future._fail(_raiser(error))
         return True
+
+    def is_owed_by(self, ids: Collection[str]) -> bool:
+        """Whether it is to come from one of these actors or processes."""
+        return self._awaited.is_one_of(ids)
 
 
 class MeshReply:
@@ -196,7 +214,7 @@ class MeshReply:
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
         if kind is Kind.ERROR:
-            self._future._settle(lambda: open_reply(kind, payload))
+            self._fail(lambda: open_reply(kind, payload))
             return True
         if rank not in self._missing:
             return False
@@ -211,7 +229,7 @@ class MeshReply:
         """Give up on the replies of a process."""
         for rank in sorted(self._missing - self._entrusted):
             if self._awaited[rank].process_id == process_id:
-                self._future._settle(self._awaited[rank].raiser(loss))
+                self._fail(self._awaited[rank].raiser(loss))
                 return True
         return False
 
@@ -221,8 +239,16 @@ class MeshReply:
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
-        self._future._settle(_raiser(error))
+        self._fail(_raiser(error))
         return True
+
+    def is_owed_by(self, ids: Collection[str]) -> bool:
+        """Whether a reply is to come from one of these actors or processes."""
+        return any(self._awaited[rank].is_one_of(ids) for rank in list(self._missing))
+
+    def _fail(self, open_error: Callable[[], Any]) -> None:
+        """End in the first error; whoever hears of it has heard of those of the other members, too."""
+        self._future._fail(open_error, frozenset(itertools.chain.from_iterable(one.ids() for one in self._awaited)))
 
     def _open_all(self) -> ValueMesh[Any]:
         payloads = (payload for payload in self._payloads if payload is not None)
@@ -256,8 +282,9 @@ class ResponseStream:
         self._next += 1
         return await self._futures[self._next - 1]
 
-    def _push(self, open_result: Callable[[], Any]) -> None:
-        self._unsettled.popleft()._settle(open_result)
+    def _push(self, open_result: Callable[[], Any], *, is_error: bool) -> None:
+        future = self._unsettled.popleft()
+        (future._fail if is_error else future._settle)(open_result)
 
 
 class StreamReply:
@@ -274,14 +301,14 @@ class StreamReply:
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
         if self._claim(rank):
-            self._stream._push(lambda: open_reply(kind, payload))
+            self._stream._push(lambda: open_reply(kind, payload), is_error=kind is Kind.ERROR)
         return not self._missing
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
         for rank in sorted(self._missing - self._entrusted):
             if self._awaited[rank].process_id == process_id and self._claim(rank):
-                self._stream._push(self._awaited[rank].raiser(loss))
+                self._stream._push(self._awaited[rank].raiser(loss), is_error=True)
         return not self._missing
 
     def entrust(self, rank: int) -> None:
@@ -291,8 +318,12 @@ class StreamReply:
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
         if self._claim(rank):
-            self._stream._push(_raiser(error))
+            self._stream._push(_raiser(error), is_error=True)
         return not self._missing
+
+    def is_owed_by(self, ids: Collection[str]) -> bool:
+        """Whether a reply is to come from one of these actors or processes."""
+        return any(self._awaited[rank].is_one_of(ids) for rank in list(self._missing))
 
     def _claim(self, rank: int) -> bool:
         """Whether it is for the calling thread to fill this rank's place: it is so once."""

@@ -49,6 +49,13 @@ def summarize(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
+def first_exception(error: BaseException) -> str:
+    """The class of an exception; where it says what another endpoint raised, the class of that."""
+    while isinstance(error, ActorError) and error.cause is not None:
+        error = error.cause
+    return type(error).__name__
+
+
 def describe(error: BaseException) -> str:
     """The traceback of an exception, or what could be had of it."""
     return "".join(traceback.format_exception(error))

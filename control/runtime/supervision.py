@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import os
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
-from control.errors import ControlError
+from control import errors
+from control.errors import ControlError, SupervisionError
 from control.failure import FailureKind, MeshFailure
-from control.future import Future
+from control.future import Future, unheard
+from control.runtime import front_end, way_out
+from control.runtime.faults import Faults
 from control.runtime.messages import ActorRef, Loss
+from control.runtime.replies import first_exception
 from control.shape import Extent, Point
 from control.wire.envelope import ProcessRef
 
@@ -25,6 +30,9 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("control")
+
+_LOOK_S = 2.0
+"""How long the main thread may take to say whether it runs a user's code."""
 
 ROOT_UID = 1
 """The script's number among the actors of its process."""
@@ -69,6 +77,9 @@ class Owner(Protocol):
     owned: dict[int, OwnedMesh]
     spawned: set[int]
     notices: dict[int, int]
+
+    def own(self, mesh: OwnedMesh) -> None:
+        """Take a mesh that it has just spawned."""
 
     def owned_failed(self, failure: MeshFailure) -> None:
         """Take note of the failure of an owned mesh; from any thread."""
@@ -119,22 +130,47 @@ class RootCell:
         self.spawned: set[int] = set()
         self.notices: dict[int, int] = {}
         self.instance: ActorInstance = ActorInstance(self, None)
-        self._fault_lock = threading.Lock()
+        self.faults = Faults(process.ports.owed_by, self._nobody_heard)
+        self._hook_lock = threading.Lock()
+        self._hooks: list[threading.Thread] = []
+        self._tests: dict[str, str] = {}
+        """The tests of pytest that have spawned meshes for themselves, by the names of these."""
         self._is_ending = False
 
+    def own(self, mesh: OwnedMesh) -> None:
+        """Take a mesh that the script has just spawned."""
+        self.owned[mesh.uid] = mesh
+        self.spawned.add(mesh.uid)
+        if test := front_end.running_test():
+            self._tests[mesh.name] = test
+
     def owned_failed(self, failure: MeshFailure) -> None:
-        """Nobody below handled it: it goes to the fault hook, on a thread of its own so that the hook may wait."""
-        if self._is_ending:
-            # Actors that are not stopped yet may still talk to some that are: an orderly end stays one.
+        """Nobody below handled it: it goes to the fault hook; one of the user's runs on a thread of its own."""
+        if self._is_ending and _is_aftermath(failure):
             _log.info("while the script ends: %s", failure)
             return
-        threading.Thread(target=self._call_fault_hook, args=(failure,), name="control-fault", daemon=True).start()
+        import control
 
-    def fail_by_itself(self, kind: FailureKind, message: str, cause: MeshFailure | None) -> None:
+        if control.unhandled_fault_hook is unhandled_fault_hook:
+            self.take(failure)
+            return
+        hook = threading.Thread(target=self._call_fault_hook, args=(failure,), name="control-fault", daemon=True)
+        self._hooks = [*(known for known in self._hooks if known.is_alive()), hook]
+        hook.start()
+
+    def take(self, failure: MeshFailure) -> None:
+        """Do what is done by default: wait until it is clear whether somebody hears of the failure."""
+        self.faults.entrust(failure, at_once=failure.root_cause().actor_id == self.actor_id)
+
+    def fail_by_itself(
+        self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
+    ) -> None:
         """Fail the script for something that it has done itself."""
         if not self.process.closing:
+            exception = "" if error is None else first_exception(error)
+            text = f"the script: {message}"
             self.owned_failed(
-                MeshFailure(self.name, self.actor_id, self.rank, kind, f"the script: {message}", "", cause)
+                MeshFailure(self.name, self.actor_id, self.rank, kind, text, "", cause, exception=exception)
             )
 
     def abort(self, reason: str) -> None:
@@ -154,42 +190,94 @@ class RootCell:
         self._is_ending = True
         # All at once, unlike those of an actor: a busy one must not use up the grace of the others.
         for end in [mesh.stop() for mesh in reversed(list(self.owned.values()))]:
-            try:
+            # It is busy, or its cleanup raised, which was logged: what is left is killed.
+            with contextlib.suppress(ControlError), unheard():
                 end.get(max(deadline - time.monotonic(), 0))
-            except ControlError:
-                continue  # it is busy, or its cleanup raised, which was logged: what is left is killed
+
+    def end_of_faults(self, deadline: float) -> None:
+        """Report what nobody has heard of now that the job is over, and have the process end with code 1 for it."""
+        for hook in self._hooks:
+            if hook is not threading.current_thread() and hook.is_alive():
+                hook.join(max(deadline - time.monotonic(), 0))
+        unheard = self.faults.close()
+        if not unheard:
+            return
+        report = "\n".join(failure.report() for failure in unheard)
+        if front_end.is_script():
+            sys.stderr.write(f"control: unhandled failure, exiting with code 1\n{report}\n")
+            sys.stderr.flush()
+            way_out.fail()
+        else:
+            front_end.tell(f"control: unhandled failure, found when the job ended\n{report}")
 
     def _call_fault_hook(self, failure: MeshFailure) -> None:
         import control
 
-        with self._fault_lock:
-            if self.process.closing:
-                return
+        with self._hook_lock:
             try:
                 control.unhandled_fault_hook(failure)
             except SystemExit as leave:
-                self._exit(leave.code if isinstance(leave.code, int) else int(leave.code is not None))
+                self._leave(leave.code if isinstance(leave.code, int) else int(leave.code is not None))
             except BaseException:  # noqa: BLE001  (a hook that fails must not hide that the job has failed)
                 traceback.print_exc()
-                self._exit(1)
+                self._leave(1)
 
-    def _exit(self, code: int) -> None:
+    def _nobody_heard(self, failure: MeshFailure) -> None:
+        """End the script for a failure, or raise it in what a user runs who will go on."""
+        report = failure.report()
+        if front_end.is_script():
+            sys.stderr.write(f"control: unhandled failure, exiting with code 1\n{report}\n")
+            sys.stderr.flush()
+            self._leave(1)
+            return
+        headline = f"control: unhandled failure\n{report}"
+        test = self._tests.get(failure.mesh_name, "")  # none for what a fixture has spawned, perhaps for many tests
+
+        def is_theirs(frame: FrameType | None) -> bool:
+            return test in ("", front_end.running_test()) and front_end.runs_users_code(frame)
+
+        if not way_out.raise_in_main(SupervisionError(headline, failure), if_in=is_theirs, within_s=_LOOK_S):
+            front_end.tell(headline)
+
+    def _leave(self, code: int) -> None:
         from control.runtime.job import shutdown
 
-        try:
-            shutdown()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        if self._is_ending:
+            way_out.fail(code)
+        else:
+            way_out.leave(code, within_s=self.process.settings.fault_exit_s, end_children=shutdown)
+
+
+def _is_aftermath(failure: MeshFailure) -> bool:
+    """Whether a failure while the script ends comes of that: actors not stopped yet may speak to some that are."""
+    first = failure.root_cause()
+    is_of_its_own = first.kind in (FailureKind.EXCEPTION, FailureKind.CONSTRUCTION, FailureKind.ABORT)
+    is_undeliverable = first.kind is FailureKind.UNDELIVERED and first.exception != ""
+    return not (is_of_its_own or is_undeliverable) or first.exception in _OF_AN_END
+
+
+_OF_AN_END = frozenset({"ChannelClosedError", "CancelledError", *errors.names_of(SupervisionError)})
 
 
 def unhandled_fault_hook(failure: MeshFailure) -> None:
-    """What happens in the script when a failure has gone up the whole tree unhandled: print it and exit with code 1.
+    """What happens in the script when a failure has gone up the whole tree unhandled, and nobody hears of it.
 
-    Assign a function of your own to ``control.unhandled_fault_hook`` to do something else. It runs on a thread beside
-    the script's; if it returns, the script goes on; if it raises `SystemExit`, the script ends with that code.
+    Somebody hears of it to whom its cause is raised: from `get`, ``await``, an iteration or a call. As long as a future
+    holds the error, and for one second in any case, nothing happens. Then the failure is printed, `SystemExit` raised
+    in the main thread, and the script ends with code 1; where the main thread does not end within
+    `Settings.fault_exit_s`, the script ends without it. In IPython, at a prompt and under pytest the failure is raised
+    in the user's cell or test as `SupervisionError`, or printed where none is running, and nothing ends.
+
+    Assign a function of your own to ``control.unhandled_fault_hook`` to do something else. It is told at once of every
+    failure that reaches the script, heard of or not, on a thread beside the script's; if it returns, the script goes
+    on; if it raises `SystemExit`, the script ends with that code. It may call this one.
     """
+    from control.runtime import job
+
+    root = job.current().root_cell if job.is_running() else None
+    if root is not None:
+        root.take(failure)
+        return
     sys.stderr.write(f"control: unhandled failure, exiting with code 1\n{failure.report()}\n")
     sys.stderr.flush()
     raise SystemExit(1)

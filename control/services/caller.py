@@ -291,7 +291,7 @@ def _tell(here: weakref.ref[Caller], news: Future[Table]) -> None:
     if caller is None:
         return
     try:
-        table = news.get(0)
+        table = news._peek()
     except ControlError as error:
         caller.end(error)
         return

@@ -66,7 +66,7 @@ class Request:
         def raise_it() -> Any:
             raise error
 
-        self.future._settle(raise_it)
+        self.future._fail(raise_it)
 
     def send(self, process: Process, attempt: Attempt) -> None:
         """Send it to the replica of an attempt.
@@ -188,7 +188,8 @@ class Attempt:
         error = open_supervision(payload) if kind is Kind.ERROR else None
         if error is None:
             if self._caller.answered(self, is_error=kind is Kind.ERROR):
-                self.request.future._settle(lambda: open_reply(kind, payload))
+                end = self.request.future._fail if kind is Kind.ERROR else self.request.future._settle
+                end(lambda: open_reply(kind, payload))
         else:
             # An actor that only drops its response port lives on; of one that is stopped the keeper tells.
             self._caller.failed(self, error, is_dead=error.is_unhandled or error.failure is not None)

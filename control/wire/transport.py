@@ -254,7 +254,7 @@ class Transport:
 
         def found(answer: Future[str]) -> None:
             try:
-                address = answer.get(0)
+                address = answer._peek()
             except ControlError as error:
                 self._tell(self.lose, link.peer, f"its launcher does not tell where it listens: {error}")
             else:

@@ -183,16 +183,6 @@ def test_an_exception_that_cannot_travel_costs_only_the_cause(echo: ActorMesh[Ec
     assert caught.value.cause is None
 
 
-def test_sys_exit_in_an_endpoint_is_an_error_like_others(echo: ActorMesh[Echo]) -> None:
-    with pytest.raises(ActorError, match="SystemExit: 3"):
-        echo.run.call_one(exit_with_3).get(PATIENCE_S)
-    assert echo.echo.call_one(1).get(PATIENCE_S) == 1
-
-
-def exit_with_3() -> None:
-    raise SystemExit(3)
-
-
 def test_one_error_ends_the_call_of_the_whole_mesh_and_stream_tells_them_apart(echoes: ActorMesh[Echo]) -> None:
     with pytest.raises(ActorError):
         echoes.fail.call(ValueError("x")).get(PATIENCE_S)

@@ -152,7 +152,7 @@ def test_show_prints_the_place_and_the_values(procs: ProcMesh, capsys: pytest.Ca
     assert capsys.readouterr().out == "{'gpus': 1}: tensor([1.])\n"
 
 
-def test_a_script_that_ends_reports_what_nobody_has_seen_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_script_that_ends_reports_what_nobody_has_seen_and_does_not_end_well(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import torch\nfrom control import this_host\n"
@@ -163,7 +163,7 @@ def test_a_script_that_ends_reports_what_nobody_has_seen_and_leaves_nothing(tmp_
     )
     done = subprocess.run([sys.executable, script], cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
                           capture_output=True, text=True, timeout=100)  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert (done.returncode, done.stdout) == (1, "done\n")
     assert "torch.ones(2)[torch.tensor([5])]  # unseen" in done.stderr
     assert "index 5 is out of bounds" in done.stderr
 

@@ -1,0 +1,188 @@
+"""The way out of the script for a failure: through its main thread, so that Python does all that it does at an end.
+
+`finally` blocks, context managers, `atexit` and buffered output are the main thread's business. A signal that nobody
+else uses wakes it from whatever it waits in (`time.sleep`, a lock, a queue, an event loop), and its handler raises
+there. `_thread.interrupt_main` would not do: it breaks no call of the system, and nothing at all where SIGINT is
+ignored, as in the background of a shell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+SIGNAL = signal.SIGRTMIN + 8
+"""One of those that nobody uses for anything by itself; the one below is `stack_file`'s."""
+
+_HARD_EXIT_S = 15.0
+"""So long a process that ends without its main thread may take to end its children and to write what it has left."""
+
+_errands: deque[Callable[[FrameType | None], None]] = deque()
+_ended = threading.Event()
+_is_leaving = False
+_is_sheltered = False
+_status = 0
+
+
+def prepare() -> None:
+    """Be able to interrupt the main thread: to be called there. Again is free."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(SIGNAL) is signal.SIG_DFL:
+        signal.signal(SIGNAL, _run_errand)
+
+
+def leave(code: int, *, within_s: float, end_children: Callable[[], None]) -> None:
+    """End the process with ``code``, through the main thread; by `os._exit` if that does not end in time.
+
+    It returns once the main thread is at its end.
+
+    Args:
+        code: for whoever waits for the process, even if the main thread goes on and ends well.
+        within_s: how long the main thread may take, in seconds.
+        end_children: called before `os._exit`.
+    """
+    global _is_leaving
+    fail(code)
+    if threading.current_thread() is threading.main_thread():
+        raise SystemExit(code)
+
+    def raise_exit(_: FrameType | None) -> None:
+        if _may_be_interrupted():
+            raise SystemExit(code)
+
+    _is_leaving = True
+    if not _interrupt(raise_exit):
+        _raise_in_main_as_soon_as_it_runs()
+    if not _ended.wait(within_s):
+        _exit_without_main(code, within_s, end_children)
+
+
+def raise_in_main(error: Exception, *, if_in: Callable[[FrameType | None], bool], within_s: float) -> bool:
+    """Raise an exception in the main thread, if that runs code for which it is meant.
+
+    Args:
+        error: the exception.
+        if_in: told, in the main thread, where that is; decides.
+        within_s: how long the main thread may take to look, in seconds.
+
+    Returns:
+        Whether it was raised. It will not be later.
+    """
+    looked, is_raised = threading.Event(), False
+
+    def raise_error(frame: FrameType | None) -> None:
+        nonlocal is_raised
+        is_raised = _may_be_interrupted() and if_in(frame)
+        looked.set()
+        if is_raised:
+            raise error
+
+    if threading.current_thread() is threading.main_thread() or not _interrupt(raise_error):
+        return False
+    if not looked.wait(within_s):
+        try:
+            _errands.remove(raise_error)
+        except ValueError:
+            looked.wait()  # it was taken at this very moment
+    return is_raised
+
+
+@contextlib.contextmanager
+def sheltered() -> Iterator[None]:
+    """Keep the main thread from being interrupted: what it is about to do must not stop halfway.
+
+    Raises:
+        SystemExit: at the end, in the main thread, which was to be interrupted meanwhile.
+    """
+    global _is_sheltered
+    _is_sheltered = True
+    try:
+        yield
+    finally:
+        _is_sheltered = False
+    if _is_leaving and _may_be_interrupted() and threading.current_thread() is threading.main_thread():
+        raise SystemExit(_status)
+
+
+def fail(code: int = 1) -> None:
+    """Have the process end with ``code`` even if the script ends well; the first code stays."""
+    global _status
+    _status = _status or code
+
+
+def end() -> None:
+    """The main thread is at its end: nothing interrupts it any more. Called from an `atexit` handler."""
+    _ended.set()
+
+
+def set_exit_status() -> None:
+    """See to the exit status after `fail`. Called from an `atexit` handler.
+
+    Python offers nothing for that, but C does: what is registered with the C library runs after Python has ended, and
+    of several calls of ``exit`` the last one says the status (glibc's ``__run_exit_handlers``).
+    """
+    if _status:
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(ctypes.cast(libc.exit, ctypes.c_void_p), ctypes.c_void_p(_status), None)
+
+
+def forget() -> None:
+    """A forked copy of this process has its own way to go."""
+    global _ended, _is_leaving, _is_sheltered, _status
+    _ended, _is_leaving, _is_sheltered, _status = threading.Event(), False, False, 0
+    _errands.clear()
+
+
+def _may_be_interrupted() -> bool:
+    return not (_is_sheltered or _ended.is_set())
+
+
+def _run_errand(number: int, frame: FrameType | None) -> None:
+    try:
+        errand = _errands.popleft()
+    except IndexError:
+        return  # it was withdrawn
+    errand(frame)
+
+
+def _interrupt(errand: Callable[[FrameType | None], None]) -> bool:
+    """Have the main thread run something at once; False where it could not be prepared for that."""
+    if signal.getsignal(SIGNAL) is not _run_errand:
+        return False
+    _errands.append(errand)
+    signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
+    return True
+
+
+class _Leave(SystemExit):
+    def __init__(self) -> None:
+        super().__init__(_status)
+
+
+def _raise_in_main_as_soon_as_it_runs() -> None:
+    main = ctypes.c_ulong(threading.main_thread().ident or 0)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(_Leave))
+
+
+def _exit_without_main(code: int, waited_s: float, end_children: Callable[[], None]) -> None:
+    def last_words() -> None:
+        sys.stderr.write(
+            f"control: the main thread has not ended within {waited_s:g} s, since it is in a call that signals do not "
+            "interrupt or has caught the SystemExit: the process ends without it, and without atexit\n"
+        )
+        sys.stderr.flush()
+        end_children()
+        sys.stdout.flush()
+
+    # On a thread of its own: the main thread may hold whatever that waits for.
+    thread = threading.Thread(target=last_words, name="control-last-words", daemon=True)
+    thread.start()
+    thread.join(_HARD_EXIT_S)
+    os._exit(code)
