@@ -14,7 +14,8 @@ class FailureKind(enum.Enum):
     CONSTRUCTION = "construction"
     """``__init__`` raised."""
     EXCEPTION = "exception"
-    """An endpoint raised and nobody waited for its reply, or a supervision hook raised."""
+    """An endpoint raised and nobody waited for its reply, or what it raised ends its actor in any case; or a
+    supervision hook raised."""
     UNDELIVERED = "undelivered"
     """The actor broadcast a message that could not be delivered."""
     ABORT = "abort"

@@ -43,15 +43,23 @@ def set_safe_point(safe_point: SafePoint | None) -> None:
     _here.safe_point = safe_point
 
 
+Members = Callable[[], frozenset[str]]
+
+
+def nobody() -> frozenset[str]:
+    """The members of a future that waited for one answer, or for none."""
+    return frozenset()
+
+
 class Listener(Protocol):
     """Follows futures that end in errors."""
 
-    def failed(self, future: Future[Any], members: frozenset[str]) -> None:
+    def failed(self, future: Future[Any], members: Members) -> None:
         """A future has ended in an error; in the thread that ends it.
 
         Args:
             future: which nobody has asked for its error yet.
-            members: ids of the actors and processes whose answers it waited for.
+            members: says ids of the actors and processes whose answers it waited for.
         """
 
     def heard(self, future: Future[Any], error: BaseException) -> None:
@@ -160,7 +168,7 @@ class Future(Generic[T]):
         for callback in callbacks:
             _call(callback)
 
-    def _fail(self, open_error: Callable[[], T], members: frozenset[str] = frozenset()) -> None:
+    def _fail(self, open_error: Callable[[], T], members: Members = nobody) -> None:
         """`_settle` with an error, which is noted as one that nobody has heard of yet."""
         self._settle(open_error)
         if _listener is not None:

@@ -41,7 +41,8 @@ def endpoint(
     Args:
         method: the method, when used without parentheses.
         explicit_response_port: the method takes a `Port` after ``self`` and answers by ``port.send(value)``, when it
-            likes and from any thread; what it returns is ignored. The caller does not notice.
+            likes and from any thread; what it returns is ignored. The caller does not notice. An exception that it
+            raises ends the actor: answer with ``port.exception(error)`` where it is to live on.
         propagate: how the script knows what `Endpoint.rref` gives without waiting for it: see there.
     """
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from control.errors import SupervisionError
 from control.failure import MeshFailure
-from control.future import Future
+from control.future import Future, Members
 
 GRACE_S = 1.0
 """So long a failure for which nobody waits may stay unheard of: for the first call behind a `spawn`, for instance."""
@@ -38,12 +38,12 @@ class _Held:
 
     Attributes:
         future: not kept alive: with the last who could ask for the error goes the hope that somebody will.
-        members: whose answers it waited for.
-        origins: of the failures that its error tells of; None where that has not been looked at.
+        members: says whose answers it waited for.
+        origins: of the failures that its error tells of, or may tell of; None where that has not been looked at.
     """
 
     future: weakref.ref[Future[Any]]
-    members: frozenset[str]
+    members: Members
     origins: frozenset[str] | None = None
 
     def would_tell_of(self, origin: str) -> bool:
@@ -54,9 +54,9 @@ class _Held:
         if self.origins is None:
             # Evaluated already and not heard of: the runtime itself has looked at it, and nobody else will.
             is_looked_at = future._open is None
-            self.origins = frozenset() if is_looked_at or not future._has_failed() else origins_of(future._error)
-            self.members = frozenset() if is_looked_at else self.members
-        return origin in self.origins or origin in self.members
+            is_error = not is_looked_at and future._has_failed()
+            self.origins = origins_of(future._error) | self.members() if is_error else frozenset()
+        return origin in self.origins
 
 
 class Faults:
@@ -107,7 +107,7 @@ class Faults:
 
     # What becomes of futures
 
-    def failed(self, future: Future[Any], members: frozenset[str]) -> None:
+    def failed(self, future: Future[Any], members: Members) -> None:
         """A future has ended in an error."""
         key, held, wake = id(future), self._held, self._wake
 
@@ -121,7 +121,7 @@ class Faults:
         """Somebody is told of the error of a future."""
         held = self._held.pop(id(future), None)
         if origins := origins_of(error):
-            self.hear(*origins, members=frozenset() if held is None else held.members)
+            self.hear(*origins, members=frozenset() if held is None else held.members())
 
     def hear(self, *origins: str, members: frozenset[str] = frozenset()) -> None:
         """Somebody is told of failures of these origins; members: of the call that ended in them."""

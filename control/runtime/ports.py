@@ -248,7 +248,10 @@ class MeshReply:
 
     def _fail(self, open_error: Callable[[], Any]) -> None:
         """End in the first error; whoever hears of it has heard of those of the other members, too."""
-        self._future._fail(open_error, frozenset(itertools.chain.from_iterable(one.ids() for one in self._awaited)))
+        self._future._fail(open_error, self._ids)
+
+    def _ids(self) -> frozenset[str]:
+        return frozenset(itertools.chain.from_iterable(awaited.ids() for awaited in self._awaited))
 
     def _open_all(self) -> ValueMesh[Any]:
         payloads = (payload for payload in self._payloads if payload is not None)

@@ -64,7 +64,7 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> Any:
 def ended_in(ledger: Faults, error: Exception, *members: str) -> Future[Any]:
     future: Future[Any] = Future()
     future._settle(raiser(error))
-    ledger.failed(future, frozenset(members))
+    ledger.failed(future, lambda: frozenset(members))
     return future
 
 
