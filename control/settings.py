@@ -39,7 +39,7 @@ class Settings:
     connect_timeout_s: float = 60.0
     stop_timeout_s: float = 30.0
     exit_grace_s: float = 1.0
-    fault_exit_s: float = 10.0
+    fault_exit_s: float = 30.0
     send_timeout_s: float = 30.0
     max_unhandled: int = 10_000
     max_unhandled_nbytes: int = 256 << 20

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from control.errors import LinkError, SupervisionError
+from control.failure import MeshFailure
 from control.future import Future
 from control.runtime.messages import ActorRef, Loss
 from control.runtime.replies import open_reply
@@ -50,7 +51,12 @@ class Awaited:
 
     def error(self, loss: Loss) -> SupervisionError:
         """What a caller is told when this answer will never come."""
-        failure = None if self.actor is None else self.actor.death(loss)
+        if self.actor is not None:
+            failure = self.actor.death(loss)
+        elif loss.kind is not None:
+            failure = MeshFailure(self.who, self.process_id, None, loss.kind, loss.reason, source=loss.process_id)
+        else:
+            failure = None
         return SupervisionError(f"{self.who} cannot answer {self.endpoint}: {loss.reason}", failure)
 
     def raiser(self, loss: Loss) -> Callable[[], Any]:

@@ -326,6 +326,50 @@ print("went on")
     assert running.finish() == (0, "caught True\ncaught True\nwent on\n", "")
 
 
+def test_a_process_that_cannot_start_is_heard_of_where_the_script_waits_for_it(script: Callable[[str], Script]) -> None:
+    running = script(
+        STORY
+        + """
+def refuse():
+    os._exit(5)
+procs = this_host().spawn_procs(bootstrap=refuse)
+try:
+    procs.initialized.get()
+except SupervisionError as error:
+    print("caught", error.failure.kind.value)
+time.sleep(2.5)
+"""
+    )
+    assert running.finish()[:2] == (0, "caught process\n")
+
+
+def test_a_failure_that_a_subscription_brings_is_heard_of(script: Callable[[str], Script]) -> None:
+    running = script(
+        STORY
+        + """
+worker = this_host().spawn_procs().spawn("worker", Worker)
+receiver = control.subscribe(worker)
+worker.fail.broadcast()
+print(receiver.recv().get().exception)
+time.sleep(2.5)
+"""
+    )
+    assert running.finish() == (0, "ValueError\n", "")
+
+
+def test_a_script_whose_threads_outlive_its_main_one_ends_too(script: Callable[[str], Script]) -> None:
+    code, out, err = script(
+        STORY
+        + """
+atexit.register(lambda: print("atexit"))
+spawn_bad()
+threading.Thread(target=time.sleep, args=(60,)).start()
+"""
+    ).finish()
+    assert (code, out) == (1, "atexit\n")
+    assert err.startswith("control: unhandled failure, exiting with code 1\n")
+
+
 def test_a_process_that_dies_is_handled_with_the_first_error_whatever_it_has_of_meshes(
     script: Callable[[str], Script],
 ) -> None:
