@@ -22,7 +22,7 @@ _CALLS_OF_USERS = {
 
 
 def is_script() -> bool:
-    """Whether nobody minds if this process ends."""
+    """Whether nobody minds if this process ends. Asked first when the runtime starts, then when something fails."""
     return not (_is_prompt() or _is_pytest())
 
 
@@ -61,8 +61,14 @@ def tell(report: str) -> None:
 
 
 def _is_pytest() -> bool:
-    # The environment alone says little: processes that a test starts have it, too.
-    return "pytest" in sys.modules and (_TEST_VARIABLE in os.environ or "PYTEST_VERSION" in os.environ)
+    # The environment alone says little: processes that a test starts have it, too. And a run is one to its very end.
+    global _has_been_pytest
+    if "pytest" in sys.modules and (_TEST_VARIABLE in os.environ or "PYTEST_VERSION" in os.environ):
+        _has_been_pytest = True
+    return _has_been_pytest
+
+
+_has_been_pytest = False
 
 
 def _is_prompt() -> bool:

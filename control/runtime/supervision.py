@@ -136,6 +136,7 @@ class RootCell:
         self._tests: dict[str, str] = {}
         """The tests of pytest that have spawned meshes for themselves, by the names of these."""
         self._is_ending = False
+        front_end.is_script()  # a run of pytest is known as one while it lasts
 
     def own(self, mesh: OwnedMesh) -> None:
         """Take a mesh that the script has just spawned."""

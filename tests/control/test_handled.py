@@ -722,6 +722,21 @@ def test_under_pytest_the_test_fails_that_runs_and_the_run_goes_on(tmp_path: Pat
     assert done.returncode == 1
 
 
+def test_a_run_of_pytest_ends_as_its_tests_do_and_is_told_what_failed_at_its_end(tmp_path: Path) -> None:
+    (tmp_path / "story.py").write_text(STORY)
+    lines = """
+        from story import *
+        def test_leaves_it_behind():
+            control.configure(exit_grace_s=10)
+            this_host().spawn_procs().spawn("worker", Worker).fail.broadcast()
+    """
+    (tmp_path / "test_story.py").write_text(textwrap.dedent(lines))
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path)
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert "control: unhandled failure" in done.stderr
+    assert "ValueError: nobody listens" in done.stderr
+
+
 def test_the_signal_is_nobody_elses() -> None:
     from control.runtime import stack_file, way_out
 
