@@ -209,8 +209,10 @@ def _shared_loop() -> LoopThread:
 
 def _at_exit() -> None:
     way_out.end()
-    shutdown()
-    way_out.set_exit_status()
+    try:
+        shutdown()
+    finally:
+        way_out.set_exit_status()
     if _loop_thread is not None:
         _loop_thread.close(timeout=CLOSE_TIMEOUT_S)
 

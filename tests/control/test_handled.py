@@ -428,7 +428,6 @@ time.sleep(2.5)
         "control.Future().get()",
         "asyncio.run(asyncio.sleep(60))",
         "__import__('uvloop').run(asyncio.sleep(60))",
-        "threading.Event().wait()",
         "__import__('subprocess').run(['sleep', '60'])",
     ],
 )
