@@ -14,12 +14,13 @@ from control import tracing
 from control.actor import Actor, ActorInterface, interface_of
 from control.context import ActorInstance, Context, current_context
 from control.errors import ActorError, ControlError, SupervisionError
+from control.exception_text import describe, summarize
 from control.failure import FailureKind, MeshFailure
 from control.future import Future
 from control.marking import WRAPPED
 from control.port import Port, ReplyAddress
 from control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequest
-from control.runtime.replies import describe, pack_exception, refuse, summarize
+from control.runtime.replies import pack_exception, refuse
 from control.shape import Point
 from control.wire.envelope import Kind, Payload
 from control.wire.payload import pack, unpack
@@ -35,6 +36,8 @@ _log = logging.getLogger("control")
 _unpacking = threading.Lock()
 """Held while a class is unpacked, which imports what it needs. Imports of two threads that need each other's modules,
 begun in different places, can end in an error of Python's import system where the modules import in a circle."""
+
+_RESULT = "the result"
 
 
 class CellEndedError(BaseException):
@@ -212,7 +215,7 @@ class Cell:
             if spec.is_async:
                 result = await result
             if envelope.wants_reply and port is None:
-                self.process.reply(mail, Kind.REPLY, pack(result, lend=True))
+                self.process.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
         except CellEndedError:
             return
         except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises belongs to its caller)

@@ -16,11 +16,11 @@ from typing import Any
 import uvloop
 
 from control.context import current_context
+from control.exception_text import describe
 from control.failure import FailureKind
 from control.future import set_safe_point
 from control.runtime.cell import Cell, CellEndedError
 from control.runtime.messages import Mail
-from control.runtime.replies import describe
 
 
 class Executor(ABC):
