@@ -53,7 +53,7 @@ class ActorMesh(MeshBase, Generic[A]):
     @property
     def initialized(self) -> Future[Any]:
         """A future that ends when every actor of the mesh has been constructed, or in the first error."""
-        return self._ask_all("ready")
+        return self._ask_all("ready", self._actors())
 
     def stop(self) -> Future[None]:
         """Stop these actors: each handles what it has received so far, takes nothing more, and cleans up.

@@ -17,6 +17,7 @@ from control.failure import MeshFailure
 from control.future import Future
 from control.runtime.cell import Cell
 from control.runtime.executor import AsyncExecutor, SyncExecutor
+from control.runtime.inquiry import activity
 from control.runtime.messages import Mail, OwnerRef, SpawnRequest
 from control.runtime.replies import pack_error, pack_exception
 from control.runtime.supervision import ROOT_UID
@@ -43,6 +44,7 @@ class Agent:
             "exit": self._exit,
             "ping": self._ping,
             "obituary": self._obituary,
+            "activity": self._activity,
             "ready": self._ready,
             "watch": self._watch,
             "link": self._link,
@@ -164,6 +166,10 @@ class Agent:
 
     def _ping(self, sender: ProcessRef, envelope: Envelope) -> None:
         self._acknowledge(sender, envelope, Future.of(None))
+
+    def _activity(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Answer what an actor of this process is doing."""
+        self._acknowledge(sender, envelope, Future.of(activity(self._process, envelope.target)))
 
     def _ready(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Answer once the actor has been constructed."""

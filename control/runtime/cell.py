@@ -86,6 +86,7 @@ class Cell:
         self._interface: ActorInterface | None = None
         self._current: Mail | None = None
         self._begun_s = 0.0
+        self._born_s = _now()
         self._beside: list[tuple[Mail, float]] = []
         """What concurrent endpoints are handling, beside the current message, and since when."""
         self.handled = 0
@@ -117,8 +118,8 @@ class Cell:
     def end_reason(self) -> str:
         """Why this actor answers no more."""
         if self.failure is not None:
-            return f"the actor has failed: {self.failure.root_cause().message}"
-        return "the actor has been stopped"
+            return f"actor {self.ref} has failed: {self.failure.root_cause().message}"
+        return f"actor {self.ref} has been stopped"
 
     async def construct(self, *, is_async: bool) -> None:
         """Make the actor object."""
@@ -236,6 +237,10 @@ class Cell:
         """The endpoints that it runs, each with the seconds since it was begun; from any thread."""
         begun = [] if (current := self._current) is None else [(current, self._begun_s)]
         return [(mail.envelope.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self._beside)]
+
+    def age_s(self) -> float:
+        """Seconds since it was spawned."""
+        return _now() - self._born_s
 
     @property
     def class_name(self) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from control.errors import ActorError, ControlError, SupervisionError
 from control.exception_text import describe, summarize_fully
 from control.failure import MeshFailure
+from control.marking import WRAPPED
 from control.runtime.causes import open_chain, pack_chain
 from control.runtime.messages import Mail
 from control.wire.envelope import Kind, Payload
@@ -47,7 +48,8 @@ def refuse(process: Process, mail: Mail, reason: str, failure: MeshFailure | Non
     if mail.envelope.kind is Kind.CALL:
         process.flow.handled(mail)
     if mail.envelope.reply_to and not (delivered and not mail.envelope.wants_reply):
-        message = f"cannot answer {mail.envelope.method}: {reason}"
+        is_call = mail.envelope.kind is Kind.CALL
+        message = f"cannot answer {mail.envelope.method.removesuffix(WRAPPED)}: {reason}" if is_call else reason
         process.reply(mail, Kind.ERROR, pack_supervision(message, failure, is_unhandled=not delivered))
 
 
