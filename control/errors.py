@@ -14,6 +14,7 @@ ControlError
 ├── ActorDefinitionError           this class cannot be an actor            (also TypeError)
 ├── PayloadError                   a value cannot be pickled or unpickled   (also TypeError)
 ├── NoActorContextError            this thread belongs to no actor          (also RuntimeError)
+├── ThreadLimitError               no thread can be started                (also RuntimeError)
 ├── EngineMissingError             no tensor engine is installed            (also ImportError)
 ├── TracingMissingError            OpenTelemetry is not installed           (also ImportError)
 ├── RendezvousError                not all ranks of SPMD code came to run it (also TimeoutError)
@@ -184,6 +185,10 @@ class PayloadError(ControlError, TypeError):
 
 class NoActorContextError(ControlError, RuntimeError):
     """The calling thread belongs to no actor, so that there is no context to speak of."""
+
+
+class ThreadLimitError(ControlError, RuntimeError):
+    """A limit of the system keeps this process from starting a thread that it needs; the message names the limit."""
 
 
 class EngineMissingError(ControlError, ImportError):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from control.actor import ActorInterface
-from control.errors import ControlError
+from control.errors import ControlError, ThreadLimitError
 from control.failure import MeshFailure
 from control.future import Future
 from control.runtime.cell import Cell
@@ -77,7 +77,10 @@ class Agent:
         cell = Cell(self._process, request, rank, body, asked_for=asked_for)
         cell.executor = AsyncExecutor(cell) if is_async else SyncExecutor(cell)
         self._process.cells.add(cell)
-        cell.executor.start()
+        try:
+            cell.executor.start()
+        except ThreadLimitError as error:
+            cell.never_begin(str(error))
         return cell
 
     def _spawn(self, sender: ProcessRef, envelope: Envelope) -> None:

@@ -146,6 +146,14 @@ class Cell:
         else:
             self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
 
+    def never_begin(self, reason: str) -> None:
+        """End an actor that has no thread; from any thread."""
+        if self._asked_for:
+            self.owner = None  # somebody waits for `ready`
+        self.fail(FailureKind.ABORT, f"{self.label} could not be constructed: {reason}")
+        self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+        self.bury()
+
     @property
     def label(self) -> str:
         """The actor as error messages name it."""
