@@ -27,6 +27,13 @@ def shorten(text: str, most: int) -> str:
     return f"{text[:head]}\n[... {excess} characters are cut here ...]\n{text[head + excess :]}"
 
 
+def in_seconds(seconds: float) -> str:
+    """A time for people; what is left of a bound may be any fraction."""
+    if seconds < 0.001:
+        return "less than a millisecond"
+    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
+
+
 def is_interrupt(error: BaseException) -> bool:
     """Whether an exception is that of Ctrl-C, which belongs to nobody's code."""
     return type(error) is KeyboardInterrupt and threading.current_thread() is threading.main_thread()

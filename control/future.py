@@ -11,7 +11,7 @@ from time import monotonic as _now
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from control.errors import DeadlineError
-from control.exception_text import is_interrupt
+from control.exception_text import in_seconds, is_interrupt
 
 T = TypeVar("T")
 
@@ -45,7 +45,6 @@ INQUIRY_S = 1.0
 """So long before the end of a wait, at most, is it asked why there is no result yet."""
 _INQUIRY_SHARE = 0.1
 """The part of a wait that is left then."""
-_LEAST_TOLD_S = 0.001
 _SHORTEST_INQUIRED_S = 0.3
 """Waits that are shorter end without a question: they are likely to be made often."""
 
@@ -211,7 +210,7 @@ class _Deadline:
 
 
 def _words(timeout: float, pending: Pending | None, known: Callable[[], str] | None) -> str:
-    head = f"no result within {timeout:g} s" if timeout >= _LEAST_TOLD_S else "no result yet"
+    head = f"no result within {in_seconds(timeout)}" if timeout > 0 else "no result yet"
     if pending is None:
         return head
     return f"{head}: {pending.describe() if known is None else known()}"

@@ -37,6 +37,7 @@ _unpacking = threading.Lock()
 """Held while a class is unpacked, which imports what it needs. Imports of two threads that need each other's modules,
 begun in different places, can end in an error of Python's import system where the modules import in a circle."""
 
+_ARGUMENTS = "the arguments"
 _RESULT = "the result"
 
 
@@ -126,7 +127,7 @@ class Cell:
         body, self._body = self._body, ()
         try:
             with _unpacking:
-                cls, args, kwargs = unpack(body)
+                cls, args, kwargs = unpack(body, "the class and the arguments of this actor")
             self._interface = interface_of(cls)
             # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
             self._actor = cls.__new__(cls, *args, **kwargs)
@@ -207,9 +208,9 @@ class Cell:
             spec = self._interface.find(envelope.method)
             if spec.is_wrapped:
                 with _unpacking:  # it brings code
-                    args, kwargs = unpack(envelope.payload)
+                    args, kwargs = unpack(envelope.payload, _ARGUMENTS)
             else:
-                args, kwargs = unpack(envelope.payload)
+                args, kwargs = unpack(envelope.payload, _ARGUMENTS)
             method = getattr(self._actor, spec.name)
             has_begun = True
             if spec.explicit_response_port:

@@ -28,7 +28,6 @@ T = TypeVar("T")
 _NOT_DONE = {
     "ready": "has not been constructed",
     "ping": "does not answer",
-    "obituary": "cannot say how a process that it launched has ended",
     "launch": "has not launched processes",
     "controller": "has not made the actor",
     "join": "has not let this process join its job",
@@ -74,7 +73,8 @@ class Awaited:
         """What a caller is told when this answer will never come."""
         failure = None if self.actor is None else self.actor.death(loss)
         if self.is_request:
-            return SupervisionError(f"{self.not_done()}: {loss.reason}", failure)
+            what = f"{self.not_done()}: " if self.endpoint in _NOT_DONE else ""
+            return SupervisionError(f"{what}{loss.reason}", failure)
         return SupervisionError(f"{self.who} cannot answer {self.endpoint}: {loss.reason}", failure)
 
     def raiser(self, loss: Loss) -> Callable[[], Any]:

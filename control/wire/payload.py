@@ -128,8 +128,12 @@ def _head(pickled: bytes, *, lend: bool) -> bytes | Outgoing:
     return Outgoing(pickled) if lend and len(pickled) >= BULK_NBYTES else pickled
 
 
-def unpack(payload: Payload) -> Any:
+def unpack(payload: Payload, name: str = "what arrived") -> Any:
     """The value of a payload, in memory of its own: arrays are writable where the sender's were.
+
+    Args:
+        payload: what `pack` made of it.
+        name: of the value, for people.
 
     Raises:
         PayloadError: the value cannot be unpickled in this process, or what was lent cannot be read any more.
@@ -146,7 +150,8 @@ def unpack(payload: Payload) -> Any:
     except BaseException as error:  # what is unpickled may run code of a user, which may also want to exit
         if is_interrupt(error):
             raise
-        raise PayloadError(f"cannot unpickle what arrived: {summarize(error)}") from error
+        hint = "; it has to be importable in this process, too" if isinstance(error, ImportError) else ""
+        raise PayloadError(f"cannot unpickle {name}: {summarize(error)}{hint}") from error
 
 
 def _own(segment: bytes | bytearray | memoryview) -> bytes | bytearray:

@@ -1,9 +1,11 @@
+import copy
 import pickle
 
 import pytest
 
 import control
 from control import ActorError, ControlError, FailureKind, MeshFailure, SupervisionError, errors
+from control.runtime.causes import open_chain, pack_chain
 from control.shape import Extent
 
 EXPORTED = """
@@ -69,3 +71,37 @@ def test_errors_survive_pickling() -> None:
 def test_the_exported_names_are_those_of_this_list() -> None:
     assert sorted(control.__all__) == EXPORTED.split()
     assert all(hasattr(control, name) for name in control.__all__)
+
+
+ARGUMENTS: dict[type[Exception], tuple[object, ...]] = {
+    ActorError: ("a[0]", "step", "ValueError: x", "Traceback", ValueError("x")),
+    errors.ReplicaLostError: ("service", 3, "it is gone", FAILURE),
+    errors.SessionLostError: ("service", 3, "it is gone", FAILURE),
+    errors.ScriptExitError: ("train.py", 3),
+    errors.JobFailedError: (2, "it was cancelled", "the end of its log"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, ControlError)]
+)
+def test_every_error_is_the_same_after_a_journey(kind: type[ControlError]) -> None:
+    failure = (FAILURE,) if issubclass(kind, SupervisionError) else ()
+    error = kind(*ARGUMENTS.get(kind, ("what happened", *failure)))
+    error.add_note("a note")
+    for way in (lambda error: pickle.loads(pickle.dumps(error)), copy.copy, travelled):
+        again = way(error)
+        assert type(again) is kind
+        assert (str(again), repr(again.args)) == (str(error), repr(error.args))
+        assert {name: repr(value) for name, value in vars(again).items()} == {
+            name: repr(value) for name, value in vars(error).items()
+        }
+
+
+def travelled(error: BaseException) -> BaseException | None:
+    """As it is after it was raised by an endpoint and brought to the caller."""
+    chain = pack_chain(error)
+    again = open_chain(chain, "Traceback")
+    if isinstance(again, ActorError):  # whoever passes one on shows it
+        again.is_shown_by_another = False
+    return again

@@ -1,7 +1,9 @@
 import traceback
 
+import pytest
+
 from control import ActorError
-from control.exception_text import MOST_MESSAGE, MOST_TEXT, describe, shorten, summarize, summarize_fully
+from control.exception_text import MOST_MESSAGE, MOST_TEXT, describe, in_seconds, shorten, summarize, summarize_fully
 
 
 class MuteError(Exception):
@@ -72,3 +74,11 @@ def test_others_are_described_as_python_does() -> None:
     error.add_note("a note")
     assert describe(error) == "".join(traceback.format_exception(error))
     assert summarize_fully(error) == "ValueError: x\na note"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.0, "less than a millisecond"), (0.05, "0.05 s"), (1.9999871, "2 s"), (14.96, "15 s"), (86399.7, "86400 s")],
+)
+def test_seconds_are_rounded_and_never_to_none(seconds: float, words: str) -> None:
+    assert in_seconds(seconds) == words
