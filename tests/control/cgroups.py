@@ -20,6 +20,9 @@ def group_of_its_own(controller: str, **limits: int) -> Iterator[Path]:
         folder.mkdir()
         for name, value in limits.items():
             (folder / name.replace("__", ".")).write_text(str(value))
+        for name in ("memory.swappiness", "memory.swap.max"):
+            if (folder / name).exists():
+                (folder / name).write_text("0")  # what does not fit is killed
     except OSError as error:
         with contextlib.suppress(OSError):
             folder.rmdir()
