@@ -12,7 +12,7 @@ from control.runtime import job as runtime
 from control.runtime.messages import OwnerRef, SpawnRequest
 from control.runtime.supervision import ROOT_UID
 from control.shape import Extent, Shape
-from control.wire.payload import pack
+from control.wire.payload import pack, pack_construction
 
 A = TypeVar("A", bound=Actor)
 
@@ -30,7 +30,7 @@ def get_or_spawn_controller(name: str, cls: type[A], /, *args: Any, **kwargs: An
     """
     interface = interface_of(cls)
     check_construction(cls, args, kwargs)
-    body = pack((cls, args, kwargs))
+    body = pack_construction(cls, args, kwargs)
     process = runtime.current()
     request = SpawnRequest(secrets.randbits(63), name, Extent(), OwnerRef(process.root, ROOT_UID), None)
     payload = (*pack((name, request, interface)), *body)

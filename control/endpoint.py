@@ -43,7 +43,7 @@ class Endpoint:
         self._members = mesh._view_members()
         self._check = checker(spec)
         self._awaited = tuple(
-            Awaited(actor.process.id, f"{mesh.name}{point!r}" if point else mesh.name, spec.name, actor)
+            Awaited(actor.process, f"{mesh.name}{point!r}" if point else mesh.name, spec.name, actor)
             for actor, point in zip(mesh._actors(), mesh.extent.points(), strict=True)
         )
         self._turns = itertools.count()

@@ -14,6 +14,7 @@ ControlError
 ├── ActorDefinitionError           this class cannot be an actor            (also TypeError)
 ├── PayloadError                   a value cannot be pickled or unpickled   (also TypeError)
 ├── NoActorContextError            this thread belongs to no actor          (also RuntimeError)
+├── ThreadLimitError               no thread can be started                (also RuntimeError)
 ├── EngineMissingError             no tensor engine is installed            (also ImportError)
 ├── TracingMissingError            OpenTelemetry is not installed           (also ImportError)
 ├── RendezvousError                not all ranks of SPMD code came to run it (also TimeoutError)
@@ -73,8 +74,11 @@ class ActorError(ControlError):
         actor_id: the actor whose endpoint raised.
         endpoint: the endpoint's name.
         summary: type and message of the remote exception.
-        remote_traceback: the remote traceback as text.
-        cause: the remote exception itself where it could be pickled there and unpickled here, else None.
+        remote_traceback: the remote traceback as text, with those of all its causes. One that came as the cause of
+            another `ActorError` has the text of that one, and leaves it to that one to show it.
+        cause: the remote exception itself, with its ``__cause__`` and its notes, where it could be pickled there and
+            unpickled here; else None.
+        is_shown_by_another: whether it has come as a cause of another `ActorError`.
     """
 
     def __init__(
@@ -86,11 +90,16 @@ class ActorError(ControlError):
         self.summary = summary
         self.remote_traceback = remote_traceback
         self.cause = cause
+        self.is_shown_by_another = False
         self.__cause__ = cause
 
+    def shows_traceback(self) -> bool:
+        """Whether the text of this error has its remote traceback; not where it is just the cause of another."""
+        return bool(self.remote_traceback) and not (self.is_shown_by_another and self.__traceback__ is None)
+
     def __str__(self) -> str:
-        trace = self.remote_traceback.rstrip()
-        return f"{self.actor_id}.{self.endpoint} raised {self.summary}\n--- remote traceback ---\n{trace}"
+        remote = f"\n--- remote traceback ---\n{self.remote_traceback.rstrip()}" if self.shows_traceback() else ""
+        return f"{self.actor_id}.{self.endpoint} raised {self.summary}{remote}"
 
 
 class SupervisionError(ControlError):
@@ -176,6 +185,10 @@ class PayloadError(ControlError, TypeError):
 
 class NoActorContextError(ControlError, RuntimeError):
     """The calling thread belongs to no actor, so that there is no context to speak of."""
+
+
+class ThreadLimitError(ControlError, RuntimeError):
+    """A limit of the system keeps this process from starting a thread that it needs; the message names the limit."""
 
 
 class EngineMissingError(ControlError, ImportError):

@@ -11,6 +11,7 @@ from time import monotonic as _now
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from control.errors import DeadlineError
+from control.exception_text import in_seconds, is_interrupt
 
 T = TypeVar("T")
 
@@ -28,6 +29,24 @@ class SafePoint(Protocol):
 
     def attend(self) -> None:
         """Do what is waiting to be done, if anything is."""
+
+
+class Pending(Protocol):
+    """What the result of a future depends on, for the message of an error."""
+
+    def describe(self) -> str:
+        """What is missing, as far as it is known here."""
+
+    def inquire(self) -> Callable[[], str]:
+        """Begin to find out why; what is returned says what is known at the time when it is called."""
+
+
+INQUIRY_S = 1.0
+"""So long before the end of a wait, at most, is it asked why there is no result yet."""
+_INQUIRY_SHARE = 0.1
+"""The part of a wait that is left then."""
+_SHORTEST_INQUIRED_S = 0.3
+"""Waits that are shorter end without a question: they are likely to be made often."""
 
 
 class _Here(threading.local):
@@ -92,7 +111,7 @@ class Future(Generic[T]):
     thread that asks first.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_error", "_lock", "_open", "_settled", "_value")
+    __slots__ = ("__weakref__", "_callbacks", "_error", "_lock", "_open", "_pending", "_settled", "_value")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,6 +120,7 @@ class Future(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] = []
+        self._pending: Pending | None = None
 
     @staticmethod
     def of(value: T) -> Future[T]:
@@ -164,6 +184,7 @@ class Future(Generic[T]):
                 return
             self._open = open_result
             self._settled = True
+            self._pending = None
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             _call(callback)
@@ -185,17 +206,23 @@ class Future(Generic[T]):
         gate = threading.Lock()
         gate.acquire()
         self._when_settled(lambda: _open_gate(gate))
-        point = _here.safe_point
-        if point is None:
-            gate.acquire(timeout=-1 if timeout is None else max(timeout, 0))
-        else:
-            self._wait_at(point, gate, timeout)
-        if not self._settled:
-            raise DeadlineError(f"no result within {timeout:g} s")
-
-    def _wait_at(self, point: SafePoint, gate: threading.Lock, timeout: float | None) -> None:
-        """Wait as a sync actor does: failures of what it owns are attended to meanwhile."""
         deadline = _Deadline(timeout)
+        pending, known = self._pending, None
+        if timeout is not None and pending is not None and timeout >= _SHORTEST_INQUIRED_S:
+            self._wait_until(gate, deadline.before(min(INQUIRY_S, timeout * _INQUIRY_SHARE)))
+            known = None if self._settled else pending.inquire()
+        self._wait_until(gate, deadline)
+        if not self._settled:
+            raise DeadlineError(_words(timeout or 0, pending, known))
+
+    def _wait_until(self, gate: threading.Lock, deadline: _Deadline) -> None:
+        if _here.safe_point is not None:
+            self._wait_at(_here.safe_point, gate, deadline)
+        elif not self._settled:
+            gate.acquire(timeout=deadline.remaining())
+
+    def _wait_at(self, point: SafePoint, gate: threading.Lock, deadline: _Deadline) -> None:
+        """Wait as a sync actor does: failures of what it owns are attended to meanwhile."""
         while not self._settled and not deadline.passed():
             try:
                 if point.enter(gate):
@@ -232,7 +259,9 @@ class Future(Generic[T]):
                 return  # another thread has just done it
             try:
                 self._value = self._open()
-            except BaseException as error:  # noqa: BLE001  (kept, and raised as often as asked for)
+            except BaseException as error:  # kept, and raised as often as asked for
+                if is_interrupt(error):
+                    raise
                 self._error = error
             self._open = None  # last: who does not find it relies on the rest
 
@@ -241,12 +270,23 @@ class _Deadline:
     def __init__(self, timeout: float | None) -> None:
         self._end = None if timeout is None else _now() + timeout
 
+    def before(self, seconds: float) -> _Deadline:
+        """One that is earlier."""
+        return _Deadline(None if self._end is None else self._end - seconds - _now())
+
     def remaining(self) -> float:
         """Seconds as `Lock.acquire` takes them: -1 waits for ever."""
         return -1 if self._end is None else max(self._end - _now(), 0)
 
     def passed(self) -> bool:
         return self._end is not None and _now() >= self._end
+
+
+def _words(timeout: float, pending: Pending | None, known: Callable[[], str] | None) -> str:
+    head = f"no result within {in_seconds(timeout)}" if timeout > 0 else "no result yet"
+    if pending is None:
+        return head
+    return f"{head}: {pending.describe() if known is None else known()}"
 
 
 def _call(callback: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
 from control.runtime.supervision import ROOT_UID
 from control.shape import Extent, Point, Shape
 from control.wire.envelope import Envelope, Kind, ProcessRef
-from control.wire.payload import pack
+from control.wire.payload import pack, pack_construction
 
 if TYPE_CHECKING:
     from control.hosts import HostMesh
@@ -53,7 +53,7 @@ class ActorMesh(MeshBase, Generic[A]):
     @property
     def initialized(self) -> Future[Any]:
         """A future that ends when every actor of the mesh has been constructed, or in the first error."""
-        return self._ask_all("ready")
+        return self._ask_all("ready", self._actors())
 
     def stop(self) -> Future[None]:
         """Stop these actors: each handles what it has received so far, takes nothing more, and cleans up.
@@ -176,7 +176,7 @@ class ProcMesh(MeshBase):
         """
         interface = interface_of(cls)
         check_construction(cls, args, kwargs)
-        body = pack((cls, args, kwargs))
+        body = pack_construction(cls, args, kwargs)
         process = runtime.current()
         creator = context().actor_instance
         owner = creator._cell

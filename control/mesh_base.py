@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any, TypeVar
 
 from control.future import Future
@@ -110,11 +111,14 @@ class MeshBase:
         members, root = self._members, self._root
         return [ActorRef(members[rank], self._uid, self._name, root.point(rank)) for rank in self._view.ranks()]
 
-    def _ask_all(self, method: str) -> Future[Any]:
-        """Ask the process of each member for something that it answers."""
+    def _ask_all(self, method: str, actors: Sequence[ActorRef] = ()) -> Future[Any]:
+        """Ask the process of each member for something that it answers; about its actor, if there are ``actors``."""
         process = runtime.current()
         members = self._view_members()
-        awaited = [Awaited(member.id, self._name, method) for member in members]
+        awaited = [
+            Awaited(member, f"{self._name}{point!r}" if point else self._name, method, actor, is_request=True)
+            for member, point, actor in zip(members, self.extent.points(), actors or repeat(None), strict=False)
+        ]
         future: Future[Any] = Future()
         port = process.ports.open(MeshReply(future, self.extent, awaited))
         for rank, member in enumerate(members):

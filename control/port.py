@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from control.errors import ChannelClosedError, ControlError, LinkError
+from control.errors import ChannelClosedError, ControlError, LinkError, PayloadError
 from control.failure import MeshFailure
 from control.future import Future
 from control.runtime import job as runtime
@@ -51,7 +51,7 @@ class Port(Generic[T]):
         Raises:
             PayloadError: the value cannot be pickled.
         """
-        self._send(Kind.REPLY, pack(value, lend=True))
+        self._send(Kind.REPLY, pack(value, lend=True, name="what was sent"))
 
     def exception(self, error: BaseException) -> None:
         """Send an error, which is raised at the receiver as `ActorError` with this as its cause."""
@@ -95,9 +95,9 @@ class Port(Generic[T]):
             runtime.current().send_to_port(self._address, kind, payload, is_answer=self._is_answer)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._owed = False
         if self._is_answer and _here.passed is not None:
-            _here.passed.append(self)
+            _here.passed.setdefault(self, self._owed)
+        self._owed = False
         return (Port, (self._address, self._is_answer))
 
     def __del__(self) -> None:
@@ -106,8 +106,8 @@ class Port(Generic[T]):
 
 
 class _Here(threading.local):
-    passed: list[Port[Any]] | None = None
-    """Ports that owe an answer and are among the arguments that this thread is pickling."""
+    passed: dict[Port[Any], bool] | None = None
+    """Ports for answers that are among the arguments that this thread is pickling, and whether each owed its answer."""
 
 
 _here = _Here()
@@ -119,10 +119,14 @@ def pack_with_ports(args: tuple[object, ...], kwargs: dict[str, object]) -> tupl
     Raises:
         PayloadError: an argument cannot be pickled.
     """
-    passed: list[Port[Any]] = []
+    passed: dict[Port[Any], bool] = {}
     _here.passed = passed
     try:
-        return pack_arguments(args, kwargs), passed
+        return pack_arguments(args, kwargs), list(passed)
+    except PayloadError:
+        for port, owed in passed.items():  # nobody gets them
+            port._owed = owed
+        raise
     finally:
         _here.passed = None
 

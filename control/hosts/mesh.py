@@ -101,7 +101,7 @@ class HostMesh:
                 raise TypeError(f"environment variables are strings, not {variable!r}={value!r}")
         if proc_bind is not None and len(proc_bind) != extent.nelements:
             raise ValueError(f"proc_bind describes {len(proc_bind)} processes, {extent!r} has {extent.nelements}")
-        packed = () if bootstrap is None else pack_inert(bootstrap)
+        packed = () if bootstrap is None else pack_inert(bootstrap, name="the bootstrap")
         if self._hosts:
             return self._spawn_afar(extent, LaunchOrder((), variables, packed, tuple(map(dict, proc_bind or ()))), name)
         bindings = [Binding()] * extent.nelements if proc_bind is None else [Binding.of(bound) for bound in proc_bind]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import traceback
 from typing import Any
 
 from control.errors import (
@@ -19,7 +18,9 @@ from control.errors import (
     PayloadError,
     SupervisionError,
 )
+from control.exception_text import describe, summarize_fully
 from control.naming.turnstile import BusyError, LateError
+from control.runtime.causes import open_chain, pack_chain
 from control.wire.actor_calls import Answer, Call, Code, Failure, Segments
 from control.wire.payload import pack_inert, pack_inert_arguments, unpack
 
@@ -80,9 +81,7 @@ def encode_error(error: BaseException, *, is_json: bool) -> Failure:
         return Failure(Code.LATE, "the deadline passed")
     if isinstance(error, ArgumentsError):
         return Failure(Code.BAD_ARGUMENTS, str(error))
-    summary = "".join(traceback.format_exception_only(error)).strip()
-    text = "".join(traceback.format_exception(error))
-    return Failure(Code.RAISED, summary, text, () if is_json else _encode_cause(error))
+    return Failure(Code.RAISED, summarize_fully(error), describe(error), () if is_json else _encode_cause(error))
 
 
 def encode_mesh_error(error: ControlError, *, is_json: bool) -> Failure:
@@ -119,7 +118,7 @@ def open_answer(answer: Answer, *, actor: str, method: str) -> Any:
 def error_of(failure: Failure, *, actor: str, method: str) -> ControlError:
     """The error that a failure is raised as. Only for failures of who has proven to know the secret."""
     if failure.code is Code.RAISED:
-        return ActorError(actor, method, failure.message, failure.traceback, _decode_cause(failure.cause))
+        return ActorError(actor, method, failure.message, failure.traceback, _decode_cause(failure))
     error: ControlError = _ERRORS.get(failure.code, ControlError)(f"{actor}.{method}: {failure.message}")
     return error
 
@@ -139,21 +138,18 @@ _ERRORS: dict[Code, Any] = {
 
 
 def _encode_cause(error: BaseException) -> Segments:
-    try:
-        segments = pack_inert(error)
-    except PayloadError:
-        return ()
+    chain = pack_chain(error)
+    segments = () if chain is None else pack_inert(chain)
     return segments if sum(map(len, segments)) <= _MAX_CAUSE_NBYTES else ()
 
 
-def _decode_cause(segments: Segments) -> BaseException | None:
-    if not segments:
+def _decode_cause(failure: Failure) -> BaseException | None:
+    if not failure.cause:
         return None
     try:
-        cause = unpack(segments)
-    except PayloadError:
+        return open_chain(unpack(failure.cause), failure.traceback)
+    except (PayloadError, TypeError, ValueError):  # of another version of this library
         return None
-    return cause if isinstance(cause, BaseException) else None
 
 
 def _plain(value: object) -> object:

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from control.actor import ActorInterface
-from control.errors import ControlError
+from control.errors import ControlError, ThreadLimitError
 from control.failure import MeshFailure
 from control.future import Future
 from control.runtime.cell import Cell
 from control.runtime.executor import AsyncExecutor, SyncExecutor
+from control.runtime.inquiry import activity
 from control.runtime.messages import Mail, OwnerRef, SpawnRequest
 from control.runtime.replies import pack_error, pack_exception
 from control.runtime.supervision import ROOT_UID
@@ -44,6 +45,7 @@ class Agent:
             "exit": self._exit,
             "ping": self._ping,
             "obituary": self._obituary,
+            "activity": self._activity,
             "ready": self._ready,
             "watch": self._watch,
             "link": self._link,
@@ -76,7 +78,10 @@ class Agent:
         cell = Cell(self._process, request, rank, body, asked_for=asked_for)
         cell.executor = AsyncExecutor(cell) if is_async else SyncExecutor(cell)
         self._process.cells.add(cell)
-        cell.executor.start()
+        try:
+            cell.executor.start()
+        except ThreadLimitError as error:
+            cell.never_begin(str(error))
         return cell
 
     def _spawn(self, sender: ProcessRef, envelope: Envelope) -> None:
@@ -170,6 +175,10 @@ class Agent:
 
     def _ping(self, sender: ProcessRef, envelope: Envelope) -> None:
         self._acknowledge(sender, envelope, Future.of(None))
+
+    def _activity(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Answer what an actor of this process is doing."""
+        self._acknowledge(sender, envelope, Future.of(activity(self._process, envelope.target)))
 
     def _ready(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Answer once the actor has been constructed."""

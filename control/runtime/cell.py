@@ -14,12 +14,13 @@ from control import tracing
 from control.actor import Actor, ActorInterface, interface_of
 from control.context import ActorInstance, Context, current_context
 from control.errors import ActorError, ControlError, SupervisionError
+from control.exception_text import describe, summarize
 from control.failure import FailureKind, MeshFailure
 from control.future import Future
 from control.marking import WRAPPED
 from control.port import Port, ReplyAddress
 from control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequest
-from control.runtime.replies import describe, first_exception, pack_exception, refuse, summarize
+from control.runtime.replies import first_exception, pack_exception, refuse
 from control.shape import Point
 from control.wire.envelope import Kind, Payload
 from control.wire.payload import pack, unpack
@@ -35,6 +36,9 @@ _log = logging.getLogger("control")
 _unpacking = threading.Lock()
 """Held while a class is unpacked, which imports what it needs. Imports of two threads that need each other's modules,
 begun in different places, can end in an error of Python's import system where the modules import in a circle."""
+
+_ARGUMENTS = "the arguments"
+_RESULT = "the result"
 
 
 class CellEndedError(BaseException):
@@ -83,6 +87,7 @@ class Cell:
         self._interface: ActorInterface | None = None
         self._current: Mail | None = None
         self._begun_s = 0.0
+        self._born_s = _now()
         self._beside: list[tuple[Mail, float]] = []
         """What concurrent endpoints are handling, beside the current message, and since when."""
         self.handled = 0
@@ -114,15 +119,15 @@ class Cell:
     def end_reason(self) -> str:
         """Why this actor answers no more."""
         if self.failure is not None:
-            return f"the actor has failed: {self.failure.headline()}"
-        return "the actor has been stopped"
+            return f"actor {self.ref} has failed: {self.failure.headline()}"
+        return f"actor {self.ref} has been stopped"
 
     async def construct(self, *, is_async: bool) -> None:
         """Make the actor object."""
         body, self._body = self._body, ()
         try:
             with _unpacking:
-                cls, args, kwargs = unpack(body)
+                cls, args, kwargs = unpack(body, "the class and the arguments of this actor")
             self._interface = interface_of(cls)
             # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
             self._actor = cls.__new__(cls, *args, **kwargs)
@@ -141,6 +146,14 @@ class Cell:
             self.ready._settle(lambda: None)
         else:
             self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+
+    def never_begin(self, reason: str) -> None:
+        """End an actor that has no thread; from any thread."""
+        if self._asked_for:
+            self.owner = None  # somebody waits for `ready`
+        self.fail(FailureKind.ABORT, f"{self.label} could not be constructed: {reason}")
+        self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+        self.bury()
 
     @property
     def label(self) -> str:
@@ -195,9 +208,9 @@ class Cell:
             spec = self._interface.find(envelope.method)
             if spec.is_wrapped:
                 with _unpacking:  # it brings code
-                    args, kwargs = unpack(envelope.payload)
+                    args, kwargs = unpack(envelope.payload, _ARGUMENTS)
             else:
-                args, kwargs = unpack(envelope.payload)
+                args, kwargs = unpack(envelope.payload, _ARGUMENTS)
             method = getattr(self._actor, spec.name)
             has_begun = True
             if spec.explicit_response_port:
@@ -212,7 +225,7 @@ class Cell:
             if spec.is_async:
                 result = await result
             if envelope.wants_reply and port is None:
-                self.process.reply(mail, Kind.REPLY, pack(result, lend=True))
+                self.process.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
         except CellEndedError:
             return
         except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises is its caller's, or its actor's end)
@@ -234,6 +247,10 @@ class Cell:
         """The endpoints that it runs, each with the seconds since it was begun; from any thread."""
         begun = [] if (current := self._current) is None else [(current, self._begun_s)]
         return [(mail.envelope.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self._beside)]
+
+    def age_s(self) -> float:
+        """Seconds since it was spawned."""
+        return _now() - self._born_s
 
     @property
     def class_name(self) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from control.future import Future
+from control.runtime import thread_limit
+from control.runtime.cgroup import OomWatch
 from control.runtime.launcher import Launch, Launched, Launcher, WorkerConfig
-from control.runtime.worker import EXIT_BINDING, EXIT_BOOTSTRAP
+from control.runtime.worker import EXIT_BINDING, EXIT_BOOTSTRAP, EXIT_THREADS
 from control.settings import Settings
 from control.wire.envelope import NO_SIGN_OF_LIFE, ProcessRef
 
@@ -29,6 +32,7 @@ class Child:
         expected: whether it was told to end.
         ended: ends when the process is gone and reaped, with the reason.
         verdict: why it has to be killed, if we kill it.
+        oom_mark: what was known of want of memory when it was launched (see `OomWatch`).
         exited: whether the process is gone, though how may not be known yet.
         gone: whether that has been told.
     """
@@ -38,6 +42,7 @@ class Child:
     expected: bool = False
     ended: Future[str] = field(default_factory=Future)
     verdict: str | None = None
+    oom_mark: tuple[int, int] = (0, 0)
     exited: bool = False
     gone: bool = False
 
@@ -80,6 +85,7 @@ class Children:
         self._stop_timeout_s = bounds.stop_timeout_s
         self._bounds = bounds
         self._launcher: Launcher | None = None
+        self._oom = OomWatch()
         self._children: dict[str, Child] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -87,7 +93,8 @@ class Children:
         """Start children; returns at once, and their failure to start is an end like any other."""
         if self._launcher is None:
             self._launcher = Launcher()
-        children = [Child(config.me) for config in configs]
+        mark = self._oom.mark()
+        children = [Child(config.me, oom_mark=mark) for config in configs]
         self._children.update((child.ref.id, child) for child in children)
         launches = [Launch(config, self._notifier(child)) for config, child in zip(configs, children, strict=True)]
         self._launcher.launch(launches, env, self._bounds.preloaded())
@@ -170,7 +177,8 @@ class Children:
 
     def _started(self, child: Child, result: Launched | OSError) -> None:
         if isinstance(result, OSError):
-            self._end(child, f"could not be started: {result}")
+            why = f" ({thread_limit.limits()})" if result.errno == errno.EAGAIN else ""
+            self._end(child, f"could not be started: {result}{why}")
             return
         child.launched = result
         self._loop.add_reader(result.pidfd, self._exited, child, result)
@@ -187,8 +195,15 @@ class Children:
         self.connected(child.ref.id)
         pid = launched.process.pid
         launched.process.when_buried(
-            self._loop, describe_exit, lambda reason: self._end(child, f"pid {pid} {child.verdict or reason}")
+            self._loop,
+            lambda status: self._describe_exit(child, status),
+            lambda reason: self._end(child, f"pid {pid} {child.verdict or reason}"),
         )
+
+    def _describe_exit(self, child: Child, status: int) -> str:
+        is_unexplained = status == -signal.SIGKILL and child.verdict is None
+        why = self._oom.explain(child.oom_mark) if is_unexplained else ""
+        return f"{describe_exit(status)}, {why}" if why else describe_exit(status)
 
     def _end(self, child: Child, reason: str) -> None:
         child.gone = True
@@ -203,6 +218,10 @@ def describe_exit(status: int) -> str:
         return "ended because its bootstrap raised (the traceback is on its standard error)"
     if status == EXIT_BINDING:
         return "ended because it could not be bound as proc_bind says (the reason is on its standard error)"
+    if status == EXIT_THREADS:
+        return f"ended because it could not start its threads: {thread_limit.limits()}"
+    if status == -signal.SIGABRT and thread_limit.is_group_full():
+        return f"was killed by signal 6 (SIGABRT), probably for want of threads: {thread_limit.limits()}"
     if status >= 0:
         return f"exited with code {status}"
     try:

@@ -16,11 +16,12 @@ from typing import Any
 import uvloop
 
 from control.context import current_context
+from control.exception_text import describe
 from control.failure import FailureKind
 from control.future import set_safe_point
+from control.runtime import thread_limit
 from control.runtime.cell import Cell, CellEndedError
 from control.runtime.messages import Mail
-from control.runtime.replies import describe
 
 
 class Executor(ABC):
@@ -41,8 +42,12 @@ class Executor(ABC):
         return None
 
     def start(self) -> None:
-        """Construct the actor and begin."""
-        self._thread.start()
+        """Construct the actor and begin.
+
+        Raises:
+            ThreadLimitError: its thread cannot be started.
+        """
+        thread_limit.start(self._thread)
 
     @abstractmethod
     def submit(self, mail: Mail) -> None:

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 MOST_SERVERS = 4
 """Of one process, those that must stay because of their offspring included."""
 ANSWER_TIMEOUT_S = 5.0
-"""A server that has not forked within this is taken for frozen. It takes milliseconds."""
+"""After each time that a server has not answered for so long it is looked at, and given up if it has been stopped. One
+that merely gets no processor will fork sooner than another process could import."""
 REPORT_TIMEOUT_S = 1.0
-"""How long the exit status of a process that is gone is waited for."""
+"""Likewise, where the exit status of a process is waited for that is gone."""
+REPORTS_AWAITED = 10
+"""After so many looks it is given up in any case."""
 ROOM_FOR_NAMES = 160
 """Bytes for the command line that a forked process shows, beyond those of the server's own."""
 
@@ -66,6 +69,7 @@ class Forked:
     ) -> None:
         """Say how it has ended, once that is known or has taken too long. On the loop's thread, after its end."""
         self.server.offspring.discard(self.pid)
+        timer: asyncio.TimerHandle
 
         def told(reason: str) -> None:
             loop.remove_reader(self.report)
@@ -79,11 +83,15 @@ class Forked:
             else:
                 told(f"was killed with the fork server that it came from (pid {self.server.process.pid})")
 
-        timer = loop.call_later(
-            REPORT_TIMEOUT_S,
-            told,
-            f"has ended; how is not known, its fork server (pid {self.server.process.pid}) does not answer",
-        )
+        def late(looks: int) -> None:
+            nonlocal timer
+            server = self.server.process.pid
+            if is_stopped(server) or looks == REPORTS_AWAITED:
+                told(f"has ended; how is not known, its fork server (pid {server}) does not answer")
+            else:
+                timer = loop.call_later(REPORT_TIMEOUT_S, late, looks + 1)
+
+        timer = loop.call_later(REPORT_TIMEOUT_S, late, 1)
         loop.add_reader(self.report, readable)
 
 
@@ -185,13 +193,26 @@ class _Server:
         poll = select.poll()
         for descriptor in (self._connection.fileno(), hurry):
             poll.register(descriptor, select.POLLIN)
-        ready = poll.poll(max(deadline - time.monotonic(), 0) * 1000)
-        if not ready or any(descriptor == hurry for descriptor, _ in ready):
-            raise TimeoutError(f"the fork server (pid {self.process.pid}) does not answer")
+        while not (ready := poll.poll(max(min(deadline - time.monotonic(), ANSWER_TIMEOUT_S), 0) * 1000)):
+            if is_stopped(self.process.pid):
+                raise TimeoutError(f"the fork server (pid {self.process.pid}) does not answer: it has been stopped")
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"the fork server (pid {self.process.pid}) does not answer: the machine is too busy")
+        if any(descriptor == hurry for descriptor, _ in ready):
+            raise TimeoutError(f"the fork server (pid {self.process.pid}) is not waited for any more")
         try:
             return receive(self._connection, descriptors=expected)
         except EOFError as error:
             raise ConnectionError(f"the fork server (pid {self.process.pid}) has ended") from error
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has been stopped by a signal or a debugger, or is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in "TtZX"
+    except OSError:
+        return True
 
 
 class ForkServers:
@@ -228,7 +249,7 @@ class ForkServers:
             if server is None or not server.is_able:
                 return None
             try:
-                return server.fork(name, pipe, surroundings, self._hurry, min(timeout, ANSWER_TIMEOUT_S))
+                return server.fork(name, pipe, surroundings, self._hurry, timeout)
             except TimeoutError as error:
                 if not self._is_hurried():
                     logger.warning("%s: processes are started without it", error)

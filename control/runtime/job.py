@@ -194,13 +194,14 @@ def _serve_if_asked_to() -> None:
 
 
 def _shared_loop() -> LoopThread:
-    from control.runtime import breakpoints, stack_file
+    from control.runtime import breakpoints, stack_file, thread_limit
     from control.runtime.loop import LoopThread
 
     global _loop_thread
     stack_file.offer()
     breakpoints.install()
     if _loop_thread is None:
+        thread_limit.check()
         _loop_thread = LoopThread()
         atexit.register(_at_exit)
         os.register_at_fork(after_in_child=_forget)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from control.runtime import worker
+from control.runtime import thread_limit, worker
 from control.runtime.binding import Binding
 from control.runtime.capture import Redirection
 from control.runtime.fork_servers import Forked, ForkServers
@@ -138,7 +138,7 @@ class Launcher:
         self._hurry = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._servers = ForkServers(self._hurry)
         self._thread = threading.Thread(target=self._run, name="control-launcher", daemon=True)
-        self._thread.start()
+        thread_limit.start(self._thread)
 
     def launch(self, launches: Sequence[Launch], env: Mapping[str, str], modules: tuple[str, ...]) -> None:
         """Start children, with variables besides those of this process, and with modules that are imported already."""

@@ -25,7 +25,7 @@ def watch(process: Process, actor: ActorRef) -> Future[MeshFailure | None]:
     It is told by the actor's process, or by the end of that: nothing is polled.
     """
     answer: Future[MeshFailure | None] = Future()
-    port = process.ports.open(OneReply(answer, Awaited(actor.process.id, str(actor), "watch", actor)))
+    port = process.ports.open(OneReply(answer, Awaited(actor.process, str(actor), "watch", actor, is_request=True)))
     process.send(actor.process, Envelope(Kind.AGENT, actor.uid, (), "watch", port))
     ended: Future[MeshFailure | None] = Future()
 

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from control.runtime import thread_limit
+
 T = TypeVar("T")
 
 
@@ -18,7 +20,7 @@ class LoopThread:
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="control-loop", daemon=True)
-        self._thread.start()
+        thread_limit.start(self._thread)
 
     def is_current(self) -> bool:
         """Whether this is the loop's own thread."""

@@ -48,7 +48,7 @@ class Losses:
             try:
                 reason = answer._peek()
             except ControlError as error:
-                reason = f"its launcher is gone, too: {error}"
+                reason = f"so is the process that launched it: {error}"
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._told_of_end, peer, reason)
 

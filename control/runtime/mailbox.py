@@ -138,4 +138,4 @@ class CellTable:
         with self._lock:
             early = self._early.pop(uid, [])
         for mail in early:
-            refuse(self._process, mail, "there is no such actor in this process", None)
+            refuse(self._process, mail, f"there is no such actor in process {self._process.me.name}", None)

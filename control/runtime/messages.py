@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from control.failure import FailureKind, MeshFailure
 from control.shape import Extent, Point
+from control.wire.addresses import host_of
 from control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, ProcessRef
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class Loss:
     def of(peer: ProcessRef, reason: str, *, in_good_order: bool) -> Loss:
         """What is known of the end of a process."""
         kind = FailureKind.UNREACHABLE if NO_SIGN_OF_LIFE in reason else FailureKind.PROCESS
-        return Loss(f"process {peer.name} is gone: {reason}", None if in_good_order else kind, peer.id)
+        host = host_of(peer.address)
+        where = f" on host {host}" if host and host not in peer.name else ""
+        return Loss(f"process {peer.name}{where} is gone: {reason}", None if in_good_order else kind, peer.id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from control.errors import LinkError, SupervisionError
 from control.failure import MeshFailure
 from control.future import Future
+from control.runtime.inquiry import ask, name_all
 from control.runtime.messages import ActorRef, Loss
 from control.runtime.replies import open_reply
 from control.shape import Extent
 from control.value_mesh import ValueMesh
-from control.wire.envelope import Kind, Payload
+from control.wire.envelope import Kind, Payload, ProcessRef
 
 if TYPE_CHECKING:
     from control.runtime.links import Links
@@ -25,21 +26,49 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+_NOT_DONE = {
+    "ready": "has not been constructed",
+    "ping": "does not answer",
+    "launch": "has not launched processes",
+    "controller": "has not made the actor",
+    "join": "has not let this process join its job",
+    "address": "has not said where a process is reached",
+    "output": "has not taken output",
+    "serve": "has not let tools in",
+    "survey": "has not answered a question of a tool",
+    "activity": "has not said what it is doing",
+}
+"""What a process has not done that has not answered such a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Awaited:
     """Whose answer is waited for.
 
     Attributes:
-        process_id: where it is to come from.
+        process: where it is to come from.
         who: for people.
-        endpoint: what was asked.
-        actor: who was asked, if it was an actor.
+        endpoint: what was asked: an endpoint of an actor, or a request to a process (see `Agent`).
+        actor: who was asked, or about whom, if it was an actor.
+        is_request: whether it is a request.
     """
 
-    process_id: str
+    process: ProcessRef
     who: str
     endpoint: str
     actor: ActorRef | None = None
+    is_request: bool = False
+
+    @property
+    def process_id(self) -> str:
+        """Of where it is to come from."""
+        return self.process.id
+
+    def not_done(self) -> str:
+        """What has not happened as long as there is no answer."""
+        if not self.is_request:
+            return f"{self.who} has not answered {self.endpoint}"
+        return f"{self.who} {_NOT_DONE.get(self.endpoint, 'has not done what it was asked to')}"
 
     def ids(self) -> tuple[str, ...]:
         """Of the process, and of the actor."""
@@ -57,6 +86,9 @@ class Awaited:
             failure = MeshFailure(self.who, self.process_id, None, loss.kind, loss.reason, source=loss.process_id)
         else:
             failure = None
+        if self.is_request:
+            what = f"{self.not_done()}: " if self.endpoint in _NOT_DONE else ""
+            return SupervisionError(f"{what}{loss.reason}", failure)
         return SupervisionError(f"{self.who} cannot answer {self.endpoint}: {loss.reason}", failure)
 
     def raiser(self, loss: Loss) -> Callable[[], Any]:
@@ -176,6 +208,15 @@ class OneReply:
         self._future = future
         self._awaited = awaited
         self._entrusted = False
+        future._pending = self
+
+    def describe(self) -> str:
+        """Who has not answered."""
+        return self._awaited.not_done()
+
+    def inquire(self) -> Callable[[], str]:
+        """Ask what it does instead."""
+        return ask((self._awaited,), 1)
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
@@ -216,6 +257,15 @@ class MeshReply:
         self._payloads: list[Payload | None] = [None] * len(awaited)
         self._missing = set(range(len(awaited)))
         self._entrusted: set[int] = set()
+        future._pending = self
+
+    def describe(self) -> str:
+        """Who has not answered."""
+        return name_all(_missing(self._awaited, self._missing), len(self._awaited))
+
+    def inquire(self) -> Callable[[], str]:
+        """Ask what they do instead."""
+        return ask(_missing(self._awaited, self._missing), len(self._awaited))
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
@@ -306,6 +356,16 @@ class StreamReply:
         self._awaited = awaited
         self._missing = set(range(len(awaited)))
         self._entrusted: set[int] = set()
+        for future in stream:
+            future._pending = self
+
+    def describe(self) -> str:
+        """Who has not answered."""
+        return name_all(_missing(self._awaited, self._missing), len(self._awaited))
+
+    def inquire(self) -> Callable[[], str]:
+        """Ask what they do instead."""
+        return ask(_missing(self._awaited, self._missing), len(self._awaited))
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
@@ -374,6 +434,10 @@ class Acknowledgements:
         if not self._missing:
             self._future._settle(self._error or (lambda: None))
         return not self._missing
+
+
+def _missing(awaited: Sequence[Awaited], ranks: Iterable[int]) -> list[Awaited]:
+    return [awaited[rank] for rank in sorted(ranks)]
 
 
 def _raiser(error: LinkError) -> Callable[[], Any]:

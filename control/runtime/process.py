@@ -216,7 +216,7 @@ class Process:
     def request(self, to: ProcessRef, method: str, payload: Payload, *, target: int = 0) -> Future[Any]:
         """Ask a process for something (see `Agent`) that it answers with a value."""
         future: Future[Any] = Future()
-        port = self.ports.open(OneReply(future, Awaited(to.id, to.name, method)))
+        port = self.ports.open(OneReply(future, Awaited(to, f"process {to.name}", method, is_request=True)))
         self.send(to, Envelope(Kind.AGENT, target, payload, method, port))
         return future
 

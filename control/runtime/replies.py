@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING, Any
 
-from control.errors import ActorError, ControlError, PayloadError, SupervisionError
+from control.errors import ActorError, ControlError, SupervisionError
+from control.exception_text import describe, summarize_fully
 from control.failure import MeshFailure
+from control.marking import WRAPPED
+from control.runtime.causes import open_chain, pack_chain
 from control.runtime.messages import Mail
 from control.wire.envelope import Kind, Payload
-from control.wire.payload import pack, pack_inert, unpack
+from control.wire.payload import pack, unpack
 
 if TYPE_CHECKING:
     from control.runtime.process import Process
@@ -23,8 +25,7 @@ def pack_exception(error: BaseException, *, actor_id: str, endpoint: str) -> Pay
     The exception itself is packed apart from its description, so that one that cannot be pickled, or not be
     unpickled by the caller, costs the caller only `ActorError.cause`.
     """
-    summary = "".join(traceback.format_exception_only(error)).strip()
-    return pack((_ACTOR, actor_id, endpoint, summary, describe(error), _pack_cause(error)))
+    return pack((_ACTOR, actor_id, endpoint, summarize_fully(error), describe(error), pack_chain(error)))
 
 
 def pack_error(error: ControlError, *, actor_id: str, method: str) -> Payload:
@@ -32,21 +33,9 @@ def pack_error(error: ControlError, *, actor_id: str, method: str) -> Payload:
     if isinstance(error, SupervisionError):
         return pack_supervision(error.message, error.failure, is_unhandled=error.is_unhandled)
     if isinstance(error, ActorError):
-        cause = None if error.cause is None else _pack_cause(error.cause)
+        cause = None if error.cause is None else pack_chain(error.cause)
         return pack((_ACTOR, error.actor_id, error.endpoint, error.summary, error.remote_traceback, cause))
     return pack_exception(error, actor_id=actor_id, endpoint=method)
-
-
-def _pack_cause(error: BaseException) -> Payload | None:
-    try:
-        return pack_inert(error)
-    except PayloadError:
-        return None
-
-
-def summarize(error: BaseException) -> str:
-    """An exception in short: its class, and its words if it has any."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def first_exception(error: BaseException) -> str:
@@ -54,11 +43,6 @@ def first_exception(error: BaseException) -> str:
     while isinstance(error, ActorError) and error.cause is not None:
         error = error.cause
     return type(error).__name__
-
-
-def describe(error: BaseException) -> str:
-    """The traceback of an exception, or what could be had of it."""
-    return "".join(traceback.format_exception(error))
 
 
 def pack_supervision(message: str, failure: MeshFailure | None, *, is_unhandled: bool = False) -> Payload:
@@ -71,7 +55,8 @@ def refuse(process: Process, mail: Mail, reason: str, failure: MeshFailure | Non
     if mail.envelope.kind is Kind.CALL:
         process.flow.handled(mail)
     if mail.envelope.reply_to and not (delivered and not mail.envelope.wants_reply):
-        message = f"cannot answer {mail.envelope.method}: {reason}"
+        is_call = mail.envelope.kind is Kind.CALL
+        message = f"cannot answer {mail.envelope.method.removesuffix(WRAPPED)}: {reason}" if is_call else reason
         process.reply(mail, Kind.ERROR, pack_supervision(message, failure, is_unhandled=not delivered))
 
 
@@ -98,11 +83,5 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
     if content[0] == _SUPERVISION:
         _, message, failure, is_unhandled = content
         raise SupervisionError(message, failure, is_unhandled=is_unhandled)
-    _, actor_id, endpoint, summary, remote_traceback, packed_cause = content
-    cause = None
-    if packed_cause is not None:
-        try:
-            cause = unpack(packed_cause)
-        except PayloadError:
-            cause = None
-    raise ActorError(actor_id, endpoint, summary, remote_traceback, cause)
+    _, actor_id, endpoint, summary, remote_traceback, causes = content
+    raise ActorError(actor_id, endpoint, summary, remote_traceback, open_chain(causes, remote_traceback))

@@ -20,6 +20,8 @@ EXIT_BOOTSTRAP = 97
 """Exit status of a child whose bootstrap callable raised."""
 EXIT_BINDING = 98
 """Exit status of a child that the kernel did not let be bound as asked for."""
+EXIT_THREADS = 99
+"""Exit status of a child that could not start the threads that it needs."""
 
 
 def command(pipe: int, parent_pid: int, name: str) -> list[str]:
@@ -95,9 +97,15 @@ def live(pipe: int) -> None:
     if config.bootstrap:
         run_bootstrap(config.bootstrap)
 
+    from control.errors import ThreadLimitError
     from control.runtime import job
 
-    job.join_job(config)
+    try:
+        job.join_job(config)
+    except ThreadLimitError as error:
+        sys.stderr.write(f"{config.me.name}: {error}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_THREADS)
     while os.read(pipe, 1):
         pass
     os._exit(1)

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from control.errors import ControlError, LinkError
+from control.exception_text import describe
 from control.future import Future
 from control.runtime.messages import Loss
-from control.runtime.replies import describe, open_reply, pack_exception
+from control.runtime.replies import open_reply, pack_exception
 from control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 from control.wire.payload import pack, unpack
 

@@ -19,6 +19,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from control.exception_text import class_name, describe, message_of, summarize
 from control.marking import WRAPPED
 from control.tracing import Attribute, Call
 from control.wire.envelope import Kind, Payload
@@ -119,8 +120,8 @@ class OpenTelemetryTracer:
     def failed(self, error: BaseException) -> None:
         """Note that what is served now has raised."""
         span = trace.get_current_span()
-        span.record_exception(error)
-        _fail(span, type(error).__qualname__, f"{type(error).__name__}: {error}")
+        _record(span, error)
+        _fail(span, class_name(error), summarize(error))
 
     @contextmanager
     def span(self, name: str, attributes: dict[str, Attribute]) -> Iterator[_OpenSpan]:
@@ -171,8 +172,8 @@ class _Sending:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
-            self._span.record_exception(error)
-            _fail(self._span, type(error).__qualname__, f"it was not sent: {error}")
+            _record(self._span, error)
+            _fail(self._span, class_name(error), f"it was not sent: {message_of(error)}")
         if error is not None or not self._is_awaited:
             self._span.end()
 
@@ -221,6 +222,12 @@ def _rank(rank: Point) -> str:
 
 def _attributes(mesh: str, endpoint: str, rest: Mapping[str, Attribute]) -> dict[str, Attribute]:
     return {"rpc.system": "skipper", "rpc.service": mesh, "rpc.method": endpoint, **rest}
+
+
+def _record(span: Span, error: BaseException) -> None:
+    """What `Span.record_exception` does, for exceptions of any origin: their methods may raise, and be long."""
+    what = {"type": class_name(error), "message": message_of(error), "stacktrace": describe(error)}
+    span.add_event("exception", {f"exception.{key}": value for key, value in what.items()})
 
 
 def _fail(span: Span, kind: str, message: str) -> None:

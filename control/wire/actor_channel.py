@@ -19,6 +19,7 @@ from control.errors import (
     ProtocolError,
     UnreachableError,
 )
+from control.exception_text import in_seconds
 from control.wire import actor_service as messages
 from control.wire import auth
 from control.wire.actor_calls import (
@@ -123,7 +124,7 @@ class ActorChannel:
             DeadlineError: somebody else opens it and has not come to an end in time.
         """
         if not self._opening.acquire(timeout=max(timeout, 0)):
-            raise DeadlineError(f"no connection to {self.target} within {timeout:g} s")
+            raise DeadlineError(f"no connection to {self.target} within {in_seconds(timeout)}")
         try:
             if self._session is None:
                 self._session = self._handshake(timeout)
@@ -259,7 +260,7 @@ class ActorChannel:
         code, details = error.code(), error.details() or ""
         words = f"{self.target}: {code.name}: {details}"
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            bound = "the deadline" if timeout is None else f"{timeout:g} s"
+            bound = "the deadline" if timeout is None else in_seconds(timeout)
             return DeadlineError(f"no answer from {self.target} within {bound}; the call may have run")
         if code is grpc.StatusCode.UNAUTHENTICATED:
             self._forget(session)

@@ -12,12 +12,15 @@ import os
 import pickle
 import sys
 import types
+from collections.abc import Mapping
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
 from control.errors import PayloadError
+from control.exception_text import is_interrupt, summarize
 from control.wire.bulk import BULK_NBYTES, Incoming, Outgoing
+from control.wire.culprit import find_culprit
 from control.wire.envelope import Payload, Whole
 
 OUT_OF_BAND_NBYTES = 16 << 10
@@ -26,18 +29,21 @@ OUT_OF_BAND_NBYTES = 16 << 10
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 """Types that the C pickler handles alone, whatever their values."""
 
+_ARGUMENTS = ("args", "kwargs")
+
 _examined: set[str] = {"__main__", "builtins"}
 
 
-def pack(value: object, *, lend: bool = False) -> Payload:
+def pack(value: object, *, lend: bool = False, name: str | tuple[str, ...] = "the value") -> Payload:
     """A payload that holds its own copy of ``value``, which may be changed afterwards.
 
     Args:
         value: what to pack.
         lend: whether large segments may be lent (see `bulk`): for payloads that are sent, and unpacked once.
+        name: of the value, for people; or of each element, if it is a tuple.
 
     Raises:
-        PayloadError: the value cannot be pickled.
+        PayloadError: the value cannot be pickled; the message says which part of it.
     """
     if lend:
         value = _lift(value)
@@ -60,18 +66,29 @@ def pack(value: object, *, lend: bool = False) -> Payload:
     sink = io.BytesIO()
     try:
         _Pickler(sink, protocol=5, buffer_callback=in_band).dump(value)
-    except Exception as error:
-        raise PayloadError(f"cannot pickle a value of type {type(value).__qualname__}: {error}") from error
+    except BaseException as error:  # __reduce__ belongs to a user
+        if is_interrupt(error):
+            raise
+        raise PayloadError(f"cannot pickle {_culprit(value, name)}: {summarize(error)}") from error
     return (_head(sink.getvalue(), lend=lend), *buffers)
 
 
-def pack_inert(value: object) -> tuple[bytes, ...]:
+def pack_inert(value: object, *, name: str | tuple[str, ...] = "the value") -> tuple[bytes, ...]:
     """`pack`, as plain bytes that can be pickled again.
 
     Raises:
         PayloadError: the value cannot be pickled.
     """
-    return tuple(bytes(segment) for segment in pack(value) if not isinstance(segment, Outgoing | Incoming))
+    return tuple(bytes(segment) for segment in pack(value, name=name) if not isinstance(segment, Outgoing | Incoming))
+
+
+def pack_construction(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Payload:
+    """`pack((cls, args, kwargs))`, for an actor that is to be constructed elsewhere.
+
+    Raises:
+        PayloadError: the class or an argument cannot be pickled.
+    """
+    return pack((cls, args, kwargs), name=("the class", *_ARGUMENTS))
 
 
 def pack_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> Payload:
@@ -83,7 +100,7 @@ def pack_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> Paylo
     if all(map(_is_plain, args)) and (not kwargs or all(map(_is_plain, kwargs.values()))):
         return (_head(pickle.dumps((args, kwargs), protocol=5), lend=True),)
     args, kwargs = tuple(map(_lift, args)), {name: _lift(value) for name, value in kwargs.items()}
-    return pack((args, kwargs), lend=True)
+    return pack((args, kwargs), lend=True, name=_ARGUMENTS)
 
 
 def pack_inert_arguments(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[bytes, ...]:
@@ -94,7 +111,7 @@ def pack_inert_arguments(args: tuple[object, ...], kwargs: dict[str, object]) ->
     """
     if all(map(_is_plain, args)) and (not kwargs or all(map(_is_plain, kwargs.values()))):
         return (pickle.dumps((args, kwargs), protocol=5),)
-    return pack_inert((args, kwargs))
+    return pack_inert((args, kwargs), name=_ARGUMENTS)
 
 
 def _is_plain(value: object) -> bool:
@@ -111,8 +128,12 @@ def _head(pickled: bytes, *, lend: bool) -> bytes | Outgoing:
     return Outgoing(pickled) if lend and len(pickled) >= BULK_NBYTES else pickled
 
 
-def unpack(payload: Payload) -> Any:
+def unpack(payload: Payload, name: str = "what arrived") -> Any:
     """The value of a payload, in memory of its own: arrays are writable where the sender's were.
+
+    Args:
+        payload: what `pack` made of it.
+        name: of the value, for people.
 
     Raises:
         PayloadError: the value cannot be unpickled in this process, or what was lent cannot be read any more.
@@ -126,8 +147,11 @@ def unpack(payload: Payload) -> Any:
         ]
     try:
         return pickle.loads(pickled, buffers=buffers)
-    except Exception as error:
-        raise PayloadError(f"cannot unpickle what arrived: {type(error).__name__}: {error}") from error
+    except BaseException as error:  # what is unpickled may run code of a user, which may also want to exit
+        if is_interrupt(error):
+            raise
+        hint = "; it has to be importable in this process, too" if isinstance(error, ImportError) else ""
+        raise PayloadError(f"cannot unpickle {name}: {summarize(error)}{hint}") from error
 
 
 def _own(segment: bytes | bytearray | memoryview) -> bytes | bytearray:
@@ -144,6 +168,24 @@ def _taken_along(segment: Any) -> Any:
         return segment
     content = segment.fetch()
     return Whole(content) if isinstance(content, bytes) else content
+
+
+def _can_pickle(value: object) -> bool:
+    try:
+        _Pickler(io.BytesIO(), protocol=5, buffer_callback=lambda buffer: False).dump(value)
+    except BaseException as error:  # __reduce__ belongs to a user
+        if is_interrupt(error):
+            raise
+        return False
+    return True
+
+
+def _culprit(value: object, name: str | tuple[str, ...]) -> str:
+    try:
+        where, part = find_culprit(value, name, _can_pickle)
+    except Exception:  # noqa: BLE001  (attributes and lengths belong to a user, too)
+        where, part = "the value", value
+    return f"{where}, of type {type(part).__qualname__}"
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed

@@ -1,9 +1,11 @@
+import copy
 import pickle
 
 import pytest
 
 import control
 from control import ActorError, ControlError, FailureKind, MeshFailure, SupervisionError, errors
+from control.runtime.causes import open_chain, pack_chain
 from control.shape import Extent
 
 EXPORTED = """
@@ -15,10 +17,10 @@ EXPORTED = """
     NoActorContextError NoSuchMethodError NotElasticError OperationCancelledError OperationNotFoundError
     PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError RendezvousError ReplicaLostError
     ResolverError ResponseStream RpcError ScriptExitError ServedJob ServiceEndedError ServiceUrlError
-    SessionLostError Settings Shape SpmdActor SupervisionError TorchrunError TracingMissingError UnreachableError
-    UnsafeFileError ValueMesh WireError WorkspaceError as_endpoint attach_to_hosts concurrent_endpoint configure context
-    current_rank current_size endpoint get_or_spawn_controller idempotent join serve_job shutdown subscribe
-    this_host this_proc unhandled_fault_hook
+    SessionLostError Settings Shape SpmdActor SupervisionError ThreadLimitError TorchrunError TracingMissingError
+    UnreachableError UnsafeFileError ValueMesh WireError WorkspaceError as_endpoint attach_to_hosts
+    concurrent_endpoint configure context current_rank current_size endpoint get_or_spawn_controller idempotent join
+    serve_job shutdown subscribe this_host this_proc unhandled_fault_hook
 """
 FAILURE = MeshFailure("mesh", "mesh[0]", Extent(("gpus",), (2,)).point(1), FailureKind.PROCESS, "it died")
 
@@ -38,6 +40,7 @@ def test_every_error_stands_in_the_tree_at_the_top_of_the_file() -> None:
         (errors.ActorDefinitionError, TypeError),
         (errors.PayloadError, TypeError),
         (errors.NoActorContextError, RuntimeError),
+        (errors.ThreadLimitError, RuntimeError),
         (errors.EngineMissingError, ImportError),
         (errors.RendezvousError, TimeoutError),
         (errors.HostUnreachableError, ConnectionError),
@@ -68,3 +71,37 @@ def test_errors_survive_pickling() -> None:
 def test_the_exported_names_are_those_of_this_list() -> None:
     assert sorted(control.__all__) == EXPORTED.split()
     assert all(hasattr(control, name) for name in control.__all__)
+
+
+ARGUMENTS: dict[type[Exception], tuple[object, ...]] = {
+    ActorError: ("a[0]", "step", "ValueError: x", "Traceback", ValueError("x")),
+    errors.ReplicaLostError: ("service", 3, "it is gone", FAILURE),
+    errors.SessionLostError: ("service", 3, "it is gone", FAILURE),
+    errors.ScriptExitError: ("train.py", 3),
+    errors.JobFailedError: (2, "it was cancelled", "the end of its log"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, ControlError)]
+)
+def test_every_error_is_the_same_after_a_journey(kind: type[ControlError]) -> None:
+    failure = (FAILURE,) if issubclass(kind, SupervisionError) else ()
+    error = kind(*ARGUMENTS.get(kind, ("what happened", *failure)))
+    error.add_note("a note")
+    for way in (lambda error: pickle.loads(pickle.dumps(error)), copy.copy, travelled):
+        again = way(error)
+        assert type(again) is kind
+        assert (str(again), repr(again.args)) == (str(error), repr(error.args))
+        assert {name: repr(value) for name, value in vars(again).items()} == {
+            name: repr(value) for name, value in vars(error).items()
+        }
+
+
+def travelled(error: BaseException) -> BaseException | None:
+    """As it is after it was raised by an endpoint and brought to the caller."""
+    chain = pack_chain(error)
+    again = open_chain(chain, "Traceback")
+    if isinstance(again, ActorError):  # whoever passes one on shows it
+        again.is_shown_by_another = False
+    return again

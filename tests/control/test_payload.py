@@ -1,4 +1,6 @@
+import abc
 import sys
+import threading
 import types
 from typing import Any
 
@@ -6,7 +8,7 @@ import numpy as np
 import pytest
 
 from control.errors import PayloadError
-from control.wire.payload import OUT_OF_BAND_NBYTES, pack, pack_arguments, unpack
+from control.wire.payload import OUT_OF_BAND_NBYTES, pack, pack_arguments, pack_construction, unpack
 
 
 class Unpicklable:
@@ -62,3 +64,62 @@ def test_a_module_that_is_on_no_path_travels_by_value() -> None:
     finally:
         del sys.modules[module.__name__]
     assert unpack(packed)(21) == 42
+
+
+class Holder:
+    def __init__(self, part: object) -> None:
+        self.part = part
+
+
+def refusal(*args: object, **kwargs: object) -> str:
+    with pytest.raises(PayloadError) as caught:
+        pack_arguments(args, kwargs)
+    assert caught.value.__cause__ is not None
+    return str(caught.value)
+
+
+def test_the_argument_that_cannot_be_pickled_is_named_with_the_way_to_it() -> None:
+    lock = threading.Lock()
+    assert refusal(1, lock).startswith("cannot pickle args[1], of type lock: TypeError: ")
+    assert refusal(1, [2, {"x": (3, lock)}]).startswith("cannot pickle args[1][1]['x'][1], of type lock: ")
+    assert refusal(1, spam=lock).startswith("cannot pickle kwargs['spam'], of type lock: ")
+    assert refusal(Holder([Holder(lock)])).startswith("cannot pickle args[0].part[0].part, of type lock: ")
+    assert refusal(lambda: lock).startswith("cannot pickle the variable 'lock' that args[0] uses, of type lock: ")
+    assert refusal({Unpicklable()}).startswith("cannot pickle an element of args[0], of type Unpicklable: ")
+    with pytest.raises(PayloadError, match="cannot pickle the class, of type ABCMeta"):
+        pack_construction(type("Made", (Base,), {"lock": lock}), (), {})
+
+
+class Base(abc.ABC):  # noqa: B024
+    pass
+
+
+class Exiting:
+    """Neither pickling nor unpickling it goes as it should, and neither raises an `Exception`."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    def __reduce__(self) -> Any:
+        return sys.exit(5) if self.when == "pickled" else (sys.exit, (6,))
+
+
+def test_a_value_that_exits_is_an_error_like_others_and_the_first_error_is_its_cause() -> None:
+    with pytest.raises(PayloadError, match=r"args\[0\], of type Exiting: SystemExit: 5") as caught:
+        pack_arguments((Exiting("pickled"),), {})
+    assert isinstance(caught.value.__cause__, SystemExit)
+    with pytest.raises(PayloadError, match="cannot unpickle what arrived: SystemExit: 6") as caught:
+        unpack(pack(Exiting("unpickled")))
+    assert isinstance(caught.value.__cause__, SystemExit)
+
+
+def test_a_value_without_an_honest_length_is_refused_without_a_look_into_it() -> None:
+    class Odd:
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError("no attributes")
+
+        def __reduce__(self) -> Any:
+            raise RuntimeError("stays here")
+
+    with pytest.raises(PayloadError, match="stays here"):
+        pack(Odd())

@@ -1,3 +1,4 @@
+import contextlib
 import gc
 import os
 import pickle
@@ -6,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from control import ActorError, ActorMesh, Channel, ChannelClosedError, ProcMesh, SupervisionError
+from control import (
+    Actor,
+    ActorError,
+    ActorMesh,
+    Channel,
+    ChannelClosedError,
+    PayloadError,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    endpoint,
+)
 
 from .actors import Answerer
 from .conftest import PATIENCE_S
@@ -100,3 +112,18 @@ def test_ports_survive_pickling() -> None:
     port, receiver = Channel.open()
     pickle.loads(pickle.dumps(port)).send(os.getpid())
     assert receiver.recv().get(PATIENCE_S) == os.getpid()
+
+
+class Clumsy(Actor):
+    @endpoint(explicit_response_port=True)
+    def pass_on(self, port: Port[Any], other: ActorMesh[Any]) -> None:
+        with contextlib.suppress(PayloadError):
+            other.send_to.broadcast(port, threading.Lock())
+
+
+def test_a_port_that_could_not_be_passed_on_still_owes_its_answer(
+    procs: ProcMesh, answerer: ActorMesh[Answerer]
+) -> None:
+    clumsy = procs.slice(gpus=1).spawn("clumsy", Clumsy)
+    with pytest.raises(SupervisionError, match="dropped the response port"):
+        clumsy.pass_on.call_one(answerer).get(PATIENCE_S)

@@ -348,7 +348,7 @@ def test_nobody_waits_for_a_server_that_is_frozen(
     server.suspend()
     try:
         assert not is_forked(own_procs(env={"SERVER": "freezes"}))
-        assert "does not answer" in caplog.text
+        assert "does not answer: it has been stopped" in caplog.text
         assert server_of(own_procs(env={"SERVER": "freezes"})) != server  # there is another one
         with pytest.raises(SupervisionError, match="how is not known"):
             ask(first, os._exit, 1)
@@ -356,6 +356,18 @@ def test_nobody_waits_for_a_server_that_is_frozen(
         server.resume()
     failures.wait()
     wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "it has nothing to do")
+
+
+def test_a_server_that_merely_gets_no_processor_is_waited_for(
+    own_procs: Spawn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = own_procs(env={"SERVER": "starves"})
+    server = server_of(first)
+    monkeypatch.setattr(fork_servers, "ANSWER_TIMEOUT_S", 1e-6)  # whatever it takes is longer
+    monkeypatch.setattr(fork_servers, "REPORT_TIMEOUT_S", 1e-6)
+    monkeypatch.setattr(fork_servers, "REPORTS_AWAITED", -1)
+    assert server_of(own_procs(env={"SERVER": "starves"})) == server
+    assert not caplog.records
 
 
 def test_what_modules_do_to_the_environment_is_done(

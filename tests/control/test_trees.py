@@ -276,7 +276,7 @@ def test_a_cast_at_the_very_moment_of_a_death_ends_too(
 def test_replies_for_a_route_that_a_relay_has_forgotten_end_nothing_of_its_own(witnesses: ActorMesh[Any]) -> None:
     process = runtime.current()
     future: Future[Any] = Future()
-    port = process.ports.open(OneReply(future, Awaited("nobody", "nobody", "nothing")))
+    port = process.ports.open(OneReply(future, Awaited(process.me, "nobody", "nothing")))
     late = pack_answers(1, [Answer(0, Kind.REPLY, pack("of somebody else's call"))])
     process.trees.take(process.me, Envelope(Kind.GATHER, port, late, reply_to=1))
     assert not future.done()

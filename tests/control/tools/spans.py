@@ -71,6 +71,13 @@ def read(folder: Path) -> list[Made]:
     return [Made(*json.loads(line)) for line in lines if line.endswith("\n")]
 
 
+class WordlessError(Exception):
+    """One that cannot be recorded as others are."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
 class Link(Actor):
     """One of a chain."""
 
@@ -89,6 +96,10 @@ class Link(Actor):
         if self._below is None:
             raise ValueError("no")
         self._below.fail.call_one().get()
+
+    @endpoint
+    def fail_badly(self) -> None:
+        raise WordlessError
 
     @endpoint
     def die(self) -> None:

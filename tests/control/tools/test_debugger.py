@@ -178,7 +178,7 @@ def test_an_actor_that_fails_is_parked_no_more(failures: Failures) -> None:
     future = stepper.own_and_stop.call_one()
     wait_for(1)
     os.kill(int(cast_command("p self.pid")["stepper"]), signal.SIGKILL)
-    with pytest.raises(SupervisionError, match="the actor has failed: actor owned died"):
+    with pytest.raises(SupervisionError, match="has failed: actor owned died"):
         future.get(PATIENCE_S)
     assert failures.wait().kind is FailureKind.OWNED
     wait_until(lambda: parked() == [], "nobody is parked")

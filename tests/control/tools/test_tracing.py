@@ -107,6 +107,15 @@ def test_a_failing_call_is_an_error_all_the_way(chain: ActorMesh[Link], spans: S
     assert (last.events, last.attributes["error.type"]) == (["exception"], "ValueError")
 
 
+def test_an_exception_that_cannot_be_described_is_recorded_and_the_actor_lives(procs: ProcMesh, spans: Spans) -> None:
+    link = procs.slice(gpus=0).spawn("link", Link)
+    with pytest.raises(ActorError, match="WordlessError"):
+        link.fail_badly.call_one().get(PATIENCE_S)
+    served = spans(2)["link.fail_badly SERVER"]
+    assert (served.events, served.attributes["error.type"]) == (["exception"], "WordlessError")
+    assert link.descend.call_one(3).get(PATIENCE_S) == 3
+
+
 def test_a_call_of_a_mesh_has_a_child_in_each_of_its_processes(procs: ProcMesh, spans: Spans, folder: Path) -> None:
     mesh = procs.spawn("ranks", Link)
     pids = mesh.pid.call().get(PATIENCE_S)

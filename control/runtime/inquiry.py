@@ -1,0 +1,99 @@
+"""Why an answer is not there: what actors that have not answered are doing, for the message of a `DeadlineError`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from control.errors import ControlError
+from control.future import Future
+
+if TYPE_CHECKING:
+    from control.runtime.cell import Cell
+    from control.runtime.ports import Awaited
+    from control.runtime.process import Process
+
+_MOST_ASKED = 3
+"""So many of those that have not answered are named and asked."""
+
+
+def name_all(missing: Sequence[Awaited], expected: int) -> str:
+    """Who has not answered, in short."""
+    if not missing:
+        return "all have answered"
+    if expected == 1:
+        return missing[0].not_done()
+    some = ", ".join(awaited.who for awaited in missing[:_MOST_ASKED])
+    more = f" and {len(missing) - _MOST_ASKED} more" if len(missing) > _MOST_ASKED else ""
+    return f"{len(missing)} of {expected} have not answered {missing[0].endpoint}: {some}{more}"
+
+
+def ask(missing: Sequence[Awaited], expected: int) -> Callable[[], str]:
+    """Ask those who have not answered what they are doing.
+
+    Returns:
+        What is known when it is called: `name_all`, and what has come by then.
+    """
+    from control.runtime import job
+
+    if not job.is_running():
+        return lambda: name_all(missing, expected)
+    process = job.current()
+    asked = [(awaited, _ask_one(process, awaited)) for awaited in missing[:_MOST_ASKED]]
+
+    def known() -> str:
+        found = [(awaited, _outcome(process, awaited, answer)) for awaited, answer in asked]
+        if expected == 1:
+            return f"{name_all(missing, expected)}; {found[0][1]}" if found else name_all(missing, expected)
+        return "; ".join([name_all(missing, expected), *(f"{awaited.who}: {doing}" for awaited, doing in found)])
+
+    return known
+
+
+def _ask_one(process: Process, awaited: Awaited) -> Future[str] | None:
+    if awaited.process is None or not _is_connected(process, awaited):
+        return None  # a request would be the first to wait for a connection
+    return process.request(awaited.process, "activity", (), target=0 if awaited.actor is None else awaited.actor.uid)
+
+
+def _is_connected(process: Process, awaited: Awaited) -> bool:
+    if awaited.process_id == process.me.id:
+        return True
+    link = process.transport.find(awaited.process_id)
+    return link is not None and link.connected
+
+
+def _outcome(process: Process, awaited: Awaited, answer: Future[str] | None) -> str:
+    where = f"its process ({awaited.process.name})" if awaited.process is not None else "its process"
+    if answer is None:
+        return f"{where} is not connected yet: it is being started, or cannot be reached"
+    if not answer.done():
+        return f"{where} does not say what it does: it is frozen, starved, or holds the interpreter lock"
+    try:
+        return answer.get(0)
+    except ControlError as error:
+        return str(error)
+
+
+def activity(process: Process, uid: int) -> str:
+    """What an actor of this process is doing; 0: the process answers."""
+    if uid == 0:
+        return "its process answers by now"
+    cell = process.cells.find(uid)
+    if cell is None:
+        return "there is no such actor in its process, or not any more"
+    return _activity_of(cell)
+
+
+def _activity_of(cell: Cell) -> str:
+    running = [f"{method} for {seconds:.1f} s" for method, seconds in cell.handling()]
+    waiting = 0 if cell.executor is None else cell.executor.depth()
+    if not cell.ready.done():
+        doing = f"it has been in __init__ for {cell.age_s():.1f} s"
+    elif running:
+        doing = f"it has been running {', '.join(running)}"
+    elif cell.process.cells.get(cell.uid) is None:
+        doing = "it is ending"
+    else:
+        doing = "it runs nothing at the moment: if the call was delivered, who has its port has not answered"
+    return f"{doing}; {waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)} for it" if waiting else doing
