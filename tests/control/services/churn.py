@@ -2,12 +2,12 @@
 
     python -m tests.control.services.churn --seconds 30
 
-Thirty-two callers, half of them in other processes, send one request after another to an endpoint that is not
+Thirty-two callers, three of four in other processes, send one request after another to an endpoint that is not
 idempotent, a replica of four is killed every half second, up or still starting, and one rolling update follows another.
-Each request writes down, where a kill
-does not reach it, that a replica has begun it. So it can be counted afterwards: a request that ended in
-`ReplicaLostError` has to have been begun, and none may have been begun twice. Prints a summary as JSON; the status is 1
-where something was wrong.
+Each request writes down, where a kill does not reach it, that a replica has begun it. So it can be counted afterwards:
+a request that ended in `ReplicaLostError` has to have been begun, and none may have been begun twice. (A kill may come
+when a replica has just begun a request and has not come to the first line of its code, some microseconds later.)
+Prints a summary as JSON; the status is 1 where something was wrong.
 """
 
 import argparse
@@ -34,8 +34,10 @@ from control.errors import ReplicaLostError
 from control.services import Service
 from tests.control.services.chaos import BOUND_S, kill_one
 
-NAME = "workers"
 REPLICAS = 4
+_AT_THE_BEGINNING = 0.2
+"""The part of the kills, at most, that come when a request has been begun and its code has not."""
+
 PROCESSES, TASKS = 3, 8
 """Processes besides the script, and callers in each of them and in the script."""
 
@@ -90,7 +92,11 @@ class Churn:
         """Hold what callers were told against what was begun."""
         begun = Counter(ledger.read_text().split())
         self.not_begun = [mark for mark in self.refused if mark not in begun]
-        self.wrong += [f"{mark} was refused, and no replica had begun it" for mark in self.not_begun]
+        if len(self.not_begun) > self.killed * _AT_THE_BEGINNING:
+            marks = ", ".join(self.not_begun)
+            self.wrong.append(
+                f"{len(self.not_begun)} of {len(self.refused)} refused requests had not been begun: {marks}"
+            )
         self.wrong += [f"{mark} was begun {count} times" for mark, count in begun.items() if count > 1]
         self.wrong += [f"{mark} was answered and never begun" for mark in self.answered if mark not in begun]
 
@@ -149,9 +155,10 @@ def run(
 ) -> Churn:
     """Let it happen for so long."""
     churn, chance, is_over = Churn(), random.Random(seed), threading.Event()
+    name = f"churned{os.getpid()}"
     with tempfile.TemporaryDirectory() as folder:
         ledger = Path(folder) / "ledger"
-        service = Worker.options(num_replicas=REPLICAS, **options).as_service(str(ledger), work_s, start_s, name=NAME)
+        service = Worker.options(num_replicas=REPLICAS, **options).as_service(str(ledger), work_s, start_s, name=name)
         crowd = this_host().spawn_procs({"crowds": PROCESSES}, name="crowd").spawn("crowd", Crowd)
         service.initialized.get(BOUND_S)
         crowd.initialized.get(BOUND_S)
@@ -162,7 +169,7 @@ def run(
             here = pool.submit(lambda: asyncio.run(_call_all(service, "script", seconds)))
             end_s = time.monotonic() + seconds
             while time.monotonic() < end_s:
-                churn.killed += kill_one(chance)
+                churn.killed += kill_one(chance, name)
                 time.sleep(every_s)
             churn.add(here.result())
         for callers in afar:
@@ -174,18 +181,18 @@ def run(
         churn.judge(ledger)
         service.stop().get(BOUND_S)
         crowd.stop().get(BOUND_S)
-    churn.orphans = _replicas()
+    churn.orphans = _replicas(name)
     churn.wrong += [f"a process is left: {words}" for words in churn.orphans]
     return churn
 
 
-def _replicas() -> list[str]:
-    """The replicas that run, below this process or left by it."""
+def _replicas(service: str) -> list[str]:
+    """The replicas of a service that run, below this process or left by it."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = " ".join(process.cmdline())
-            if f" {NAME}-" in words and process.username() == psutil.Process().username():
+            if f" {service}-" in words and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(words)
     return found
 
