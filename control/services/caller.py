@@ -34,6 +34,9 @@ _courier = Courier()
 _callers: weakref.WeakValueDictionary[int, Caller] = weakref.WeakValueDictionary()
 _callers_lock = threading.Lock()
 
+_needed: set[Caller] = set()
+"""Those with which requests wait, so that they stay although nobody else may hold them or their service."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Address:
@@ -105,6 +108,7 @@ class Caller:
         with self._lock:
             if self._version < 0 and self._ended is None:
                 self._when_known.append(act)
+                self._stay_if_needed()
                 return
             numbers = self._router.numbers or _SOMEBODY
         act(numbers)
@@ -174,7 +178,7 @@ class Caller:
                 self._router.lose(seat)
             self._release(attempt)
         if not request.is_bound() and may_retry(request.spec, error, request.attempts, self._address.retries):
-            _courier.submit(lambda: self._submit_again(request))
+            self._hand_on(request)
         else:
             request.fail(request.lost(self._address.name, seat, error) if is_dead else error)
 
@@ -207,6 +211,13 @@ class Caller:
             heapq.heappush(self._waiting, request)
         else:
             self._parked.append(request)
+        self._stay_if_needed()
+
+    def _stay_if_needed(self) -> None:
+        if self._parked or self._waiting or self._when_known:
+            _needed.add(self)
+        else:
+            _needed.discard(self)
 
     def _pick(self, request: Request, *, in_turn: bool = False) -> Seat | None:
         try:
@@ -254,6 +265,15 @@ class Caller:
             raise
         return True
 
+    def _hand_on(self, request: Request) -> None:
+        """Have a request sent to another replica; it has been accepted, and waits for however many others wait."""
+        with self._lock:
+            if request.in_turn and self._ended is None and not self._process.closing:
+                self._keep(request)
+                self._begin_dispatch()
+                return
+        _courier.submit(lambda: self._submit_again(request))
+
     def _submit_again(self, request: Request) -> None:
         try:
             self.submit(request)
@@ -277,6 +297,7 @@ class Caller:
             has_work = bool(self._parked) and not self._is_flushing
             self._is_flushing = self._is_flushing or has_work
             self._begin_dispatch()
+            self._stay_if_needed()
         for act in waiting:
             _courier.submit(lambda act=act: act(self._router.numbers))  # type: ignore[misc]
         if has_work:
@@ -292,6 +313,7 @@ class Caller:
             kept = [*self._parked, *sorted(self._waiting)]
             self._parked, self._waiting = [], []
             asking, self._when_known = self._when_known, []
+            self._stay_if_needed()
         for request in kept:
             request.fail(ended)
         for act in asking:
@@ -318,6 +340,7 @@ class Caller:
                         self._parked.append(request)
                 if not ready:
                     self._is_flushing = False
+                    self._stay_if_needed()
                     return
             for request, seat in ready:
                 if not self._send_kept(request, seat):
@@ -331,6 +354,7 @@ class Caller:
                 seat = self._pick(self._waiting[0], in_turn=True) if self._waiting else None
                 if seat is None:
                     self._is_dispatching = False
+                    self._stay_if_needed()
                     return
                 request = heapq.heappop(self._waiting)
             if not self._send_kept(request, seat):
@@ -341,7 +365,7 @@ class Caller:
         """Send what has waited; False if its replica is known to be dead."""
         try:
             return self._send(request, seat)
-        except ControlError as error:
+        except Exception as error:  # noqa: BLE001  (whoever waits is told, and those behind it go on)
             request.fail(error)
             return True
 

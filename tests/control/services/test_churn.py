@@ -1,6 +1,7 @@
 """Which requests are handed on when replicas die, and which replicas are replaced."""
 
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -65,6 +66,14 @@ def test_a_request_that_kills_whoever_opens_it_is_not_handed_on_for_ever(service
         service.note.route(KillsWhoOpensIt()).get(PATIENCE_S)  # type: ignore[arg-type]
     service.initialized.get(PATIENCE_S)
     assert sum(each.restarts for each in service.metrics().get(PATIENCE_S)) == before + 1 + 3
+
+
+def test_requests_wait_for_the_first_replica_although_nobody_holds_their_service() -> None:
+    request = Worker.options(num_replicas=1).as_service(name="dropped").double.route(4)
+    everywhere = Worker.options(num_replicas=1).as_service(name="dropped, too").double.fanout(5)
+    gc.collect()
+    assert request.get(PATIENCE_S) == 8
+    assert list(everywhere.get(PATIENCE_S)) == [10]
 
 
 def test_endpoints_that_answer_several_requests_together_get_them_all() -> None:
