@@ -189,20 +189,28 @@ class Endpoint:
         self._post(runtime.current(), payload, OneReply(future, awaited), index)
         return future
 
-    def _post(self, process: Process, payload: Payload, reply: Reply, index: int = 0) -> None:
+    def _post(self, process: Process, payload: Payload, reply: Reply, index: int = 0, port: int = 0) -> None:
         """Send what has been checked and packed before to one actor; ``reply`` takes what comes back.
+
+        Args:
+            process: this one.
+            payload: the packed arguments.
+            reply: what stands behind the port for the answer.
+            index: of the actor in the mesh.
+            port: a number that has been reserved for the port; 0 takes the next.
 
         Raises:
             BackpressureError: there was no room in time; nobody waits for the reply then.
         """
+        port = port or process.ports.reserve()
         if tracing.tracer is not None:
             with tracing.tracer.sending(self._described(index, is_awaited=True)) as sending:
-                port = process.ports.open(sending.until(reply))
+                process.ports.open_at(port, sending.until(reply))
                 envelope = Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port)
                 envelope.trace = sending.traceparent
                 process.send(self._members[index], envelope)
             return
-        port = process.ports.open(reply)
+        process.ports.open_at(port, reply)
         process.send(self._members[index], Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port))
 
     def _notice(self) -> int:

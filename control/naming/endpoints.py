@@ -111,6 +111,20 @@ class Endpoints:
         Args:
             surely: only one of which we have heard lately, for a call that must not be lost on its way.
         """
+        while (best := self._choose_ready(surely=surely)) is not None and best.channel.let_go_if_ended():
+            self._put_back(best)
+        return best
+
+    def _put_back(self, endpoint: Endpoint) -> None:
+        """Note that a call was not sent, since the connection has ended."""
+        with self._lock:
+            endpoint.outstanding -= 1
+            endpoint.handle = self.pinned  # whoever answers there the next time may be another
+            is_unused = endpoint.is_gone and endpoint.outstanding == 0
+        if is_unused:
+            endpoint.channel.close()
+
+    def _choose_ready(self, *, surely: bool) -> Endpoint | None:
         with self._lock:
             ready = [endpoint for endpoint in self._known.values() if endpoint.is_ready]
             if self._is_stale or not ready:

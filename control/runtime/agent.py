@@ -15,6 +15,7 @@ from control.actor import ActorInterface
 from control.errors import ControlError, ThreadLimitError
 from control.failure import MeshFailure
 from control.future import Future
+from control.runtime.begins import BeginLog
 from control.runtime.cell import Cell
 from control.runtime.executor import AsyncExecutor, SyncExecutor
 from control.runtime.inquiry import activity
@@ -47,6 +48,7 @@ class Agent:
             "obituary": self._obituary,
             "activity": self._activity,
             "ready": self._ready,
+            "begins": self._begins,
             "watch": self._watch,
             "link": self._link,
             "controller": self._controller,
@@ -195,6 +197,16 @@ class Agent:
                 self._acknowledge(sender, envelope, ready)
 
         cell.ready.add_done_callback(settled)
+
+    def _begins(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Have an actor write down what it begins to handle from now on, and answer where."""
+        cell = self._process.cells.find(envelope.target)
+        if cell is None:
+            self._process.cells.answer_for(Mail(sender, envelope))
+            return
+        if cell.begins is None:
+            cell.begins = BeginLog()
+        self._acknowledge(sender, envelope, Future.of(cell.begins.address))
 
     def _watch(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Answer once an actor has ended, with its failure if it had one."""

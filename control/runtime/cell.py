@@ -26,6 +26,7 @@ from control.wire.envelope import Kind, Payload
 from control.wire.payload import pack, unpack
 
 if TYPE_CHECKING:
+    from control.runtime.begins import BeginLog
     from control.runtime.executor import Executor
     from control.runtime.history import Event
     from control.runtime.process import Process
@@ -77,6 +78,8 @@ class Cell:
         self.is_winding_up = False
         """Whether its last message is behind it and its cleanup has begun."""
         self.executor: Executor | None = None
+        self.begins: BeginLog | None = None
+        """Where it writes down what it begins to handle, if somebody wants to know that after its death."""
         self.instance = ActorInstance(self, request.creator)
         self.context = Context(self.instance, rank, request.extent)
         """What `context` returns where no message is being handled."""
@@ -201,6 +204,8 @@ class Cell:
         envelope = mail.envelope
         assert self._interface is not None  # messages are handled once the actor is constructed
         assert self._actor is not None
+        if self.begins is not None:
+            self.begins.take(mail)
         current_context.set(Context(self.instance, envelope.rank, envelope.extent))
         port: Port[Any] | None = None
         has_begun = False
@@ -213,6 +218,8 @@ class Cell:
                 args, kwargs = unpack(envelope.payload, _ARGUMENTS)
             method = getattr(self._actor, spec.name)
             has_begun = True
+            if self.begins is not None:
+                self.begins.begin()
             if spec.explicit_response_port:
                 number = envelope.reply_to if envelope.wants_reply else 0
                 port = Port(ReplyAddress(mail.sender, number, envelope.rank), True, owed=bool(number))

@@ -132,6 +132,10 @@ class PortTable:
         self._open[number] = reply
         return number
 
+    def reserve(self) -> int:
+        """A number for `open_at`; never 0."""
+        return next(self._numbers)
+
     def open_at(self, number: int, reply: Reply) -> None:
         """Open a port with a number of the caller's choice."""
         self._open[number] = reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import secrets
 import threading
 import weakref
@@ -16,12 +17,13 @@ from control.errors import BackpressureError, ControlError, ServiceEndedError, S
 from control.future import Future
 from control.mesh import ActorMesh
 from control.runtime import job as runtime
+from control.runtime.begins import BeginView, Fate, ProcessGoneError
 from control.runtime.process import Process
 from control.services.courier import Courier
 from control.services.requests import Attempt, Binding, Request
 from control.services.retry import may_retry
 from control.services.router import Router, Seat, Tally
-from control.services.table import ReplicaState, Table
+from control.services.table import Place, ReplicaState, Table
 
 _SOMEBODY = (0,)
 """The numbers of the replicas of a service that has ended: a request to any of them says so."""
@@ -31,6 +33,9 @@ _courier = Courier()
 
 _callers: weakref.WeakValueDictionary[int, Caller] = weakref.WeakValueDictionary()
 _callers_lock = threading.Lock()
+
+_needed: set[Caller] = set()
+"""Those with which requests wait, so that they stay although nobody else may hold them or their service."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,7 +71,9 @@ def caller_of(address: Address) -> Caller:
 class Caller:
     """Sends requests of this process to the replicas of a service, and sees them through. For any thread.
 
-    Where there is no replica to send to, requests wait here. So one that dies before it was up has had none.
+    Where there is no replica to send to, requests wait here. So one that dies before it was up has had none. Requests
+    that a replica handles one at a time wait here, too, while all replicas have enough to do: so the oldest is the
+    next, also if it has been with a replica that died, and little is with any replica when that dies.
     """
 
     def __init__(self, address: Address) -> None:
@@ -74,10 +81,13 @@ class Caller:
         self._process = runtime.current()
         self._id = secrets.token_hex(8)
         self._lock = threading.RLock()  # a session that is collected is closed, wherever that happens
-        self._router = Router()
+        self._router = Router(self._prepare)
         self._version = -1
         self._parked: list[Request] = []
         self._is_flushing = False
+        self._waiting: list[Request] = []
+        """Those that are handled one at a time, as a heap: the oldest first."""
+        self._is_dispatching = False
         self._when_known: list[Callable[[tuple[int, ...]], None]] = []
         self._ended: ServiceEndedError | None = None
 
@@ -98,6 +108,7 @@ class Caller:
         with self._lock:
             if self._version < 0 and self._ended is None:
                 self._when_known.append(act)
+                self._stay_if_needed()
                 return
             numbers = self._router.numbers or _SOMEBODY
         act(numbers)
@@ -127,13 +138,34 @@ class Caller:
         with self._lock:
             if attempt.is_over:
                 return False
-            attempt.is_over = True
-            seat.outstanding -= 1
+            if attempt.request.in_turn:
+                self._router.answered(seat, attempt.begin_ns, attempt.begin_ns + elapsed)
+            self._release(attempt)
             tally.done += 1
             tally.errors += is_error
             tally.total_ns += elapsed
             tally.longest_ns = max(tally.longest_ns, elapsed)
             return True
+
+    def process_lost(self, attempt: Attempt, error: SupervisionError) -> None:
+        """Take note that the replica is gone, and find out whether it had begun the request."""
+
+        def judge() -> None:
+            fate, request = attempt.fate(), attempt.request
+            if fate is Fate.UNTOUCHED:
+                request.attempts -= 1
+            # What is in a request may kill whoever opens it: it must not kill them all.
+            is_harmless = fate is Fate.UNTOUCHED or request.attempts <= self._address.retries
+            error.is_unhandled = fate is not Fate.PERHAPS_BEGUN and is_harmless
+            self.failed(attempt, error, is_dead=True)
+
+        begins = attempt.seat.begins
+        if begins is None or begins.is_final():
+            judge()
+            return
+        with self._lock:
+            self._router.lose(attempt.seat)
+        _courier.submit(judge)
 
     def failed(self, attempt: Attempt, error: SupervisionError, *, is_dead: bool) -> None:
         """Take note that no answer will come, and have the request sent again where that is safe."""
@@ -141,13 +173,12 @@ class Caller:
         with self._lock:
             if attempt.is_over:
                 return
-            attempt.is_over = True
-            seat.outstanding -= 1
             seat.tally.lost += 1
             if is_dead:
                 self._router.lose(seat)
+            self._release(attempt)
         if not request.is_bound() and may_retry(request.spec, error, request.attempts, self._address.retries):
-            _courier.submit(lambda: self._submit_again(request))
+            self._hand_on(request)
         else:
             request.fail(request.lost(self._address.name, seat, error) if is_dead else error)
 
@@ -160,35 +191,68 @@ class Caller:
             if self._ended is not None:
                 request.fail(self._ended)
                 return None
-            if not self._is_flushing and self._version >= 0:  # nothing overtakes what waits
-                seat = self._pick(request)
-                if request.future.done():
-                    return None
-            if seat is None:
-                if len(self._parked) >= bounds.settings().max_unhandled:
-                    raise BackpressureError(
-                        f"{len(self._parked)} requests wait already for a replica of {self._address.name}"
-                    )
-                self._parked.append(request)
+            is_full = len(self._parked) + len(self._waiting) >= bounds.settings().max_unhandled
+            if self._version < 0:
+                pass
+            elif not request.in_turn:
+                if not self._is_flushing:  # nothing overtakes what waits
+                    seat = self._pick(request)
+            elif is_full or not self._waiting:
+                seat = self._pick(request, in_turn=not is_full)  # if here is no room, the replica has the sender wait
+            if seat is None and not request.future.done():
+                if is_full:
+                    count = len(self._parked) + len(self._waiting)
+                    raise BackpressureError(f"{count} requests wait already for a replica of {self._address.name}")
+                self._keep(request)
             return seat
 
-    def _pick(self, request: Request) -> Seat | None:
+    def _keep(self, request: Request) -> None:
+        if request.in_turn:
+            heapq.heappush(self._waiting, request)
+        else:
+            self._parked.append(request)
+        self._stay_if_needed()
+
+    def _stay_if_needed(self) -> None:
+        if self._parked or self._waiting or self._when_known:
+            _needed.add(self)
+        else:
+            _needed.discard(self)
+
+    def _pick(self, request: Request, *, in_turn: bool = False) -> Seat | None:
         try:
-            seat = request.pick(self._address.name, self._router)
+            seat = request.pick(self._address.name, self._router, in_turn=in_turn)
         except SupervisionError as error:
             request.fail(error)
             return None
         if seat is not None:
             seat.outstanding += 1
+            seat.in_turn += request.in_turn
         return seat
+
+    def _release(self, attempt: Attempt) -> None:
+        """Count an attempt out; the next request may take its place."""
+        attempt.is_over = True
+        self._count_out(attempt.request, attempt.seat)
+
+    def _count_out(self, request: Request, seat: Seat) -> None:
+        seat.outstanding -= 1
+        seat.in_turn -= request.in_turn
+        if self._waiting:
+            self._begin_dispatch()
+
+    def _begin_dispatch(self) -> None:
+        if self._waiting and not self._is_dispatching:
+            self._is_dispatching = True
+            _courier.submit(self._dispatch)
 
     def _send(self, request: Request, seat: Seat) -> bool:
         """Send a request to a replica; False if that is known to be dead, so that nothing was sent."""
         process = self._process
         if _is_unreachable(process, seat):
             with self._lock:
-                seat.outstanding -= 1
                 self._router.lose(seat)
+                self._count_out(request, seat)
             return False
         request.attempts += 1
         attempt = Attempt(self, request, seat)
@@ -197,10 +261,18 @@ class Caller:
         except BaseException:
             with self._lock:
                 if not attempt.is_over:
-                    attempt.is_over = True
-                    seat.outstanding -= 1
+                    self._release(attempt)
             raise
         return True
+
+    def _hand_on(self, request: Request) -> None:
+        """Have a request sent to another replica; it has been accepted, and waits for however many others wait."""
+        with self._lock:
+            if request.in_turn and self._ended is None and not self._process.closing:
+                self._keep(request)
+                self._begin_dispatch()
+                return
+        _courier.submit(lambda: self._submit_again(request))
 
     def _submit_again(self, request: Request) -> None:
         try:
@@ -224,6 +296,8 @@ class Caller:
             self._version = table.version
             has_work = bool(self._parked) and not self._is_flushing
             self._is_flushing = self._is_flushing or has_work
+            self._begin_dispatch()
+            self._stay_if_needed()
         for act in waiting:
             _courier.submit(lambda act=act: act(self._router.numbers))  # type: ignore[misc]
         if has_work:
@@ -236,11 +310,13 @@ class Caller:
         ended = ServiceEndedError(f"service {self._address.name} {reason}", failure, is_unhandled=True)
         with self._lock:
             self._ended = ended
-            parked, self._parked = self._parked, []
-            waiting, self._when_known = self._when_known, []
-        for request in parked:
+            kept = [*self._parked, *sorted(self._waiting)]
+            self._parked, self._waiting = [], []
+            asking, self._when_known = self._when_known, []
+            self._stay_if_needed()
+        for request in kept:
             request.fail(ended)
-        for act in waiting:
+        for act in asking:
             act(_SOMEBODY)
 
     def is_part_of_a_job(self) -> bool:
@@ -264,17 +340,45 @@ class Caller:
                         self._parked.append(request)
                 if not ready:
                     self._is_flushing = False
+                    self._stay_if_needed()
                     return
             for request, seat in ready:
-                self._send_parked(request, seat)
+                if not self._send_kept(request, seat):
+                    with self._lock:
+                        self._parked.insert(0, request)
 
-    def _send_parked(self, request: Request, seat: Seat) -> None:
-        try:
-            if not self._send(request, seat):
+    def _dispatch(self) -> None:
+        """Send what waits for its turn, the oldest first, as long as replicas have too little to do."""
+        while True:
+            with self._lock:
+                seat = self._pick(self._waiting[0], in_turn=True) if self._waiting else None
+                if seat is None:
+                    self._is_dispatching = False
+                    self._stay_if_needed()
+                    return
+                request = heapq.heappop(self._waiting)
+            if not self._send_kept(request, seat):
                 with self._lock:
-                    self._parked.insert(0, request)
-        except ControlError as error:
+                    heapq.heappush(self._waiting, request)
+
+    def _send_kept(self, request: Request, seat: Seat) -> bool:
+        """Send what has waited; False if its replica is known to be dead."""
+        try:
+            return self._send(request, seat)
+        except Exception as error:  # noqa: BLE001  (whoever waits is told, and those behind it go on)
             request.fail(error)
+            return True
+
+    def _prepare(self, seat: Seat, place: Place) -> None:
+        """Map what a replica writes down of the requests that it begins, before it gets any from here."""
+        if place.begins is None:
+            return
+        try:
+            seat.begins = BeginView(place.begins, self._process.me.id)
+        except ProcessGoneError:
+            seat.is_lost = True
+        except OSError:
+            return  # on another machine: requests that are with it when it dies may have been handled
 
     def _report(self) -> dict[int, Tally]:
         with self._lock:

@@ -33,6 +33,9 @@ _GRACE_S = 1.0
 _ABSENT = object()
 """In place of the result of a replica that was left out."""
 
+_AGAIN = object()
+"""In place of the result of a replica that died: its successor is to be called."""
+
 _MISSES = 2
 """Health checks in a row that a replica fails before it is replaced."""
 
@@ -54,7 +57,11 @@ class Keeper(Actor):
         self._restarts: Counter[int] = Counter()
         self._lives: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
-        """In a row, of replicas that had not been up for long."""
+        """In a row, of replicas that had been of no use, while no other came up."""
+        self._begun_s: dict[int, float] = {}
+        """When the present replica of a number began to start."""
+        self._came_up_s: dict[int, float] = {}
+        """When a replica of a number last came up."""
         self._order = asyncio.Lock()
         """Held by whoever changes the replicas on purpose: one such change follows another."""
         self._me = context().actor_instance
@@ -119,8 +126,7 @@ class Keeper(Actor):
             places = asyncio.Semaphore(width)
 
             async def one(number: int) -> Any:
-                async with places:
-                    return await self._update(number, method, args, kwargs, is_skipped=is_skipping)
+                return await self._update(number, places, method, args, kwargs, is_skipped=is_skipping)
 
             results = await asyncio.gather(*map(one, sorted(self._replicas)), return_exceptions=True)
             for result in results:
@@ -180,6 +186,7 @@ class Keeper(Actor):
         await asyncio.sleep(delay_s)
         if is_void():
             return  # it has been scaled away
+        self._begun_s[number] = time.monotonic()
         host = self._placement.choose(number, (each.host for each in self._replicas.values() if each is not None))
         try:
             replica = await Replica.start(self._blueprint, number, life, host)
@@ -205,6 +212,7 @@ class Keeper(Actor):
             return
         if replica.state is ReplicaState.STARTING:
             replica.state = ReplicaState.READY
+            self._came_up_s[number] = time.monotonic()
             self._publish()
 
     def _lose(self, replica: Replica, reason: str) -> bool:
@@ -216,12 +224,15 @@ class Keeper(Actor):
             self._replicas[number] = None  # whoever drains it goes on
             self._publish()
             return True
-        return self._try_again(number, is_early=replica.has_been_up_for() < self._options.stable_s)
+        return self._try_again(number, is_early=not replica.has_been_of_use(self._options.stable_s))
 
     def _try_again(self, number: int, *, is_early: bool) -> bool:
         """Start a replica again; False where that has been done in vain too often."""
         options = self._options
-        deaths = self._deaths[number] = self._deaths[number] + 1 if is_early else 0
+        begun_s = self._begun_s[number]
+        others_came_up = any(at > begun_s for other, at in self._came_up_s.items() if other != number)
+        # Where others come up meanwhile, neither the class is at fault nor the machine: it was killed as they were.
+        deaths = self._deaths[number] = self._deaths[number] + 1 if is_early and not others_came_up else 0
         if deaths > options.max_restarts:
             return False
         self._restarts[number] += 1
@@ -247,33 +258,52 @@ class Keeper(Actor):
         self._publish()
 
     async def _update(
+        self,
+        number: int,
+        places: asyncio.Semaphore,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_skipped: bool,
+    ) -> Any:
+        """Call a replica once it is up and there is a place; its successor if it dies and the endpoint allows it."""
+        while True:
+            if not is_skipped:
+                await self._until(lambda: self._is_up(number))  # others have the place meanwhile
+            async with places:
+                if self._is_up(number):
+                    result = await self._update_one(number, method, args, kwargs, is_skipped=is_skipped)
+                    if result is not _AGAIN:
+                        return result
+                elif is_skipped:
+                    return _ABSENT
+
+    async def _update_one(
         self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_skipped: bool
     ) -> Any:
-        """Take a replica out of the routing for one call; on its successor if it dies and the endpoint allows it."""
-        while True:
-            if is_skipped and not self._is_up(number):
+        """Take a replica that is up out of the routing for one call."""
+        replica = self._replicas[number]
+        assert replica is not None  # it is up
+        replica.state = ReplicaState.UPDATING
+        self._publish()
+        await self._audience.know(self._audience.version)
+        try:
+            return await replica.call(method, args, kwargs)
+        except SupervisionError as error:
+            if error.failure is None and self._replicas.get(number) is replica:
+                raise  # it lives, and has only dropped its answer
+            await self._until(lambda: self._replicas.get(number) is not replica)
+            if is_skipped:
                 return _ABSENT
-            await self._until(lambda: self._is_up(number))
-            replica = self._replicas[number]
-            assert replica is not None  # it is up
-            replica.state = ReplicaState.UPDATING
-            self._publish()
-            await self._audience.know(self._audience.version)
-            try:
-                return await replica.call(method, args, kwargs)
-            except SupervisionError as error:
-                if error.failure is None and self._replicas.get(number) is replica:
-                    raise  # it lives, and has only dropped its answer
-                await self._until(lambda replica=replica: self._replicas.get(number) is not replica)  # type: ignore[misc]
-                if is_skipped:
-                    return _ABSENT
-                if not (error.is_unhandled or getattr(replica.actors, method).spec.is_idempotent):
-                    message = f"replica {number} of {self._blueprint.service} died in {method}: {error}"
-                    raise ReplicaLostError(self._blueprint.service, number, message, error.failure) from error
-            finally:
-                if replica.state is ReplicaState.UPDATING:
-                    replica.state = ReplicaState.READY
-                    self._publish()
+            if error.is_unhandled or getattr(replica.actors, method).spec.is_idempotent:
+                return _AGAIN
+            message = f"replica {number} of {self._blueprint.service} died in {method}: {error}"
+            raise ReplicaLostError(self._blueprint.service, number, message, error.failure) from error
+        finally:
+            if replica.state is ReplicaState.UPDATING:
+                replica.state = ReplicaState.READY
+                self._publish()
 
     # Health
 
@@ -312,7 +342,9 @@ class Keeper(Actor):
         return Table(
             self._audience.version,
             tuple(
-                Place(number, replica.state, replica.entry) if replica else Place(number, ReplicaState.DOWN, None)
+                Place(number, replica.state, replica.entry, replica.begins)
+                if replica
+                else Place(number, ReplicaState.DOWN, None)
                 for number, replica in sorted(self._replicas.items())
             ),
         )

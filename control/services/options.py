@@ -40,9 +40,9 @@ class ServiceOptions:
         health_interval_s: seconds from one check to the next.
         health_timeout_s: seconds for an answer; the longest request has to fit in, since checks wait in their turn.
         retries: how often a request to an `idempotent` endpoint is sent again when its replica has died.
-        max_restarts: how many times in a row a replica may die before it has been up for ``stable_s``; after that the
-            service fails.
-        stable_s: seconds.
+        max_restarts: how many times in a row a replica may die before it has been of use, while no other came up; after
+            that the service fails.
+        stable_s: a replica has been of use when it has been up for so many seconds, or has come to its second request.
         backoff_s: seconds until the second replacement in a row; it doubles each time, up to ten seconds. The first
             replacement starts at once.
         drain_timeout_s: seconds that a replica has to finish its sessions and its requests before it is stopped.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from control.future import Future
 from control.hosts import HostMesh
 from control.mesh import ActorMesh, ProcMesh
 from control.runtime import job as runtime
+from control.runtime.begins import BeginAddress, BeginView, ProcessGoneError
 from control.services import gpus
 from control.services.conductor import Conductor
 from control.services.options import ServiceOptions
@@ -50,6 +52,7 @@ class Replica:
         entry: the actor that takes its requests.
         state: where it is in its life.
         misses: health checks in a row that it has failed.
+        begins: where it writes down which requests it has begun, once it is up.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Replica:
         )
         self.state = ReplicaState.STARTING
         self.misses = 0
+        self.begins: BeginAddress | None = None
+        self._view: BeginView | None = None
         self._there = there
         self._gpus = taken
         self._setup = options.setup
@@ -100,7 +105,14 @@ class Replica:
         await self.entry.initialized
         if self._setup is not None:
             await self.call(self._setup, (self.actors,), {})
+        await self._open_begins()
         self._ready_at = time.monotonic()
+
+    async def _open_begins(self) -> None:
+        process = runtime.current()
+        self.begins = await process.request(self.entry.root_members[0], "begins", (), target=self.entry.uid)
+        with contextlib.suppress(OSError, ProcessGoneError):  # it runs elsewhere; or its end is about to be told
+            self._view = BeginView(self.begins, process.me.id)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         """Call it as callers do: in its turn among the requests of others."""
@@ -109,9 +121,11 @@ class Replica:
             return answer
         return self.entry.conduct.call_one(method, args, kwargs)
 
-    def has_been_up_for(self) -> float:
-        """Seconds since it came up; 0.0 where it has not."""
-        return 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
+    def has_been_of_use(self, stable_s: float) -> bool:
+        """Whether it has been up for so many seconds, or had come to its second request: it lived through one."""
+        if self._view is not None and self._view.count > 1:
+            return True
+        return self._ready_at is not None and time.monotonic() - self._ready_at >= stable_s
 
     async def check(self, endpoint: str, timeout_s: float) -> str | None:
         """Ask it whether it is well; what is wrong where it is not.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from control.errors import LinkError, ReplicaLostError, SessionLostError, Superv
 from control.future import Future
 from control.marking import EndpointSpec
 from control.port import Port
+from control.runtime.begins import Fate
 from control.runtime.messages import Loss
 from control.runtime.process import Process
 from control.runtime.replies import open_reply, open_supervision
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from control.services.caller import Caller
 
 
+_numbers = itertools.count()
+
+
 class Request:
     """A request to whichever replica has the least to do.
 
@@ -30,9 +35,15 @@ class Request:
         payload: the arguments of that, packed: they are as they were when the request was made, however often it is
             sent.
         ports: those among the arguments through which somebody waits for an answer.
+
+    Attributes:
+        number: those that were made later have higher ones.
+        in_turn: whether a replica handles it and its like one at a time, and any replica will do. Then it may wait at
+            the caller while all of them have enough to do.
+        attempts: how often it was sent to a replica that may have opened it.
     """
 
-    __slots__ = ("attempts", "endpoint", "future", "payload", "ports", "spec")
+    __slots__ = ("attempts", "endpoint", "future", "in_turn", "number", "payload", "ports", "spec")
 
     def __init__(self, spec: EndpointSpec, endpoint: str, payload: Payload, ports: list[Port[Any]]) -> None:
         self.spec = spec
@@ -41,14 +52,24 @@ class Request:
         self.ports = ports
         self.future: Future[Any] = Future()
         self.attempts = 0
+        self.number = next(_numbers)
+        self.in_turn = not (spec.concurrent or spec.explicit_response_port)
 
-    def pick(self, service: str, router: Router) -> Seat | None:
+    def __lt__(self, other: Request) -> bool:
+        return self.number < other.number
+
+    def pick(self, service: str, router: Router, *, in_turn: bool = False) -> Seat | None:
         """The replica to send it to; None if it has to wait for one.
+
+        Args:
+            service: name of the service.
+            router: which knows the replicas.
+            in_turn: wait where all of them have enough to do, too.
 
         Raises:
             ReplicaLostError: there will be none.
         """
-        return router.choose()
+        return router.choose(in_turn=in_turn)
 
     def lost(self, service: str, seat: Seat, error: SupervisionError) -> ReplicaLostError:
         """What the caller is told if it is not sent again."""
@@ -76,7 +97,8 @@ class Request:
         """
         for port in self.ports:
             port._link(attempt.seat.entry._actors(), ())
-        attempt.endpoint._post(process, self.payload, attempt)
+        attempt.port = process.ports.reserve()  # known before anybody can tell that the replica is lost
+        attempt.endpoint._post(process, self.payload, attempt, port=attempt.port)
 
 
 class PlaceRequest(Request):
@@ -105,8 +127,9 @@ class PlaceRequest(Request):
         self._number = number
         self._is_skipped = is_skipped
         self.is_void = False
+        self.in_turn = False
 
-    def pick(self, service: str, router: Router) -> Seat | None:
+    def pick(self, service: str, router: Router, *, in_turn: bool = False) -> Seat | None:
         """The replica that has the number."""
         seat = router.seat(self._number)
         if seat is not None and seat.state is not ReplicaState.STARTING:
@@ -150,8 +173,9 @@ class SessionRequest(Request):
     ) -> None:
         super().__init__(spec, endpoint, payload, ports)
         self._binding = binding
+        self.in_turn = False
 
-    def pick(self, service: str, router: Router) -> Seat | None:
+    def pick(self, service: str, router: Router, *, in_turn: bool = False) -> Seat | None:
         """The session's replica."""
         seat = self._binding.bind(router)
         if seat is not None and not seat.takes_sessions():
@@ -172,14 +196,26 @@ class SessionRequest(Request):
 class Attempt:
     """One sending of a request; what stands behind the port for its answer (see `control.runtime.ports.Reply`)."""
 
-    __slots__ = ("_caller", "_is_entrusted", "begin_ns", "endpoint", "is_over", "request", "seat")
+    __slots__ = (
+        "_caller",
+        "_is_entrusted",
+        "_taken_before",
+        "begin_ns",
+        "endpoint",
+        "is_over",
+        "port",
+        "request",
+        "seat",
+    )
 
     def __init__(self, caller: Caller, request: Request, seat: Seat) -> None:
         self._caller = caller
         self.request = request
         self.seat = seat
         self.endpoint: Endpoint = getattr(seat.entry, request.endpoint)
+        self.port = 0
         self.is_over = False
+        self._taken_before = 0 if seat.begins is None else seat.begins.count
         self.begin_ns = perf_counter_ns()
         self._is_entrusted = False
 
@@ -200,12 +236,17 @@ class Attempt:
         (awaited,) = self.endpoint._awaited
         if self._is_entrusted or process_id != awaited.process_id:
             return False
-        self._caller.failed(self, awaited.error(loss), is_dead=True)
+        self._caller.process_lost(self, awaited.error(loss))
         return True
 
     def entrust(self, rank: int) -> None:
         """The reply may come from elsewhere."""
         self._is_entrusted = True
+
+    def fate(self) -> Fate:
+        """What the replica, which is gone, had done with it; may wait where the seat's ``begins`` is not final."""
+        begins = self.seat.begins
+        return Fate.PERHAPS_BEGUN if begins is None else begins.fate(self.port, self._taken_before)
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from control.mesh import ActorMesh
-from control.services.table import ReplicaState, Table
+from control.runtime.begins import BeginView
+from control.services.table import Place, ReplicaState, Table
+
+QUEUE_NS = 50_000_000
+"""So much work may wait in the mailbox of a replica. It keeps the replica busy while answers and requests travel; what
+is behind that waits at the caller, the oldest first, for whichever replica comes to it."""
+
+_FEWEST, _MOST = 2, 1024
+"""Requests that may be with a replica at a time, however long or short they take."""
 
 _SESSIONS_GO_ON = frozenset({ReplicaState.READY, ReplicaState.UPDATING, ReplicaState.UNHEALTHY, ReplicaState.DRAINING})
 
@@ -47,7 +55,10 @@ class Seat:
         state: as the keeper told.
         is_lost: whether it is known here to be dead, perhaps before the keeper has said so.
         outstanding: requests that are with it.
+        in_turn: those among them that it handles one at a time.
+        answered_ns: when it last answered one of those.
         sessions: open sessions that are bound to it.
+        begins: where it writes down what it has begun; None where that cannot be read here.
     """
 
     number: int
@@ -56,7 +67,10 @@ class Seat:
     state: ReplicaState
     is_lost: bool = False
     outstanding: int = 0
+    in_turn: int = 0
+    answered_ns: int = 0
     sessions: int = 0
+    begins: BeginView | None = None
 
     def takes_sessions(self) -> bool:
         """Whether a session that is bound to it may go on."""
@@ -64,9 +78,18 @@ class Seat:
 
 
 class Router:
-    """The seats of a service. Not safe to use from several threads at once."""
+    """The seats of a service. Not safe to use from several threads at once.
 
-    def __init__(self) -> None:
+    Args:
+        prepare: told of every seat that comes to be ready for requests, before it is chosen for one; it may find it
+            lost.
+
+    Attributes:
+        limit: how many requests that are handled one at a time should be with a replica: what it handles in `QUEUE_NS`.
+    """
+
+    def __init__(self, prepare: Callable[[Seat, Place], None] = lambda seat, place: None) -> None:
+        self._prepare = prepare
         self._seats: dict[int, Seat] = {}
         """By number of the replica."""
         self._ready: list[Seat] = []
@@ -74,6 +97,8 @@ class Router:
         self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
         self.numbers: tuple[int, ...] = ()
         """Of all replicas, also of those that are down."""
+        self._each_ns = QUEUE_NS // 4
+        self.limit = 4
 
     def update(self, table: Table) -> None:
         """Take note of the service's present replicas. One that has gone takes no part in anything any more."""
@@ -84,6 +109,8 @@ class Router:
             seat = self._seats.get(place.number)
             if seat is None or seat.entry.uid != place.entry.uid:
                 seat = Seat(place.number, place.entry, self._tallies[place.number], place.state)
+            if place.begins is not None and seat.begins is None and not seat.is_lost:
+                self._prepare(seat, place)
             seat.state = place.state
             seats[place.number] = seat
         for seat in self._seats.values():
@@ -97,8 +124,12 @@ class Router:
         seat.is_lost = True
         self._sort()
 
-    def choose(self) -> Seat | None:
-        """The replica with the fewest outstanding requests, the next in turn among equals; None if there is none."""
+    def choose(self, *, in_turn: bool = False) -> Seat | None:
+        """The replica with the fewest outstanding requests, the next in turn among equals; None if there is none.
+
+        Args:
+            in_turn: None, too, where that one has as many as it should have of those that it handles one at a time.
+        """
         ready = self._ready
         count = len(ready)
         if not count:
@@ -112,7 +143,20 @@ class Router:
             seat = ready[index]
             if seat.outstanding < fewest:
                 best, fewest = seat, seat.outstanding
-        return best
+        return None if in_turn and best.in_turn >= self.limit else best
+
+    def answered(self, seat: Seat, begin_ns: int, now_ns: int) -> None:
+        """Learn from an answer how long a replica takes for a request that had its turn among others.
+
+        Args:
+            seat: of the replica.
+            begin_ns: when the request was sent.
+            now_ns: when the answer came.
+        """
+        took_ns = now_ns - max(begin_ns, seat.answered_ns)
+        seat.answered_ns = now_ns
+        self._each_ns += (took_ns - self._each_ns) >> 3
+        self.limit = min(max(QUEUE_NS // (self._each_ns + 1), _FEWEST), _MOST)
 
     def choose_for_session(self) -> Seat | None:
         """The replica with the fewest open sessions, and among equals the fewest requests; None if there is none."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from control.mesh import ActorMesh
+from control.runtime.begins import BeginAddress
 
 
 class ReplicaState(enum.Enum):
@@ -34,11 +35,13 @@ class Place:
         number: of the replica; its successors have the same.
         state: of the one that is there.
         entry: the actor that takes its requests: its only one, or the `Conductor`; None while it is `DOWN`.
+        begins: where that writes down which requests it has begun; None while it is not up.
     """
 
     number: int
     state: ReplicaState
     entry: ActorMesh[Any] | None
+    begins: BeginAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from control.wire.actor_calls import (
 )
 from control.wire.actor_session import VERSION, BadAnswerError, ClientSession
 from control.wire.daemon_threads import DaemonThreads
+from control.wire.tcp_state import ConnectionWatch
 from control.wire.tls import Tls
 
 T = TypeVar("T")
@@ -103,11 +104,23 @@ class ActorChannel:
         self._connection = self._connect()
         self._opening = threading.Lock()
         self._session: ClientSession | None = None
+        self._watch: ConnectionWatch | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether both sides have proven themselves; the connection may have been lost since."""
         return self._session is not None
+
+    def let_go_if_ended(self) -> bool:
+        """Whether the server has closed the connection since it was opened; then the channel is not open any more.
+
+        What is written to such a connection is lost, and gRPC does not look at it before.
+        """
+        session, watch = self._session, self._watch
+        if session is None or watch is None or not watch.has_hung_up():
+            return False
+        self._reconnect(session)
+        return True
 
     def _connect(self) -> _Connection:
         if self._tls is None:
@@ -135,9 +148,10 @@ class ActorChannel:
         if self._is_closed:
             raise self._closed()
         nonce = auth.new_nonce()
+        watch = ConnectionWatch(self.target)
         try:
             answer = self._connection.rpc("OpenSession")(messages.encode_nonce(nonce, VERSION), timeout=timeout)
-            return ClientSession(self._secret, nonce, *messages.decode_session(answer))
+            session = ClientSession(self._secret, nonce, *messages.decode_session(answer))
         except grpc.RpcError as error:
             self._connection = self._connect()
             status, details = error.code(), error.details() or ""
@@ -148,6 +162,9 @@ class ActorChannel:
             raise self._closed() from error
         except BadAnswerError as error:
             raise AuthenticationError(f"{self.target}: {error}") from error
+        watch.begin()
+        self._watch = watch
+        return session
 
     def invoke(self, call: Call, timeout: float | None) -> Answer:
         """Call a method and wait in this thread, at the longest for ``timeout`` seconds.

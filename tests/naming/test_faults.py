@@ -75,15 +75,33 @@ def test_a_call_that_must_not_run_twice_is_not_lost_to_a_server_that_had_gone_be
     assert client.add(1).get(PATIENCE_S) == client.counted.sync() + 2 == 3
 
 
+@pytest.mark.parametrize(("is_same_port", "retries"), [(False, 2), (True, 0)])
+def test_a_server_that_is_killed_and_replaced_between_two_calls_costs_none(
+    host: Hosts, is_same_port: bool, retries: int
+) -> None:
+    first = host(label="first")
+    moving = Moving(first.url())
+    client = calculator(moving, retries=retries)
+    spare = None if is_same_port else host(label="second")
+    for call in (lambda: client.add.sync(1), lambda: client.add(1).get(PATIENCE_S)):
+        assert call() == 3  # so it has been heard of in this very moment
+        first.kill()
+        second = spare or host(port=first.port, label="second")
+        moving.urls = [second.url()]
+        assert call() == 3
+        assert client.counted.sync() == 1
+        first, spare = second, None if is_same_port else host(label="third")
+
+
 def test_without_retries_the_first_failure_is_told_and_the_next_call_finds_the_way(host: Hosts) -> None:
     first, second = host(label="first"), host(label="second")
     moving = Moving(first.url())
     client = calculator(moving)
     assert client.label.sync() == "first"
     first.kill()
-    moving.urls = [second.url()]
-    with pytest.raises((UnreachableError, ConnectionLostError)):
+    with pytest.raises(UnreachableError):
         client.label.sync()
+    moving.urls = [second.url()]
     assert client.label.sync() == "second"
 
 

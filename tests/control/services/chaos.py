@@ -140,12 +140,12 @@ class Thread(threading.Thread):
         self.outcome = asyncio.run(call(self._service, self.name, lambda: time.monotonic() > self._end))
 
 
-def kill_one(chance: random.Random) -> bool:
-    """Kill one replica, up or still starting; False if there is none at the moment."""
+def kill_one(chance: random.Random, service: str = NAME) -> bool:
+    """Kill one replica of a service, up or still starting; False if there is none at the moment."""
     replicas = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            if child.status() != psutil.STATUS_ZOMBIE and any(f"{NAME}-" in word for word in child.cmdline()):
+            if child.status() != psutil.STATUS_ZOMBIE and any(f"{service}-" in word for word in child.cmdline()):
                 replicas.append(child)
     if replicas:
         chance.choice(replicas).kill()

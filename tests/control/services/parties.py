@@ -1,11 +1,22 @@
 """Actors for the tests of services."""
 
+import asyncio
 import os
 import threading
 import time
 from pathlib import Path
 
-from control import Actor, ActorMesh, Port, context, current_rank, endpoint, idempotent
+from control import (
+    Actor,
+    ActorMesh,
+    ControlError,
+    Port,
+    concurrent_endpoint,
+    context,
+    current_rank,
+    endpoint,
+    idempotent,
+)
 from control.services import Service
 
 
@@ -104,6 +115,75 @@ class Client(Actor):
     @endpoint
     async def pids(self) -> list[int]:
         return list(await self.service.pid.fanout())
+
+    @endpoint
+    async def wait_for(self, path: str, count: int) -> list[int | str]:
+        """The answers to so many requests, or the names of the errors in place of them."""
+        futures = [self.service.wait_for.route(path) for _ in range(count)]
+        answers: list[int | str] = []
+        for future in futures:
+            try:
+                answers.append(await future)
+            except ControlError as error:
+                answers.append(type(error).__name__)
+        return answers
+
+
+class KillsWhoOpensIt:
+    """An argument."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (os._exit, (7,))
+
+
+class Batcher(Actor):
+    """Answers so many requests at a time, with their number."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.ports: list[Port[int]] = []
+        self.here = 0
+        self.all_here = asyncio.Event()
+
+    @endpoint(explicit_response_port=True)
+    async def collect(self, port: Port[int], number: int) -> None:
+        self.ports.append(port)
+        if len(self.ports) == self.size:
+            for each in self.ports:
+                each.send(self.size)
+
+    @concurrent_endpoint
+    async def gather(self, number: int) -> int:
+        self.here += 1
+        if self.here == self.size:
+            self.all_here.set()
+        await self.all_here.wait()
+        return self.here
+
+
+class Door(Actor):
+    """Comes up unless a file is there: then when that is gone, and a sign of its own that holds it."""
+
+    def __init__(self, shut: str) -> None:
+        if not os.path.exists(shut):
+            return
+        begin_at(shut)
+        deadline = time.monotonic() + 30
+        while os.path.exists(shut) or os.path.exists(f"{shut}.{os.getpid()}.held"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(shut)
+            time.sleep(0.01)
+
+    @endpoint
+    @idempotent
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    @idempotent
+    def mark(self, path: str) -> int:
+        begin_at(path)
+        return os.getpid()
 
 
 class Fragile(Actor):
