@@ -42,7 +42,8 @@ class Transport:
         on_dial: told when a process is being dialed, on the loop thread.
         find_address: asks where a process of another host listens; on the loop thread.
         home: the IP of the script's host; empty where no other host takes part.
-        heartbeat_s: silence after which a process counts as unreachable.
+        heartbeat_s: silence after which a process counts as unreachable that nobody knows to be alive.
+        unresponsive_s: silence after which one does that is alive for the operating system.
         connect_timeout_s: how long to wait for a process to become reachable.
         certificates: for TLS with other hosts; None: none.
     """
@@ -60,6 +61,7 @@ class Transport:
         find_address: Callable[[ProcessRef], Future[str]],
         home: Callable[[], str],
         heartbeat_s: float,
+        unresponsive_s: float,
         connect_timeout_s: float,
         certificates: Certificates | None = None,
     ) -> None:
@@ -75,7 +77,14 @@ class Transport:
         self._certificates = certificates
         self._connect_timeout_s = connect_timeout_s
         self._links: dict[str, Link] = {}
-        self._heartbeats = Heartbeats(self._links, silence_s=heartbeat_s, lose=self.lose)
+        self._heartbeats = Heartbeats(
+            me,
+            self._links,
+            silence_s=heartbeat_s,
+            unresponsive_s=unresponsive_s,
+            is_elsewhere=self.is_elsewhere,
+            lose=self.lose,
+        )
         self._heard_of_forgotten = (0, 0)
         self._lock = threading.RLock()
         self._dials: dict[str, Dial] = {}
@@ -230,6 +239,7 @@ class Transport:
         """Begin to serve a link over a stream that is authenticated; on the stream's thread."""
         self._tell(self._on_connected, link.peer)
         link.open(stream, greeting=greeting)
+        self._heartbeats.greet(link)
 
     # Dialing
 
