@@ -10,6 +10,7 @@ import pytest
 
 import control
 from control import ActorMesh, FailureKind, SupervisionError, this_host
+from control.settings import adopt, settings
 
 from .actors import Echo, Manager
 from .conftest import PATIENCE_S, Failures, Script, alive, wait_until
@@ -21,11 +22,11 @@ SHORT_S = 0.6
 
 @pytest.fixture(autouse=True)
 def short_heartbeats() -> Iterator[None]:
-    before = control.configure()
+    before = settings()
     control.configure(heartbeat_s=BOUND_S)
     yield
     control.shutdown()
-    control.configure(heartbeat_s=before.heartbeat_s, unresponsive_s=before.unresponsive())
+    adopt(before)
 
 
 @contextmanager

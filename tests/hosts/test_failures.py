@@ -119,7 +119,7 @@ def test_an_agent_that_stands_still_harms_no_running_job(
         assert list(workers.rank.call().get(PATIENCE_S)) == [0, 1, 2, 3]
 
 
-def test_a_process_that_keeps_its_interpreter_lock_is_left_to_its_launcher_and_one_that_is_frozen_is_not(
+def test_a_launcher_on_another_host_vouches_for_a_busy_process_and_not_for_a_frozen_one(
     hosts: HostMesh, workers: ActorMesh[Worker], failures: Failures
 ) -> None:
     silent, other = workers.slice(hosts=0), workers.slice(hosts=1)
@@ -128,11 +128,9 @@ def test_a_process_that_keeps_its_interpreter_lock_is_left_to_its_launcher_and_o
     assert silent.hold_lock.call_one(2 * HEARTBEAT_S).get(PATIENCE_S) == pid
     assert other.ask.call_one(silent).get(PATIENCE_S) == [pid]
 
-    answer = silent.stall.call_one(PATIENCE_S)
     began = time.monotonic()
-    silent.broadcast_stop.broadcast()
     with pytest.raises(SupervisionError, match="is gone"):
-        answer.get(PATIENCE_S)
+        silent.freeze.call_one().get(PATIENCE_S)
     assert time.monotonic() - began < NOTICED_S
     assert "is stopped" in failures.wait().message
     with pytest.raises(ActorError, match="is gone"):
