@@ -61,6 +61,10 @@ class Heartbeats:
         """Let silence alone never count as this peer's death. From any thread."""
         self._patient.add(peer.id)
 
+    def is_patient_with(self, peer: ProcessRef) -> bool:
+        """Whether silence never counts as this peer's death."""
+        return peer.id in self._patient
+
     def greet(self, link: Link) -> None:
         """Show a sign of life on a link; it says where in this host's table of processes this one is found."""
         link.post(Envelope(Kind.PING, os.getpid(), rank=self._namespace))
@@ -81,11 +85,13 @@ class Heartbeats:
                 beat_s = now + interval
                 for link in links:
                     self.greet(link)
+                for process_id in self._doubted.keys() - {link.peer.id for link in links}:
+                    del self._doubted[process_id]  # it has ended in another way
             due_s = min([beat_s, *(self._judge(link, now) for link in links)])
 
     def _judge(self, link: Link, now: float) -> float:
         """Give up a link that has been silent for too long; returns when to look again, if before the next beat."""
-        if link.peer.id in self._patient:
+        if self.is_patient_with(link.peer):
             return math.inf
         silence = now - link.last_heard_s
         limit = JUDGED * self._silence_s

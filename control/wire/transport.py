@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -167,7 +168,7 @@ class Transport:
         return on_stream_thread()
 
     def be_patient_with(self, peer: ProcessRef) -> None:
-        """Let silence alone never count as this peer's death: for the process that launched us."""
+        """Let silence alone never count as this peer's death, nor a dial be too long: for who launched us."""
         self._heartbeats.be_patient_with(peer)
 
     def lose(self, peer: ProcessRef, reason: str) -> None:
@@ -248,7 +249,10 @@ class Transport:
             if link.connected or link.dialing or link.lost or self._closed:
                 return
             link.dialing = True
-        peer, deadline = link.peer, self._loop.time() + self._connect_timeout_s
+        peer = link.peer
+        # One that is frozen answers when it wakes, and the kernel tells of its death: who launched us, and the like.
+        patience_s = math.inf if self._heartbeats.is_patient_with(peer) else self._connect_timeout_s
+        deadline = self._loop.time() + patience_s
         if not self.is_elsewhere(peer):
             self._dial(link, deadline)
         elif not addresses.host_of(peer.address):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 import control
@@ -176,16 +177,45 @@ def test_a_script_that_was_frozen_goes_on_with_its_processes_afterwards(script: 
         below = worker.grow.call_one().get()
         pids = [one.pid.call_one().get() for one in (worker, below)]
         last = time.monotonic()
-        print("ready", flush=True)
+        print(pids[0], flush=True)
         while (now := time.monotonic()) - last < 2:
             last = now
             time.sleep(0.01)
-        time.sleep(1)
+        print("awake", flush=True)
         print([one.pid.call_one().get() for one in (worker, below)] == pids)
         """
     )
-    assert running.line() == "ready"
-    os.kill(running.process.pid, signal.SIGSTOP)
+    worker = int(running.line())
+    for pid in (running.process.pid, worker):
+        os.kill(pid, signal.SIGSTOP)
     time.sleep(3)  # longer than the bound
     os.kill(running.process.pid, signal.SIGCONT)
+    assert running.line() == "awake"
+    os.kill(worker, signal.SIGCONT)
+    assert running.finish() == (0, "True\n", "")
+
+
+def test_a_script_that_was_frozen_while_processes_start_has_them_afterwards(script: Callable[[str], Script]) -> None:
+    running = script(
+        """
+        import control
+        from control import Actor, endpoint, this_host
+
+        class Worker(Actor):
+            @endpoint
+            def works(self):
+                return True
+
+        control.configure(connect_timeout_s=2)
+        procs = this_host().spawn_procs()
+        print("starts", flush=True)
+        print(procs.spawn("worker", Worker).works.call_one().get())
+        """
+    )
+    assert running.line() == "starts"
+    process = psutil.Process(running.process.pid)
+    wait_until(lambda: bool(process.children()), "its process has begun")
+    process.suspend()
+    time.sleep(4)  # longer than the bound
+    process.resume()
     assert running.finish() == (0, "True\n", "")
