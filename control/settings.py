@@ -22,7 +22,8 @@ class Settings:
     Attributes:
         heartbeat_s: a process that shows no sign of life for this long counts as dead, unless the operating system says
             that it is alive: that it is not stopped, and merely short of CPU time or of its interpreter lock.
-        unresponsive_s: then it counts as dead after this long; None: ten times `heartbeat_s`.
+        unresponsive_s: then it counts as dead after this long, without the time for which it was kept from running;
+            None: ten times `heartbeat_s`.
         connect_timeout_s: how long a process may take to be reachable, from its launch.
         stop_timeout_s: how long `stop` waits for an actor to drain its messages and clean up.
         exit_grace_s: how long actors get for their ``__cleanup__`` when the script ends; then they are killed.

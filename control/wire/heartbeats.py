@@ -3,8 +3,9 @@
 The bound is counted from the last sign of life that has come, and judged a tenth before it is over, so that who waits
 is told within it. Silence alone is no proof. A process of this host is looked at first: one that is stopped or gone is
 given up, one that is alive for the kernel is short of CPU time or of its interpreter lock, and has until a second,
-longer bound. A process of another host is left to its launcher there, which looks in the same way, as long as that one
-is heard; only where the whole host is silent does silence decide.
+longer bound, into which the time is not counted for which it was kept from running. A process of another host is left
+to its launcher there, which looks in the same way, as long as that one is heard; only where the whole host is silent
+does silence decide.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Heartbeats:
         self._lose = lose
         self._patient: set[str] = set()
         self._namespace = own_namespace()
-        self._doubted: dict[str, Vitals] = {}
-        """Processes that are silent and alive, with what was seen first."""
+        self._doubted: dict[str, tuple[Vitals, Vitals]] = {}
+        """Processes that are silent and alive, with what was seen first and last."""
 
     def be_patient_with(self, peer: ProcessRef) -> None:
         """Let silence alone never count as this peer's death. From any thread."""
@@ -118,11 +119,12 @@ class Heartbeats:
             return " and has ended"
         if vitals.condition is Condition.UNKNOWN:
             return ""
-        before = self._doubted.setdefault(link.peer.id, vitals)
-        used = f"state {vitals.state}, {vitals.cpu_s - before.cpu_s:.3g} s of CPU time meanwhile"
-        if silence >= self._unresponsive_s:
+        first, last = self._doubted.get(link.peer.id, (vitals, vitals))
+        self._doubted[link.peer.id] = first, vitals
+        if silence - vitals.waited_s(first) >= self._unresponsive_s and not vitals.is_kept_waiting(last):
+            used = f"state {vitals.state}, {vitals.cpu_s - first.cpu_s:.3g} s of CPU time meanwhile"
             return f" though it is not stopped ({used}): it is stuck, or holds the interpreter lock"
-        if before is vitals and self._is_mine(link.peer):
+        if first is vitals and self._is_mine(link.peer):
             _log.warning(
                 "%s (pid %d) has shown no sign of life for %.3g s, but is alive (state %s): it is short of CPU time, "
                 "or something in it holds the interpreter lock. It counts as dead after %g s (unresponsive_s).",

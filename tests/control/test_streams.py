@@ -66,7 +66,7 @@ def test_what_is_done_with_a_stream_after_the_end_of_its_listener_is_void(
 
 
 def test_no_order_in_which_streams_and_listeners_end_aborts_the_process() -> None:
-    command = [sys.executable, "-m", "tests.control.endings", "--times", "300", "--processes", "4"]
+    command = [sys.executable, "-m", "tests.control.endings", "--times", "150", "--processes", "4"]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, (ended.stdout, ended.stderr)
 

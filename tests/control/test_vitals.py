@@ -7,7 +7,7 @@ import sys
 
 from control.wire.vitals import Condition, look_at, own_namespace
 
-from .conftest import REPOSITORY, wait_until
+from .conftest import REPOSITORY, hogs, wait_until
 
 
 def test_what_a_process_goes_through_is_seen() -> None:
@@ -28,6 +28,24 @@ def test_what_a_process_goes_through_is_seen() -> None:
 def test_the_cpu_time_of_a_process_is_counted() -> None:
     before = look_at(os.getpid()).cpu_s
     wait_until(lambda: look_at(os.getpid()).cpu_s > before, "this process has worked")
+
+
+def test_a_process_that_is_kept_from_running_is_told_from_one_that_waits_for_something_else() -> None:
+    with (
+        subprocess.Popen(["sleep", "100"]) as asleep,
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], stdin=subprocess.DEVNULL) as starved,
+        hogs(4, cpu := min(os.sched_getaffinity(0))),
+    ):
+        os.sched_setaffinity(starved.pid, {cpu})
+        os.setpriority(os.PRIO_PROCESS, starved.pid, 19)
+        wait_until(lambda: look_at(asleep.pid).state == "S", "it sleeps")
+        before = look_at(starved.pid), look_at(asleep.pid)
+        wait_until(lambda: look_at(starved.pid).is_kept_waiting(before[0]), "it is seen to wait")
+        wait_until(lambda: look_at(starved.pid).waited_s(before[0]) > 0.1, "its wait is counted")
+        assert not look_at(asleep.pid).is_kept_waiting(before[1])
+        assert look_at(asleep.pid).waited_s(before[1]) < 0.1
+        starved.kill()
+        asleep.kill()
 
 
 def test_processes_of_the_same_table_have_the_same_namespace() -> None:
