@@ -20,7 +20,10 @@ class Settings:
     """Bounds; those that end in ``_s`` are seconds.
 
     Attributes:
-        heartbeat_s: a process that shows no sign of life for this long counts as dead.
+        heartbeat_s: a process that shows no sign of life for this long counts as dead, unless the operating system says
+            that it is alive: that it is not stopped, and merely short of CPU time or of its interpreter lock.
+        unresponsive_s: then it counts as dead after this long, without the time for which it was kept from running;
+            None: ten times `heartbeat_s`.
         connect_timeout_s: how long a process may take to be reachable, from its launch.
         stop_timeout_s: how long `stop` waits for an actor to drain its messages and clean up.
         exit_grace_s: how long actors get for their ``__cleanup__`` when the script ends; then they are killed.
@@ -36,6 +39,7 @@ class Settings:
     """
 
     heartbeat_s: float = 10.0
+    unresponsive_s: float | None = None
     connect_timeout_s: float = 60.0
     stop_timeout_s: float = 30.0
     exit_grace_s: float = 1.0
@@ -53,6 +57,8 @@ class Settings:
             if name == "preload":
                 _check_modules(value)
                 continue
+            if name == "unresponsive_s" and value is None:
+                continue
             least = _LEAST.get(name)
             if least is not None and (not isinstance(value, int) or isinstance(value, bool)):
                 raise TypeError(f"{name} must be an int, not {value!r}")
@@ -62,6 +68,11 @@ class Settings:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
             if value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+
+    def unresponsive(self) -> float:
+        """How long a process may be silent that is alive for the operating system; at least `heartbeat_s`."""
+        bound = 10 * self.heartbeat_s if self.unresponsive_s is None else self.unresponsive_s
+        return max(bound, self.heartbeat_s)
 
     def preloaded(self) -> tuple[str, ...]:
         """The modules to preload, by these settings or else by the environment."""
@@ -85,6 +96,7 @@ _settings = Settings()
 def configure(
     *,
     heartbeat_s: float | None = None,
+    unresponsive_s: float | None = None,
     connect_timeout_s: float | None = None,
     stop_timeout_s: float | None = None,
     exit_grace_s: float | None = None,
@@ -111,6 +123,7 @@ def configure(
     global _settings
     given: dict[str, Any] = {
         "heartbeat_s": heartbeat_s,
+        "unresponsive_s": unresponsive_s,
         "connect_timeout_s": connect_timeout_s,
         "stop_timeout_s": stop_timeout_s,
         "exit_grace_s": exit_grace_s,

@@ -29,7 +29,7 @@ from control.errors import ControlError, HostError
 from control.hosts import protocol
 from control.wire import addresses, engine
 from control.wire.certificates import Certificates
-from control.wire.envelope import Envelope, Kind, ProcessRef
+from control.wire.envelope import JUDGED, Envelope, Kind, ProcessRef
 from control.wire.link import Link
 
 MEMBER = Path(__file__).with_name("member.py")
@@ -38,7 +38,7 @@ _TICK_S = 0.25
 """How often the agent looks whether the scripts still show signs of life."""
 
 _FROZEN_S = 1.0
-"""A tick that took so long means that this process stood still: the scripts deserve a fresh start."""
+"""A tick that took so long means that this process stood still: that time does not count as a script's silence."""
 
 _log = logging.getLogger("control.hosts")
 
@@ -275,8 +275,8 @@ class HostAgent:
         now = time.monotonic()
         for link, job in list(self._jobs.items()):
             if now - before > _FROZEN_S:
-                link.heard()
-            elif now - link.last_heard_s > job.heartbeat_s and not job.is_ending:
+                link.excuse(now - before)
+            elif now - link.last_heard_s > JUDGED * job.heartbeat_s and not job.is_ending:
                 self._script_gone(link, f"its script showed no sign of life for {job.heartbeat_s:g} s")
         return now
 

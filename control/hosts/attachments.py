@@ -15,7 +15,7 @@ from control.future import Future
 from control.hosts.agent_link import AgentLink
 from control.hosts.attaching import Options, attach_one
 from control.runtime import job as runtime
-from control.wire.envelope import ProcessRef
+from control.wire.envelope import BEATS, ProcessRef
 
 if TYPE_CHECKING:
     from control.runtime.process import Process
@@ -72,7 +72,7 @@ class Attachments:
         link.close()
 
     def _beat(self) -> None:
-        while not self.over.wait(self.process.settings.heartbeat_s / 4):
+        while not self.over.wait(self.process.settings.heartbeat_s / BEATS):
             for link in list(self.agents):
                 link.ping()
 

@@ -18,6 +18,8 @@ from control.runtime.worker import EXIT_BINDING, EXIT_BOOTSTRAP, EXIT_THREADS
 from control.settings import Settings
 from control.wire.envelope import NO_SIGN_OF_LIFE, ProcessRef
 
+LATE_S = 1.0
+"""A timer that fires so late was not late alone: this process stood still, and heard nobody meanwhile."""
 EXIT_NOTICE_S = 2.0
 """A child whose link has broken is killed if it has not ended by itself after this long."""
 
@@ -184,8 +186,18 @@ class Children:
         self._loop.add_reader(result.pidfd, self._exited, child, result)
         if child.verdict is not None:
             child.kill(child.verdict)
-        verdict = f"was killed because it did not connect within {self._connect_timeout_s:g} s"
-        self._timers[child.ref.id] = self._loop.call_later(self._connect_timeout_s, child.kill, verdict)
+        self._wait_for_link(child, self._connect_timeout_s)
+
+    def _wait_for_link(self, child: Child, timeout: float) -> None:
+        due = self._loop.time() + timeout
+        self._timers[child.ref.id] = self._loop.call_at(due, self._kill_unconnected, child, due)
+
+    def _kill_unconnected(self, child: Child, due: float) -> None:
+        late = self._loop.time() - due
+        if late > LATE_S:
+            self._wait_for_link(child, min(late, self._connect_timeout_s))
+        else:
+            child.kill(f"was killed because it did not connect within {self._connect_timeout_s:g} s")
 
     def _exited(self, child: Child, launched: Launched) -> None:
         self._loop.remove_reader(launched.pidfd)

@@ -68,6 +68,8 @@ def join_job(config: WorkerConfig) -> None:
     if tracing.is_asked_for():
         tracing.install_if_possible(process)
     process.transport.be_patient_with(config.parent)
+    if not process.transport.is_elsewhere(config.root):
+        process.transport.be_patient_with(config.root)  # the kernel tells of its death; a frozen one may come back
     process.transport.link(config.parent)
 
 

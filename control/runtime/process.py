@@ -105,6 +105,7 @@ class Process:
             find_address=self._find_address,
             home=lambda: host_of(self.root.address),
             heartbeat_s=self.settings.heartbeat_s,
+            unresponsive_s=self.settings.unresponsive(),
             connect_timeout_s=self.settings.connect_timeout_s,
             certificates=None if certs is None else Certificates.read(certs),
         )

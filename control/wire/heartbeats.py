@@ -1,48 +1,143 @@
-"""`Heartbeats`: signs of life on every link, and the end of links that show none."""
+"""`Heartbeats`: signs of life on every link, and the end of links that show none.
+
+The bound is counted from the last sign of life that has come, and judged a tenth before it is over, so that who waits
+is told within it. Silence alone is no proof. A process of this host is looked at first: one that is stopped or gone is
+given up, one that is alive for the kernel is short of CPU time or of its interpreter lock, and has until a second,
+longer bound, into which the time is not counted for which it was kept from running. A process of another host is left
+to its launcher there, which looks in the same way, as long as that one is heard; only where the whole host is silent
+does silence decide.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
+import os
 import time
 from collections.abc import Callable, Mapping
 
-from control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, Kind, ProcessRef
+from control.wire.addresses import host_of
+from control.wire.envelope import BEATS, JUDGED, NO_SIGN_OF_LIFE, Envelope, Kind, ProcessRef
 from control.wire.link import Link
+from control.wire.vitals import Condition, Vitals, look_at, own_namespace
+
+_log = logging.getLogger("control")
 
 
 class Heartbeats:
     """Those of one process.
 
     Args:
+        me: this process.
         links: its links, as they come and go, by the process at the other end.
-        silence_s: how long a process may be silent; after that it counts as unreachable.
+        silence_s: how long a process may be silent that is stopped, or of which nobody knows more.
+        unresponsive_s: how long one may be that is alive for the operating system.
+        is_elsewhere: whether a process is on another host.
         lose: gives up the link to a process, with the reason.
     """
 
-    def __init__(self, links: Mapping[str, Link], *, silence_s: float, lose: Callable[[ProcessRef, str], None]) -> None:
+    def __init__(
+        self,
+        me: ProcessRef,
+        links: Mapping[str, Link],
+        *,
+        silence_s: float,
+        unresponsive_s: float,
+        is_elsewhere: Callable[[ProcessRef], bool],
+        lose: Callable[[ProcessRef, str], None],
+    ) -> None:
+        self._me = me
         self._links = links
         self._silence_s = silence_s
+        self._unresponsive_s = unresponsive_s
+        self._is_elsewhere = is_elsewhere
         self._lose = lose
         self._patient: set[str] = set()
+        self._namespace = own_namespace()
+        self._doubted: dict[str, tuple[Vitals, Vitals]] = {}
+        """Processes that are silent and alive, with what was seen first and last."""
 
     def be_patient_with(self, peer: ProcessRef) -> None:
         """Let silence alone never count as this peer's death. From any thread."""
         self._patient.add(peer.id)
 
+    def is_patient_with(self, peer: ProcessRef) -> bool:
+        """Whether silence never counts as this peer's death."""
+        return peer.id in self._patient
+
+    def greet(self, link: Link) -> None:
+        """Show a sign of life on a link; it says where in this host's table of processes this one is found."""
+        link.post(Envelope(Kind.PING, os.getpid(), rank=self._namespace))
+
     async def run(self) -> None:
         """Look after the links until cancelled; on the loop thread."""
-        interval = self._silence_s / 4
+        interval = self._silence_s / BEATS
+        beat_s = time.monotonic() + interval
+        due_s = beat_s
         while True:
-            before = time.monotonic()
-            await asyncio.sleep(interval)
+            await asyncio.sleep(max(due_s - time.monotonic(), 0))
             now = time.monotonic()
-            was_frozen = now - before > 2 * interval + 0.5
-            for link in list(self._links.values()):
-                if not link.connected:
-                    continue
-                if was_frozen:
-                    link.heard()  # it was this process that stood still: the others deserve a fresh start
-                if now - link.last_heard_s > self._silence_s and link.peer.id not in self._patient:
-                    self._lose(link.peer, f"it showed {NO_SIGN_OF_LIFE} for {self._silence_s:g} s")
-                else:
-                    link.post(Envelope(Kind.PING))
+            links = [link for link in list(self._links.values()) if link.connected]
+            if now - due_s > 2 * interval:
+                for link in links:
+                    link.excuse(now - due_s)  # it was this process that stood still
+            if now >= beat_s:
+                beat_s = now + interval
+                for link in links:
+                    self.greet(link)
+                for process_id in self._doubted.keys() - {link.peer.id for link in links}:
+                    del self._doubted[process_id]  # it has ended in another way
+            due_s = min([beat_s, *(self._judge(link, now) for link in links)])
+
+    def _judge(self, link: Link, now: float) -> float:
+        """Give up a link that has been silent for too long; returns when to look again, if before the next beat."""
+        if self.is_patient_with(link.peer):
+            return math.inf
+        silence = now - link.last_heard_s
+        limit = JUDGED * self._silence_s
+        if silence < limit:
+            if self._doubted.pop(link.peer.id, None) is not None and self._is_mine(link.peer):
+                _log.warning("%s shows signs of life again", link.peer.name)
+            return link.last_heard_s + limit
+        if (reason := self._find_reason(link, silence, now)) is not None:
+            self._doubted.pop(link.peer.id, None)
+            self._lose(link.peer, f"it showed {NO_SIGN_OF_LIFE} for {silence:.3g} s{reason}")
+        return math.inf
+
+    def _find_reason(self, link: Link, silence: float, now: float) -> str | None:
+        """Why a silent process is to be given up, as the end of a sentence; None where it is not."""
+        if self._is_elsewhere(link.peer):
+            is_over = silence >= self._unresponsive_s or not self._is_vouched_for(link.peer, now)
+            return "" if is_over else None
+        if link.peer_pid == 0 or link.peer_namespace != self._namespace:
+            return ""
+        vitals = look_at(link.peer_pid)
+        if vitals.condition is Condition.STOPPED:
+            return f" and is stopped, by a signal or a debugger (state {vitals.state})"
+        if vitals.condition is Condition.ENDED:
+            return " and has ended"
+        if vitals.condition is Condition.UNKNOWN:
+            return ""
+        first, last = self._doubted.get(link.peer.id, (vitals, vitals))
+        self._doubted[link.peer.id] = first, vitals
+        if silence - vitals.waited_s(first) >= self._unresponsive_s and not vitals.is_kept_waiting(last):
+            used = f"state {vitals.state}, {vitals.cpu_s - first.cpu_s:.3g} s of CPU time meanwhile"
+            return f" though it is not stopped ({used}): it is stuck, or holds the interpreter lock"
+        if first is vitals and self._is_mine(link.peer):
+            _log.warning(
+                "%s (pid %d) has shown no sign of life for %.3g s, but is alive (state %s): it is short of CPU time, "
+                "or something in it holds the interpreter lock. It counts as dead after %g s (unresponsive_s).",
+                *(link.peer.name, link.peer_pid, silence, vitals.state, self._unresponsive_s),
+            )
+        return None
+
+    def _is_mine(self, peer: ProcessRef) -> bool:
+        return peer.launcher is not None and peer.launcher.id == self._me.id
+
+    def _is_vouched_for(self, peer: ProcessRef, now: float) -> bool:
+        """Whether the launcher of a process of another host is there, too, and heard: then it tells of the end."""
+        if peer.launcher is None or host_of(peer.launcher.address) != host_of(peer.address):
+            return False
+        link = self._links.get(peer.launcher.id)
+        return link is not None and link.connected and now - link.last_heard_s < JUDGED * self._silence_s

@@ -41,6 +41,10 @@ class Link:
         self.connected = False
         self.dialing = False
         self.last_heard_s = time.monotonic()
+        self.peer_pid = 0
+        """The process id of the peer, as it says itself; 0 until it has."""
+        self.peer_namespace = 0
+        """In which namespace that is meant."""
         self.heard_messages = 0
         """How many envelopes have come."""
         self.heard_nbytes = 0
@@ -99,9 +103,9 @@ class Link:
             self._stream.end()
         return True
 
-    def heard(self) -> None:
-        """Note a sign of life."""
-        self.last_heard_s = time.monotonic()
+    def excuse(self, late_s: float) -> None:
+        """Let a time not count as the peer's silence in which this process could not listen."""
+        self.last_heard_s = min(self.last_heard_s + late_s, time.monotonic())
 
     # What the stream tells
 
@@ -121,7 +125,9 @@ class Link:
                 if envelope.kind is Kind.BYE:
                     self._end(STOPPED)
                     return False
-                if envelope.kind is not Kind.PING:
+                if envelope.kind is Kind.PING:
+                    self.peer_pid, self.peer_namespace = envelope.target, envelope.rank
+                else:
                     self._deliver(self.peer, envelope)
         except Exception as error:  # noqa: BLE001  (whatever a peer's words bring about costs the peer its link)
             self._end(_broken(error))

@@ -19,6 +19,10 @@ _log = logging.getLogger("control")
 class Listener:
     """Takes the streams of those who dial; their thread is its own.
 
+    gRPC aborts a process that begins an operation on a completion queue that is shut down. So the queue is shut down
+    last: once the server is, no request for a stream is left with it, and every stream that has come is closed, behind
+    which `IncomingStream` begins nothing more. All three are known on the listener's thread alone.
+
     Args:
         addresses: where to listen, as gRPC's targets, each with the certificates for TLS or None.
         idle_s: a connection without a stream is closed after this long, and one that does not finish its greeting.
@@ -27,7 +31,7 @@ class Listener:
         on_closed: told when the listener has been closed and nothing of it is left.
 
     Raises:
-        WireError: an address cannot be listened on.
+        WireError: an address cannot be listened on; then none is.
     """
 
     def __init__(
@@ -42,10 +46,14 @@ class Listener:
         self._on_stream = on_stream
         self._patience = patience
         self._on_closed = on_closed
+        self._lock = threading.Lock()
+        """Held by whoever tells the server something: it must not be told anything once it is shut down or gone."""
         self._closing = False
-        self._destroyed = False
-        self._lock = threading.RLock()
-        """A server must not be destroyed while something that it was told to do has not returned."""
+        self._is_shut_down = False
+        self._expects = False
+        """Whether the server has been asked for a stream, and has not answered. On the listener's thread."""
+        self._streams: set[IncomingStream] = set()
+        """Those that are not closed. On the listener's thread."""
         bound_ms = int(1000 * idle_s)
         limits = (
             ("grpc.server_handshake_timeout_ms", bound_ms),
@@ -55,22 +63,35 @@ class Listener:
         self._queue = core.CompletionQueue()
         self._server = core.Server((*OPTIONS, *limits), False)
         self._server.register_completion_queue(self._queue)
-        self.ports = tuple(self._listen(*address) for address in addresses)
-        self._server.start()
-        self._expect()
-        threading.Thread(target=self._run, name="control-listener", daemon=True).start()
+        try:
+            self.ports = tuple(self._listen(*address) for address in addresses)
+            threading.Thread(target=self._run, name="control-listener", daemon=True).start()
+        except BaseException:
+            self._abandon()
+            raise
+        with self._lock:
+            self._server.start()
+            self._expect()
 
     def close(self) -> None:
-        """Take no more streams and wait for those that there are; returns at once."""
-        self._closing = True
+        """Take no more streams and wait for those that there are; returns at once. Idempotent."""
         with self._lock:
-            self._server.shutdown(self._queue, self._shut_down)
+            if not self._closing:
+                self._closing = True
+                self._server.shutdown(self._queue, self._shut_down)
 
     def cut(self) -> None:
-        """End all streams, whatever they are doing."""
+        """End all streams, whatever they are doing; void before `close`, and where nothing is left."""
         with self._lock:
-            if not self._destroyed:
+            if self._closing and not self._is_shut_down:
                 self._server.cancel_all_calls()
+
+    def _abandon(self) -> None:
+        """Let go of the addresses that are listened on already; nobody has the listener yet."""
+        self._server.start()  # one that was never started cannot be shut down
+        self.close()
+        while (event := self._queue.poll()).completion_type != core.CompletionType.queue_shutdown:
+            event.tag(event)
 
     def _listen(self, address: str, certificates: Certificates | None) -> int:
         try:
@@ -82,6 +103,8 @@ class Listener:
         return port
 
     def _expect(self) -> None:
+        """Ask the server for the next stream; by whoever has the lock."""
+        self._expects = True
         self._server.request_call(self._queue, self._queue, self._came)
 
     def _run(self) -> None:
@@ -101,13 +124,31 @@ class Listener:
             event = None  # an event keeps its call alive
 
     def _came(self, event: Any) -> None:
-        if not self._closing:
-            self._expect()
-        if event.success:
-            self._on_stream(IncomingStream(event))
+        self._expects = False
+        with self._lock:
+            if not self._closing:
+                self._expect()
+        if not event.success:
+            self._end_if_over()
+            return
+        stream = IncomingStream(event, self._stream_closed)
+        self._streams.add(stream)
+        try:
+            self._on_stream(stream)
+        except BaseException:
+            stream.cancel()  # nobody has it
+            raise
+
+    def _stream_closed(self, stream: IncomingStream) -> None:
+        self._streams.discard(stream)
+        self._end_if_over()
 
     def _shut_down(self, event: Any) -> None:
         with self._lock:
+            self._is_shut_down = True
             self._server.destroy()
-            self._destroyed = True
-        self._queue.shutdown()
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._is_shut_down and not self._expects and not self._streams:
+            self._queue.shutdown()

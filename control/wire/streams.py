@@ -230,22 +230,30 @@ class OutgoingStream(Stream):
 class IncomingStream(Stream):
     """The end of a process that was dialed.
 
+    gRPC aborts the process if a message is sent behind the status, or anything is begun once the completion queue of
+    its listener is shut down. So whoever begins something has the lock of the stream, or is the listener's thread; the
+    latter learns that a stream is closed, and only then may the listener end.
+
+    Args:
+        event: what has brought it.
+        on_closed: told on the listener's thread that nothing will be begun any more.
+
     Attributes:
         metadata: what the other side said first.
     """
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, event: Any, on_closed: Callable[[IncomingStream], None]) -> None:
         super().__init__()
         self.metadata: dict[str, Any] = dict(event.invocation_metadata)
         self._call = event.call
+        self._on_closed = on_closed
         self._answered = False
         self._finished = False
         self._sending = False
         self._is_closed = False
         self._lock = threading.RLock()
-        """gRPC aborts the process if a message is sent behind the status, or anything is begun once its listener is
-        gone. The collector of garbage may have a thread send in the middle of sending: what is dropped unread is given
-        back."""
+        """Reentrant, since the collector of garbage may have a thread send in the middle of sending: what is dropped
+        unread is given back."""
         self._start((core.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._closed)
 
     def send(self, message: bytes) -> None:
@@ -279,6 +287,12 @@ class IncomingStream(Stream):
             last = core.SendStatusFromServerOperation((), code, details.encode(), _NO_FLAGS)
             self._start((*first, last), _ignore)
 
+    def cancel(self) -> None:
+        """End the stream without a word; from any thread."""
+        with self._lock:
+            self._finished = True
+            self._call.cancel()
+
     def end(self) -> None:
         """Say that all is well, and that this was all."""
         self.turn_away("ok", "")
@@ -292,8 +306,11 @@ class IncomingStream(Stream):
 
     def _closed(self, event: Any) -> None:
         with self._lock:
-            self._is_closed = True  # which the listener waits for before it ends
-        self._finish(CLOSED)
+            self._is_closed = True
+        try:
+            self._finish(CLOSED)
+        finally:
+            self._on_closed(self)
 
 
 def _ignore(event: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -42,7 +43,8 @@ class Transport:
         on_dial: told when a process is being dialed, on the loop thread.
         find_address: asks where a process of another host listens; on the loop thread.
         home: the IP of the script's host; empty where no other host takes part.
-        heartbeat_s: silence after which a process counts as unreachable.
+        heartbeat_s: silence after which a process counts as unreachable that nobody knows to be alive.
+        unresponsive_s: silence after which one does that is alive for the operating system.
         connect_timeout_s: how long to wait for a process to become reachable.
         certificates: for TLS with other hosts; None: none.
     """
@@ -60,6 +62,7 @@ class Transport:
         find_address: Callable[[ProcessRef], Future[str]],
         home: Callable[[], str],
         heartbeat_s: float,
+        unresponsive_s: float,
         connect_timeout_s: float,
         certificates: Certificates | None = None,
     ) -> None:
@@ -75,7 +78,14 @@ class Transport:
         self._certificates = certificates
         self._connect_timeout_s = connect_timeout_s
         self._links: dict[str, Link] = {}
-        self._heartbeats = Heartbeats(self._links, silence_s=heartbeat_s, lose=self.lose)
+        self._heartbeats = Heartbeats(
+            me,
+            self._links,
+            silence_s=heartbeat_s,
+            unresponsive_s=unresponsive_s,
+            is_elsewhere=self.is_elsewhere,
+            lose=self.lose,
+        )
         self._heard_of_forgotten = (0, 0)
         self._lock = threading.RLock()
         self._dials: dict[str, Dial] = {}
@@ -158,7 +168,7 @@ class Transport:
         return on_stream_thread()
 
     def be_patient_with(self, peer: ProcessRef) -> None:
-        """Let silence alone never count as this peer's death: for the process that launched us."""
+        """Let silence alone never count as this peer's death, nor a dial be too long: for who launched us."""
         self._heartbeats.be_patient_with(peer)
 
     def lose(self, peer: ProcessRef, reason: str) -> None:
@@ -230,6 +240,7 @@ class Transport:
         """Begin to serve a link over a stream that is authenticated; on the stream's thread."""
         self._tell(self._on_connected, link.peer)
         link.open(stream, greeting=greeting)
+        self._heartbeats.greet(link)
 
     # Dialing
 
@@ -238,7 +249,10 @@ class Transport:
             if link.connected or link.dialing or link.lost or self._closed:
                 return
             link.dialing = True
-        peer, deadline = link.peer, self._loop.time() + self._connect_timeout_s
+        peer = link.peer
+        # One that is frozen answers when it wakes, and the kernel tells of its death: who launched us, and the like.
+        patience_s = math.inf if self._heartbeats.is_patient_with(peer) else self._connect_timeout_s
+        deadline = self._loop.time() + patience_s
         if not self.is_elsewhere(peer):
             self._dial(link, deadline)
         elif not addresses.host_of(peer.address):

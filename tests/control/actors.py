@@ -1,6 +1,7 @@
 """Actors that several test files use; no pytest here, so that processes which import it start quickly."""
 
 import asyncio
+import ctypes
 import os
 import signal
 import threading
@@ -66,6 +67,12 @@ class Echo(Actor):
     def freeze(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(60)  # the stop may take a moment: no answer before it
+
+    @endpoint
+    def hold_lock(self, seconds: float) -> int:
+        """Keep the interpreter lock from all other threads, as a long call into C may."""
+        ctypes.PyDLL(None).usleep(int(1e6 * seconds))
+        return os.getpid()
 
 
 class Recorder(Actor):

@@ -5,6 +5,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -43,6 +44,24 @@ def alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+@contextmanager
+def hogs(count: int, cpu: int | None = None) -> Iterator[None]:
+    """Processes that take all CPU time that they get; all at one CPU, if that is named."""
+    command = [sys.executable, "-S", "-c", "print(flush=True)\nwhile True: pass"]
+    if cpu is not None:
+        command = ["taskset", "--cpu-list", str(cpu), *command]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        for hog in started:
+            assert hog.stdout is not None
+            hog.stdout.readline()
+        yield
+    finally:
+        for hog in started:
+            hog.kill()
+            hog.communicate()
 
 
 @pytest.fixture(autouse=True)

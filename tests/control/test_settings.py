@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 import control
-from control.settings import adopt, settings
+from control.settings import Settings, adopt, settings
 
 
 @pytest.fixture(autouse=True)
@@ -51,3 +51,13 @@ def test_limits_leave_room_for_what_is_given_back_in_batches(
     with pytest.raises(error, match=rf"^{next(iter(limits))} must be {expected}"):
         control.configure(**limits)
     assert control.configure(max_unhandled=256, max_unhandled_nbytes=16 << 20).max_unhandled == 256
+
+
+def test_a_silent_process_that_is_alive_has_ten_times_the_bound_unless_it_is_said() -> None:
+    assert Settings(heartbeat_s=2.0).unresponsive() == 20.0
+    assert Settings(heartbeat_s=2.0, unresponsive_s=5.0).unresponsive() == 5.0
+    assert Settings(heartbeat_s=2.0, unresponsive_s=1.0).unresponsive() == 2.0
+    with pytest.raises(ValueError, match="unresponsive_s must be positive"):
+        Settings(unresponsive_s=0)
+    with pytest.raises(TypeError, match="unresponsive_s must be a number"):
+        Settings(unresponsive_s="long")  # type: ignore[arg-type]

@@ -186,6 +186,7 @@ def test_a_stranger_that_drips_its_bytes_or_idles_is_cut_off(
         find_address=lambda peer: Future.of(peer.address),
         home=lambda: "",
         heartbeat_s=10.0,
+        unresponsive_s=100.0,
         connect_timeout_s=10.0,
     )
     runtime._shared_loop().run(listener.start(), timeout=PATIENCE_S)

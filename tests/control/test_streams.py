@@ -1,10 +1,12 @@
 """Streams on gRPC's core at their ends. What gRPC does not take aborts the process: hence scripts."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
-from tests.control.conftest import Script
+from tests.control.conftest import REPOSITORY, Script
 
 LISTENS_NO_MORE = """
 import os
@@ -61,3 +63,41 @@ def test_what_is_done_with_a_stream_after_the_end_of_its_listener_is_void(
 ) -> None:
     code, out, err = script(LISTENS_NO_MORE.replace("LATE", late)).finish()
     assert (code, out) == (0, "alive\n"), err
+
+
+def test_no_order_in_which_streams_and_listeners_end_aborts_the_process() -> None:
+    command = [sys.executable, "-m", "tests.control.endings", "--times", "150", "--processes", "4"]
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, (ended.stdout, ended.stderr)
+
+
+TWO_ADDRESSES = """
+import os
+
+from control.wire import engine
+
+engine.choose()
+from control.errors import WireError
+from control.wire.listener import Listener
+
+
+def listen(*addresses):
+    pairs = [(address, None) for address in addresses]
+    options = {"on_stream": None, "patience": lambda: None, "on_closed": lambda: None}
+    return Listener(pairs, idle_s=5.0, **options)
+
+
+address = f"unix-abstract:skipper-test-{os.getpid()}"
+try:
+    listen(address, "ipv4:203.0.113.9:70000")
+except WireError:
+    listen(address)
+    print("listens")
+"""
+
+
+def test_a_listener_that_cannot_have_an_address_lets_go_of_the_others(
+    script: Callable[[str], Script],
+) -> None:
+    code, out, err = script(TWO_ADDRESSES).finish()
+    assert (code, out) == (0, "listens\n"), err

@@ -1,7 +1,9 @@
 """Actors for the tests of hosts."""
 
 import contextlib
+import ctypes
 import os
+import signal
 import time
 
 from control import Actor, ActorMesh, Port, ProcMesh, current_rank, endpoint, this_host
@@ -89,6 +91,17 @@ class Worker(Actor):
     def stall(self, seconds: float) -> None:
         with contextlib.suppress(InterruptedError):
             time.sleep(seconds)
+
+    @endpoint
+    def freeze(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(60)  # the stop may take a moment: no answer before it
+
+    @endpoint
+    def hold_lock(self, seconds: float) -> int:
+        """Keep the interpreter lock from all other threads, as a long call into C may."""
+        ctypes.PyDLL(None).usleep(int(1e6 * seconds))
+        return os.getpid()
 
 
 class Storing(Actor):

@@ -14,8 +14,8 @@ from tests.hosts.actors import Worker
 from tests.hosts.conftest import HEARTBEAT_S, addresses_of, serve, wait_for_nothing
 from tests.hosts.netns import Network
 
-NOTICED_S = 1.5 * HEARTBEAT_S + 2.0
-"""The bound, a quarter of it between two looks, and what a busy machine takes."""
+NOTICED_S = HEARTBEAT_S + 2.0
+"""The bound, and what a busy machine takes."""
 
 
 @pytest.fixture
@@ -117,6 +117,24 @@ def test_an_agent_that_stands_still_harms_no_running_job(
     until = time.monotonic() + HEARTBEAT_S
     while time.monotonic() < until:
         assert list(workers.rank.call().get(PATIENCE_S)) == [0, 1, 2, 3]
+
+
+def test_a_launcher_on_another_host_vouches_for_a_busy_process_and_not_for_a_frozen_one(
+    hosts: HostMesh, workers: ActorMesh[Worker], failures: Failures
+) -> None:
+    silent, other = workers.slice(hosts=0), workers.slice(hosts=1)
+    pid = silent.pid.call_one().get(PATIENCE_S)
+    assert other.ask.call_one(silent).get(PATIENCE_S) == [pid]  # so that it is heard on another host than the script's
+    assert silent.hold_lock.call_one(2 * HEARTBEAT_S).get(PATIENCE_S) == pid
+    assert other.ask.call_one(silent).get(PATIENCE_S) == [pid]
+
+    began = time.monotonic()
+    with pytest.raises(SupervisionError, match="is gone"):
+        silent.freeze.call_one().get(PATIENCE_S)
+    assert time.monotonic() - began < NOTICED_S
+    assert "is stopped" in failures.wait().message
+    with pytest.raises(ActorError, match="is gone"):
+        other.ask.call_one(silent).get(PATIENCE_S)
 
 
 def test_a_host_whose_part_of_the_job_stands_still_is_lost_and_cleared(
