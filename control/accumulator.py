@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 from control.endpoint import Endpoint
 from control.future import Future
 
 A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class Accumulator(Generic[A]):
+class Accumulator(Generic[A, P]):
     """Calls an endpoint of every actor of a mesh and folds what they answer into one value.
 
     Args:
@@ -21,12 +23,12 @@ class Accumulator(Generic[A]):
             come, so the order should not matter to it.
     """
 
-    def __init__(self, endpoint: Endpoint, identity: A, combine: Callable[[A, Any], A]) -> None:
+    def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
         self._endpoint = endpoint
         self._identity = identity
         self._combine = combine
 
-    def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
+    def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
         """Call every actor.
 
         Returns:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from control.failure import MeshFailure
 from control.future import Future
-from control.mesh import ActorMesh, ProcMesh
+from control.mesh import ProcMesh
 from control.port import Channel, PortReceiver
 from control.runtime import job as runtime
 from control.runtime.links import watch
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 
 def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:

@@ -178,7 +178,7 @@ class Attempt:
         self._caller = caller
         self.request = request
         self.seat = seat
-        self.endpoint: Endpoint = getattr(seat.entry, request.endpoint)
+        self.endpoint: Endpoint[..., Any] = getattr(seat.entry, request.endpoint)
         self.is_over = False
         self.begin_ns = perf_counter_ns()
         self._is_entrusted = False

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from control.mesh import ActorMesh
 from control.services.table import ReplicaState, Table
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 _SESSIONS_GO_ON = frozenset({ReplicaState.READY, ReplicaState.UPDATING, ReplicaState.UNHEALTHY, ReplicaState.DRAINING})
 

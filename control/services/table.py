@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from control.mesh import ActorMesh
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 
 class ReplicaState(enum.Enum):
