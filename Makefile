@@ -75,6 +75,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.typing
 	$(BIN)/lint-imports
 	$(BIN)/python -m control.wire.regenerate --check
 

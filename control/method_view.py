@@ -24,6 +24,13 @@ class _OfInstance:
         return self._of_class
 
 
+class _Unknown:
+    """A default that is known where the class is, and shown as ``...``."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
 class MethodView:
     """Stands for a method of actors, so that `inspect.signature`, `help` and a notebook's ``?`` show the method's.
 
@@ -66,7 +73,7 @@ def _docstring(view: MethodView) -> str | None:
 def _signature(spec: EndpointSpec, cls: type | None) -> inspect.Signature:
     """The signature that callers see: without ``self`` and the response port."""
     if cls is None or spec.is_wrapped:
-        return inspect.Signature(parameters_of(spec, default=...))
+        return inspect.Signature(parameters_of(spec, default=_Unknown()))
     known = inspect.signature(inspect.getattr_static(cls, spec.name))
     hidden = 2 if spec.explicit_response_port else 1
     return known.replace(parameters=list(known.parameters.values())[hidden:])
