@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
+from typing_extensions import ParamSpec as DefaultParamSpec
 from typing_extensions import TypeVar as DefaultTypeVar
 
 from control.actor import Actor
@@ -31,6 +32,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 T_any = DefaultTypeVar("T_any", default=Any)
+P_any = DefaultParamSpec("P_any", default=...)
 F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
 
 ActorMesh = type[A]

@@ -117,6 +117,10 @@ def derived(counters: ActorMesh[Counter], boxes: ActorMesh[Box[str]]) -> None:
     assert_type(boxes.swap.call_one("x").get(), str)
 
 
+def folded(total: Accumulator[float]) -> float:
+    return total.accumulate("whatever").get()
+
+
 def instead(method: Any, word: str) -> bytes:
     return bytes(method(word))
 
