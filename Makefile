@@ -20,7 +20,7 @@ help:
 	@echo "make test-packages  install what some tests run for real from Debian (root): Slurm, Chromium, ..."
 	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in guest kernels (VERBS_TESTS, ARGS to choose)"
 	@echo "make test-hosts  the tests of jobs on several machines: network namespaces, Slurm, Ray, torchrun (root; ARGS to choose)"
-	@echo "make check    linters, types, import contracts, generated protobuf code"
+	@echo "make check    linters, types, planted mistakes of types, import contracts, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
 	@echo "make bench-peers  Skipper beside Monarch, Ray, NIXL, ... for 25 minutes, into benchmarks/results"
 	@echo "make dist     the wheel and the source distribution, in dist"
@@ -75,6 +75,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.typing
 	$(BIN)/lint-imports
 	$(BIN)/python -m control.wire.regenerate --check
 

@@ -1,5 +1,7 @@
 """Actors in processes, meshes of them, and supervision: the floor on which one script steers a job."""
 
+from typing import TYPE_CHECKING
+
 from control.accumulator import Accumulator
 from control.actor import Actor
 from control.context import ActorInstance, Context, context, current_rank, current_size
@@ -61,7 +63,7 @@ from control.failure import FailureKind, MeshFailure
 from control.future import Future
 from control.hosts import HostMesh, attach_to_hosts, this_host
 from control.marking import concurrent_endpoint, endpoint, idempotent
-from control.mesh import ActorMesh, ProcMesh, this_proc
+from control.mesh import ProcMesh, this_proc
 from control.port import Channel, Port, PortReceiver
 from control.runtime.job import shutdown
 from control.runtime.join import ServedJob, join, serve_job
@@ -73,6 +75,11 @@ from control.shape import Extent, Point, Shape
 from control.spmd import SpmdActor
 from control.subscription import subscribe
 from control.value_mesh import ValueMesh
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
+else:
+    from control.mesh import ActorMesh
 
 __all__ = [
     # actors

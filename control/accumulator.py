@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from control.endpoint import Endpoint
 from control.future import Future
 
+if TYPE_CHECKING:
+    from control.views import P_any
+else:
+    P_any = ParamSpec("P_any")
+
 A = TypeVar("A")
+R = TypeVar("R")
 
 
-class Accumulator(Generic[A]):
+class Accumulator(Generic[A, P_any]):
     """Calls an endpoint of every actor of a mesh and folds what they answer into one value.
 
     Args:
@@ -21,12 +28,12 @@ class Accumulator(Generic[A]):
             come, so the order should not matter to it.
     """
 
-    def __init__(self, endpoint: Endpoint, identity: A, combine: Callable[[A, Any], A]) -> None:
+    def __init__(self, endpoint: Endpoint[P_any, R], identity: A, combine: Callable[[A, R], A]) -> None:
         self._endpoint = endpoint
         self._identity = identity
         self._combine = combine
 
-    def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
+    def accumulate(self, *args: P_any.args, **kwargs: P_any.kwargs) -> Future[A]:
         """Call every actor.
 
         Returns:
@@ -48,6 +55,12 @@ class Accumulator(Generic[A]):
 
         answers[-1].add_done_callback(lambda _: result._settle(fold))  # the last of them ends when all have
         return result
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parameters: object) -> types.GenericAlias:
+            """``Accumulator[float]``: the parameters of the endpoint need not be named."""
+            return types.GenericAlias(cls, parameters)
 
     def __repr__(self) -> str:
         return f"<Accumulator of {self._endpoint!r}>"

@@ -6,19 +6,25 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from control.errors import ActorDefinitionError
 from control.failure import MeshFailure
-from control.marking import WRAPPED, EndpointOptions, EndpointSpec, endpoint_options, is_idempotent
+from control.marking import WRAPPED, EndpointOptions, EndpointSpec, check_member, endpoint_options, is_idempotent
 
 if TYPE_CHECKING:
     from control.services.options import ServiceTemplate
+    from control.views import MeshAttributes, Service, ServiceKeywords
+else:
+    MeshAttributes = type  # the attributes of a mesh are for type checkers: see control/views.pyi
+
+A = TypeVar("A", bound="Actor")
+P = ParamSpec("P")
 
 _INTERFACE = "__control_interface__"
 
 
-class Actor:
+class Actor(metaclass=MeshAttributes):
     """Base class of actors: private state in a process of the job, reached through its endpoints alone.
 
     An actor has a thread of its own. Its endpoints are either all plain methods, which run on that thread, or all
@@ -29,10 +35,27 @@ class Actor:
     * ``__supervise__(self, failure)``: see `Actor.__supervise__`.
     * ``__cleanup__(self, error)``: called once when the actor stops (``error`` is None) or has failed, after the
       meshes that it owns have ended.
+
+    Raises:
+        ActorDefinitionError: (a `TypeError`; where a subclass is defined) an endpoint is hidden in a static method, a
+            class method or a property.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, member in vars(cls).items():
+            check_member(f"{cls.__qualname__}.{name}", member)
+
+    @overload
     @classmethod
-    def options(cls, **options: Any) -> ServiceTemplate[Self]:
+    def options(
+        cls: Callable[P, A], *, procs: Literal[1] = 1, **options: Unpack[ServiceKeywords]
+    ) -> ServiceTemplate[P, Service[A]]: ...
+    @overload
+    @classmethod
+    def options(cls: Callable[P, A], *, procs: int, **options: Unpack[ServiceKeywords]) -> ServiceTemplate[P, Any]: ...
+    @classmethod
+    def options(cls: Any, **options: Any) -> ServiceTemplate[..., Any]:
         """What a service of this class is to be made of: ``Cls.options(num_replicas=4).as_service(...)``.
 
         Args:
@@ -119,7 +142,7 @@ class ActorInterface:
         )
 
 
-def interface_of(cls: type) -> ActorInterface:
+def interface_of(cls: object) -> ActorInterface:
     """The interface of an actor class.
 
     Raises:
@@ -134,7 +157,7 @@ def interface_of(cls: type) -> ActorInterface:
     return cast(ActorInterface, known)
 
 
-def check_construction(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_construction(cls: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """See whether arguments fit ``__init__``, before anything is sent.
 
     Raises:
@@ -151,6 +174,7 @@ def _read_interface(cls: type) -> ActorInterface:
     methods: dict[str, EndpointSpec] = {}
     for name in dir(cls):
         method = inspect.getattr_static(cls, name)
+        check_member(f"{cls.__qualname__}.{name}", method)
         options = endpoint_options(method)
         if options is not None:
             endpoints[name] = _endpoint(cls, name, method, options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from control.actor import Actor, check_construction, interface_of
 from control.future import Future
@@ -14,10 +15,16 @@ from control.runtime.supervision import ROOT_UID
 from control.shape import Extent, Shape
 from control.wire.payload import pack, pack_construction
 
+if TYPE_CHECKING:
+    from control import views
+
 A = TypeVar("A", bound=Actor)
+P = ParamSpec("P")
 
 
-def get_or_spawn_controller(name: str, cls: type[A], /, *args: Any, **kwargs: Any) -> Future[ActorMesh[A]]:
+def get_or_spawn_controller(
+    name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs
+) -> Future[views.ActorMesh[A]]:
     """The job's one actor called ``name``, from anywhere in the job; it is made by whoever asks first.
 
     It lives in the script's process and is owned by the script. If its ``__init__`` raises, those who asked get the
@@ -35,12 +42,13 @@ def get_or_spawn_controller(name: str, cls: type[A], /, *args: Any, **kwargs: An
     request = SpawnRequest(secrets.randbits(63), name, Extent(), OwnerRef(process.root, ROOT_UID), None)
     payload = (*pack((name, request, interface)), *body)
     answer: Future[Any] = process.request(process.root, "controller", payload)
-    result: Future[ActorMesh[A]] = Future()
+    result: Future[views.ActorMesh[A]] = Future()
 
-    def open_mesh() -> ActorMesh[A]:
+    def open_mesh() -> views.ActorMesh[A]:
         found, found_interface = answer.get(0)
         whole = Shape.whole(Extent())
-        return ActorMesh(found.uid, found.name, (process.root,), Extent(), whole, found_interface)
+        mesh: ActorMesh[A] = ActorMesh(found.uid, found.name, (process.root,), Extent(), whole, found_interface)
+        return cast("views.ActorMesh[A]", mesh)
 
     answer.add_done_callback(lambda _: result._settle(open_mesh))
     return result

@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from control import tracing
 from control.context import current_context
 from control.engine import engine
 from control.future import Future
 from control.marking import WRAPPED, EndpointSpec, checker, endpoint_options
-from control.port import pack_with_ports
+from control.method_view import MethodView
+from control.port import Port, pack_with_ports
 from control.runtime import job as runtime
 from control.runtime.notices import notice_number
 from control.runtime.ports import Awaited, MeshReply, OneReply, Reply, ResponseStream, StreamReply
@@ -21,11 +22,17 @@ from control.value_mesh import ValueMesh
 from control.wire.envelope import Envelope, Kind, Payload
 
 if TYPE_CHECKING:
+    from control import views
     from control.mesh import ActorMesh
     from control.runtime.process import Process
 
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
-class Endpoint:
+
+class Endpoint(MethodView, Generic[P, R_co]):
     """One endpoint of the actors of a mesh; each adverb below is a way of calling it.
 
     Every adverb checks the arguments against the endpoint's signature and pickles them before anything is sent, and
@@ -48,7 +55,7 @@ class Endpoint:
         )
         self._turns = itertools.count()
 
-    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call the only actor of the mesh.
 
         Returns:
@@ -66,7 +73,7 @@ class Endpoint:
             )
         return self._send_to(0, args, kwargs)
 
-    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
         """Call every actor of the mesh.
 
         Returns:
@@ -78,11 +85,11 @@ class Endpoint:
         """
         payload = self._pack(args, kwargs, self._awaited)
         process = runtime.current()
-        future: Future[ValueMesh[Any]] = Future()
+        future: Future[ValueMesh[R_co]] = Future()
         self._cast(process, payload, MeshReply(future, self._mesh.extent, self._awaited))
         return future
 
-    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every actor of the mesh and forget about it: an exception in the endpoint kills its actor.
 
         A message that cannot be delivered, since its actor is dead or has been stopped, fails the sender, unless the
@@ -95,7 +102,7 @@ class Endpoint:
         payload = self._pack(args, kwargs, self._awaited)
         self._cast(runtime.current(), payload, None)
 
-    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call one actor of the mesh, each in its turn.
 
         Raises:
@@ -104,7 +111,7 @@ class Endpoint:
         """
         return self._send_to(next(self._turns) % len(self._members), args, kwargs)
 
-    def stream(self, *args: Any, **kwargs: Any) -> ResponseStream:
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> ResponseStream[R_co]:
         """Call every actor of the mesh and take the results as they come.
 
         Returns:
@@ -116,11 +123,11 @@ class Endpoint:
         """
         payload = self._pack(args, kwargs, self._awaited)
         process = runtime.current()
-        stream = ResponseStream(len(self._members))
+        stream: ResponseStream[R_co] = ResponseStream(len(self._members))
         self._cast(process, payload, StreamReply(stream, self._awaited))
         return stream
 
-    def rref(self, *args: Any, **kwargs: Any) -> Any:
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call every actor of the mesh in its turn among the operations of the tensor engine.
 
         Tensors of the actors' mesh may be among the arguments: each actor gets its own shard, as a plain tensor. What
@@ -134,12 +141,12 @@ class Endpoint:
             EngineMissingError: no tensor engine is installed.
         """
         self._check(*args, **kwargs)
-        return engine().rref(self, args, kwargs)
+        return cast(R_co, engine().rref(self, args, kwargs))
 
     @property
-    def mesh(self) -> ActorMesh[Any]:
+    def mesh(self) -> views.ActorMesh[Any]:
         """The actors that it calls."""
-        return self._mesh
+        return cast("views.ActorMesh[Any]", self._mesh)
 
     @property
     def propagate(self) -> object:
@@ -154,7 +161,11 @@ class Endpoint:
         options = endpoint_options(inspect.getattr_static(cls, self.spec.name))
         return None if options is None else options.propagate
 
-    def wrapped(self, wrapper: Callable[..., Any]) -> Endpoint:
+    @overload
+    def wrapped(self, wrapper: Callable[Concatenate[Any, Q], Coroutine[Any, Any, R]]) -> Endpoint[Q, R]: ...
+    @overload
+    def wrapped(self, wrapper: Callable[Concatenate[Any, Q], R]) -> Endpoint[Q, R]: ...
+    def wrapped(self, wrapper: Callable[..., Any]) -> Endpoint[..., Any]:
         """An endpoint that runs ``wrapper(method, *args, **kwargs)`` in each actor in place of the method.
 
         Args:
@@ -242,11 +253,22 @@ class Endpoint:
             return tracing.Call(self._mesh.name, self.spec.name, is_awaited, len(self._members), None)
         return tracing.Call(self._mesh.name, self.spec.name, is_awaited, 1, self._awaited[index].actor)
 
+    def _viewed(self) -> tuple[EndpointSpec, type | None]:
+        return self.spec, self._mesh._actor_class
+
+    def _advice(self) -> str:
+        name = f"{self._mesh.name}.{self.spec.name}"
+        return (
+            f"{name} is an endpoint of other actors and is called by one of its adverbs: {name}.call_one(...) calls "
+            "the only actor of a mesh, call(...) all, choose(...) one of them, stream(...) all, with the results as "
+            "they come, broadcast(...) all, without results; rref(...) is for tensors of the mesh"
+        )
+
     def __repr__(self) -> str:
         return f"<endpoint {self._mesh.name}.{self.spec.name}>"
 
 
-class _WrappedEndpoint(Endpoint):
+class _WrappedEndpoint(Endpoint[..., Any]):
     """What `Endpoint.wrapped` returns."""
 
     __slots__ = ("_wrapper",)
@@ -259,7 +281,7 @@ class _WrappedEndpoint(Endpoint):
         return super()._pack((self._wrapper, *args), kwargs, to)
 
 
-class PlainMethod:
+class PlainMethod(MethodView):
     """A method of the actors of a mesh that is no endpoint: `as_endpoint` makes one of it, for the caller alone."""
 
     __slots__ = ("_mesh", "_name")
@@ -269,16 +291,36 @@ class PlainMethod:
         self._name = name
 
     def __getattr__(self, adverb: str) -> Any:
-        raise AttributeError(
-            f"{self._mesh.name}.{self._name} is no endpoint, so that it has no {adverb!r}: mark the method with "
-            f"@endpoint, or call it as as_endpoint(mesh.{self._name}).{adverb}(...)"
+        raise AttributeError(self._advice(adverb))
+
+    def _viewed(self) -> tuple[EndpointSpec, type | None]:
+        return self._mesh._interface.methods[self._name], self._mesh._actor_class
+
+    def _advice(self, adverb: str = "call_one") -> str:
+        return (
+            f"{self._mesh.name}.{self._name} is no endpoint: mark the method with @endpoint, or call it as "
+            f"as_endpoint(mesh.{self._name}).{adverb}(...)"
         )
 
     def __repr__(self) -> str:
         return f"<method {self._mesh.name}.{self._name}>"
 
 
-def as_endpoint(method: object, *, explicit_response_port: bool = False) -> Endpoint:
+@overload
+def as_endpoint(method: Endpoint[P, R], *, explicit_response_port: bool = False) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *, explicit_response_port: Literal[False] = False
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Any, P], R], *, explicit_response_port: Literal[False] = False
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Any, Port[R], P], Any], *, explicit_response_port: Literal[True]
+) -> Endpoint[P, R]: ...
+def as_endpoint(method: object, *, explicit_response_port: bool = False) -> Endpoint[..., Any]:
     """The endpoint of a method that its class does not mark as one: ``as_endpoint(mesh.method).call_one(...)``.
 
     For classes that cannot be changed. The method runs as endpoints do, in its turn.

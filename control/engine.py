@@ -33,7 +33,7 @@ class TensorEngine(Protocol):
     def rank_tensors(self, mesh: ProcMesh) -> dict[str, Any]:
         """See `ProcMesh.rank_tensors`."""
 
-    def rref(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def rref(self, endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Endpoint.rref`."""
 
 

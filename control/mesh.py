@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import secrets
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from control.actor import Actor, ActorInterface, check_construction, interface_of
 from control.context import context
@@ -22,9 +23,11 @@ from control.wire.envelope import Envelope, Kind, ProcessRef
 from control.wire.payload import pack, pack_construction
 
 if TYPE_CHECKING:
+    from control import views
     from control.hosts import HostMesh
 
 A = TypeVar("A", bound=Actor)
+P = ParamSpec("P")
 
 
 class ActorMesh(MeshBase, Generic[A]):
@@ -83,18 +86,22 @@ class ActorMesh(MeshBase, Generic[A]):
         return ActorMesh(self._uid, self._name, self._members, self._root, view, self._interface, self._actor_class)
 
     # Which names are endpoints is not known to type checkers: what is for `as_endpoint` passes as one, too.
-    def __getattr__(self, name: str) -> Endpoint:
+    def __getattr__(self, name: str) -> Endpoint[..., Any]:
         # Reached for names that are no attribute, so once per endpoint: the object is kept.
         interface = self.__dict__.get("_interface")
         spec = interface.endpoints.get(name) if interface is not None else None
         if spec is None:
             if interface is not None and name in interface.methods:
-                return cast(Endpoint, PlainMethod(self, name))
+                return cast("Endpoint[..., Any]", PlainMethod(self, name))
             known = ", ".join(sorted(interface.endpoints)) if interface is not None else ""
             class_name = interface.class_name if interface is not None else "actor"
             raise AttributeError(f"{class_name} has no endpoint {name!r}; it has: {known or 'none'}")
-        endpoint = self.__dict__[name] = Endpoint(self, spec)
+        endpoint: Endpoint[..., Any] = Endpoint(self, spec)
+        self.__dict__[name] = endpoint
         return endpoint
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._interface.endpoints, *self._interface.methods]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ActorMesh, (self._uid, self._name, self._members, self._root, self._view, self._interface))
@@ -157,7 +164,7 @@ class ProcMesh(MeshBase):
             watch(runtime.current(), whole).add_done_callback(lambda _: ended._settle(lambda: None))
         return ended
 
-    def spawn(self, name: str, cls: type[A], /, *args: Any, **kwargs: Any) -> ActorMesh[A]:
+    def spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> views.ActorMesh[A]:
         """Make an actor of class ``cls`` in each process, owned by the calling actor. Returns at once.
 
         Args:
@@ -182,14 +189,14 @@ class ProcMesh(MeshBase):
         owner = creator._cell
         members = self._view_members()
         mesh: ActorMesh[A] = ActorMesh(
-            secrets.randbits(63), name, members, self.extent, Shape.whole(self.extent), interface, cls
+            secrets.randbits(63), name, members, self.extent, Shape.whole(self.extent), interface, cast(type, cls)
         )
         request = SpawnRequest(mesh.uid, name, self.extent, OwnerRef(process.me, owner.uid), creator.as_creator())
         payload = (*pack((request, interface.is_async)), *body)
         owner.own(mesh)
         for rank, member in enumerate(members):
             process.send(member, Envelope(Kind.AGENT, mesh.uid, payload, "spawn", 0, rank))
-        return mesh
+        return cast("views.ActorMesh[A]", mesh)
 
     def activate(self) -> AbstractContextManager[ProcMesh]:
         """Have torch's operations run in these processes: ``with procs.activate(): x = torch.ones(3)``.

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from control.errors import ChannelClosedError, ControlError, LinkError, PayloadError
 from control.failure import MeshFailure
@@ -19,7 +19,9 @@ from control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 from control.wire.payload import pack, pack_arguments
 
 if TYPE_CHECKING:
-    from control.mesh import ActorMesh
+    from control.views import ActorMesh, T_any
+else:
+    T_any = TypeVar("T_any")
 
 T = TypeVar("T")
 
@@ -166,18 +168,18 @@ class PortReceiver(Generic[T]):
         raise TypeError("a receiver stays in the process that opened the channel: send the port instead")
 
 
-class Channel:
+class Channel(Generic[T_any]):
     """A way for values into this process, for one receiver and any number of senders."""
 
-    @staticmethod
-    def open() -> tuple[Port[Any], PortReceiver[Any]]:
+    @classmethod
+    def open(cls) -> tuple[Port[T_any], PortReceiver[T_any]]:
         """A port to give away and the receiver for what is sent to it; it closes when the receiver is forgotten."""
         process = runtime.current()
         inbox = _Inbox()
         number = process.ports.open(inbox)
         inbox.on_close = lambda: process.ports.close(number)
         inbox.link_error = lambda: process.ports.link_error(number)
-        port: Port[Any] = Port(ReplyAddress(process.me, number, 0))
+        port: Port[T_any] = Port(ReplyAddress(process.me, number, 0))
         receiver = PortReceiver(inbox, port)
         weakref.finalize(receiver, inbox.close).atexit = False
         return port, receiver
@@ -260,7 +262,7 @@ def _refs(actors: ActorMesh[Any] | None) -> list[ActorRef]:
         from control.context import context
 
         return [context().actor_instance._cell.ref]
-    return actors._actors()
+    return cast("list[ActorRef]", actors._actors())
 
 
 def _nothing() -> None:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from control.failure import MeshFailure
 from control.future import Future
-from control.mesh import ActorMesh, ProcMesh
+from control.mesh import ProcMesh
 from control.port import Channel, PortReceiver
 from control.runtime import job as runtime
 from control.runtime.links import watch
 
 if TYPE_CHECKING:
     from control.runtime.process import Process
+    from control.views import ActorMesh
 
 
 def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:

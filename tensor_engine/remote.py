@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from control import ProcMesh
+from control import Endpoint, ProcMesh
 from tensor_engine.activation import no_mesh
 from tensor_engine.arguments import Packed
 from tensor_engine.expectation import INPUT as GIVEN_INPUT
@@ -243,7 +243,7 @@ def remote(
     if isinstance(function, str):
         if not all(part.isidentifier() for part in function.split(".")) or "." not in function:
             raise TypeError(f'the path of a function is "module.name", not {function!r}')
-    elif not callable(function):
+    elif not callable(function) or isinstance(function, Endpoint):
         raise TypeError(f"remote takes a function or the path to one, not {function!r}")
     return Remote(function, propagate)
 

@@ -29,7 +29,7 @@ _turn = threading.Lock()
 _cache: dict[tuple[object, ...], Expected] = {}
 
 
-def rref(endpoint: Endpoint, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def rref(endpoint: Endpoint[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """`Endpoint.rref`.
 
     Raises:
@@ -64,13 +64,13 @@ def rref(endpoint: Endpoint, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return take_apart(name, whole, packed, expected)
 
 
-def _known(endpoint: Endpoint, packed: Packed, lane: Lane, mesh: Any, expected: Expected) -> Any:
+def _known(endpoint: Endpoint[..., Any], packed: Packed, lane: Lane, mesh: Any, expected: Expected) -> Any:
     made = _issue(endpoint, packed, lane, mesh, expected.metas, Task("", EXPECTED, expected.kinds))
     return give(packed, expected, made)
 
 
 def _issue(
-    endpoint: Endpoint, packed: Packed, lane: Lane, mesh: Any, metas: Sequence[Any], task: Task
+    endpoint: Endpoint[..., Any], packed: Packed, lane: Lane, mesh: Any, metas: Sequence[Any], task: Task
 ) -> Sequence[Any]:
     """Send the call to the actors, and tell the workers when it is their turn."""
     run = endpoint.wrapped(in_async_actor if endpoint.spec.is_async else in_actor)

@@ -46,6 +46,6 @@ def rank_tensors(mesh: ProcMesh, axes: tuple[str, ...] | None = None) -> dict[st
     return tensors
 
 
-def rref(endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def rref(endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`Endpoint.rref`."""
     return remote_rref(endpoint, args, kwargs)

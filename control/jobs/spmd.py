@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 from control.controller import get_or_spawn_controller
 from control.errors import (
@@ -27,11 +27,14 @@ from control.future import Future
 from control.jobs.spmd_gate import PORT, Gate, Keeper, come
 from control.jobs.spmd_roll import ROLL, Roll, Seat, extent_of
 from control.jobs.torchrun import Launch
-from control.mesh import ActorMesh, ProcMesh
+from control.mesh import ProcMesh
 from control.runtime import job as runtime
 from control.runtime.join import join, serve_job
 from control.runtime.process import Process
 from control.shape import Shape
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 MEET_TIMEOUT_S = 300.0
 """How long ranks wait for each other, as ``torchrun`` itself does: some may still be importing."""

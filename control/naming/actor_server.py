@@ -8,7 +8,7 @@ import contextlib
 import ipaddress
 import threading
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from control import namespaces
 from control.errors import ControlError, NoSuchMethodError
@@ -144,7 +144,7 @@ class ActorServer:
             raise ValueError(f"concurrency must be at least 1, got {concurrency}")
         hosted: Hosted
         if isinstance(instance, ActorMesh):
-            hosted = MeshActor(name, instance)
+            hosted = MeshActor(name, cast(Any, instance))
         else:
             hosted = PlainActor(
                 name, instance, concurrency=concurrency, max_waiting=_MAX_WAITING, run_async=self._run_async

@@ -7,15 +7,17 @@ import inspect
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from control.errors import NoSuchMethodError
 from control.marking import endpoint_options, is_idempotent
-from control.mesh import ActorMesh
 from control.naming.scope import Scope, serving
 from control.naming.turnstile import LateError, Turnstile
 from control.subscription import subscribe
 from control.wire.actor_calls import MethodInfo
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 _HANDLE_NBYTES = 12
 

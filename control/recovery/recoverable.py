@@ -9,17 +9,20 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from control.actor import Actor
 from control.context import context
 from control.errors import ControlError
 from control.failure import FailureKind, MeshFailure
 from control.hosts import HostMesh, this_host
-from control.mesh import ActorMesh, ProcMesh
+from control.mesh import ProcMesh
 from control.recovery.policy import Action, Attempt, Decision, RecoveryPolicy
 from control.runtime import job as runtime
 from control.wire.daemon_threads import DaemonThreads
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 _log = logging.getLogger("control")
 

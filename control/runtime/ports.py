@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from control.errors import LinkError, SupervisionError
 from control.failure import MeshFailure
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from control.runtime.process import Process
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 _NOT_DONE = {
@@ -318,7 +319,7 @@ class MeshReply:
         return ValueMesh(self._extent, [open_reply(Kind.REPLY, payload) for payload in payloads])
 
 
-class ResponseStream:
+class ResponseStream(Generic[T_co]):
     """The results of a call to several actors, in the order in which they come.
 
     ``async for`` yields results; ``for`` yields futures, the n-th of which ends with the n-th result to come. An
@@ -326,20 +327,20 @@ class ResponseStream:
     """
 
     def __init__(self, size: int) -> None:
-        self._futures: list[Future[Any]] = [Future() for _ in range(size)]
+        self._futures: list[Future[T_co]] = [Future() for _ in range(size)]
         self._next = 0
         self._unsettled = deque(self._futures)
 
     def __len__(self) -> int:
         return len(self._futures)
 
-    def __iter__(self) -> Iterator[Future[Any]]:
+    def __iter__(self) -> Iterator[Future[T_co]]:
         return iter(self._futures)
 
-    def __aiter__(self) -> AsyncIterator[Any]:
+    def __aiter__(self) -> AsyncIterator[T_co]:
         return self
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T_co:
         if self._next == len(self._futures):
             raise StopAsyncIteration
         self._next += 1
@@ -355,7 +356,7 @@ class StreamReply:
 
     __slots__ = ("_awaited", "_entrusted", "_missing", "_stream")
 
-    def __init__(self, stream: ResponseStream, awaited: Sequence[Awaited]) -> None:
+    def __init__(self, stream: ResponseStream[Any], awaited: Sequence[Awaited]) -> None:
         self._stream = stream
         self._awaited = awaited
         self._missing = set(range(len(awaited)))

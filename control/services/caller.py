@@ -9,13 +9,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any
+from typing import TYPE_CHECKING
 
 from control import settings as bounds
 from control.actor import ActorInterface
 from control.errors import BackpressureError, ControlError, ServiceEndedError, SupervisionError
 from control.future import Future
-from control.mesh import ActorMesh
 from control.runtime import job as runtime
 from control.runtime.begins import BeginView, Fate, ProcessGoneError
 from control.runtime.process import Process
@@ -24,6 +23,10 @@ from control.services.requests import Attempt, Binding, Request
 from control.services.retry import may_retry
 from control.services.router import Router, Seat, Tally
 from control.services.table import Place, ReplicaState, Table
+
+if TYPE_CHECKING:
+    from control.services.keeper import Keeper
+    from control.views import ActorMesh
 
 _SOMEBODY = (0,)
 """The numbers of the replicas of a service that has ended: a request to any of them says so."""
@@ -51,7 +54,7 @@ class Address:
     """
 
     name: str
-    keeper: ActorMesh[Any]
+    keeper: ActorMesh[Keeper]
     interface: ActorInterface
     procs: int
     retries: int

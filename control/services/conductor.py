@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from control.actor import Actor
 from control.errors import ActorError, ControlError, SupervisionError
 from control.marking import concurrent_endpoint
-from control.mesh import ActorMesh
 from control.port import Port
 from control.runtime.replies import pack_error
 from control.wire.envelope import Kind
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 
 class Conductor(Actor):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from control.errors import ActorError, ControlError, ReplicaLostError
 from control.future import Future
 from control.marking import EndpointSpec, checker
+from control.method_view import MethodView
 from control.port import Port, pack_with_ports
 from control.services.caller import Address, Caller
 from control.services.conductor import Conductor
@@ -15,22 +16,26 @@ from control.services.requests import Binding, PlaceRequest, Request, SessionReq
 from control.value_mesh import ValueMesh
 from control.wire.envelope import Payload
 
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
 _Packed = tuple[EndpointSpec, str, Payload, list[Port[Any]]]
 """The arguments of a `Request`."""
 
 
-class Method:
+class Method(MethodView):
     """An endpoint of a service's replicas."""
 
-    __slots__ = ("_address", "_caller", "_check", "_spec")
+    __slots__ = ("_actor_class", "_address", "_caller", "_check", "_spec")
 
-    def __init__(self, address: Address, caller: Caller, name: str) -> None:
+    def __init__(self, address: Address, caller: Caller, name: str, actor_class: type | None) -> None:
         spec = address.interface.endpoints.get(name)
         if spec is None:
             known = ", ".join(sorted(address.interface.endpoints))
             raise AttributeError(f"{address.interface.class_name} has no endpoint {name!r}; it has: {known or 'none'}")
         self._address = address
         self._caller = caller
+        self._actor_class = actor_class
         self._spec = spec
         self._check = checker(spec)
 
@@ -44,11 +49,14 @@ class Method:
         self._caller.submit(request)
         return request.future
 
+    def _viewed(self) -> tuple[EndpointSpec, type | None]:
+        return self._spec, self._actor_class
+
     def __repr__(self) -> str:
         return f"<endpoint {self._address.name}.{self._spec.name} of a service>"
 
 
-class ServiceMethod(Method):
+class ServiceMethod(Method, Generic[P, R_co]):
     """One endpoint of a service; each adverb below is a way of calling it.
 
     They check the arguments against the endpoint's signature and pickle them before anything is sent, as those of
@@ -57,7 +65,7 @@ class ServiceMethod(Method):
 
     __slots__ = ()
 
-    def route(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def route(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call the replica that has the fewest requests of this process outstanding, or wait for one to come up.
 
         If it dies, the request goes to another one where that is safe: the endpoint is marked `idempotent`, or the
@@ -78,7 +86,15 @@ class ServiceMethod(Method):
         """
         return self._submit(Request(*self._pack(args, kwargs)))
 
+    @overload
+    def fanout(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]: ...
+    @overload
     def fanout(
+        self, *args: Any, rolling: int | None, absent: Literal["wait", "skip"] = "wait", **kwargs: Any
+    ) -> Future[ValueMesh[R_co]]: ...
+    @overload
+    def fanout(self, *args: Any, absent: Literal["wait", "skip"], **kwargs: Any) -> Future[ValueMesh[R_co]]: ...
+    def fanout(  # type: ignore[misc]  # mypy wants P in it
         self, *args: Any, rolling: int | None = None, absent: Literal["wait", "skip"] = "wait", **kwargs: Any
     ) -> Future[ValueMesh[Any]]:
         """Call every replica.
@@ -113,6 +129,13 @@ class ServiceMethod(Method):
         self._caller.when_known(lambda numbers: self._spread(numbers, packed, result, is_skipping=absent == "skip"))
         return result
 
+    def _advice(self) -> str:
+        name = f"{self._address.name}.{self._spec.name}"
+        return (
+            f"{name} is an endpoint of a service, and is called by one of its adverbs: {name}.route(...) calls the "
+            "replica with the least to do, fanout(...) all"
+        )
+
     def _spread(
         self,
         numbers: tuple[int, ...],
@@ -137,16 +160,16 @@ class ServiceMethod(Method):
                 request.fail(error)
 
 
-class SessionMethod(Method):
+class SessionMethod(Method, Generic[P, R_co]):
     """One endpoint of the replica of a session."""
 
     __slots__ = ("_binding",)
 
-    def __init__(self, address: Address, caller: Caller, name: str, binding: Binding) -> None:
-        super().__init__(address, caller, name)
+    def __init__(self, address: Address, caller: Caller, name: str, actor_class: type | None, binding: Binding) -> None:
+        super().__init__(address, caller, name, actor_class)
         self._binding = binding
 
-    def route(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def route(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call the session's replica; calls of one thread arrive there in their order.
 
         Raises:
@@ -163,6 +186,10 @@ class SessionMethod(Method):
         if self._binding.is_closed:
             raise ValueError("the session is closed")
         return self._submit(SessionRequest(self._binding, *self._pack(args, kwargs)))
+
+    def _advice(self) -> str:
+        name = f"{self._address.name}.{self._spec.name}"
+        return f"{name} is an endpoint of a service, and is called by session.{self._spec.name}.route(...)"
 
 
 def _results(requests: list[PlaceRequest], *, is_skipping: bool) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from control.actor import Actor, ActorInterface, check_construction, interface_of
 from control.errors import ActorDefinitionError
@@ -13,9 +13,9 @@ from control.marking import checker
 
 if TYPE_CHECKING:
     from control.hosts import HostMesh
-    from control.services.service import Service
 
-A = TypeVar("A", bound=Actor)
+S = TypeVar("S")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +95,19 @@ def check_count(name: str, value: object, least: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceTemplate(Generic[A]):
+class ServiceTemplate(Generic[P, S]):
     """An actor class with the options of a service; what `Actor.options` returns."""
 
-    actor_class: type[A]
+    actor_class: type[Actor]
     options: ServiceOptions
 
-    def as_service(self, *args: Any, name: str | None = None, **kwargs: Any) -> Service[A]:
+    @overload
+    def as_service(self, *args: P.args, **kwargs: P.kwargs) -> S: ...
+    @overload
+    def as_service(self, *args: Any, name: str | None, **kwargs: Any) -> S: ...
+    def as_service(  # type: ignore[misc]  # mypy wants P in it
+        self, *args: Any, name: str | None = None, **kwargs: Any
+    ) -> Any:
         """Start the service, owned by the calling actor. Returns at once; ``await`` it to have all replicas up.
 
         Requests may be sent at once: they wait for the first replica. The service ends with its owner. If it fails,

@@ -6,19 +6,22 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from control.actor import Actor
 from control.errors import ActorError, ControlError
 from control.future import Future
 from control.hosts import HostMesh
-from control.mesh import ActorMesh, ProcMesh
+from control.mesh import ProcMesh
 from control.runtime import job as runtime
 from control.runtime.begins import BeginAddress, BeginView, ProcessGoneError
 from control.services import gpus
 from control.services.conductor import Conductor
 from control.services.options import ServiceOptions
 from control.services.table import ReplicaState
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,8 @@ class Replica:
         if self.entry is self.actors:
             answer: Future[Any] = getattr(self.actors, method).call_one(*args, **kwargs)
             return answer
-        return self.entry.conduct.call_one(method, args, kwargs)
+        conducted: Future[Any] = self.entry.conduct.call_one(method, args, kwargs)
+        return conducted
 
     def has_been_of_use(self, stable_s: float) -> bool:
         """Whether it has been up for so many seconds, or had come to its second request: it lived through one."""

@@ -212,7 +212,7 @@ class Attempt:
         self._caller = caller
         self.request = request
         self.seat = seat
-        self.endpoint: Endpoint = getattr(seat.entry, request.endpoint)
+        self.endpoint: Endpoint[..., Any] = getattr(seat.entry, request.endpoint)
         self.port = 0
         self.is_over = False
         self._taken_before = 0 if seat.begins is None else seat.begins.count

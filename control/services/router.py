@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from control.mesh import ActorMesh
 from control.runtime.begins import BeginView
 from control.services.table import Place, ReplicaState, Table
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 QUEUE_NS = 50_000_000
 """So much work may wait in the mailbox of a replica. It keeps the replica busy while answers and requests travel; what

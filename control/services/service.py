@@ -5,11 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from control.actor import Actor, ActorInterface
 from control.future import Future
-from control.mesh import ActorMesh, this_proc
+from control.mesh import this_proc
 from control.services.caller import Address, caller_of
 from control.services.keeper import Keeper
 from control.services.methods import ServiceMethod, SessionMethod
@@ -17,6 +17,9 @@ from control.services.metrics import ReplicaMetrics
 from control.services.options import ServiceOptions, check_count
 from control.services.replicas import Blueprint
 from control.services.requests import Binding
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 A = TypeVar("A", bound=Actor)
 
@@ -29,8 +32,9 @@ class Session(Generic[A]):
     the process that opened it.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, actor_class: type | None = None) -> None:
         self._address = address
+        self._actor_class = actor_class
         self._caller = caller_of(address)
         self._binding = Binding()
         self._caller.bind(self._binding)
@@ -45,11 +49,17 @@ class Session(Generic[A]):
         """End the session; what is under way is answered. It may be called again."""
         self._caller.unbind(self._binding)
 
-    def __getattr__(self, name: str) -> SessionMethod:
+    def __getattr__(self, name: str) -> SessionMethod[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
-        method = self.__dict__[name] = SessionMethod(self._address, self._caller, name, self._binding)
+        method: SessionMethod[..., Any] = SessionMethod(
+            self._address, self._caller, name, self._actor_class, self._binding
+        )
+        self.__dict__[name] = method
         return method
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._address.interface.endpoints]
 
     def __enter__(self) -> Self:
         return self
@@ -80,8 +90,9 @@ class Service(Generic[A]):
     call it, and each process routes its own requests.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, actor_class: type | None = None) -> None:
         self._address = address
+        self._actor_class = actor_class
 
     @property
     def name(self) -> str:
@@ -95,7 +106,7 @@ class Service(Generic[A]):
 
     def session(self) -> Session[A]:
         """Open a session: its calls all go to one replica. Close it, or use it as a context manager."""
-        return Session(self._address)
+        return Session(self._address, self._actor_class)
 
     def scale(self, num_replicas: int) -> Future[None]:
         """Change the number of replicas. Those with the highest numbers go first, and are drained.
@@ -135,15 +146,20 @@ class Service(Generic[A]):
         return result
 
     @property
-    def _keeper(self) -> ActorMesh[Any]:
+    def _keeper(self) -> ActorMesh[Keeper]:
         return self._address.keeper
 
-    def __getattr__(self, name: str) -> ServiceMethod:
+    def __getattr__(self, name: str) -> ServiceMethod[..., Any]:
         # Reached for names that are no attribute, so once per endpoint: the object is kept.
         if name.startswith("_"):
             raise AttributeError(name)
-        method = self.__dict__[name] = ServiceMethod(self._address, caller_of(self._address), name)
+        caller = caller_of(self._address)
+        method: ServiceMethod[..., Any] = ServiceMethod(self._address, caller, name, self._actor_class)
+        self.__dict__[name] = method
         return method
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._address.interface.endpoints]
 
     def __await__(self) -> Generator[Any, None, Self]:
         yield from self.initialized.__await__()
@@ -166,4 +182,4 @@ def start_service(
 ) -> Service[A]:
     """Start a service whose parts have been checked (see `ServiceTemplate.as_service`)."""
     keeper = this_proc().spawn(name, Keeper, Blueprint(name, cls, args, kwargs, options))
-    return Service(Address(name, keeper, interface, options.procs, options.retries))
+    return Service(Address(name, keeper, interface, options.procs, options.retries), cls)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from control.mesh import ActorMesh
 from control.runtime.begins import BeginAddress
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 
 class ReplicaState(enum.Enum):

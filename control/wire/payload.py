@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -82,7 +82,7 @@ def pack_inert(value: object, *, name: str | tuple[str, ...] = "the value") -> t
     return tuple(bytes(segment) for segment in pack(value, name=name) if not isinstance(segment, Outgoing | Incoming))
 
 
-def pack_construction(cls: type, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Payload:
+def pack_construction(cls: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> Payload:
     """`pack((cls, args, kwargs))`, for an actor that is to be constructed elsewhere.
 
     Raises:

@@ -8,12 +8,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from control.errors import ControlError
-from control.mesh import ActorMesh, ProcMesh
+from control.mesh import ProcMesh
 from control.workspace.courier import Branch, Courier, Parcel
 from control.workspace.manifest import OURS, ChunkReader, Manifest, scan
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 EXCLUDE = (".git", "__pycache__", "*.pyc", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints")
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from control.actor import Actor
 from control.future import Future
 from control.marking import endpoint
-from control.mesh import ActorMesh
 from control.runtime.join_file import this_network
 from control.workspace.manifest import Manifest
 from control.workspace.reloading import reload_modules
 from control.workspace.replica import Replica, open_replica
+
+if TYPE_CHECKING:
+    from control.views import ActorMesh
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,8 +210,8 @@ class Loop:
         await connect(self.trainers, timeout_s=self.settings.timeout_s)
         self.history.parameters = (await self.trainers.build.call())[0]
         await self.trainers.publish.call()  # version 0, for which the generators wait
-        await self.generators
-        await self.judges
+        await self.generators.initialized
+        await self.judges.initialized
         self.mortals = [_ranks(replica) for replica in await self.generators.mortal.fanout()]
 
     async def _roll_out(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from control import ProcMesh
+from control import Actor, ProcMesh, endpoint
 from tensor_engine import (
     DroppedTensorError,
     LocalTensorError,
@@ -23,6 +23,13 @@ from tensor_engine import (
 
 from . import user_functions as functions
 from .conftest import PATIENCE_S, values_on
+
+
+class Gauge(Actor):
+    @endpoint
+    def read(self) -> int:
+        return 1
+
 
 HERE = "tests.tensor_engine.user_functions"
 
@@ -266,6 +273,8 @@ def test_misuse_is_refused_at_the_line(procs: ProcMesh, four: ProcMesh) -> None:
     for wrong in ("no_module", "not a path", 5):
         with pytest.raises(TypeError):
             remote(wrong)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"<endpoint gauges\.read>"):  # it has `rref` for that
+        remote(procs.spawn("gauges", Gauge).read)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="propagate"):
         remote(functions.same, propagate="guess")  # type: ignore[call-overload]
     missing = remote(f"{HERE}.missing", propagate=lambda x: x)(x)
