@@ -7,7 +7,8 @@ ControlError
 │   ├── LinkError                  every actor linked to a port is dead: nothing more will come
 │   ├── ReplicaLostError           the replica of a service that had a request is gone
 │   │   └── SessionLostError       and with it what a session had there
-│   └── ServiceEndedError          the service has failed or been stopped
+│   ├── ServiceEndedError          the service has failed or been stopped
+│   └── StopTimeoutError           an actor did not end in good order       (also TimeoutError)
 ├── DeadlineError                  a wait took longer than its timeout      (also TimeoutError)
 ├── BackpressureError              an actor is too far behind to be sent more
 ├── ChannelClosedError             a receive on a closed channel
@@ -158,6 +159,14 @@ class SessionLostError(ReplicaLostError):
 
 class ServiceEndedError(SupervisionError):
     """The service has failed or been stopped: nothing answers its requests any more."""
+
+
+class StopTimeoutError(SupervisionError, TimeoutError):
+    """An actor was stopped and did not end within the bound; it is given up, and what it was doing was cut short.
+
+    The message names the actor, its process, what it was doing and for how long. Code that cannot be interrupted, since
+    it waits in C, still runs on a thread of that process: stop the processes of the mesh to be rid of it.
+    """
 
 
 class DeadlineError(ControlError, TimeoutError):

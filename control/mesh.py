@@ -17,6 +17,7 @@ from control.mesh_base import MeshBase
 from control.runtime import job as runtime
 from control.runtime.links import watch
 from control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
+from control.runtime.stops import HANDED_DOWN
 from control.runtime.supervision import ROOT_UID
 from control.shape import Extent, Point, Shape
 from control.wire.envelope import Envelope, Kind, ProcessRef
@@ -25,6 +26,7 @@ from control.wire.payload import pack, pack_construction
 if TYPE_CHECKING:
     from control import views
     from control.hosts import HostMesh
+    from control.runtime.process import Process
 
 A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
@@ -58,16 +60,31 @@ class ActorMesh(MeshBase, Generic[A]):
         """A future that ends when every actor of the mesh has been constructed, or in the first error."""
         return self._ask_all("ready", self._actors())
 
-    def stop(self) -> Future[None]:
+    def stop(self, timeout: float | None = None) -> Future[None]:
         """Stop these actors: each handles what it has received so far, takes nothing more, and cleans up.
 
         Stopping is no failure. Calls that come later end with `SupervisionError`. It may be called again.
 
+        After most of its time, seven tenths, what an actor still does is cut short: a coroutine is cancelled, a thread
+        gets an exception, so that ``finally`` blocks and ``__cleanup__`` run. An actor that has not ended in time is
+        given up: those who wait for it are told, and its thread is left behind.
+
+        Args:
+            timeout: seconds that the stop may take, with that of whatever the actors own; None means
+                `Settings.stop_timeout_s`.
+
         Returns:
-            A future that ends when all of them have ended.
+            A future that ends when all of them have ended; in a `StopTimeoutError` where one was cut short or given up,
+            and in a `SupervisionError` where a ``__cleanup__`` raised.
+
+        Raises:
+            ValueError: the timeout is negative.
         """
         process = runtime.current()
-        future = process.request_all(self._view_members(), "stop_actor", target=self._uid)
+        bound_s = _bound(process, timeout)
+        future = process.request_all(self._view_members(), "stop_actor", pack(HANDED_DOWN * bound_s), target=self._uid)
+        who = f"{self!r} did not stop within {bound_s:g} s"
+        process.stops.bounded(future, bound_s, f"{who}: a process of it does not answer; stop its processes")
         if self._view == Shape.whole(self._root):
             future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
@@ -221,23 +238,28 @@ class ProcMesh(MeshBase):
         """`rank_tensor` of every axis."""
         return engine().rank_tensors(self)
 
-    def stop(self) -> Future[None]:
+    def stop(self, timeout: float | None = None) -> Future[None]:
         """Stop the actors in these processes and then the processes, which is no failure. It may be called again.
 
-        Processes that have not ended after the stop timeout (see `configure`) are killed.
+        Actors get the greater part of the time, and are then cut short (see `ActorMesh.stop`); what is left is for
+        ``atexit`` handlers and threads. Processes that have not ended in time are killed.
+
+        Args:
+            timeout: seconds that the stop may take; None means `Settings.stop_timeout_s`.
 
         Returns:
             A future that ends when all processes have ended.
 
         Raises:
-            ValueError: this is a slice; processes are stopped as a whole mesh.
+            ValueError: this is a slice: processes are stopped as a whole mesh; or the timeout is negative.
         """
         if self._view.extent.nelements != self._root.nelements:
             raise ValueError("a slice of a mesh of processes cannot be stopped by itself: stop the whole mesh")
         process = runtime.current()
+        bound_s = _bound(process, timeout)
         if self._launcher.id != process.me.id:
-            return process.request_all((self._launcher,), "stop_mesh", target=self._uid)
-        future = process.hosting.stop_mesh(self._uid, self._members)
+            return process.request_all((self._launcher,), "stop_mesh", pack(HANDED_DOWN * bound_s), target=self._uid)
+        future = process.hosting.stop_mesh(self._uid, self._members, bound_s)
         future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
 
@@ -248,6 +270,15 @@ class ProcMesh(MeshBase):
     def __reduce__(self) -> tuple[Any, ...]:
         args = (self._uid, self._name, self._members, self._root, self._view, self._launcher)
         return (functools.partial(ProcMesh, attached=self._attached), args)
+
+
+def _bound(process: Process, timeout: float | None) -> float:
+    """The seconds that a stop may take."""
+    if timeout is None:
+        return process.settings.stop_timeout_s
+    if timeout < 0:
+        raise ValueError(f"the timeout of a stop must not be negative, got {timeout:g}")
+    return timeout
 
 
 def this_proc() -> ProcMesh:

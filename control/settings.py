@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +26,10 @@ class Settings:
         unresponsive_s: then it counts as dead after this long, without the time for which it was kept from running;
             None: ten times `heartbeat_s`.
         connect_timeout_s: how long a process may take to be reachable, from its launch.
-        stop_timeout_s: how long `stop` waits for an actor to drain its messages and clean up.
-        exit_grace_s: how long actors get for their ``__cleanup__`` when the script ends; then they are killed.
+        init_timeout_s: how long the ``__init__`` of an actor may take; models are loaded there.
+        stop_timeout_s: how long a `stop` may take: for actors to drain their messages and clean up, those of what they
+            own included, and for processes to end. What still runs when most of it has passed is cut short.
+        exit_grace_s: the same when the script ends; then processes are killed.
         fault_exit_s: how long the main thread may take to end, with its ``finally`` blocks, once it is interrupted for
             a failure that nobody has heard of; then the process ends without it.
         send_timeout_s: how long a sender waits for room in the mailbox of an actor that is behind.
@@ -41,6 +44,7 @@ class Settings:
     heartbeat_s: float = 10.0
     unresponsive_s: float | None = None
     connect_timeout_s: float = 60.0
+    init_timeout_s: float = 600.0
     stop_timeout_s: float = 30.0
     exit_grace_s: float = 1.0
     fault_exit_s: float = 30.0
@@ -91,6 +95,12 @@ def _check_modules(names: tuple[str, ...] | None) -> None:
 
 
 _settings = Settings()
+_take_over: Callable[[Settings], Sequence[str] | None] | None = None
+_OF_THE_CALLER = {"exit_grace_s", "fault_exit_s", "tree_threshold", "tree_fanout", "preload"}
+"""Bounds that matter only to who ends its job, casts or launches: processes that run already need not know them."""
+_OF_THE_JOB = "heartbeat_s"
+"""The two ends of a link have to agree on it."""
+_NAMES = 8
 
 
 def configure(
@@ -98,6 +108,7 @@ def configure(
     heartbeat_s: float | None = None,
     unresponsive_s: float | None = None,
     connect_timeout_s: float | None = None,
+    init_timeout_s: float | None = None,
     stop_timeout_s: float | None = None,
     exit_grace_s: float | None = None,
     fault_exit_s: float | None = None,
@@ -108,10 +119,11 @@ def configure(
     tree_fanout: int | None = None,
     preload: Sequence[str] | None = None,
 ) -> Settings:
-    """Change bounds for what starts from now on, here and in the processes spawned later; None keeps a bound.
+    """Change bounds for what this process does from now on, and processes spawned later; None keeps a bound.
 
-    Call it in the script before the first mesh is spawned: processes that already run keep what they were born with.
-    Only the trees can be changed while a job runs, for what its caller casts from then on.
+    Call it in the script before the first mesh is spawned: processes that already run keep what they were born with,
+    and the whole job keeps its ``heartbeat_s``; a `RuntimeWarning` says so, and names them. A stop brings its bound
+    along, so that ``stop_timeout_s`` holds at once for all that this process stops.
 
     Returns:
         The settings in force.
@@ -125,6 +137,7 @@ def configure(
         "heartbeat_s": heartbeat_s,
         "unresponsive_s": unresponsive_s,
         "connect_timeout_s": connect_timeout_s,
+        "init_timeout_s": init_timeout_s,
         "stop_timeout_s": stop_timeout_s,
         "exit_grace_s": exit_grace_s,
         "fault_exit_s": fault_exit_s,
@@ -135,8 +148,36 @@ def configure(
         "tree_fanout": tree_fanout,
         "preload": _names(preload),
     }
-    _settings = dataclasses.replace(_settings, **{name: bound for name, bound in given.items() if bound is not None})
+    before = _settings
+    _settings = dataclasses.replace(before, **{name: bound for name, bound in given.items() if bound is not None})
+    if _settings != before and _take_over is not None and (running := _take_over(_settings)) is not None:
+        _warn_of_the_late(before, _settings, running)
     return _settings
+
+
+def on_change(take_over: Callable[[Settings], Sequence[str] | None]) -> None:
+    """Have a function told of new bounds.
+
+    Args:
+        take_over: applies them where it can; returns the names of the processes that keep the old ones, or None where
+            no job runs.
+    """
+    global _take_over
+    _take_over = take_over
+
+
+def _warn_of_the_late(before: Settings, after: Settings, running: Sequence[str]) -> None:
+    changed = [name for name in Settings.__slots__ if getattr(before, name) != getattr(after, name)]
+    late = [f"{name}={getattr(before, name)}" for name in changed if name not in {*_OF_THE_CALLER, _OF_THE_JOB}]
+    said = []
+    if _OF_THE_JOB in changed:
+        said.append(f"the job that runs keeps {_OF_THE_JOB}={before.heartbeat_s:g} to its end")
+    if late and running:
+        others = f" and {len(running) - _NAMES} others" if len(running) > _NAMES else ""
+        said.append(f"{', '.join(running[:_NAMES])}{others} run already and keep {', '.join(late)}")
+    if said:
+        what = f"configure came too late: {'; '.join(said)}. Call it before the first process is spawned."
+        warnings.warn(what, RuntimeWarning, stacklevel=3)
 
 
 def _names(modules: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -15,6 +15,7 @@ from control.future import Future
 from control.hosts.agent_link import AgentLink
 from control.hosts.attaching import Options, attach_one
 from control.runtime import job as runtime
+from control.runtime.stops import OWNED
 from control.wire.envelope import BEATS, ProcessRef
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class _Stoppable(Protocol):
     @property
     def has_actors(self) -> bool: ...
 
-    def stop(self) -> Future[None]: ...
+    def stop(self, timeout: float | None = None) -> Future[None]: ...
 
 
 @dataclass(slots=True)
@@ -209,15 +210,18 @@ def stop(hosts: Sequence[ProcessRef], meshes: Sequence[_Stoppable]) -> Future[No
 
     def run() -> None:
         process = runtime.current()
+        deadline = time.monotonic() + process.settings.stop_timeout_s
         # The actors first: they hear of it behind what they were sent, their processes hear of it from their host.
         for has_actors in (True, False):
-            for end in [mesh.stop() for mesh in meshes if mesh.has_actors is has_actors]:
+            left_s = OWNED * max(deadline - time.monotonic(), 0.0)
+            for end in [mesh.stop(left_s) for mesh in meshes if mesh.has_actors is has_actors]:
                 try:
-                    end.get(process.settings.stop_timeout_s)
+                    end.get(max(deadline - time.monotonic(), 0.0))
                 except ControlError:
                     continue  # it is dead, or does not end: the host ends it
         with contextlib.suppress(ControlError):  # those that do not end by themselves are ended by their agents
-            process.hosting.let_go(hosts).get(process.settings.stop_timeout_s)
+            left_s = max(deadline - time.monotonic(), 0.0)
+            process.hosting.let_go(hosts, left_s).get(left_s)
         attachments = _current
         for host in hosts:
             if attachments is not None and (known := attachments.links.pop(host.id, None)) is not None:

@@ -91,12 +91,13 @@ class Agent:
         self._start(request, envelope.rank, envelope.payload[1:], is_async=is_async)
 
     def _stop_actor(self, sender: ProcessRef, envelope: Envelope) -> None:
-        self._acknowledge(sender, envelope, self._process.cells.stop(envelope.target))
+        timeout: float = unpack(envelope.payload)
+        self._acknowledge(sender, envelope, self._process.cells.stop(envelope.target, timeout))
 
     def _stop_mesh(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Stop a mesh of processes that an actor of this process owns."""
-        mesh = self._process.owners.find(envelope.target)
-        self._acknowledge(sender, envelope, Future.of(None) if mesh is None else mesh.stop())
+        mesh, timeout = self._process.owners.find(envelope.target), unpack(envelope.payload)
+        self._acknowledge(sender, envelope, Future.of(None) if mesh is None else mesh.stop(timeout))
 
     def _failure(self, sender: ProcessRef, envelope: Envelope) -> None:
         owner: OwnerRef
@@ -110,7 +111,8 @@ class Agent:
             root.faults.hear(unpack(envelope.payload))
 
     def _exit(self, sender: ProcessRef, envelope: Envelope) -> None:
-        self._process.ending.exit_in_good_order(lambda: self._acknowledge(sender, envelope, Future.of(None)))
+        timeout: float = unpack(envelope.payload)
+        self._process.ending.exit_in_good_order(lambda: self._acknowledge(sender, envelope, Future.of(None)), timeout)
 
     def _obituary(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Answer once a child of this process, or a process that has joined, is gone, with the reason."""
@@ -154,7 +156,7 @@ class Agent:
 
     def _stop_launched(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Stop what was started here for a mesh; answer once it has ended."""
-        self._acknowledge(sender, envelope, self._process.hosting.stop(envelope.target))
+        self._acknowledge(sender, envelope, self._process.hosting.stop(envelope.target, unpack(envelope.payload)))
 
     def _kill_launched(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Kill what was started here for a mesh."""

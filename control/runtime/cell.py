@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+import traceback
 import weakref
 from collections import deque
 from time import monotonic as _now
@@ -13,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 from control import tracing
 from control.actor import Actor, ActorInterface, interface_of
 from control.context import ActorInstance, Context, current_context
-from control.errors import ActorError, ControlError, SupervisionError
+from control.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
 from control.exception_text import describe, summarize
 from control.failure import FailureKind, MeshFailure
 from control.future import Future
 from control.marking import WRAPPED
 from control.port import Port, ReplyAddress
+from control.runtime.interruption import is_of_users
 from control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequest
 from control.runtime.replies import first_exception, pack_exception, refuse
+from control.runtime.stops import OWNED, Bound, Stage
 from control.shape import Point
 from control.wire.envelope import Kind, Payload
 from control.wire.payload import pack, unpack
@@ -43,7 +47,7 @@ _RESULT = "the result"
 
 
 class CellEndedError(BaseException):
-    """Unwinds the endpoint of a sync actor that failed while it was waiting. Never leaves the runtime."""
+    """Unwinds what a sync actor runs that has failed, or whose time to stop is up. Never leaves the runtime."""
 
 
 class Cell:
@@ -75,8 +79,12 @@ class Cell:
         """Ends when the actor is gone and everything that it owned is, too."""
         self.over: Future[MeshFailure | None] = Future()
         """Ends when the actor has failed, in that failure; or when it has been stopped and is gone, in None."""
-        self.is_winding_up = False
-        """Whether its last message is behind it and its cleanup has begun."""
+        self.is_cut_off = False
+        """Whether nothing comes any more of what it handles: it has failed, or most of its time to stop has passed."""
+        self.bound: Bound | None = None
+        """By when it has to end, once that has begun."""
+        self.winds_up: Future[None] = Future()
+        """Ends when its last message is behind it and its cleanup begins."""
         self.executor: Executor | None = None
         self.begins: BeginLog | None = None
         """Where it writes down what it begins to handle, if somebody wants to know that after its death."""
@@ -91,6 +99,12 @@ class Cell:
         self._current: Mail | None = None
         self._begun_s = 0.0
         self._born_s = _now()
+        self._step = ""
+        """What it does besides handling messages, since `_begun_s`: its construction, or a part of its end."""
+        self._refused: list[Mail] = []
+        """Unfinished messages that have been answered."""
+        self._cut_at = ""
+        """What it did when it was cut short."""
         self._beside: list[tuple[Mail, float]] = []
         """What concurrent endpoints are handling, beside the current message, and since when."""
         self.handled = 0
@@ -112,7 +126,8 @@ class Cell:
     def _answer_unfinished(self) -> None:
         """Tell those who wait for messages that were delivered and will not be finished."""
         for mail in (self._current, *(mail for mail, _ in self._beside)):
-            if mail is not None:
+            if mail is not None and not any(mail is told for told in self._refused):
+                self._refused.append(mail)
                 refuse(self.process, mail, self.end_reason(), self.failure, delivered=True)
 
     def has_failed(self) -> bool:
@@ -123,11 +138,13 @@ class Cell:
         """Why this actor answers no more."""
         if self.failure is not None:
             return f"actor {self.ref} has failed: {self.failure.headline()}"
-        return f"actor {self.ref} has been stopped"
+        return f"actor {self.ref} has been stopped" + (", and its time was up" if self.is_cut_off else "")
 
     async def construct(self, *, is_async: bool) -> None:
         """Make the actor object."""
         body, self._body = self._body, ()
+        self._begin("__init__")
+        self.process.stops.watch_construction(self)
         try:
             with _unpacking:
                 cls, args, kwargs = unpack(body, "the class and the arguments of this actor")
@@ -136,7 +153,7 @@ class Cell:
             self._actor = cls.__new__(cls, *args, **kwargs)
             self._actor.__init__(*args, **kwargs)  # type: ignore[misc]
         except CellEndedError:
-            self._actor = None  # it failed for another reason while it waited in __init__
+            self._actor = None  # it failed for another reason while it was in __init__, or its time was up
         except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)
             self._actor = None  # half made: there is nothing to clean up
             summary, trace = summarize(error), describe(error)
@@ -145,10 +162,27 @@ class Cell:
                 self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
             self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace, error=error)
             self.ready._settle(_raiser(ActorError(self.actor_id, "__init__", summary, trace, error)))
-        if self.failure is None:
+        self.process.stops.constructed(self)
+        self._begin("")
+        if self._actor is not None and not self.is_cut_off:
             self.ready._settle(lambda: None)
         else:
-            self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+            self._refuse_ready()
+
+    def _refuse_ready(self) -> None:
+        """Tell those who wait for the construction, if they do not know yet."""
+        self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+
+    def give_up_construction(self, bound_s: float) -> None:
+        """Fail since ``__init__`` does not return. On the loop thread."""
+        if self.ready.done():
+            return
+        if self._asked_for:
+            self.owner = None
+        message = f"{self.label}: __init__ has not returned within {bound_s:g} s (init_timeout_s){self._where()}"
+        self.fail(FailureKind.CONSTRUCTION, message, self._stack())
+        self._refuse_ready()
+        self.process.stops.within(self, self.process.settings.stop_timeout_s, cut_now=True)
 
     def never_begin(self, reason: str) -> None:
         """End an actor that has no thread; from any thread."""
@@ -171,7 +205,7 @@ class Cell:
 
     async def handle_beside(self, mail: Mail) -> None:
         """Run one concurrent endpoint."""
-        if self.has_failed():
+        if self.is_cut_off:
             self.answer_dead(mail)
             return
         entry = (mail, _now())
@@ -187,7 +221,7 @@ class Cell:
 
     async def handle(self, mail: Mail) -> None:
         """Run one endpoint."""
-        if self.has_failed():
+        if self.is_cut_off:
             self.answer_dead(mail)
             return
         self._begun_s = _now()
@@ -197,7 +231,7 @@ class Cell:
         else:
             with tracing.tracer.serving(self, mail):
                 await self._answer(mail)
-        if not self.has_failed():
+        if not self.is_cut_off:
             self._current = None
 
     async def _answer(self, mail: Mail) -> None:
@@ -231,12 +265,14 @@ class Cell:
                 result = method(*args, **kwargs)
             if spec.is_async:
                 result = await result
+            if self.is_cut_off:
+                return  # its caller has been told, and an interruption may be on its way to this thread
             if envelope.wants_reply and port is None:
                 self.process.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
         except CellEndedError:
             return
         except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises is its caller's, or its actor's end)
-            if self.has_failed():
+            if self.is_cut_off:
                 return
             self._note_error(envelope.method, error)
             consequence = _consequence(error, port, wants_reply=envelope.wants_reply)
@@ -247,7 +283,7 @@ class Cell:
                 packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
                 self.process.reply(mail, Kind.ERROR, packed)
         self.handled += 1
-        if not self.has_failed():  # else it has been refused, which counts it too
+        if not self.is_cut_off:  # else it has been refused, which counts it too
             self.process.flow.handled(mail)
 
     def handling(self) -> list[tuple[str, float]]:
@@ -272,14 +308,14 @@ class Cell:
 
     async def supervise(self, *, is_async: bool) -> None:
         """Attend to the failures of owned meshes."""
-        while self.failures and self.failure is None:
+        while self.failures and not self.is_cut_off:
             failure = self.failures.popleft()
             try:
                 handled = self._actor.__supervise__(failure) if self._actor is not None else False
                 if is_async and asyncio.iscoroutine(handled):
                     handled = await handled
             except BaseException as error:  # noqa: BLE001  (raising is one way not to handle a failure)
-                if self.failure is None:
+                if not self.is_cut_off:
                     message = f"{self.label}: __supervise__ raised {summarize(error)}"
                     self.fail(FailureKind.EXCEPTION, message, describe(error), cause=failure, error=error)
                 return
@@ -299,7 +335,7 @@ class Cell:
         """Take note of the failure of an owned mesh; from any thread."""
         self.failures.append(failure)
         assert self.executor is not None  # cells own nothing before they run
-        self.executor.interrupt()
+        self.executor.wake()
 
     def fail(
         self,
@@ -316,11 +352,23 @@ class Cell:
             return
         self.process.owners.report(self.owner, failure)
         self.over._settle(lambda: failure)
-        assert self.executor is not None  # cells fail once they run
-        # The thread may be busy for long: those who wait are answered from here.
+        self.process.stops.within(self, self.process.settings.stop_timeout_s)
+        self.cut_off()
+
+    def cut_off(self) -> None:
+        """Have it handle nothing more, and what it does come to its end: those who wait are answered here and now.
+
+        From any thread: its own may be busy for long.
+        """
+        if self.is_cleanup_cut() or (self.failure is None and not (self._cut_at or self.winds_up.done())):
+            self._cut_at = self._doing()
+        self.is_cut_off = True
         self._answer_unfinished()
+        if self.failure is None or self.failure.kind is not FailureKind.CONSTRUCTION:  # which is told with its error
+            self._refuse_ready()
+        assert self.executor is not None  # cells end once they run
         self.executor.drain()
-        self.executor.interrupt()
+        self.executor.unwind()
 
     def orphan(self, reason: str) -> None:
         """End this actor because its owner is gone; there is nobody to report to. From any thread."""
@@ -340,48 +388,139 @@ class Cell:
 
     def stop_itself(self) -> Future[None]:
         """Stop in good order; from any thread."""
-        self.process.cells.stop(self.uid)
+        self.process.cells.stop(self.uid, self.process.settings.stop_timeout_s)
         return self.ended
 
     async def wind_up(self, *, is_async: bool) -> None:
         """Everything after the last message: owned meshes first, then ``__cleanup__``."""
-        self.is_winding_up = True
+        self.winds_up._settle(lambda: None)
         reason = self.end_reason()
         self._answer_unfinished()
         for port in list(self._unanswered):
             port._refuse(reason, self.failure)
-        await self._stop_owned(is_async=is_async)
-        error: Exception | None = SupervisionError(reason, self.failure) if self.failure else None
         outcome: Exception | None = None
-        if self._actor is not None:
-            try:
-                cleaned = self._actor.__cleanup__(error)
-                if is_async and asyncio.iscoroutine(cleaned):
-                    await cleaned
-            except BaseException as raised:  # noqa: BLE001  (goes to whoever asked for the stop)
+        if self._cut_at and self.failure is None:
+            outcome = StopTimeoutError(f"{self.label} was stopped and did not finish in time: {self._cut_at}")
+        self._begin("the stop of what it owns")
+        late = await self._stop_owned(is_async=is_async)
+        outcome = outcome or late
+        error: Exception | None = SupervisionError(reason, self.failure) if self.failure else None
+        self._begin("__cleanup__")
+        try:
+            await self._clean_up(error, is_async=is_async)
+        except BaseException as raised:  # noqa: BLE001  (goes to whoever asked for the stop)
+            if self._is_unwound_by(raised):
+                message = f"{self.label} was stopped and did not clean up in time: {self._cut_at}"
+                _log.warning("%s", message)
+                outcome = outcome or StopTimeoutError(message, self.failure)
+            else:
                 _log.error("%s: __cleanup__ raised\n%s", self.label, describe(raised))
                 outcome = SupervisionError(f"{self.label}: __cleanup__ raised {summarize(raised)}", self.failure)
+        self._actor = None  # whatever it holds is let go of now
         self.bury(outcome)
+
+    async def _clean_up(self, error: Exception | None, *, is_async: bool) -> None:
+        if self._actor is not None:
+            cleaned = self._actor.__cleanup__(error)
+            if is_async and asyncio.iscoroutine(cleaned):
+                await cleaned
+
+    def is_cleanup_cut(self) -> bool:
+        """Whether the time for its cleanup is up, too."""
+        return self.bound is not None and self.bound.stage is Stage.CLEANUP_CUT
+
+    def _is_unwound_by(self, error: BaseException) -> bool:
+        return self.is_cleanup_cut() and isinstance(error, CellEndedError | asyncio.CancelledError)
 
     def bury(self, outcome: Exception | None = None) -> None:
         """Leave a tombstone, and tell those who wait for the end."""
         self.process.cells.forget(self)
+        self.process.stops.constructed(self)
         for number in self.notices.values():
             self.process.ports.close(number)
         self.over._settle(lambda: self.failure)
         self.ended._settle(_raiser(outcome) if outcome else (lambda: None))
 
-    async def _stop_owned(self, *, is_async: bool) -> None:
+    def give_up(self) -> None:
+        """Bury it although its thread is still busy. On the loop thread."""
+        assert self.bound is not None  # that has just come
+        took_s = _now() - self.bound.began_s
+        message = (
+            f"{self.label} did not end within the {took_s:.3g} s that it had: {self._doing()}; "
+            "it is given up, and its thread goes on until its process ends"
+        )
+        _log.warning("%s\n%s", message, self._stack().rstrip())
+        self.cut_off()
+        self.bury(StopTimeoutError(message, self.failure))
         for mesh in reversed(list(self.owned.values())):
-            try:
-                future = mesh.stop()
-                if is_async:
-                    async with asyncio.timeout(self.process.settings.stop_timeout_s):
-                        await future
-                else:
-                    future.get(self.process.settings.stop_timeout_s)
-            except (ControlError, TimeoutError) as error:
-                _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, error)
+            with contextlib.suppress(ControlError):
+                mesh.stop()
+
+    # What it is doing, for messages
+
+    def _begin(self, step: str) -> None:
+        self._begun_s, self._step = _now(), step
+
+    def _doing(self) -> str:
+        doing = [(self._step, _now() - self._begun_s)] if self._step else self.handling()
+        what = ", ".join(f"{name} has been running for {for_s:.1f} s" for name, for_s in doing)
+        return (what or "it has just finished with a message") + self._where()
+
+    def _where(self) -> str:
+        """The line of its users' code at which it is."""
+        assert self.executor is not None  # it runs
+        stack = self.executor.stack()
+        if not stack:
+            return ""
+        at = next((frame for frame in reversed(stack) if is_of_users(frame)), stack[-1])
+        return f", at {at.filename}:{at.lineno} in {at.name}: {at.line}"
+
+    def _stack(self) -> str:
+        assert self.executor is not None  # it runs
+        return "".join(traceback.format_list(self.executor.stack()))
+
+    async def _stop_owned(self, *, is_async: bool) -> StopTimeoutError | None:
+        """Stop what it owns, the youngest first, and leave time for its own cleanup.
+
+        Returns:
+            The error of what was cut short there, if anything was.
+        """
+        assert self.bound is not None  # it ends
+        until_s = _now() + OWNED * self.bound.left_s()
+        meshes = list(self.owned.values())
+        ends: list[tuple[OwnedMesh, Future[None]]] = []
+        late: StopTimeoutError | None = None
+        try:
+            while meshes:
+                mesh, left_s = meshes.pop(), max(until_s - _now(), 0.0)
+                # One that does not end must not use up the time of the others.
+                with contextlib.suppress(ControlError, TimeoutError):
+                    ends.append((mesh, mesh.stop(left_s)))
+                    await _wait(ends[-1][1], left_s / (len(meshes) + 1), is_async=is_async)
+            for mesh, end in ends:
+                try:
+                    await _wait(end, until_s - _now(), is_async=is_async)
+                except (ControlError, TimeoutError) as error:
+                    _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, error)
+                    late = late or (error if isinstance(error, StopTimeoutError) else None)
+        except (CellEndedError, asyncio.CancelledError):
+            for mesh in meshes:
+                mesh.stop()
+        return late
+
+
+async def _wait(end: Future[None], seconds: float, *, is_async: bool) -> None:
+    if end.done() or not is_async:
+        end.get(max(seconds, 0.0))
+    else:
+        async with asyncio.timeout(max(seconds, 0.0)):
+            await end
+
+
+CALLERS_OF_USERS = frozenset(
+    function.__code__ for function in (Cell.construct, Cell._answer, Cell._clean_up, Cell.supervise)
+)
+"""The functions that call code of users on the thread of an actor."""
 
 
 def _consequence(error: BaseException, port: Port[Any] | None, *, wants_reply: bool) -> str:

@@ -69,27 +69,29 @@ class Children:
     Args:
         loop: the loop that watches them.
         on_end: told on the loop thread of every child that ends, with the reason.
-        ask_to_end: asks a child to end in good order.
-        bounds: how long a child may take to show up on its link, and to end when it is asked to.
+        ask_to_end: asks a child to end in good order, in so many seconds.
+        bounds: how long a child may take to show up on its link.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         on_end: Callable[[Child, str], None],
-        ask_to_end: Callable[[ProcessRef], None],
+        ask_to_end: Callable[[ProcessRef, float], None],
         bounds: Settings,
     ) -> None:
         self._loop = loop
         self._on_end = on_end
         self._ask_to_end = ask_to_end
-        self._connect_timeout_s = bounds.connect_timeout_s
-        self._stop_timeout_s = bounds.stop_timeout_s
         self._bounds = bounds
         self._launcher: Launcher | None = None
         self._oom = OomWatch()
         self._children: dict[str, Child] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def take_over(self, bounds: Settings) -> None:
+        """Have other bounds hold for those that are launched from now on."""
+        self._bounds = bounds
 
     def launch(self, configs: Sequence[WorkerConfig], env: Mapping[str, str]) -> None:
         """Start children; returns at once, and their failure to start is an end like any other."""
@@ -111,8 +113,8 @@ class Children:
         if child is not None and child.gone:
             del self._children[process_id]
 
-    def stop(self, members: Sequence[ProcessRef]) -> Future[None]:
-        """Ask children to end, kill those that have not after the stop timeout; the future ends with the last."""
+    def stop(self, members: Sequence[ProcessRef], timeout: float) -> Future[None]:
+        """Ask children to end, kill those that have not after ``timeout`` seconds; the future ends with the last."""
         children = [child for member in members if (child := self._children.get(member.id)) is not None]
         future: Future[None] = Future()
         missing = {child.ref.id for child in children}
@@ -127,10 +129,10 @@ class Children:
         for child in children:
             child.expected = True
             if not child.gone:
-                self._ask_to_end(child.ref)
+                self._ask_to_end(child.ref, timeout)
             child.ended.add_done_callback(lambda _, child=child: ended(child))  # type: ignore[misc]
-        verdict = f"was killed because it did not stop within {self._stop_timeout_s:g} s"
-        self._loop.call_soon_threadsafe(self._loop.call_later, self._stop_timeout_s, self.kill, list(missing), verdict)
+        verdict = f"was killed because it did not stop within {timeout:g} s"
+        self._loop.call_soon_threadsafe(self._loop.call_later, timeout, self.kill, list(missing), verdict)
         return future
 
     def connected(self, process_id: str) -> None:
@@ -146,7 +148,7 @@ class Children:
         verdict = f"was killed because {reason}"
         if child.launched is None or NO_SIGN_OF_LIFE in reason:
             child.kill(verdict)
-        else:
+        elif not child.expected:  # else it has as long as it was given
             self._loop.call_later(EXIT_NOTICE_S, child.kill, verdict)
         return True
 
@@ -186,7 +188,7 @@ class Children:
         self._loop.add_reader(result.pidfd, self._exited, child, result)
         if child.verdict is not None:
             child.kill(child.verdict)
-        self._wait_for_link(child, self._connect_timeout_s)
+        self._wait_for_link(child, self._bounds.connect_timeout_s)
 
     def _wait_for_link(self, child: Child, timeout: float) -> None:
         due = self._loop.time() + timeout
@@ -195,9 +197,9 @@ class Children:
     def _kill_unconnected(self, child: Child, due: float) -> None:
         late = self._loop.time() - due
         if late > LATE_S:
-            self._wait_for_link(child, min(late, self._connect_timeout_s))
+            self._wait_for_link(child, min(late, self._bounds.connect_timeout_s))
         else:
-            child.kill(f"was killed because it did not connect within {self._connect_timeout_s:g} s")
+            child.kill(f"was killed because it did not connect within {self._bounds.connect_timeout_s:g} s")
 
     def _exited(self, child: Child, launched: Launched) -> None:
         self._loop.remove_reader(launched.pidfd)

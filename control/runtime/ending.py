@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from control.errors import ControlError
+from control.future import Future
+from control.runtime.stops import HANDED_DOWN, UNWIND_S
 
 if TYPE_CHECKING:
     from control.runtime.loop import LoopThread
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
 
 CLOSE_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 5.0
+_ACTORS = 0.7
+"""The part of the time to end that actors of a process get; the rest is for what comes behind them."""
+_LEAVE = 0.85
+"""The part of it after which a process ends however busy it is."""
 
 
 class Ending:
@@ -26,12 +32,16 @@ class Ending:
         before: what is to be called first when the script's job ends, or a process leaves the job that it has joined.
         settled: what is to be called once the actors have ended, as long as there are links to other processes.
         after: what is to be called last.
+        leave: has the main thread of a worker return, within so many seconds; None: there is nothing behind the runtime
+            that could take long.
     """
 
     def __init__(self, process: Process, loop_thread: LoopThread) -> None:
         self.before: list[Callable[[], None]] = []
         self.settled: list[Callable[[], None]] = []
         self.after: list[Callable[[], None]] = []
+        self.leave: Callable[[float], None] | None = None
+        self._is_leaving = False
         self._process = process
         self._loop_thread = loop_thread
 
@@ -60,29 +70,53 @@ class Ending:
         for call in self.after:
             call()
 
-    def exit_in_good_order(self, acknowledge: Callable[[], None]) -> None:
-        """End a worker process: its actors first. Returns at once."""
-        threading.Thread(target=self._exit, args=(acknowledge,), name="control-exit", daemon=True).start()
+    def exit_in_good_order(self, acknowledge: Callable[[], None], timeout: float) -> None:
+        """End a worker process within ``timeout`` seconds: its actors first. Returns at once."""
+        arguments = (acknowledge, time.monotonic(), timeout)
+        threading.Thread(target=self._exit, args=arguments, name="control-exit", daemon=True).start()
 
-    def _exit(self, acknowledge: Callable[[], None]) -> None:
+    def _exit(self, acknowledge: Callable[[], None], began_s: float, timeout: float) -> None:
         process = self._process
-        self._stop_cells(time.monotonic() + process.settings.stop_timeout_s)
+        self._stop_cells(began_s + _ACTORS * timeout)
+        if self._is_leaving:  # who asked again, in less time, was the first to come here
+            return
+        self._is_leaving = True
         process.trees.branches.flush()
         for call in list(self.settled):
             call()
         process.closing = True
         acknowledge()
         self._loop_thread.run(process.transport.close(), timeout=CLOSE_TIMEOUT_S)
+        if self.leave is not None:
+            self.leave(max(began_s + _LEAVE * timeout - time.monotonic(), 0.0))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
     def _stop_cells(self, deadline: float) -> None:
-        cells = self._process.cells
-        stopped = [cells.stop(cell.uid) for cell in reversed(cells.live())]
-        # Those, too, that somebody has stopped before: they may be in the middle of their cleanup.
-        for end in [*stopped, *(cell.ended for cell in cells.ending_in_good_order())]:
-            try:
-                end.get(max(deadline - time.monotonic(), 0))
-            except ControlError:
-                continue  # it did not end in time, or its cleanup raised, which was logged: the process ends anyway
+        """Stop the actors of this process, up to a point in time; those, too, that somebody has stopped before."""
+        cells, stops = self._process.cells, self._process.stops
+        bound_s = HANDED_DOWN * max(deadline - time.monotonic(), 0.0)
+        ends = [cells.stop(cell.uid, bound_s) for cell in reversed(cells.live())]
+        unwinding = []
+        for cell in cells.ending():
+            is_for_nobody = cell.has_failed() and not cell.winds_up.done()
+            stops.within(cell, bound_s, cut_now=is_for_nobody)
+            if is_for_nobody:
+                unwinding.append(cell)
+            else:
+                ends.append(cell.ended)
+        patience = min(time.monotonic() + UNWIND_S, deadline)
+        # Their cleanup is waited for if it begins. Their endpoints may be where nothing ends them, and nobody waits.
+        ends += [cell.ended for cell in unwinding if _comes(cell.winds_up, patience)]
+        for end in ends:
+            _comes(end, deadline)
+
+
+def _comes(future: Future[None], deadline: float) -> bool:
+    """Whether a future ends up to a point in time."""
+    try:
+        future.get(max(deadline - time.monotonic(), 0))
+    except ControlError:
+        return future.done()  # in an error, then, which was logged
+    return True

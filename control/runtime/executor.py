@@ -8,6 +8,8 @@ import contextvars
 import enum
 import queue
 import threading
+import time
+import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Coroutine
@@ -19,9 +21,12 @@ from control.context import current_context
 from control.exception_text import describe
 from control.failure import FailureKind
 from control.future import set_safe_point
-from control.runtime import thread_limit
-from control.runtime.cell import Cell, CellEndedError
+from control.runtime import interruption, thread_limit
+from control.runtime.cell import CALLERS_OF_USERS, Cell, CellEndedError
 from control.runtime.messages import Mail
+
+_STUCK_S = 0.05
+"""An event loop that does not run for so long when it has something to do is kept from it."""
 
 
 class Executor(ABC):
@@ -30,6 +35,7 @@ class Executor(ABC):
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
         self._thread = threading.Thread(target=self._run_guarded, name=f"actor-{cell.name}", daemon=True)
+        self._interrupting = threading.Lock()
 
     @property
     def thread_id(self) -> int | None:
@@ -62,12 +68,32 @@ class Executor(ABC):
         """End the cell once what was submitted before has been handled; from any thread."""
 
     @abstractmethod
-    def interrupt(self) -> None:
-        """Have the cell attend to its failures, or end if it has failed itself; from any thread."""
+    def wake(self) -> None:
+        """Have the cell attend to its failures at the next safe point; from any thread."""
+
+    @abstractmethod
+    def unwind(self) -> None:
+        """Have what the cell does come to its end where it waits; from any thread, once the cell is cut off."""
+
+    def interrupt(self) -> bool:
+        """Have user code that does not wait come to its end by an exception; from any other thread.
+
+        Returns:
+            Whether that is done, or not needed; False: it is to be tried again in a moment.
+        """
+        with self._interrupting:
+            thread_id = self._thread.ident
+            if thread_id is None or not self._thread.is_alive():
+                return True
+            return interruption.interrupt(thread_id, CellEndedError, _CALLERS)
+
+    def stack(self) -> list[traceback.FrameSummary]:
+        """Where the cell is in user code, the innermost call last; empty where it is in none. From any thread."""
+        return [] if (thread_id := self._thread.ident) is None else interruption.stack_of(thread_id, _CALLERS)
 
     @abstractmethod
     def drain(self) -> None:
-        """Answer every queued message as one that came too late; from any thread, once the cell has failed."""
+        """Answer every queued message as one that came too late; from any thread, once the cell is cut off."""
 
     @abstractmethod
     def _run(self) -> None:
@@ -76,9 +102,22 @@ class Executor(ABC):
     def _run_guarded(self) -> None:
         try:
             self._run()
+        except CellEndedError:
+            self._cell.bury()  # it came when nothing was left to be ended
         except BaseException as error:  # noqa: BLE001  (a defect of this package must not leave callers waiting)
             self._break(error)
             self._cell.bury()
+        self._take_back_interruption()
+
+    def _take_back_interruption(self) -> None:
+        """Have no exception come any more that was meant for what this thread has done so far; on this thread."""
+        while True:
+            try:
+                with self._interrupting:
+                    interruption.take_back(threading.get_ident())
+                return
+            except CellEndedError:
+                continue  # it has come just now
 
     def _break(self, error: BaseException) -> None:
         message = f"{self._cell.label}: the runtime failed ({type(error).__name__}: {error})"
@@ -103,7 +142,7 @@ class SyncExecutor(Executor):
     def submit(self, mail: Mail) -> None:
         """Queue a message."""
         self._queue.put(mail)
-        if self._ended or self._cell.has_failed():
+        if self._ended or self._cell.is_cut_off:
             self.drain()
 
     def depth(self) -> int:
@@ -114,7 +153,11 @@ class SyncExecutor(Executor):
         """End behind what is queued."""
         self._queue.put(_Signal.STOP)
 
-    def interrupt(self) -> None:
+    def unwind(self) -> None:
+        """End what is waited for."""
+        self.wake()
+
+    def wake(self) -> None:
         """Attend to failures now, at the next safe point."""
         self._queue.put(_Signal.WAKE)
         gate = self._gate
@@ -125,20 +168,21 @@ class SyncExecutor(Executor):
     def enter(self, gate: threading.Lock) -> bool:
         """Wait at ``gate`` unless something is to be attended to (see `future.SafePoint`)."""
         self._gate = gate
-        return self._supervising or not (self._cell.failures or self._cell.failure)
+        return not self._has_to_unwind() and (self._supervising or self._ended or not self._cell.failures)
 
     def leave(self) -> None:
         """The wait is over."""
         self._gate = None
 
     def attend(self) -> None:
-        """Supervise within a wait; unwinds the endpoint if the cell has failed."""
-        cell = self._cell
-        if self._supervising or not (cell.failures or cell.failure):
-            return
-        self._supervise()
-        if cell.failure is not None and not self._ended:
+        """Supervise within a wait; unwinds what runs if the cell is cut off."""
+        if self._cell.failures and not (self._supervising or self._ended):
+            self._supervise()
+        if self._has_to_unwind():
             raise CellEndedError
+
+    def _has_to_unwind(self) -> bool:
+        return self._cell.is_cleanup_cut() if self._ended else self._cell.is_cut_off
 
     def _supervise(self) -> None:
         self._supervising = True
@@ -151,19 +195,22 @@ class SyncExecutor(Executor):
         cell = self._cell
         current_context.set(cell.context)
         set_safe_point(self)
-        _drive(cell.construct(is_async=False))
-        while not cell.has_failed():
-            item = self._queue.get()
-            if cell.failures:
-                self._supervise()
-            if isinstance(item, Mail):
-                _drive(cell.handle(item))
-            elif item is _Signal.STOP:
-                break
+        with contextlib.suppress(CellEndedError):
+            _drive(cell.construct(is_async=False))
+            while not cell.is_cut_off:
+                item = self._queue.get()
+                if cell.failures:
+                    self._supervise()
+                if isinstance(item, Mail):
+                    _drive(cell.handle(item))
+                elif item is _Signal.STOP:
+                    break
+        if cell.is_cut_off:
+            self._take_back_interruption()
         self._ended = True
         self.drain()
-        set_safe_point(None)
         _drive(cell.wind_up(is_async=False))
+        set_safe_point(None)
 
     def drain(self) -> None:
         """Answer what is queued."""
@@ -189,6 +236,12 @@ class AsyncExecutor(Executor):
         self._ended = False
         self._runner: asyncio.Task[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._cleaner: asyncio.Task[None] | None = None
+        self._is_asked = 0
+        """How often the event loop has been asked to unwind what runs; the last time at `_asked_s`."""
+        self._asked_s = 0.0
+        self._has_heard = 0
+        """How often it has: less often where a coroutine keeps it from running."""
         self._beside: set[asyncio.Task[None]] = set()
 
     @property
@@ -199,7 +252,7 @@ class AsyncExecutor(Executor):
     def submit(self, mail: Mail) -> None:
         """Queue a message."""
         self._mails.append(mail)
-        if self._ended or self._cell.has_failed():
+        if self._ended or self._cell.is_cut_off:
             self.drain()
         elif self._sleeps:  # the runner raises this flag and then looks again: none is missed
             self._sleeps = False
@@ -214,9 +267,29 @@ class AsyncExecutor(Executor):
         self._stopped = True
         self._call_soon(self._wake)
 
-    def interrupt(self) -> None:
+    def wake(self) -> None:
         """Attend to failures now, at the next safe point."""
         self._call_soon(self._attend)
+
+    def unwind(self) -> None:
+        """Cancel what runs."""
+        self._is_asked, self._asked_s = self._is_asked + 1, time.monotonic()
+        self._call_soon(self._unwind)
+
+    def interrupt(self) -> bool:
+        """End what keeps the event loop from running: coroutines are cancelled there."""
+        if self._has_heard == self._is_asked:
+            return True
+        return time.monotonic() > self._asked_s + _STUCK_S and super().interrupt()
+
+    def stack(self) -> list[traceback.FrameSummary]:
+        """Where the cell is, or where its coroutines wait."""
+        if blocking := super().stack():
+            return blocking
+        for task in (self._cleaner, *self._beside, self._runner):
+            if task is not None and (waiting := interruption.stack_of_task(task, CALLERS_OF_USERS)):
+                return waiting
+        return []
 
     def _call_soon(self, callback: Any) -> None:
         try:
@@ -229,15 +302,19 @@ class AsyncExecutor(Executor):
             self._wakeup.set_result(None)
 
     def _attend(self) -> None:
-        if self._cell.failure is not None:
-            for task in self._beside:
-                task.cancel()
-            if self._runner is not None and not self._ended:
-                self._runner.cancel()
-        elif self._supervisor is None or self._supervisor.done():
+        if not self._cell.is_cut_off and (self._supervisor is None or self._supervisor.done()):
             here = contextvars.copy_context()
             here.run(current_context.set, self._cell.context)
             self._supervisor = self._loop.create_task(self._cell.supervise(is_async=True), context=here)
+
+    def _unwind(self) -> None:
+        self._has_heard += 1
+        tasks = [*self._beside, self._supervisor, self._cleaner if self._cell.is_cleanup_cut() else None]
+        if not self._ended:
+            tasks.append(self._runner)
+        for task in tasks:
+            if task is not None:
+                task.cancel()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -251,19 +328,22 @@ class AsyncExecutor(Executor):
         current_context.set(self._cell.context)
         self._runner = self._loop.create_task(self._handle_all())
         await asyncio.wait((self._runner,))
-        if not self._runner.cancelled() and (error := self._runner.exception()) is not None:
+        error = None if self._runner.cancelled() else self._runner.exception()
+        if error is not None and not isinstance(error, CellEndedError):
             self._break(error)
         self._ended = True
         self.drain()
         await self._finish_beside()
-        await self._cell.wind_up(is_async=True)
+        self._cleaner = self._loop.create_task(self._cell.wind_up(is_async=True))
+        await asyncio.wait((self._cleaner,))
+        self._cell.bury()  # void, unless the cleanup was ended where nothing was left of it
         await self._cancel_the_rest()
         await self._loop.shutdown_asyncgens()
 
     async def _handle_all(self) -> None:
         cell = self._cell
         await cell.construct(is_async=True)
-        while not cell.has_failed():
+        while not cell.is_cut_off:
             if self._mails:
                 mail = self._mails.popleft()
                 if cell.is_concurrent(mail):
@@ -287,7 +367,7 @@ class AsyncExecutor(Executor):
         await asyncio.sleep(0)  # it starts before the message behind it
 
     async def _finish_beside(self) -> None:
-        """Wait for concurrent endpoints to end; a failure of the cell cuts them short."""
+        """Wait for concurrent endpoints to end; if the cell is cut off, they are."""
         await asyncio.gather(*self._beside, return_exceptions=True)
 
     async def _cancel_the_rest(self) -> None:
@@ -304,6 +384,9 @@ class AsyncExecutor(Executor):
             except IndexError:
                 return  # another thread took the last one
             self._cell.answer_dead(mail)
+
+
+_CALLERS = CALLERS_OF_USERS | {AsyncExecutor._run.__code__}  # whose event loop runs the tasks that users make
 
 
 def _drive(coroutine: Coroutine[Any, Any, None]) -> None:

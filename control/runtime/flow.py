@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from control.errors import BackpressureError, DeadlineError
 from control.future import Future
 from control.runtime.messages import Mail
+from control.settings import Settings
 from control.wire.envelope import Envelope, Kind, ProcessRef
 
 if TYPE_CHECKING:
@@ -70,12 +71,16 @@ class Flow:
     def __init__(self, process: Process, loop_thread: LoopThread) -> None:
         self._process = process
         self._loop_thread = loop_thread
-        self._max_count = process.settings.max_unhandled
-        self._max_nbytes = process.settings.max_unhandled_nbytes
-        self._timeout_s = process.settings.send_timeout_s
+        self.take_over(process.settings)
         self._windows: dict[tuple[str, int], Window] = {}
         self._lock = threading.Lock()
         self._handled: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def take_over(self, settings: Settings) -> None:
+        """Have the bounds of these settings hold for what is sent from now on."""
+        self._max_count = settings.max_unhandled
+        self._max_nbytes = settings.max_unhandled_nbytes
+        self._timeout_s = settings.send_timeout_s
 
     def admit(self, to: ProcessRef, envelope: Envelope) -> None:
         """Count a message for an actor, waiting while too many of this process are unhandled there.

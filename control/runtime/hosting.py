@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from control.errors import ControlError, SupervisionError
 from control.future import Future
 from control.runtime.binding import Binding
+from control.runtime.stops import HANDED_DOWN
 from control.wire.addresses import port_of, within_host
 from control.wire.envelope import ProcessRef
 from control.wire.payload import pack
@@ -128,15 +129,17 @@ class Hosting:
             self._ours.add(member.id)
             self._process.losses.watch(member)
 
-    def stop_mesh(self, uid: int, members: Sequence[ProcessRef]) -> Future[None]:
+    def stop_mesh(self, uid: int, members: Sequence[ProcessRef], timeout: float) -> Future[None]:
         """Stop processes that this one has launched or has had launched; ends when all have ended."""
         if uid in self._adopted:
             return self._adopted[uid]()
         launchers = {member.launcher.id: member.launcher for member in members if member.launcher is not None}
         if self._process.me.id in launchers:
-            return self._process.children.stop(members)
+            return self._process.children.stop(members, timeout)
         self._to_end.update(member.id for member in members)
-        return self._process.request_all(tuple(launchers.values()), "stop_launched", target=uid)
+        return self._process.request_all(
+            tuple(launchers.values()), "stop_launched", pack(HANDED_DOWN * timeout), target=uid
+        )
 
     def kill_mesh(self, uid: int, members: Sequence[ProcessRef], verdict: str) -> None:
         """Kill processes that this one has launched or has had launched. Returns at once."""
@@ -148,10 +151,10 @@ class Hosting:
         for launcher in launchers.values():
             self._process.request(launcher, "kill_launched", pack(verdict), target=uid)
 
-    def let_go(self, hosts: Sequence[ProcessRef]) -> Future[None]:
+    def let_go(self, hosts: Sequence[ProcessRef], timeout: float) -> Future[None]:
         """Have the processes that stand for the job on hosts end in good order; ends when all have."""
         self._to_end.update(host.id for host in hosts)
-        return self._process.request_all(tuple(hosts), "exit")
+        return self._process.request_all(tuple(hosts), "exit", pack(timeout))
 
     def is_ours(self, process_id: str) -> bool:
         """Whether a process was launched on another host for an actor of this process."""
@@ -175,10 +178,10 @@ class Hosting:
         for member in order.members:
             self._follow(member.id)
 
-    def stop(self, uid: int) -> Future[None]:
+    def stop(self, uid: int, timeout: float) -> Future[None]:
         """Stop what was launched for a mesh."""
         _, members = self._launched.get(uid, (None, ()))
-        future = self._process.children.stop(members)
+        future = self._process.children.stop(members, timeout)
         future.add_done_callback(lambda _: self._launched.pop(uid, None))
         return future
 

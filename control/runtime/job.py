@@ -9,6 +9,7 @@ import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from control import settings as bounds
@@ -41,6 +42,18 @@ def current() -> Process:
     return _current or _start_root()
 
 
+def _take_over(settings: bounds.Settings) -> list[str] | None:
+    """Have new bounds hold in the job that runs, as far as they can; the processes that keep the old ones."""
+    process = _current
+    if process is None:
+        return None
+    process.take_over(settings)
+    return process.running()
+
+
+bounds.on_change(_take_over)
+
+
 def is_running() -> bool:
     """Whether this process is part of a job at the moment."""
     return _current is not None
@@ -57,13 +70,14 @@ def new_process_ref(name: str, launcher: ProcessRef | None = None) -> ProcessRef
     return ProcessRef(process_id, at(host, 0) if host else within_host(process_id), name, launcher)
 
 
-def join_job(config: WorkerConfig) -> None:
-    """Start the runtime of a child process."""
+def join_job(config: WorkerConfig, leave: Callable[[float], None]) -> None:
+    """Start the runtime of a child process, which has ``leave`` called at its ordered end (see `Ending`)."""
     global _current
     bounds.adopt(config.settings)
     is_open = config.data_plane_is_open
     process = Process(config.me, config.root, config.secret, _shared_loop(), config.certs, data_plane_is_open=is_open)
     process.redirection = config.redirection
+    process.ending.leave = leave
     _current = process
     if tracing.is_asked_for():
         tracing.install_if_possible(process)

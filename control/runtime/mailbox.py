@@ -47,10 +47,6 @@ class CellTable:
         """The actors that take no more messages: stopped or failed, and not buried."""
         return list(self._ending.values())
 
-    def ending_in_good_order(self) -> list[Cell]:
-        """Those of them whose end is worth waiting for: not a failed one whose endpoint still runs, for nobody."""
-        return [cell for cell in self.ending() if cell.is_winding_up or not cell.has_failed()]
-
     def get(self, uid: int) -> Cell | None:
         """A live actor."""
         return self._live.get(uid)
@@ -92,17 +88,26 @@ class CellTable:
                 return False
             self._ending[cell.uid] = cell
             cell.failure = failure
+            cell.is_cut_off = failure is not None
             return True
 
-    def stop(self, uid: int) -> Future[None]:
-        """Stop an actor in good order; the future ends with it, at once where it is gone already."""
+    def stop(self, uid: int, timeout: float) -> Future[None]:
+        """Stop an actor in good order, and no matter how after ``timeout`` seconds (see `Stops`).
+
+        Returns:
+            A future that ends with the actor, at once where it is gone already; in a `StopTimeoutError` where it has
+            been cut short.
+        """
         cell = self._live.get(uid)
-        if cell is not None and self.end(cell):
-            assert cell.executor is not None  # cells enter the table with their executor
-            cell.executor.stop()
-            return cell.ended
+        is_first = cell is not None and self.end(cell)
         ending = self._ending.get(uid)
-        return ending.ended if ending is not None else Future.of(None)
+        if ending is None:
+            return Future.of(None)
+        self._process.stops.within(ending, timeout)
+        if is_first:
+            assert ending.executor is not None  # cells enter the table with their executor
+            ending.executor.stop()
+        return ending.ended
 
     def forget(self, cell: Cell) -> None:
         """Bury an actor that has wound up; its tombstone answers for it."""

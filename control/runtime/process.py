@@ -62,6 +62,7 @@ class Process:
         from control.runtime.losses import Losses
         from control.runtime.mailbox import CellTable
         from control.runtime.ownership import Ownership
+        from control.runtime.stops import Stops
         from control.runtime.trees import Trees
         from control.wire import engine
         from control.wire.bulk import Loans
@@ -83,6 +84,7 @@ class Process:
         self.history = History()
         self.redirection: Redirection | None = None
         self._loop = loop_thread.loop
+        self.stops = Stops(self, self._loop)
         self.cells = CellTable(self, self._loop)
         self.flow = Flow(self, loop_thread)
         self.loans = Loans()
@@ -113,6 +115,17 @@ class Process:
         self.me = self.transport.me
         self._is_beyond = bool(host_of(self.me.address))
         """Whether other hosts reach this process."""
+
+    def take_over(self, settings: bounds.Settings) -> None:
+        """Have bounds hold for what this process does from now on; the heartbeat is the job's and stays."""
+        self.settings = dataclasses.replace(settings, heartbeat_s=self.settings.heartbeat_s)
+        self.children.take_over(self.settings)
+        self.flow.take_over(self.settings)
+
+    def running(self) -> list[str]:
+        """The names of the processes that this one has launched, and that stand for its job on other hosts."""
+        children = [child.ref.name for child in self.children.alive()]
+        return [*children, *(host.name for host in self.hosting.hosts())]
 
     # Sending
 
@@ -221,12 +234,14 @@ class Process:
         self.send(to, Envelope(Kind.AGENT, target, payload, method, port))
         return future
 
-    def request_all(self, to: tuple[ProcessRef, ...], method: str, *, target: int = 0) -> Future[None]:
+    def request_all(
+        self, to: tuple[ProcessRef, ...], method: str, payload: Payload = (), *, target: int = 0
+    ) -> Future[None]:
         """Ask processes for something that they acknowledge; those that are gone count as having done it."""
         future: Future[None] = Future()
         port = self.ports.open(Acknowledgements(future, [process.id for process in to]))
         for rank, process in enumerate(to):
-            self.send(process, Envelope(Kind.AGENT, target, (), method, port, rank))
+            self.send(process, Envelope(Kind.AGENT, target, payload, method, port, rank))
         return future
 
     # Children
@@ -248,8 +263,8 @@ class Process:
         ]
         self.children.launch(configs, env)
 
-    def _ask_to_end(self, child: ProcessRef) -> None:
-        self.send(child, Envelope(Kind.AGENT, method="exit"))
+    def _ask_to_end(self, child: ProcessRef, timeout: float) -> None:
+        self.send(child, Envelope(Kind.AGENT, 0, pack(timeout), "exit"))
 
     # Receiving
 

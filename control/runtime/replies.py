@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from control.errors import ActorError, ControlError, SupervisionError
+from control.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
 from control.exception_text import describe, summarize_fully
 from control.failure import MeshFailure
 from control.marking import WRAPPED
@@ -16,7 +16,7 @@ from control.wire.payload import pack, unpack
 if TYPE_CHECKING:
     from control.runtime.process import Process
 
-_ACTOR, _SUPERVISION = "actor", "supervision"
+_ACTOR, _SUPERVISION, _STOP_TIMEOUT = "actor", "supervision", "stop timeout"
 
 
 def pack_exception(error: BaseException, *, actor_id: str, endpoint: str) -> Payload:
@@ -30,6 +30,8 @@ def pack_exception(error: BaseException, *, actor_id: str, endpoint: str) -> Pay
 
 def pack_error(error: ControlError, *, actor_id: str, method: str) -> Payload:
     """An error of this package, which is raised again as what it is where it arrives."""
+    if isinstance(error, StopTimeoutError):
+        return pack((_STOP_TIMEOUT, error.message, error.failure))
     if isinstance(error, SupervisionError):
         return pack_supervision(error.message, error.failure, is_unhandled=error.is_unhandled)
     if isinstance(error, ActorError):
@@ -74,7 +76,7 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
 
     Raises:
         ActorError: the endpoint raised.
-        SupervisionError: the actor cannot answer.
+        SupervisionError: the actor cannot answer; or did not end in time, which is a `StopTimeoutError`.
         PayloadError: the value cannot be unpickled here.
     """
     content = unpack(payload)
@@ -83,5 +85,7 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
     if content[0] == _SUPERVISION:
         _, message, failure, is_unhandled = content
         raise SupervisionError(message, failure, is_unhandled=is_unhandled)
+    if content[0] == _STOP_TIMEOUT:
+        raise StopTimeoutError(*content[1:])
     _, actor_id, endpoint, summary, remote_traceback, causes = content
     raise ActorError(actor_id, endpoint, summary, remote_traceback, open_chain(causes, remote_traceback))

@@ -61,8 +61,8 @@ class OwnedMesh(Protocol):
     def has_actors(self) -> bool:
         """Whether its members are actors rather than processes."""
 
-    def stop(self) -> Future[None]:
-        """Stop every member."""
+    def stop(self, timeout: float | None = None) -> Future[None]:
+        """Stop every member, in so many seconds."""
 
 
 class Owner(Protocol):
@@ -190,7 +190,8 @@ class RootCell:
         """Stop the script's meshes, up to a point in time (`time.monotonic`)."""
         self._is_ending = True
         # All at once, unlike those of an actor: a busy one must not use up the grace of the others.
-        for end in [mesh.stop() for mesh in reversed(list(self.owned.values()))]:
+        left_s = max(deadline - time.monotonic(), 0)
+        for end in [mesh.stop(left_s) for mesh in reversed(list(self.owned.values()))]:
             # It is busy, or its cleanup raised, which was logged: what is left is killed.
             with contextlib.suppress(ControlError), unheard():
                 end.get(max(deadline - time.monotonic(), 0))

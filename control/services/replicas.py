@@ -151,8 +151,9 @@ class Replica:
         verdict = f"it was to stop and had not finished after {timeout_s:g} s"
         try:
             async with asyncio.timeout(timeout_s):
-                await self.entry.stop()  # a conductor, with what it has passed on
-                await self.actors.stop()
+                # The bound is kept here: they drain to its end. First a conductor, with what it has passed on.
+                await self.entry.stop(2 * timeout_s)
+                await self.actors.stop(2 * timeout_s)
         except TimeoutError:
             pass
         except ControlError as error:

@@ -17,7 +17,8 @@ EXPORTED = """
     NoActorContextError NoSuchMethodError NotElasticError OperationCancelledError OperationNotFoundError
     PayloadError Point Port PortReceiver ProcMesh ProtocolError RemoteHostError RendezvousError ReplicaLostError
     ResolverError ResponseStream RpcError ScriptExitError ServedJob ServiceEndedError ServiceUrlError
-    SessionLostError Settings Shape SpmdActor SupervisionError ThreadLimitError TorchrunError TracingMissingError
+    SessionLostError Settings Shape SpmdActor StopTimeoutError SupervisionError ThreadLimitError TorchrunError
+    TracingMissingError
     UnreachableError UnsafeFileError ValueMesh WireError WorkspaceError as_endpoint attach_to_hosts
     concurrent_endpoint configure context current_rank current_size endpoint get_or_spawn_controller idempotent join
     serve_job shutdown subscribe this_host this_proc unhandled_fault_hook
@@ -37,6 +38,7 @@ def test_every_error_stands_in_the_tree_at_the_top_of_the_file() -> None:
     ("error", "builtin"),
     [
         (errors.DeadlineError, TimeoutError),
+        (errors.StopTimeoutError, TimeoutError),
         (errors.ActorDefinitionError, TypeError),
         (errors.PayloadError, TypeError),
         (errors.NoActorContextError, RuntimeError),

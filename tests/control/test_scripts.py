@@ -229,7 +229,9 @@ procs.spawn("hanging", Worker).hang.broadcast()
 """
     )
     code, _, err = running.finish()
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert "actor hanging{'gpus': 0} in procs{'gpus': 0} did not end within" in err
+    assert "hang has been running for" in err
     assert sorted(name for name in os.listdir(tmp_path) if name.startswith("cleaned")) == ["cleaned0", "cleaned1"]
 
 

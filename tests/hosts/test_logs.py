@@ -12,6 +12,7 @@ import pytest
 
 import control
 from control import Actor, ActorMesh, DeadlineError, HostMesh, attach_to_hosts, endpoint, this_host
+from control.settings import adopt
 from control.tools import LogOptions, collect_logs
 from control.tools.relay import BATCH_NBYTES
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
@@ -60,7 +61,7 @@ def addresses(local_agent: LocalAgents) -> Iterator[list[str]]:
     before = control.configure()
     control.configure(heartbeat_s=10.0)
     yield [local_agent("127.0.0.2"), local_agent("127.0.0.3")]
-    control.configure(heartbeat_s=before.heartbeat_s)
+    adopt(before)
 
 
 def how_many_said(text: str, shown: str) -> int:

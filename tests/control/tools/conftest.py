@@ -13,6 +13,7 @@ import pytest
 import control
 from benchmarks import cli
 from control import ActorMesh, ProcMesh, ServedJob, serve_job, this_host
+from control.settings import adopt
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, wait_until
 
@@ -27,7 +28,7 @@ def runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         before = control.configure()
         control.configure(heartbeat_s=60.0)  # some are made to stand still
         yield folder
-        control.configure(heartbeat_s=before.heartbeat_s)
+        adopt(before)
 
 
 @pytest.fixture(scope="module")

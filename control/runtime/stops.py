@@ -1,0 +1,200 @@
+"""`Stops`: the bounds of what actors of one process do last, and of their ``__init__``.
+
+An actor that is stopped drains and cleans up. When most of its time is up, what still runs is cut short: a coroutine is
+cancelled, a thread gets an exception, so that ``finally`` blocks and ``__cleanup__`` have the rest. A cleanup that does
+not end is cut short, too. What has not ended then is given up: whoever waits is told, and its thread is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic as _now
+from typing import TYPE_CHECKING
+
+from control.errors import StopTimeoutError
+from control.future import Future
+
+if TYPE_CHECKING:
+    from control.runtime.cell import Cell
+    from control.runtime.process import Process
+
+HANDED_DOWN = 0.9
+"""The part of a bound that is given to the process that does the stopping: its answer has to come within the bound."""
+OWNED = 0.8
+"""The part of what is left of an actor's time that what it owns may take; the rest is for its own cleanup."""
+UNWIND_S = 0.5
+"""How long a process that ends waits for the endpoint of an actor that has failed, so that its cleanup can begin."""
+
+_DRAIN = 0.7
+"""The part of an actor's time after which it is not left to drain any more."""
+_CLEAN_UP = 0.9
+"""The part of it after which its cleanup is not left to run any more."""
+_TICK_S = 0.02
+"""So often is a thread looked at that is to be interrupted, and is in the runtime's code at the moment."""
+
+
+class Stage(enum.IntEnum):
+    """What is done about an actor that ends."""
+
+    DRAINS = 0
+    CUT = 1
+    """What it handles is cut short."""
+    CLEANUP_CUT = 2
+    """So is its cleanup."""
+
+
+@dataclass(slots=True)
+class Bound:
+    """By when an actor has to end, on the clock of `time.monotonic`.
+
+    Attributes:
+        began_s: when it was stopped, or failed.
+        cut_s: when it is not left to drain any more.
+        cleanup_cut_s: when its cleanup is not left to run any more.
+        end_s: when it is given up.
+        stage: how far that has got.
+        is_interrupted: whether its thread has got the exception of this stage.
+    """
+
+    began_s: float
+    cut_s: float
+    cleanup_cut_s: float
+    end_s: float
+    stage: Stage = Stage.DRAINS
+    is_interrupted: bool = False
+
+    @staticmethod
+    def within(seconds: float) -> Bound:
+        """One that begins now."""
+        now = _now()
+        return Bound(now, now + _DRAIN * seconds, now + _CLEAN_UP * seconds, now + seconds)
+
+    def tighten(self, other: Bound) -> None:
+        """Take over what is sooner in another bound."""
+        self.cut_s = min(self.cut_s, other.cut_s)
+        self.cleanup_cut_s = min(self.cleanup_cut_s, other.cleanup_cut_s)
+        self.end_s = min(self.end_s, other.end_s)
+
+    def left_s(self) -> float:
+        """Seconds until the end."""
+        return max(self.end_s - _now(), 0.0)
+
+
+class Stops:
+    """Keeps the bounds of one process. For any thread; what is due is done on the loop thread."""
+
+    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
+        self._process = process
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._constructing: dict[int, tuple[Cell, float]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
+
+    def watch_construction(self, cell: Cell) -> None:
+        """Have a constructor fail that takes longer than `Settings.init_timeout_s`."""
+        due_s = _now() + self._process.settings.init_timeout_s
+        self._constructing[cell.uid] = cell, due_s
+        self._look_at(due_s)
+
+    def constructed(self, cell: Cell) -> None:
+        """Note that a constructor has ended, in whatever way."""
+        self._constructing.pop(cell.uid, None)
+
+    def within(self, cell: Cell, seconds: float, *, cut_now: bool = False) -> None:
+        """Have an actor that ends do so in this time; a bound that it has already is only made tighter.
+
+        Args:
+            cell: the actor.
+            seconds: from now on.
+            cut_now: cut what it handles short at once: nobody waits for it.
+        """
+        bound = Bound.within(seconds)
+        with self._lock:
+            if cell.bound is None:
+                cell.bound = bound
+            else:
+                cell.bound.tighten(bound)
+            if cut_now:
+                cell.bound.cut_s = bound.began_s
+        self._look_at(cell.bound.cut_s)
+
+    def bounded(self, future: Future[None], seconds: float, message: str) -> None:
+        """End a future with a `StopTimeoutError` if nothing else has ended it in time."""
+
+        def give_up() -> None:
+            future._settle(_raiser(StopTimeoutError(message)))
+
+        def start() -> None:
+            if not future.done():
+                timer = self._loop.call_later(seconds, give_up)
+                future.add_done_callback(lambda _: self._soon(timer.cancel))
+
+        self._soon(start)
+
+    def _soon(self, callback: Callable[..., object], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this process has ended
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    # On the loop thread
+
+    def _look_at(self, due_s: float) -> None:
+        if due_s < self._due_s:  # else it is looked before that anyway
+            self._soon(self._arm, due_s)
+
+    def _arm(self, due_s: float) -> None:
+        if self._timer is not None:
+            if self._due_s <= due_s:
+                return
+            self._timer.cancel()
+        self._due_s = due_s
+        self._timer = self._loop.call_later(max(due_s - _now(), 0.0), self._look)
+
+    def _look(self) -> None:
+        self._timer, self._due_s = None, math.inf  # before the look: what comes behind it looks at this
+        now, next_s = _now(), math.inf
+        for cell, due_s in list(self._constructing.values()):
+            if due_s <= now:
+                self.constructed(cell)
+                cell.give_up_construction(self._process.settings.init_timeout_s)
+            else:
+                next_s = min(next_s, due_s)
+        for cell in self._process.cells.ending():
+            if cell.bound is not None:
+                next_s = min(next_s, _advance(cell, cell.bound, now))
+        if next_s < math.inf:
+            self._arm(next_s)
+
+
+def _advance(cell: Cell, bound: Bound, now: float) -> float:
+    """Do what is due about an actor that ends; when to look again."""
+    if now >= bound.end_s and bound.stage is Stage.CLEANUP_CUT:
+        cell.give_up()
+        return math.inf
+    if now >= bound.cleanup_cut_s:
+        stage, next_s = Stage.CLEANUP_CUT, max(bound.end_s, now + _TICK_S)  # where this look comes late: in a moment
+    elif now >= bound.cut_s:
+        stage, next_s = Stage.CUT, bound.cleanup_cut_s
+    else:
+        return bound.cut_s
+    if bound.stage < stage:
+        bound.stage, bound.is_interrupted = stage, False
+        cell.cut_off()
+    if not bound.is_interrupted and (stage is Stage.CLEANUP_CUT or not cell.winds_up.done()):
+        assert cell.executor is not None  # cells end once they run
+        bound.is_interrupted = cell.executor.interrupt()
+        return min(next_s, now + _TICK_S)
+    return next_s
+
+
+def _raiser(error: Exception) -> Callable[[], None]:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it
