@@ -10,7 +10,7 @@ from collections import deque
 from time import monotonic as _now
 from typing import TYPE_CHECKING, Any
 
-from control import tracing
+from control import forked, tracing
 from control.actor import Actor, ActorInterface, interface_of
 from control.context import ActorInstance, Context, current_context
 from control.errors import ActorError, ControlError, SupervisionError
@@ -135,9 +135,13 @@ class Cell:
             # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
             self._actor = cls.__new__(cls, *args, **kwargs)
             self._actor.__init__(*args, **kwargs)  # type: ignore[misc]
+            if forked.original:
+                forked.leave()
         except CellEndedError:
             self._actor = None  # it failed for another reason while it waited in __init__
         except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)
+            if forked.original:
+                forked.leave(error)
             self._actor = None  # half made: there is nothing to clean up
             summary, trace = summarize(error), describe(error)
             self._note_error("__init__", error)
@@ -231,11 +235,15 @@ class Cell:
                 result = method(*args, **kwargs)
             if spec.is_async:
                 result = await result
+            if forked.original:
+                forked.leave()
             if envelope.wants_reply and port is None:
                 self.process.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
         except CellEndedError:
             return
         except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises is its caller's, or its actor's end)
+            if forked.original:
+                forked.leave(error)
             if self.has_failed():
                 return
             self._note_error(envelope.method, error)
@@ -278,7 +286,11 @@ class Cell:
                 handled = self._actor.__supervise__(failure) if self._actor is not None else False
                 if is_async and asyncio.iscoroutine(handled):
                     handled = await handled
+                if forked.original:
+                    forked.leave()
             except BaseException as error:  # noqa: BLE001  (raising is one way not to handle a failure)
+                if forked.original:
+                    forked.leave(error)
                 if self.failure is None:
                     message = f"{self.label}: __supervise__ raised {summarize(error)}"
                     self.fail(FailureKind.EXCEPTION, message, describe(error), cause=failure, error=error)
@@ -358,7 +370,11 @@ class Cell:
                 cleaned = self._actor.__cleanup__(error)
                 if is_async and asyncio.iscoroutine(cleaned):
                     await cleaned
+                if forked.original:
+                    forked.leave()
             except BaseException as raised:  # noqa: BLE001  (goes to whoever asked for the stop)
+                if forked.original:
+                    forked.leave(raised)
                 _log.error("%s: __cleanup__ raised\n%s", self.label, describe(raised))
                 outcome = SupervisionError(f"{self.label}: __cleanup__ raised {summarize(raised)}", self.failure)
         self.bury(outcome)
