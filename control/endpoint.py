@@ -42,10 +42,11 @@ class Endpoint(MethodView, Generic[P, R_co]):
     actor cannot answer.
     """
 
-    __slots__ = ("_awaited", "_check", "_members", "_mesh", "_turns", "spec")
+    __slots__ = ("_awaited", "_check", "_members", "_mesh", "_propagate", "_turns", "spec")
 
-    def __init__(self, mesh: ActorMesh[Any], spec: EndpointSpec) -> None:
+    def __init__(self, mesh: ActorMesh[Any], spec: EndpointSpec, propagate: object = None) -> None:
         self.spec = spec
+        self._propagate = propagate
         self._mesh = mesh
         self._members = mesh._view_members()
         self._check = checker(spec)
@@ -150,11 +151,13 @@ class Endpoint(MethodView, Generic[P, R_co]):
 
     @property
     def propagate(self) -> object:
-        """What the class of the actors says of it (see `endpoint`); None where it says nothing.
+        """What `as_endpoint` was told, or else what the class of the actors says (see `endpoint`); None for nothing.
 
         Raises:
             LookupError: this reference has come from elsewhere, without the class.
         """
+        if self._propagate is not None:
+            return self._propagate
         cls = self._mesh._actor_class
         if cls is None:
             raise LookupError(f"{self!r}: a reference that was sent here does not bring the class of its actors")
@@ -307,27 +310,38 @@ class PlainMethod(MethodView):
 
 
 @overload
-def as_endpoint(method: Endpoint[P, R], *, explicit_response_port: bool = False) -> Endpoint[P, R]: ...
+def as_endpoint(method: Endpoint[P, R], *, explicit_response_port: bool = False, propagate: object = None) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *, explicit_response_port: Literal[False] = False
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+    *,
+    explicit_response_port: Literal[False] = False,
+    propagate: object = None,
 ) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
-    method: Callable[Concatenate[Any, P], R], *, explicit_response_port: Literal[False] = False
+    method: Callable[Concatenate[Any, P], R],
+    *,
+    explicit_response_port: Literal[False] = False,
+    propagate: object = None,
 ) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
-    method: Callable[Concatenate[Any, Port[R], P], Any], *, explicit_response_port: Literal[True]
+    method: Callable[Concatenate[Any, Port[R], P], Any],
+    *,
+    explicit_response_port: Literal[True],
+    propagate: object = None,
 ) -> Endpoint[P, R]: ...
-def as_endpoint(method: object, *, explicit_response_port: bool = False) -> Endpoint[..., Any]:
+def as_endpoint(method: object, *, explicit_response_port: bool = False, propagate: object = None) -> Endpoint[..., Any]:
     """The endpoint of a method that its class does not mark as one: ``as_endpoint(mesh.method).call_one(...)``.
 
     For classes that cannot be changed. The method runs as endpoints do, in its turn.
 
     Args:
-        method: an attribute of a mesh of actors, named for a public method; an endpoint is returned as it is.
+        method: an attribute of a mesh of actors, named for a public method; an endpoint stays what it is.
         explicit_response_port: the method takes a `Port` after ``self`` and answers through it (see `endpoint`).
+        propagate: how the script knows what `Endpoint.rref` gives (see `endpoint`); of an endpoint, in place of what
+            its class says.
 
     Raises:
         TypeError: ``method`` is no attribute of a mesh, it is an endpoint with other options, or it does not take a
@@ -337,8 +351,9 @@ def as_endpoint(method: object, *, explicit_response_port: bool = False) -> Endp
     if isinstance(method, Endpoint):
         if method.spec.explicit_response_port != explicit_response_port:
             raise TypeError(f"{method!r} is an endpoint already, and its class decides on its response port")
-        return method
+        return method if propagate is None else Endpoint(method.mesh, method.spec, propagate)
     if not isinstance(method, PlainMethod):
         raise TypeError(f"as_endpoint takes a method of a mesh of actors, such as mesh.method, not {method!r}")
     mesh = method._mesh
-    return Endpoint(mesh, mesh._interface.as_endpoint(method._name, explicit_response_port=explicit_response_port))
+    spec = mesh._interface.as_endpoint(method._name, explicit_response_port=explicit_response_port)
+    return Endpoint(mesh, spec, propagate)

@@ -110,7 +110,7 @@ class _Watch:
         self._error: Exception | None = None
         self._expected: Meeting | None = None
         self._guard = threading.Lock()
-        port, receiver = Channel.open()
+        port, receiver = Channel[None].open()
         self._receiver: PortReceiver[None] = receiver
         port.link(actors.slice(**actors.extent.point(index)))
         self._end: Future[None] = receiver.recv()

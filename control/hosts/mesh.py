@@ -67,7 +67,8 @@ class HostMesh(MeshLayout):
             per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process. The axes of the hosts,
                 ``hosts`` of attached ones, come in front of these.
             env: environment variables for them, besides the caller's own, or on an attached host its agent's.
-            bootstrap: called in each of them before anything else; an exception there is the process' end.
+            bootstrap: called in each of them before anything else, and awaited there if it is ``async``; an exception
+                is the process' end.
             proc_bind: what each process of a host is bound to, in rank order: a mapping with the lists ``cpus``,
                 ``cpunodebind`` and ``membind``, such as ``{"cpus": "0-3", "membind": "0"}`` (see `Binding.of`).
             name: name of the mesh, for people.

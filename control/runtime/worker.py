@@ -15,6 +15,8 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from control.runtime.binding import Binding
 
 FORK_SERVER = "fork-server"
@@ -152,14 +154,27 @@ def bind(binding: Binding) -> None:
         os._exit(EXIT_BINDING)
 
 
+def run_to_end(awaitable: Awaitable[object]) -> None:
+    """Wait for something in an event loop of its own."""
+    import asyncio
+
+    async def wait() -> None:
+        await awaitable
+
+    asyncio.run(wait())
+
+
 def run_bootstrap(packed: tuple[bytes, ...]) -> None:
-    """Run the callable that `spawn_procs` was given."""
+    """Run the callable that `spawn_procs` was given, to its end if it is ``async``."""
+    import inspect
     import traceback
 
     from control.wire.payload import unpack
 
     try:
-        unpack(packed)()
+        result = unpack(packed)()
+        if inspect.isawaitable(result):
+            run_to_end(result)
     except BaseException:  # noqa: BLE001  (reported with its traceback, and the end of this process)
         traceback.print_exc()
         sys.stderr.flush()
