@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 from control import tracing
 from control.context import current_context
-from control.engine import engine
+from control.engine import engine, is_for_engine
+from control.errors import PayloadError
 from control.future import Future
 from control.marking import WRAPPED, EndpointSpec, checker, endpoint_options
 from control.method_view import MethodView
@@ -34,6 +35,9 @@ R_co = TypeVar("R_co", covariant=True)
 
 class Endpoint(MethodView, Generic[P, R_co]):
     """One endpoint of the actors of a mesh; each adverb below is a way of calling it.
+
+    Tensors of the actors' mesh (see `ProcMesh.activate`) may be among the arguments: each actor gets its own shard, as
+    a plain tensor, in its turn among the operations of the tensor engine, which go on when the endpoint has returned.
 
     Every adverb checks the arguments against the endpoint's signature and pickles them before anything is sent, and
     raises `TypeError` or `PayloadError` if they do not fit. They return at once, unless the actor is too far behind
@@ -84,7 +88,10 @@ class Endpoint(MethodView, Generic[P, R_co]):
             TypeError: the arguments do not fit the signature.
             PayloadError: an argument cannot be pickled.
         """
-        payload = self._pack(args, kwargs, self._awaited)
+        try:
+            payload = self._pack(args, kwargs, self._awaited)
+        except PayloadError as error:
+            return self._through_engine("call", args, kwargs, error)  # type: ignore[no-any-return]
         process = runtime.current()
         future: Future[ValueMesh[R_co]] = Future()
         self._cast(process, payload, MeshReply(future, self._mesh.extent, self._awaited))
@@ -100,8 +107,12 @@ class Endpoint(MethodView, Generic[P, R_co]):
             TypeError: the arguments do not fit the signature.
             PayloadError: an argument cannot be pickled.
         """
-        payload = self._pack(args, kwargs, self._awaited)
-        self._cast(runtime.current(), payload, None)
+        try:
+            payload = self._pack(args, kwargs, self._awaited)
+        except PayloadError as error:
+            self._through_engine("broadcast", args, kwargs, error)
+        else:
+            self._cast(runtime.current(), payload, None)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call one actor of the mesh, each in its turn.
@@ -122,7 +133,10 @@ class Endpoint(MethodView, Generic[P, R_co]):
             TypeError: the arguments do not fit the signature.
             PayloadError: an argument cannot be pickled.
         """
-        payload = self._pack(args, kwargs, self._awaited)
+        try:
+            payload = self._pack(args, kwargs, self._awaited)
+        except PayloadError as error:
+            return self._through_engine("stream", args, kwargs, error)  # type: ignore[no-any-return]
         process = runtime.current()
         stream: ResponseStream[R_co] = ResponseStream(len(self._members))
         self._cast(process, payload, StreamReply(stream, self._awaited))
@@ -198,10 +212,37 @@ class Endpoint(MethodView, Generic[P, R_co]):
 
     def _send_to(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         awaited = self._awaited[index]
-        payload = self._pack(args, kwargs, (awaited,))
+        try:
+            payload = self._pack(args, kwargs, (awaited,))
+        except PayloadError as error:
+            return self._through_engine("call_one", args, kwargs, error, index)  # type: ignore[no-any-return]
         future: Future[Any] = Future()
         self._post(runtime.current(), payload, OneReply(future, awaited), index)
         return future
+
+    def _through_engine(
+        self, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: PayloadError, index: int | None = None
+    ) -> Any:
+        """Send arguments that only the tensor engine can take along; raises ``error`` where it cannot either.
+
+        Args:
+            adverb: how.
+            args: as given.
+            kwargs: as given.
+            error: why they could not be pickled.
+            index: of the only actor that is to be called, in this mesh; None for all.
+        """
+        if not is_for_engine(error) or self.spec.is_wrapped:
+            raise error
+        if self.spec.explicit_response_port:
+            raise TypeError(
+                f"{self!r} answers through a port: what is on a mesh cannot be among its arguments"
+            ) from error
+        endpoint: Endpoint[..., Any] = self
+        if index is not None and len(self._members) > 1:
+            one = self._mesh.slice(**self._mesh.extent.point(index))
+            endpoint = Endpoint(one, self.spec, self._propagate)
+        return engine().send(endpoint, adverb, args, kwargs)
 
     def _post(self, process: Process, payload: Payload, reply: Reply, index: int = 0, port: int = 0) -> None:
         """Send what has been checked and packed before to one actor; ``reply`` takes what comes back.
