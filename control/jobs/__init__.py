@@ -1,5 +1,6 @@
 """Jobs: hosts that an existing engine places, attached to the job of this script."""
 
+from control.hosts.shell import shell
 from control.jobs.engine import Engine, Place, PlaceState
 from control.jobs.job import Job
 from control.jobs.kubernetes import KubernetesJob
@@ -15,6 +16,8 @@ __all__ = [
     "Engine",
     "Place",
     "PlaceState",
+    # what is done with their hosts
+    "shell",
     # engines
     "KubernetesJob",
     "LocalJob",
