@@ -16,7 +16,7 @@ from control.command_line import EXIT_CODES, run
 from control.errors import ControlError, InsecureHostError
 from control.hosts import adopted, announcement
 from control.hosts.agent_link import AgentLink
-from control.hosts.attach import read_secret
+from control.hosts.attach import LEAST_SECRET_NBYTES, read_secret
 from control.wire import addresses, engine
 from control.wire.certificates import SECRET, Certificates
 
@@ -70,6 +70,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="take over the listening socket that this process has inherited as descriptor N; "
         "without --address and this: the one that systemd passes on (LISTEN_FDS)",
     )
+    serve.add_argument("--secret-stdin", action="store_true", help="the secret is the first line of standard input")
     for command in (serve, drain, status):
         command.add_argument(
             "--address", required=command is not serve, metavar="tcp://HOST:PORT", help="where the agent listens"
@@ -146,6 +147,7 @@ def _status(given: argparse.Namespace) -> int:
 
 
 _TIMEOUT_S = 10.0
+_MOST_SECRET_NBYTES = 4096
 
 
 def _connect(given: argparse.Namespace) -> AgentLink:
@@ -155,6 +157,18 @@ def _connect(given: argparse.Namespace) -> AgentLink:
 
 
 def _secret_of(given: argparse.Namespace) -> bytes:
+    if getattr(given, "secret_stdin", False):
+        return _secret_from(sys.stdin.fileno())
     if given.secret_file is None and given.certs is None:
         raise ValueError("pass --secret-file FILE (skipper host secret FILE makes one), or --certs DIR")
     return read_secret(Path(given.secret_file) if given.secret_file is not None else Path(given.certs) / SECRET)
+
+
+def _secret_from(fd: int) -> bytes:
+    """The first line of a pipe, and nothing of what follows."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(fd, 1)) and len(line) < _MOST_SECRET_NBYTES:
+        line += byte
+    if len(secret := line.strip()) < LEAST_SECRET_NBYTES:
+        raise ValueError(f"a secret of at least {LEAST_SECRET_NBYTES} bytes was to be the first line of standard input")
+    return secret

@@ -5,6 +5,7 @@ from control.jobs.engine import Engine, Place, PlaceState
 from control.jobs.job import Job
 from control.jobs.kubernetes import KubernetesJob
 from control.jobs.local import LocalJob
+from control.jobs.login import LoginJob
 from control.jobs.manifests import Pods
 from control.jobs.ray import RayJob
 from control.jobs.slurm import SlurmJob
@@ -21,6 +22,7 @@ __all__ = [
     # engines
     "KubernetesJob",
     "LocalJob",
+    "LoginJob",
     "Pods",
     "RayJob",
     "SlurmJob",
