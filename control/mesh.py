@@ -6,7 +6,7 @@ import functools
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from control.actor import Actor, ActorInterface, check_construction, interface_of
 from control.context import context
@@ -290,6 +290,13 @@ class ProcMesh(MeshBase):
         future = process.hosting.stop_mesh(self._uid, self._members, bound_s)
         future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        """Stop the processes at the end of ``async with procs:``; again is no error."""
+        await self.stop()
 
     def _with_view(self, view: Shape) -> ProcMesh:
         launcher, attached = self._launcher, self._attached

@@ -43,6 +43,11 @@ class HostMesh(MeshLayout):
         self._view = Shape.whole(whole) if view is None else view
 
     @property
+    def initialized(self) -> Future[bool]:
+        """A future that has ended, in True: hosts are attached before there is a mesh of them."""
+        return Future.of(True)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The addresses that attached hosts were attached with, in rank order."""
         return tuple(host.name.removeprefix(NAME) for host in self._members())

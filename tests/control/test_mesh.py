@@ -274,3 +274,14 @@ def test_an_async_bootstrap_that_raises_is_the_end_of_the_process(failures: Fail
     with pytest.raises(SupervisionError, match="bootstrap raised"):
         echo.pid.call_one().get(PATIENCE_S)
     failures.wait()
+
+
+async def test_a_mesh_of_processes_ends_with_its_async_with_statement() -> None:
+    assert await this_host().initialized
+    async with this_host().spawn_procs() as procs:
+        echo = procs.spawn("echo", Echo)
+        with pytest.raises(ActorError, match="ValueError") as caught:
+            await echo.fail.call_one(ValueError("told to"))
+        assert isinstance(caught.value.exception, ValueError)
+    with pytest.raises(SupervisionError):
+        await echo.pid.call_one()
