@@ -351,7 +351,9 @@ class PlainMethod(MethodView):
 
 
 @overload
-def as_endpoint(method: Endpoint[P, R], *, explicit_response_port: bool = False, propagate: object = None) -> Endpoint[P, R]: ...
+def as_endpoint(
+    method: Endpoint[P, R], *, explicit_response_port: bool = False, propagate: object = None
+) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
@@ -373,7 +375,9 @@ def as_endpoint(
     explicit_response_port: Literal[True],
     propagate: object = None,
 ) -> Endpoint[P, R]: ...
-def as_endpoint(method: object, *, explicit_response_port: bool = False, propagate: object = None) -> Endpoint[..., Any]:
+def as_endpoint(
+    method: object, *, explicit_response_port: bool = False, propagate: object = None
+) -> Endpoint[..., Any]:
     """The endpoint of a method that its class does not mark as one: ``as_endpoint(mesh.method).call_one(...)``.
 
     For classes that cannot be changed. The method runs as endpoints do, in its turn.
@@ -392,7 +396,7 @@ def as_endpoint(method: object, *, explicit_response_port: bool = False, propaga
     if isinstance(method, Endpoint):
         if method.spec.explicit_response_port != explicit_response_port:
             raise TypeError(f"{method!r} is an endpoint already, and its class decides on its response port")
-        return method if propagate is None else Endpoint(method.mesh, method.spec, propagate)
+        return method if propagate is None else Endpoint(method._mesh, method.spec, propagate)
     if not isinstance(method, PlainMethod):
         raise TypeError(f"as_endpoint takes a method of a mesh of actors, such as mesh.method, not {method!r}")
     mesh = method._mesh

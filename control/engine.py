@@ -17,7 +17,8 @@ from control.runtime import front_end, job, way_out
 if TYPE_CHECKING:
     from control.actor import Actor
     from control.endpoint import Endpoint
-    from control.mesh import ActorMesh, ProcMesh
+    from control.mesh import ProcMesh
+    from control.views import ActorMesh
 
 _GROUP, _NAME = "skipper", "tensor_engine"
 
@@ -49,7 +50,7 @@ class TensorEngine(Protocol):
     def rref(self, endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Endpoint.rref`."""
 
-    def send(self, endpoint: Endpoint, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def send(self, endpoint: Endpoint[..., Any], adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do what ``endpoint.adverb(*args, **kwargs)`` does, with tensors of a mesh among the arguments.
 
         Each actor gets its own shard, as a plain tensor, in its turn among the operations of the engine.

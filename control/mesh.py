@@ -210,10 +210,10 @@ class ProcMesh(MeshBase):
         except PayloadError as error:
             if not is_for_engine(error):
                 raise
-            return engine().spawn(self, name, cls, args, kwargs)
+            return engine().spawn(self, name, cast("type[A]", cls), args, kwargs)
         return self._spawn(name, cls, interface, body)
 
-    def spawn_with(self, name: str, cls: type[A], arguments: Callable[[], Arguments]) -> ActorMesh[A]:
+    def spawn_with(self, name: str, cls: type[A], arguments: Callable[[], Arguments]) -> views.ActorMesh[A]:
         """`spawn`, where each process has arguments of its own for ``__init__``.
 
         Args:
@@ -228,7 +228,7 @@ class ProcMesh(MeshBase):
         """
         return self._spawn(name, cls, interface_of(cls), pack((cls, arguments)))
 
-    def _spawn(self, name: str, cls: type[A], interface: ActorInterface, body: Payload) -> ActorMesh[A]:
+    def _spawn(self, name: str, cls: Callable[..., A], interface: ActorInterface, body: Payload) -> views.ActorMesh[A]:
         process = runtime.current()
         creator = context().actor_instance
         owner = creator._cell

@@ -51,7 +51,7 @@ def rref(endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return remote_rref(endpoint, args, kwargs)
 
 
-def send(endpoint: Endpoint, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def send(endpoint: Endpoint[..., Any], adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """An adverb of `Endpoint`, with tensors of a mesh among the arguments."""
     return sending.send(endpoint, adverb, args, kwargs)
 

@@ -16,7 +16,7 @@ from tensor_engine.rref import is_on_all, new_number, refuse_place, turn
 from tensor_engine.user_code import IGNORED, Task
 
 
-def send(endpoint: Endpoint, adverb: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def send(endpoint: Endpoint[..., Any], adverb: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """See `control.engine.TensorEngine.send`.
 
     Raises:
