@@ -91,7 +91,9 @@ class Endpoint(MethodView, Generic[P, R_co]):
         try:
             payload = self._pack(args, kwargs, self._awaited)
         except PayloadError as error:
-            return self._through_engine("call", args, kwargs, error)  # type: ignore[no-any-return]
+            if not self._is_for_engine(error):
+                raise
+            return self._through_engine("call", args, kwargs)  # type: ignore[no-any-return]
         process = runtime.current()
         future: Future[ValueMesh[R_co]] = Future()
         self._cast(process, payload, MeshReply(future, self._mesh.extent, self._awaited))
@@ -110,7 +112,9 @@ class Endpoint(MethodView, Generic[P, R_co]):
         try:
             payload = self._pack(args, kwargs, self._awaited)
         except PayloadError as error:
-            self._through_engine("broadcast", args, kwargs, error)
+            if not self._is_for_engine(error):
+                raise
+            self._through_engine("broadcast", args, kwargs)
         else:
             self._cast(runtime.current(), payload, None)
 
@@ -136,7 +140,9 @@ class Endpoint(MethodView, Generic[P, R_co]):
         try:
             payload = self._pack(args, kwargs, self._awaited)
         except PayloadError as error:
-            return self._through_engine("stream", args, kwargs, error)  # type: ignore[no-any-return]
+            if not self._is_for_engine(error):
+                raise
+            return self._through_engine("stream", args, kwargs)  # type: ignore[no-any-return]
         process = runtime.current()
         stream: ResponseStream[R_co] = ResponseStream(len(self._members))
         self._cast(process, payload, StreamReply(stream, self._awaited))
@@ -215,29 +221,30 @@ class Endpoint(MethodView, Generic[P, R_co]):
         try:
             payload = self._pack(args, kwargs, (awaited,))
         except PayloadError as error:
-            return self._through_engine("call_one", args, kwargs, error, index)  # type: ignore[no-any-return]
+            if not self._is_for_engine(error):
+                raise
+            return self._through_engine("call_one", args, kwargs, index)  # type: ignore[no-any-return]
         future: Future[Any] = Future()
         self._post(runtime.current(), payload, OneReply(future, awaited), index)
         return future
 
+    def _is_for_engine(self, error: PayloadError) -> bool:
+        """Whether arguments that could not be pickled go through the tensor engine."""
+        return is_for_engine(error) and not self.spec.is_wrapped
+
     def _through_engine(
-        self, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: PayloadError, index: int | None = None
+        self, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None = None
     ) -> Any:
-        """Send arguments that only the tensor engine can take along; raises ``error`` where it cannot either.
+        """Send arguments that only the tensor engine can take along.
 
         Args:
             adverb: how.
             args: as given.
             kwargs: as given.
-            error: why they could not be pickled.
             index: of the only actor that is to be called, in this mesh; None for all.
         """
-        if not is_for_engine(error) or self.spec.is_wrapped:
-            raise error
         if self.spec.explicit_response_port:
-            raise TypeError(
-                f"{self!r} answers through a port: what is on a mesh cannot be among its arguments"
-            ) from error
+            raise TypeError(f"{self!r} answers through a port: what is on a mesh cannot be among its arguments")
         endpoint: Endpoint[..., Any] = self
         if index is not None and len(self._members) > 1:
             one = self._mesh.slice(**self._mesh.extent.point(index))
