@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from control.accumulator import Accumulator
 from control.actor import Actor
-from control.context import ActorInstance, Context, context, current_rank, current_size
+from control.context import ActorInstance, Context, context, current_actor_name, current_rank, current_size
 from control.controller import get_or_spawn_controller
 from control.endpoint import Endpoint, as_endpoint
 from control.errors import (
@@ -95,6 +95,7 @@ __all__ = [
     "Context",
     "ActorInstance",
     "Creator",
+    "current_actor_name",
     "current_rank",
     "current_size",
     "SpmdActor",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
@@ -68,6 +70,14 @@ class Actor(metaclass=MeshAttributes):
         from control.services.options import ServiceOptions, ServiceTemplate
 
         return ServiceTemplate(cls, ServiceOptions(**options))
+
+    @functools.cached_property
+    def logger(self) -> logging.Logger:
+        """The logger named for this actor's class, set up as others are: levels and handlers are the program's.
+
+        Its records, as all that actors make, have the fields ``actor_name``, ``actor_rank`` and ``actor_prefix``.
+        """
+        return logging.getLogger(type(self).__name__)
 
     def __supervise__(self, failure: MeshFailure) -> object:
         """Called when a mesh that this actor owns has failed.
@@ -234,5 +244,5 @@ def _spec(name: str, method: Callable[..., Any], options: EndpointOptions) -> En
 
 _RESERVED_NAMES = frozenset(
     {"extent", "flatten", "has_actors", "initialized", "members", "name", "over", "rename", "root_extent"}
-    | {"root_members", "size", "slice", "split", "stop", "uid"}
+    | {"root_members", "size", "sizes", "slice", "split", "stop", "uid"}
 )

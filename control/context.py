@@ -122,6 +122,11 @@ def current_rank() -> Point:
     return context().message_rank
 
 
+def current_actor_name() -> str:
+    """The id of the actor whose code runs, unique in the job: ``context().actor_instance.actor_id``."""
+    return context().actor_instance.actor_id
+
+
 def current_size() -> Extent:
     """Axes and sizes of the mesh that the current message was sent to."""
     return context().message_rank.extent

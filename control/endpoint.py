@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 from control import tracing
 from control.context import current_context
-from control.engine import engine
+from control.engine import engine, is_for_engine
+from control.errors import PayloadError
 from control.future import Future
 from control.marking import WRAPPED, EndpointSpec, checker, endpoint_options
 from control.method_view import MethodView
@@ -35,6 +36,9 @@ R_co = TypeVar("R_co", covariant=True)
 class Endpoint(MethodView, Generic[P, R_co]):
     """One endpoint of the actors of a mesh; each adverb below is a way of calling it.
 
+    Tensors of the actors' mesh (see `ProcMesh.activate`) may be among the arguments: each actor gets its own shard, as
+    a plain tensor, in its turn among the operations of the tensor engine, which go on when the endpoint has returned.
+
     Every adverb checks the arguments against the endpoint's signature and pickles them before anything is sent, and
     raises `TypeError` or `PayloadError` if they do not fit. They return at once, unless the actor is too far behind
     (see `BackpressureError`). Messages of one sender to one actor arrive in the order of the calls, with any adverb.
@@ -42,10 +46,11 @@ class Endpoint(MethodView, Generic[P, R_co]):
     actor cannot answer.
     """
 
-    __slots__ = ("_awaited", "_check", "_members", "_mesh", "_turns", "spec")
+    __slots__ = ("_awaited", "_check", "_members", "_mesh", "_propagate", "_turns", "spec")
 
-    def __init__(self, mesh: ActorMesh[Any], spec: EndpointSpec) -> None:
+    def __init__(self, mesh: ActorMesh[Any], spec: EndpointSpec, propagate: object = None) -> None:
         self.spec = spec
+        self._propagate = propagate
         self._mesh = mesh
         self._members = mesh._view_members()
         self._check = checker(spec)
@@ -83,7 +88,12 @@ class Endpoint(MethodView, Generic[P, R_co]):
             TypeError: the arguments do not fit the signature.
             PayloadError: an argument cannot be pickled.
         """
-        payload = self._pack(args, kwargs, self._awaited)
+        try:
+            payload = self._pack(args, kwargs, self._awaited)
+        except PayloadError as error:
+            if not self._is_for_engine(error):
+                raise
+            return self._through_engine("call", args, kwargs)  # type: ignore[no-any-return]
         process = runtime.current()
         future: Future[ValueMesh[R_co]] = Future()
         self._cast(process, payload, MeshReply(future, self._mesh.extent, self._awaited))
@@ -99,8 +109,14 @@ class Endpoint(MethodView, Generic[P, R_co]):
             TypeError: the arguments do not fit the signature.
             PayloadError: an argument cannot be pickled.
         """
-        payload = self._pack(args, kwargs, self._awaited)
-        self._cast(runtime.current(), payload, None)
+        try:
+            payload = self._pack(args, kwargs, self._awaited)
+        except PayloadError as error:
+            if not self._is_for_engine(error):
+                raise
+            self._through_engine("broadcast", args, kwargs)
+        else:
+            self._cast(runtime.current(), payload, None)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call one actor of the mesh, each in its turn.
@@ -121,7 +137,12 @@ class Endpoint(MethodView, Generic[P, R_co]):
             TypeError: the arguments do not fit the signature.
             PayloadError: an argument cannot be pickled.
         """
-        payload = self._pack(args, kwargs, self._awaited)
+        try:
+            payload = self._pack(args, kwargs, self._awaited)
+        except PayloadError as error:
+            if not self._is_for_engine(error):
+                raise
+            return self._through_engine("stream", args, kwargs)  # type: ignore[no-any-return]
         process = runtime.current()
         stream: ResponseStream[R_co] = ResponseStream(len(self._members))
         self._cast(process, payload, StreamReply(stream, self._awaited))
@@ -150,11 +171,13 @@ class Endpoint(MethodView, Generic[P, R_co]):
 
     @property
     def propagate(self) -> object:
-        """What the class of the actors says of it (see `endpoint`); None where it says nothing.
+        """What `as_endpoint` was told, or else what the class of the actors says (see `endpoint`); None for nothing.
 
         Raises:
             LookupError: this reference has come from elsewhere, without the class.
         """
+        if self._propagate is not None:
+            return self._propagate
         cls = self._mesh._actor_class
         if cls is None:
             raise LookupError(f"{self!r}: a reference that was sent here does not bring the class of its actors")
@@ -195,10 +218,38 @@ class Endpoint(MethodView, Generic[P, R_co]):
 
     def _send_to(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         awaited = self._awaited[index]
-        payload = self._pack(args, kwargs, (awaited,))
+        try:
+            payload = self._pack(args, kwargs, (awaited,))
+        except PayloadError as error:
+            if not self._is_for_engine(error):
+                raise
+            return self._through_engine("call_one", args, kwargs, index)  # type: ignore[no-any-return]
         future: Future[Any] = Future()
         self._post(runtime.current(), payload, OneReply(future, awaited), index)
         return future
+
+    def _is_for_engine(self, error: PayloadError) -> bool:
+        """Whether arguments that could not be pickled go through the tensor engine."""
+        return is_for_engine(error) and not self.spec.is_wrapped
+
+    def _through_engine(
+        self, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None = None
+    ) -> Any:
+        """Send arguments that only the tensor engine can take along.
+
+        Args:
+            adverb: how.
+            args: as given.
+            kwargs: as given.
+            index: of the only actor that is to be called, in this mesh; None for all.
+        """
+        if self.spec.explicit_response_port:
+            raise TypeError(f"{self!r} answers through a port: what is on a mesh cannot be among its arguments")
+        endpoint: Endpoint[..., Any] = self
+        if index is not None and len(self._members) > 1:
+            one = self._mesh.slice(**self._mesh.extent.point(index))
+            endpoint = Endpoint(one, self.spec, self._propagate)
+        return engine().send(endpoint, adverb, args, kwargs)
 
     def _post(self, process: Process, payload: Payload, reply: Reply, index: int = 0, port: int = 0) -> None:
         """Send what has been checked and packed before to one actor; ``reply`` takes what comes back.
@@ -307,27 +358,42 @@ class PlainMethod(MethodView):
 
 
 @overload
-def as_endpoint(method: Endpoint[P, R], *, explicit_response_port: bool = False) -> Endpoint[P, R]: ...
-@overload
 def as_endpoint(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *, explicit_response_port: Literal[False] = False
+    method: Endpoint[P, R], *, explicit_response_port: bool = False, propagate: object = None
 ) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
-    method: Callable[Concatenate[Any, P], R], *, explicit_response_port: Literal[False] = False
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+    *,
+    explicit_response_port: Literal[False] = False,
+    propagate: object = None,
 ) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
-    method: Callable[Concatenate[Any, Port[R], P], Any], *, explicit_response_port: Literal[True]
+    method: Callable[Concatenate[Any, P], R],
+    *,
+    explicit_response_port: Literal[False] = False,
+    propagate: object = None,
 ) -> Endpoint[P, R]: ...
-def as_endpoint(method: object, *, explicit_response_port: bool = False) -> Endpoint[..., Any]:
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Any, Port[R], P], Any],
+    *,
+    explicit_response_port: Literal[True],
+    propagate: object = None,
+) -> Endpoint[P, R]: ...
+def as_endpoint(
+    method: object, *, explicit_response_port: bool = False, propagate: object = None
+) -> Endpoint[..., Any]:
     """The endpoint of a method that its class does not mark as one: ``as_endpoint(mesh.method).call_one(...)``.
 
     For classes that cannot be changed. The method runs as endpoints do, in its turn.
 
     Args:
-        method: an attribute of a mesh of actors, named for a public method; an endpoint is returned as it is.
+        method: an attribute of a mesh of actors, named for a public method; an endpoint stays what it is.
         explicit_response_port: the method takes a `Port` after ``self`` and answers through it (see `endpoint`).
+        propagate: how the script knows what `Endpoint.rref` gives (see `endpoint`); of an endpoint, in place of what
+            its class says.
 
     Raises:
         TypeError: ``method`` is no attribute of a mesh, it is an endpoint with other options, or it does not take a
@@ -337,8 +403,9 @@ def as_endpoint(method: object, *, explicit_response_port: bool = False) -> Endp
     if isinstance(method, Endpoint):
         if method.spec.explicit_response_port != explicit_response_port:
             raise TypeError(f"{method!r} is an endpoint already, and its class decides on its response port")
-        return method
+        return method if propagate is None else Endpoint(method._mesh, method.spec, propagate)
     if not isinstance(method, PlainMethod):
         raise TypeError(f"as_endpoint takes a method of a mesh of actors, such as mesh.method, not {method!r}")
     mesh = method._mesh
-    return Endpoint(mesh, mesh._interface.as_endpoint(method._name, explicit_response_port=explicit_response_port))
+    spec = mesh._interface.as_endpoint(method._name, explicit_response_port=explicit_response_port)
+    return Endpoint(mesh, spec, propagate)

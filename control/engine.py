@@ -15,10 +15,24 @@ from control.errors import EngineMissingError
 from control.runtime import front_end, job, way_out
 
 if TYPE_CHECKING:
+    from control.actor import Actor
     from control.endpoint import Endpoint
     from control.mesh import ProcMesh
+    from control.views import ActorMesh
 
 _GROUP, _NAME = "skipper", "tensor_engine"
+
+
+class OnWorkersError(Exception):
+    """Raised by the pickling of what lies on the workers of the engine, such as a tensor of a mesh.
+
+    Where that happens to the arguments of a call or of ``spawn``, these go through the engine.
+    """
+
+
+def is_for_engine(error: BaseException) -> bool:
+    """Whether arguments could not be pickled since there is something among them that lies on the engine's workers."""
+    return isinstance(error.__cause__, OnWorkersError)
 
 
 class TensorEngine(Protocol):
@@ -35,6 +49,17 @@ class TensorEngine(Protocol):
 
     def rref(self, endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Endpoint.rref`."""
+
+    def send(self, endpoint: Endpoint[..., Any], adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do what ``endpoint.adverb(*args, **kwargs)`` does, with tensors of a mesh among the arguments.
+
+        Each actor gets its own shard, as a plain tensor, in its turn among the operations of the engine.
+        """
+
+    def spawn(
+        self, mesh: ProcMesh, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ActorMesh[Any]:
+        """Do what `ProcMesh.spawn` does, in the same way."""
 
 
 def failed_unseen() -> None:

@@ -3,7 +3,7 @@
 ```
 ControlError
 ├── ActorError                     an endpoint raised; its actor lives on
-├── SupervisionError               the actor or its process is dead, stopped or unreachable
+├── SupervisionError               the actor or its process is dead, stopped or unreachable (also RuntimeError)
 │   ├── LinkError                  every actor linked to a port is dead: nothing more will come
 │   ├── ReplicaLostError           the replica of a service that had a request is gone
 │   │   └── SessionLostError       and with it what a session had there
@@ -95,6 +95,11 @@ class ActorError(ControlError):
         self.is_shown_by_another = False
         self.__cause__ = cause
 
+    @property
+    def exception(self) -> BaseException | None:
+        """The same as ``cause``, by the name that Monarch has for it."""
+        return self.cause
+
     def shows_traceback(self) -> bool:
         """Whether the text of this error has its remote traceback; not where it is just the cause of another."""
         return bool(self.remote_traceback) and not (self.is_shown_by_another and self.__traceback__ is None)
@@ -104,7 +109,7 @@ class ActorError(ControlError):
         return f"{self.actor_id}.{self.endpoint} raised {self.summary}{remote}"
 
 
-class SupervisionError(ControlError):
+class SupervisionError(ControlError, RuntimeError):
     """A call cannot be answered: the actor or its process is dead, stopped or unreachable.
 
     Attributes:

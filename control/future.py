@@ -155,6 +155,35 @@ class Future(Generic[T]):
             _here.safe_point.attend()  # or who tries again and again on what has ended would never supervise
         return self._result()
 
+    def result(self, timeout: float | None = None) -> T:
+        """The same as `get`, by the name that other futures of Python have for it."""
+        return self.get(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end, as `get` does: the error that `get` raises then, None where there is a result.
+
+        Raises:
+            DeadlineError: (a `TimeoutError`) nothing came in time.
+        """
+        if not self._settled:
+            self._wait(timeout)
+        try:
+            self._result()
+        except BaseException as error:  # noqa: BLE001  (asked for)
+            return error
+        return None
+
+    def as_asyncio(self) -> asyncio.Future[T]:
+        """A task of the running event loop that ends as this does; to cancel it leaves this as it is.
+
+        Raises:
+            RuntimeError: no event loop runs in this thread.
+        """
+        return asyncio.get_running_loop().create_task(self._awaited())
+
+    async def _awaited(self) -> T:
+        return await self
+
     def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
         """Have ``callback(self)`` called once this ends, or now if it has; in the thread that ends it, so be quick."""
         self._when_settled(lambda: callback(self))

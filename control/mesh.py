@@ -6,12 +6,13 @@ import functools
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from control.actor import Actor, ActorInterface, check_construction, interface_of
 from control.context import context
 from control.endpoint import Endpoint, PlainMethod
-from control.engine import engine
+from control.engine import engine, is_for_engine
+from control.errors import PayloadError
 from control.future import Future
 from control.mesh_base import MeshBase
 from control.runtime import job as runtime
@@ -20,7 +21,7 @@ from control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
 from control.runtime.stops import HANDED_DOWN
 from control.runtime.supervision import ROOT_UID
 from control.shape import Extent, Point, Shape
-from control.wire.envelope import Envelope, Kind, ProcessRef
+from control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 from control.wire.payload import pack, pack_construction
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
+
+Arguments: TypeAlias = AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]
+"""Positional and named arguments, for as long as ``__init__`` needs them."""
 
 
 class ActorMesh(MeshBase, Generic[A]):
@@ -188,6 +192,7 @@ class ProcMesh(MeshBase):
             name: name of the mesh, for people.
             cls: a subclass of `Actor`.
             *args: for ``__init__``. An exception there ends the calls to the actor and is a failure of the mesh.
+                Tensors of this mesh (see `activate`) may be among them: each actor gets its own shard (see `Endpoint`).
             **kwargs: for ``__init__``.
 
         Returns:
@@ -200,7 +205,30 @@ class ProcMesh(MeshBase):
         """
         interface = interface_of(cls)
         check_construction(cls, args, kwargs)
-        body = pack_construction(cls, args, kwargs)
+        try:
+            body = pack_construction(cls, args, kwargs)
+        except PayloadError as error:
+            if not is_for_engine(error):
+                raise
+            return engine().spawn(self, name, cast("type[A]", cls), args, kwargs)
+        return self._spawn(name, cls, interface, body)
+
+    def spawn_with(self, name: str, cls: type[A], arguments: Callable[[], Arguments]) -> views.ActorMesh[A]:
+        """`spawn`, where each process has arguments of its own for ``__init__``.
+
+        Args:
+            name: name of the mesh, for people.
+            cls: a subclass of `Actor`.
+            arguments: called in each process on the thread of the actor; it returns a context manager, which gives
+                positional and named arguments and is left when ``__init__`` has returned or raised.
+
+        Raises:
+            ActorDefinitionError: (a `TypeError`) the class cannot be spawned.
+            PayloadError: (a `TypeError`) the class or ``arguments`` cannot be pickled.
+        """
+        return self._spawn(name, cls, interface_of(cls), pack((cls, arguments)))
+
+    def _spawn(self, name: str, cls: Callable[..., A], interface: ActorInterface, body: Payload) -> views.ActorMesh[A]:
         process = runtime.current()
         creator = context().actor_instance
         owner = creator._cell
@@ -262,6 +290,13 @@ class ProcMesh(MeshBase):
         future = process.hosting.stop_mesh(self._uid, self._members, bound_s)
         future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        """Stop the processes at the end of ``async with procs:``; again is no error."""
+        await self.stop()
 
     def _with_view(self, view: Shape) -> ProcMesh:
         launcher, attached = self._launcher, self._attached

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any
 
 from control.future import Future
+from control.mesh_layout import MeshLayout
 from control.runtime import job as runtime
 from control.runtime.messages import ActorRef
 from control.runtime.ports import Awaited, MeshReply
-from control.shape import AxisSelection, Extent, Shape
+from control.shape import Extent, Shape
 from control.wire.envelope import Envelope, Kind, ProcessRef
 
-M = TypeVar("M", bound="MeshBase")
 
-
-class MeshBase:
+class MeshBase(MeshLayout):
     """Members laid out along named axes. A slice is a view of the whole mesh, whose number and members it shares."""
 
     def __init__(self, uid: int, name: str, members: tuple[ProcessRef, ...], root: Extent, view: Shape) -> None:
@@ -37,16 +36,6 @@ class MeshBase:
         return self._name
 
     @property
-    def extent(self) -> Extent:
-        """Axes and sizes of this mesh or slice."""
-        return self._view.extent
-
-    @property
-    def size(self) -> int:
-        """The number of members of this mesh or slice."""
-        return self._view.extent.nelements
-
-    @property
     def root_extent(self) -> Extent:
         """The extent of the whole mesh, of which this may be a slice."""
         return self._root
@@ -60,48 +49,6 @@ class MeshBase:
     def members(self) -> Sequence[ProcessRef]:
         """The processes of this mesh or slice, in rank order."""
         return self._view_members()
-
-    def slice(self: M, **selection: AxisSelection) -> M:
-        """A part of the mesh: an int picks an index and drops the axis, a slice keeps a range.
-
-        Raises:
-            KeyError: there is no such axis.
-            IndexError: the selection is empty or out of range.
-            TypeError: a selection is neither an int nor a slice.
-        """
-        return self._with_view(self._view.select(selection))
-
-    def rename(self: M, **names: str) -> M:
-        """The same members with other names for axes: ``mesh.rename(gpus="tp")``.
-
-        Raises:
-            KeyError: there is no such axis.
-            ValueError: two axes would have the same name.
-        """
-        return self._with_view(self._view.rename(names))
-
-    def flatten(self: M, name: str) -> M:
-        """The same members along one axis called ``name``.
-
-        Raises:
-            ValueError: the members of this slice are not evenly spaced.
-        """
-        return self._with_view(self._view.flatten(name))
-
-    def split(self: M, **axes: Mapping[str, int]) -> M:
-        """The same members with axes split up: ``mesh.split(gpus={"dp": 2, "tp": 4})``, outermost first.
-
-        Raises:
-            KeyError: there is no such axis.
-            ValueError: sizes do not multiply to that of the axis.
-        """
-        view = self._view
-        for axis, into in axes.items():
-            view = view.split(axis, into)
-        return self._with_view(view)
-
-    def _with_view(self: M, view: Shape) -> M:
-        raise NotImplementedError
 
     def _view_members(self) -> tuple[ProcessRef, ...]:
         return tuple(self._members[rank] for rank in self._view.ranks())

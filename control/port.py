@@ -169,13 +169,17 @@ class PortReceiver(Generic[T]):
 
 
 class Channel(Generic[T_any]):
-    """A way for values into this process, for one receiver and any number of senders."""
+    """A way for values into this process, for one receiver and any number of senders: ``Channel[int].open()``."""
 
     @classmethod
-    def open(cls) -> tuple[Port[T_any], PortReceiver[T_any]]:
-        """A port to give away and the receiver for what is sent to it; it closes when the receiver is forgotten."""
+    def open(cls, once: bool = False) -> tuple[Port[T_any], PortReceiver[T_any]]:
+        """A port to give away and the receiver for what is sent to it; it closes when the receiver is forgotten.
+
+        Args:
+            once: close it with the first value, or exception, that comes.
+        """
         process = runtime.current()
-        inbox = _Inbox()
+        inbox = _Inbox(once)
         number = process.ports.open(inbox)
         inbox.on_close = lambda: process.ports.close(number)
         inbox.link_error = lambda: process.ports.link_error(number)
@@ -188,7 +192,8 @@ class Channel(Generic[T_any]):
 class _Inbox:
     """Matches what arrives with those who wait for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, once: bool) -> None:
+        self._once = once
         self.on_close: Callable[[], None] = _nothing
         self.link_error: Callable[[], LinkError | None] = _nothing
         self._lock = threading.Lock()
@@ -198,7 +203,14 @@ class _Inbox:
         self._closed = False
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        if self._once:
+            with self._lock:
+                if self._closed:
+                    return True
+                self._closed = True
         self._push(lambda: open_reply(kind, payload))
+        if self._once:
+            self._end_waits(ChannelClosedError(self._why_closed()))
         return self._closed
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
@@ -220,7 +232,7 @@ class _Inbox:
             if self._arrived:
                 opened = self._arrived.popleft()
             elif self._closed:
-                opened = _raise_closed
+                opened = self._raise_closed
             else:
                 self._waiting.append(weakref.ref(future))
                 opened = None
@@ -233,8 +245,18 @@ class _Inbox:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        self._end_waits(ChannelClosedError("the channel is closed"))
+        self._end_waits(ChannelClosedError(self._why_closed()))
         self.on_close()
+
+    def _why_closed(self) -> str:
+        return (
+            "the channel was opened for one value, which has come, or closed before"
+            if self._once
+            else "the channel is closed"
+        )
+
+    def _raise_closed(self) -> Any:
+        raise ChannelClosedError(self._why_closed())
 
     def _end_waits(self, error: ControlError) -> None:
         def raise_it() -> Any:
@@ -267,7 +289,3 @@ def _refs(actors: ActorMesh[Any] | None) -> list[ActorRef]:
 
 def _nothing() -> None:
     return None
-
-
-def _raise_closed() -> Any:
-    raise ChannelClosedError("the channel is closed")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 AxisSelection: TypeAlias = "int | slice"
 
@@ -21,6 +22,8 @@ class Extent(Mapping[str, int]):
     sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", tuple(self.axes))
+        object.__setattr__(self, "sizes", tuple(self.sizes))
         if len(self.axes) != len(self.sizes):
             raise ValueError(f"{len(self.axes)} axes {self.axes} do not match {len(self.sizes)} sizes {self.sizes}")
         if len(set(self.axes)) != len(self.axes):
@@ -62,6 +65,31 @@ class Extent(Mapping[str, int]):
         """Every point, in rank order."""
         return (Point(rank, self) for rank in range(self.nelements))
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The same as ``axes``, by the name that Monarch has for it."""
+        return self.axes
+
+    def parts(self, given: Mapping[str, Mapping[str, int] | Sequence[str] | int]) -> dict[str, dict[str, int]]:
+        """Read what `MeshLayout.split` was given: the new axes of each axis that is split, with their sizes.
+
+        Raises:
+            KeyError: there is no such axis.
+            ValueError: sizes do not multiply to that of an axis, or cannot be told; a size belongs to no new axis.
+            TypeError: a size is no int.
+        """
+        sizes = {name: size for name, size in given.items() if name not in self.axes}
+        for name, size in sizes.items():
+            if isinstance(size, Mapping | Sequence):
+                raise KeyError(f"no axis {name!r} in {self!r}")
+            if not isinstance(size, int) or isinstance(size, bool):
+                raise TypeError(f"the size of the new axis {name!r} must be an int, not {size!r}")
+        parts = {axis: _part(axis, self[axis], into, sizes) for axis, into in given.items() if axis in self.axes}
+        for name in sizes:
+            if not any(name in part for part in parts.values()):
+                raise ValueError(f"{name}={sizes[name]} is the size of no new axis, and {self!r} has no such axis")
+        return parts
+
     def rank_of(self, coordinates: Mapping[str, int]) -> int:
         """The row-major rank of the point with exactly these coordinates.
 
@@ -102,6 +130,35 @@ class Extent(Mapping[str, int]):
         return repr(dict(self))
 
 
+class Size(int):
+    """How many members there are; it can be called with an axis, or several, for the number along these.
+
+    So ``mesh.size`` is the number, and ``mesh.size()`` and ``mesh.size("gpus")`` work as they do in Monarch.
+    """
+
+    _extent: Extent
+
+    @classmethod
+    def of(cls, extent: Extent) -> Size:
+        """The size of an extent."""
+        size = cls(extent.nelements)
+        size._extent = extent
+        return size
+
+    def __call__(self, axes: str | Sequence[str] | None = None) -> int:
+        """The number of members along one axis, along several, or (None) of all.
+
+        Raises:
+            KeyError: there is no such axis.
+        """
+        if axes is None:
+            return int(self)
+        return math.prod(self._extent[axis] for axis in ((axes,) if isinstance(axes, str) else axes))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Size.of, (self._extent,))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Point(Mapping[str, int]):
     """One position in an extent: a mapping from axis to index that also knows its row-major ``rank``."""
@@ -114,9 +171,9 @@ class Point(Mapping[str, int]):
             raise IndexError(f"rank {self.rank} lies outside {self.extent!r} ({self.extent.nelements} members)")
 
     @property
-    def size(self) -> int:
-        """The number of members of the whole extent."""
-        return self.extent.nelements
+    def size(self) -> Size:
+        """The number of members of the whole extent; ``point.size("gpus")`` is that along an axis."""
+        return Size.of(self.extent)
 
     def __getitem__(self, axis: str) -> int:
         try:
@@ -238,28 +295,57 @@ class Shape:
             KeyError: the view has no such axis.
             ValueError: the sizes do not multiply to the axis' size.
         """
-        if axis not in self.extent:
-            raise KeyError(f"no axis {axis!r} in {self.extent!r}")
-        inner = Shape.whole(Extent.of(into))
-        if inner.extent.nelements != self.extent[axis]:
-            raise ValueError(f"{dict(into)} does not multiply to {axis}={self.extent[axis]}")
+        return self.split_axes({axis: into})
+
+    def split_axes(self, parts: Mapping[str, Mapping[str, int]]) -> Shape:
+        """`split`, of several axes at once.
+
+        Raises:
+            KeyError: the view has no such axis.
+            ValueError: the sizes do not multiply to that of their axis, or two axes would share a name.
+        """
+        for axis, into in parts.items():
+            if axis not in self.extent:
+                raise KeyError(f"no axis {axis!r} in {self.extent!r}")
+            if Extent.of(into).nelements != self.extent[axis]:
+                raise ValueError(f"{dict(into)} does not multiply to {axis}={self.extent[axis]}")
         axes: tuple[str, ...] = ()
         sizes: tuple[int, ...] = ()
         strides: tuple[int, ...] = ()
         for name, size, stride in zip(self.extent.axes, self.extent.sizes, self.strides, strict=True):
-            if name == axis:
-                axes += inner.extent.axes
-                sizes += inner.extent.sizes
-                strides += tuple(stride * step for step in inner.strides)
-            else:
-                axes, sizes, strides = (*axes, name), (*sizes, size), (*strides, stride)
+            inner = Shape.whole(Extent.of(parts.get(name, {name: size})))
+            axes += inner.extent.axes
+            sizes += inner.extent.sizes
+            strides += tuple(stride * step for step in inner.strides)
         return Shape(Extent(axes, sizes), self.offset, strides)
+
+
+def _part(axis: str, size: int, into: object, sizes: Mapping[str, object]) -> dict[str, int]:
+    """The new axes of ``axis`` with their sizes; at most one of those given by name may lack its size."""
+    if isinstance(into, Mapping):
+        return dict(into)
+    if isinstance(into, str) or not isinstance(into, Sequence):
+        raise ValueError(f"{axis!r} is split into several axes, (name, ...) or {{name: size, ...}}, not into {into!r}")
+    if len(set(into)) != len(into):
+        raise ValueError(f"an axis is named twice in {axis}={tuple(into)}")
+    open_names = [name for name in into if name not in sizes]
+    if len(open_names) > 1:
+        raise ValueError(
+            f"the sizes of {' and '.join(open_names)} cannot both be told from {axis}={size}: give one, such as "
+            f"{open_names[0]}=2"
+        )
+    known: dict[str, int] = {name: sizes[name] for name in into if name in sizes}  # type: ignore[misc]  # `parts` saw
+    product = math.prod(known.values())
+    if open_names and (product < 1 or size % product):
+        raise ValueError(f"{axis}={size} cannot be divided by {known}")
+    return {name: known[name] if name in known else size // product for name in into}
 
 
 def _index(axis: str, index: object, size: int) -> int:
     """``index`` along ``axis`` counted from the front, negative ones from the back."""
-    if not isinstance(index, int) or isinstance(index, bool):
+    if isinstance(index, bool) or not isinstance(index, SupportsIndex):
         raise TypeError(f"axis {axis!r} is indexed by an int, not {index!r}")
+    index = operator.index(index)
     if not -size <= index < size:
         raise IndexError(f"{axis}={index} lies outside of {size} members")
     return index % size

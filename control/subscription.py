@@ -24,7 +24,7 @@ def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
     the channel closes, so that a receive raises `ChannelClosedError`.
     """
     process = runtime.current()
-    _, receiver = Channel.open()
+    _, receiver = Channel[MeshFailure].open()
     inbox = receiver._inbox
     members = mesh._actors()
     missing = len(members)

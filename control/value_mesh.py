@@ -6,24 +6,27 @@ import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar, overload
 
-from control.shape import AxisSelection, Extent, Point, Shape
+from control.mesh_layout import MeshLayout
+from control.shape import Extent, Point, Shape
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class ValueMesh(Sequence[T_co], Generic[T_co]):
+class ValueMesh(MeshLayout, Sequence[T_co], Generic[T_co]):
     """Values in rank order, addressed by rank, by point or by named coordinates.
 
-    It prints, compares, indexes and iterates as the list of its values; `items` gives the points along with them.
+    It prints, compares, indexes and iterates as the list of its values; `items` gives the points along with them. It is
+    sliced, flattened, split and renamed as other meshes are, into a mesh of the same values.
     """
 
-    __slots__ = ("_extent", "_values")
+    __slots__ = ("_values", "_view")
 
     def __init__(self, shape: Shape | Mapping[str, int], values: Iterable[T_co]) -> None:
-        self._extent = shape.extent if isinstance(shape, Shape) else Extent.of(shape)
+        extent = shape.extent if isinstance(shape, Shape) else Extent.of(shape)
+        self._view = Shape.whole(extent)
         self._values = list(values)
-        if len(self._values) != self._extent.nelements:
-            raise ValueError(f"{self._extent!r} has {self._extent.nelements} members, got {len(self._values)} values")
+        if len(self._values) != extent.nelements:
+            raise ValueError(f"{extent!r} has {extent.nelements} members, got {len(self._values)} values")
 
     @staticmethod
     def from_list(values: Iterable[T_co], *, extent: Mapping[str, int]) -> ValueMesh[T_co]:
@@ -34,18 +37,13 @@ class ValueMesh(Sequence[T_co], Generic[T_co]):
         """
         return ValueMesh(Extent.of(extent), values)
 
-    @property
-    def extent(self) -> Extent:
-        """Axes and sizes."""
-        return self._extent
-
     def values(self) -> list[T_co]:
         """The values in rank order, as a new list."""
         return list(self._values)
 
     def items(self) -> Iterator[tuple[Point, T_co]]:
         """Pairs of point and value, in rank order."""
-        return zip(self._extent.points(), self._values, strict=True)
+        return zip(self.extent.points(), self._values, strict=True)
 
     def item(self, **coordinates: int) -> T_co:
         """The value at these coordinates; without any, the only value of a mesh of one.
@@ -57,19 +55,11 @@ class ValueMesh(Sequence[T_co], Generic[T_co]):
         """
         if not coordinates:
             if len(self._values) != 1:
-                raise ValueError(f"item() without coordinates needs one value, {self._extent!r} has {len(self)}")
+                raise ValueError(f"item() without coordinates needs one value, {self.extent!r} has {len(self)}")
             return self._values[0]
-        return self._values[self._extent.rank_of(coordinates)]
+        return self._values[self.extent.rank_of(coordinates)]
 
-    def slice(self, **selection: AxisSelection) -> ValueMesh[T_co]:
-        """The values of a part of the mesh; an int drops its axis, a slice keeps it.
-
-        Raises:
-            KeyError: there is no such axis.
-            IndexError: the selection is empty or out of range.
-            TypeError: a selection is neither an int nor a slice.
-        """
-        view = Shape.whole(self._extent).select(selection)
+    def _with_view(self, view: Shape) -> ValueMesh[T_co]:
         return ValueMesh(view, [self._values[rank] for rank in view.ranks()])
 
     @overload
@@ -78,18 +68,15 @@ class ValueMesh(Sequence[T_co], Generic[T_co]):
     def __getitem__(self, index: builtins.slice) -> list[T_co]: ...
     def __getitem__(self, index: int | Mapping[str, int] | builtins.slice) -> T_co | list[T_co]:
         if isinstance(index, Mapping):  # a point, or coordinates in a plain dict
-            return self._values[self._extent.rank_of(index)]
+            return self._values[self.extent.rank_of(index)]
         return self._values[index]
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def __iter__(self) -> Iterator[T_co]:
         return iter(self._values)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ValueMesh):
-            return self._extent == other._extent and self._values == other._values
+            return self.extent == other.extent and self._values == other._values
         if isinstance(other, list | tuple):
             return self._values == list(other)
         return NotImplemented

@@ -10,7 +10,7 @@ from dataplane.errors import DataplaneError
 from dataplane.handle import Handle
 from dataplane.identity import OwnerId
 from dataplane.memory import contiguous, require_range, require_timeout, require_writable
-from dataplane.operation import Operation
+from dataplane.operation import DONE, Operation
 from dataplane.registration import Registration
 
 
@@ -203,8 +203,10 @@ class RDMABuffer:
         """
         return self._atomic(Atomic.compare_and_swap(expected, desired), offset, timeout)
 
-    def drop(self) -> None:
+    def drop(self) -> Operation:
         """Make every handle to this registration stale, wherever it is, and let go of the memory. Idempotent.
+
+        All of that is done when it returns; what it returns can be waited for as the transfers can, and need not be.
 
         A transfer that is under way elsewhere is not stopped but ends with `BufferDroppedError`; bytes of a write may
         still arrive for that moment, so do not give memory that peers write to away before they are done.
@@ -223,6 +225,7 @@ class RDMABuffer:
         if registration is not None:
             here.registrations.drop(registration)
         self._route = None
+        return DONE
 
     def serialize(self) -> bytes:
         """The handle as bytes, to be sent to another process over a channel that is authenticated.

@@ -6,6 +6,7 @@ TensorEngineError
 │   ├── MeshMismatchError                        tensors of different meshes in one operation
 │   ├── StreamMismatchError                      tensors of different streams in one operation
 │   ├── LocalTensorError                         a tensor of the script where one of the mesh is needed, or reversed
+│   │   └── PickleError                          a tensor of a mesh cannot be pickled (also control's OnWorkersError)
 │   ├── DroppedTensorError                       a tensor after its `drop`
 │   └── BorrowedTensorError                      a tensor that is lent, or was given back
 ├── NotPropagatableError    (also RuntimeError)  the script cannot know the shape of what an operation returns
@@ -23,6 +24,8 @@ something else in its stead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from control.engine import OnWorkersError
 
 __all__ = [
     "BorrowedTensorError",
@@ -65,6 +68,10 @@ class StreamMismatchError(MisuseError):
 
 class LocalTensorError(MisuseError):
     """A tensor of the script stands where one of a mesh is needed, or the other way round."""
+
+
+class PickleError(LocalTensorError, OnWorkersError):
+    """Something that lies on the workers was to be pickled; arguments of actors' endpoints go by another way then."""
 
 
 class DroppedTensorError(MisuseError):

@@ -40,7 +40,7 @@ def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: int) 
     meeting = meet(key)
     poison = next((value for value in inputs if isinstance(value, Poison)), None)
     if poison is not None:
-        meeting.given.set_result(None)
+        meeting.given.set_result(poison)
         return [poison] * len(told.outputs)
     groups = WorkerGroups.of(worker)
     _Watch.of(worker, order.actors).expect(meeting)
@@ -64,7 +64,7 @@ def in_actor(method: Callable[..., Any], key: Key, data: bytes) -> None:
     """In place of an endpoint: call its method once the worker is as far, and give the result to that one."""
     meeting = meet(key)
     fill_in = meeting.given.result()
-    if fill_in is None:
+    if isinstance(fill_in, Poison):
         forget(key)
         return
     with _answering(meeting) as give:
@@ -76,12 +76,46 @@ async def in_async_actor(method: Callable[..., Awaitable[Any]], key: Key, data: 
     """`in_actor` for an ``async`` endpoint."""
     meeting = meet(key)
     fill_in = await asyncio.wrap_future(meeting.given)
-    if fill_in is None:
+    if isinstance(fill_in, Poison):
         forget(key)
         return
     with _answering(meeting) as give:
         args, kwargs = fill_in(data)
         give(await method(*args, **kwargs))
+
+
+def as_plain(method: Callable[..., Any], key: Key, data: bytes) -> Any:
+    """In place of an endpoint that is called plainly: the caller gets what it returns, and the worker goes on then."""
+    with arguments(key, data) as (args, kwargs):
+        return method(*args, **kwargs)
+
+
+async def as_plain_async(method: Callable[..., Awaitable[Any]], key: Key, data: bytes) -> Any:
+    """`as_plain` for an ``async`` endpoint."""
+    given = asyncio.wrap_future(meet(key).given)
+    await asyncio.wait((given,))
+    given.exception()  # seen: `arguments` raises it
+    with arguments(key, data) as (args, kwargs):
+        return await method(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def arguments(key: Key, data: bytes) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Wait for the worker to be as far, and give the arguments with its tensors; it goes on when this is left.
+
+    Raises:
+        PoisonedError: one of them could not be made.
+        EngineClosedError: the engine has been shut down.
+    """
+    meeting = meet(key)
+    fill_in = meeting.given.result()
+    if isinstance(fill_in, Poison):
+        forget(key)
+        raise PoisonedError(f"an argument could not be made: {fill_in.operation} failed: {fill_in.summary}")
+    try:
+        yield fill_in(data)
+    finally:
+        settle(meeting, (None, mark()))
 
 
 @contextlib.contextmanager
@@ -94,6 +128,10 @@ def _answering(meeting: Meeting) -> Iterator[Callable[[Any], None]]:
     except BaseException as error:
         fail(meeting, ActorEndedError(f"the method has ended with {type(error).__name__}: {error}"))
         raise
+
+
+class PoisonedError(RuntimeError):
+    """A tensor among the arguments of an endpoint could not be made, since an operation before has failed."""
 
 
 class ActorEndedError(RuntimeError):
@@ -110,7 +148,7 @@ class _Watch:
         self._error: Exception | None = None
         self._expected: Meeting | None = None
         self._guard = threading.Lock()
-        port, receiver = Channel.open()
+        port, receiver = Channel[None].open()
         self._receiver: PortReceiver[None] = receiver
         port.link(actors.slice(**actors.extent.point(index)))
         self._end: Future[None] = receiver.recv()

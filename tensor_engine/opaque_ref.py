@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, NoReturn
 
-from tensor_engine.errors import LocalTensorError
+from tensor_engine.errors import LocalTensorError, PickleError
 from tensor_engine.metadata import Metadata, metadata
 from tensor_engine.tensor import Value
 
@@ -47,7 +47,10 @@ class OpaqueRef:
         return self._held
 
     def __reduce__(self) -> NoReturn:
-        raise LocalTensorError("a reference to objects on the workers cannot be pickled: pass it to a remote function")
+        raise PickleError(
+            "a reference to objects on the workers cannot be pickled: pass it to a remote function, or to an actor's "
+            "endpoint"
+        )
 
     def __repr__(self) -> str:
         if self._value is None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
-from control import ActorMesh, Endpoint
+from control import Endpoint
+from control.wire.envelope import ProcessRef
 from tensor_engine import recording
 from tensor_engine.arguments import Packed
 from tensor_engine.errors import MeshMismatchError
@@ -22,8 +23,10 @@ from tensor_engine.user_code import EXPECTED, IGNORED, WHOLE, Task
 _CACHED = 4096
 """Kinds of calls whose results are remembered."""
 
-_numbers = itertools.count(1)
-_turn = threading.Lock()
+new_number: Callable[[], int] = itertools.count(1).__next__
+"""The number of a call that workers and actors take part in."""
+
+turn = threading.Lock()
 """Actors and workers have to see calls in one order, from whichever thread they come."""
 
 _cache: dict[tuple[object, ...], Expected] = {}
@@ -41,7 +44,8 @@ def rref(endpoint: Endpoint[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     actors, propagate, name = endpoint.mesh, endpoint.propagate, f"{endpoint.mesh.name}.{endpoint.spec.name}"
     packed = Packed(args, kwargs)
     lane, mesh = packed.place(name)
-    _check_places(actors, lane, name)
+    if not is_on_all(lane, actors.members):
+        refuse_place(lane, f"{name}: the actors {actors!r}")
     if propagate is None:
         _issue(endpoint, packed, lane, mesh, (), Task("", IGNORED))
         return None
@@ -75,8 +79,8 @@ def _issue(
     """Send the call to the actors, and tell the workers when it is their turn."""
     run = endpoint.wrapped(in_async_actor if endpoint.spec.is_async else in_actor)
     session = lane.session
-    number = next(_numbers)
-    with _turn:
+    number = new_number()
+    with turn:
         session.check()
         run.call((session.number, number), packed.data)
         return issue_call(
@@ -93,10 +97,15 @@ def _issue(
         )
 
 
-def _check_places(actors: ActorMesh[Any], lane: Lane, name: str) -> None:
+def is_on_all(lane: Lane, members: Sequence[ProcessRef]) -> bool:
+    """Whether these are all the processes of a lane, and no others."""
     everywhere = lane.session.procs.root_members
-    if {everywhere[rank].id for rank in lane.ranks} != {member.id for member in actors.members}:
-        raise MeshMismatchError(
-            f"{name}: the actors {actors!r} are not in the processes where the tensors are, or that are active, "
-            f"{len(lane.ranks)} of {lane.session.procs!r}: take the same slice of both"
-        )
+    return {everywhere[rank].id for rank in lane.ranks} == {member.id for member in members}
+
+
+def refuse_place(lane: Lane, what: str) -> NoReturn:
+    """Raise `MeshMismatchError`: these actors are elsewhere."""
+    raise MeshMismatchError(
+        f"{what} are not in the processes where the tensors are, or that are active, "
+        f"{len(lane.ranks)} of {lane.session.procs!r}: take the same slice of both"
+    )

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from control import Endpoint, ProcMesh
-from tensor_engine import activation
+from control import Actor, ActorMesh, Endpoint, ProcMesh
+from tensor_engine import activation, sending
 from tensor_engine.issue import issue_call
 from tensor_engine.metadata import metadata
 from tensor_engine.rref import rref as remote_rref
@@ -49,3 +49,13 @@ def rank_tensors(mesh: ProcMesh, axes: tuple[str, ...] | None = None) -> dict[st
 def rref(endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`Endpoint.rref`."""
     return remote_rref(endpoint, args, kwargs)
+
+
+def send(endpoint: Endpoint[..., Any], adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An adverb of `Endpoint`, with tensors of a mesh among the arguments."""
+    return sending.send(endpoint, adverb, args, kwargs)
+
+
+def spawn(mesh: ProcMesh, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh[Any]:
+    """`ProcMesh.spawn`, with tensors of a mesh among the arguments."""
+    return sending.spawn(mesh, name, cls, args, kwargs)

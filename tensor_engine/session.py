@@ -51,7 +51,7 @@ class Session:
         self.lanes: dict[tuple[tuple[int, ...], StreamKey], Lane] = {}
         self._workers: dict[StreamKey, ActorMesh[Worker]] = {}
         self._wake = threading.Event()
-        self._port, self._receiver = Channel.open()
+        self._port, self._receiver = Channel[Poison].open()
         self._listen()
         self.workers(MAIN)
         threading.Thread(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import torch
 
 from tensor_engine import recording
-from tensor_engine.errors import LocalTensorError, MeshMismatchError, StreamMismatchError
+from tensor_engine.errors import LocalTensorError, MeshMismatchError, PickleError, StreamMismatchError
 from tensor_engine.metadata import Metadata
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class Tensor(torch.Tensor):
         raise LocalTensorError("a tensor of a mesh has no memory here: fetch a shard by inspect(tensor).numpy()")
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise LocalTensorError(
+        raise PickleError(
             "a tensor of a mesh cannot be pickled: fetch a shard by inspect(tensor), or pass it to an actor's endpoint"
         )
 

@@ -12,8 +12,10 @@ import functools
 import json
 import logging
 import os
+import secrets
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +29,7 @@ from typing import Any
 
 from control.errors import ControlError, HostError
 from control.hosts import protocol
+from control.hosts.adopted import Relay
 from control.wire import addresses, engine
 from control.wire.certificates import Certificates
 from control.wire.envelope import JUDGED, Envelope, Kind, ProcessRef
@@ -77,6 +80,7 @@ class HostAgent:
         secret: what scripts have to know.
         certs: the folder of the certificates for TLS; None: none.
         idle_timeout_s: end after so many seconds without a job; None: never.
+        listening: a socket that listens there already and is taken over; None: one is opened.
 
     Raises:
         WireError: the address cannot be listened on.
@@ -84,7 +88,14 @@ class HostAgent:
     """
 
     def __init__(
-        self, host: str, port: int, secret: bytes, *, certs: str | None = None, idle_timeout_s: float | None = None
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        *,
+        certs: str | None = None,
+        idle_timeout_s: float | None = None,
+        listening: socket.socket | None = None,
     ) -> None:
         engine.choose()
         from control.wire.door import Door
@@ -103,14 +114,17 @@ class HostAgent:
         self._idle_since_s = time.monotonic()
         self._gone = threading.Event()
         certificates = None if certs is None else Certificates.read(certs)
+        own = f"agent-{secrets.token_hex(8)}"
+        where = addresses.at(host, port) if listening is None else addresses.within_host(own)
         self._door = Door(
-            [(addresses.at(host, port), certificates)],
+            [(where, certificates)],
             protocol.AGENT,
             secret,
             on_proven=self._came,
             on_closed=self._gone.set,
         )
-        self.address = addresses.at(host, self._door.ports[0])
+        self._relay = None if listening is None else Relay(listening, addresses.within_host(own).partition(":")[2])
+        self.address = addresses.at(host, self._door.ports[0] if listening is None else port)
         """``IP:PORT``."""
 
     def run(self) -> None:
@@ -132,6 +146,8 @@ class HostAgent:
         if not self._gone.wait(0.5):
             self._door.cut()
             self._gone.wait(5.0)
+        if self._relay is not None:
+            self._relay.close()
 
     def end(self) -> None:
         """Have `run` end what there is and return; from any thread, or a handler of signals."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from control.command_line import EXIT_CODES, run
 from control.errors import ControlError, InsecureHostError
-from control.hosts import announcement
+from control.hosts import adopted, announcement
 from control.hosts.agent_link import AgentLink
-from control.hosts.attach import read_secret
+from control.hosts.attach import LEAST_SECRET_NBYTES, read_secret
 from control.wire import addresses, engine
 from control.wire.certificates import SECRET, Certificates
 
@@ -61,8 +63,18 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="what an agent is and has")
     status.set_defaults(run=_status)
 
+    serve.add_argument(
+        "--fd",
+        type=int,
+        metavar="N",
+        help="take over the listening socket that this process has inherited as descriptor N; "
+        "without --address and this: the one that systemd passes on (LISTEN_FDS)",
+    )
+    serve.add_argument("--secret-stdin", action="store_true", help="the secret is the first line of standard input")
     for command in (serve, drain, status):
-        command.add_argument("--address", required=True, metavar="tcp://HOST:PORT", help="where the agent listens")
+        command.add_argument(
+            "--address", required=command is not serve, metavar="tcp://HOST:PORT", help="where the agent listens"
+        )
         command.add_argument("--secret-file", metavar="FILE", help="the agents' secret; default: secret in --certs")
         command.add_argument("--certs", metavar="DIR", help="the folder of this machine's certificates, for TLS")
     return parser
@@ -76,7 +88,13 @@ def _secret(given: argparse.Namespace) -> int:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    host, port = addresses.parse(given.address)
+    listening = _listening(given)
+    with listening or contextlib.nullcontext():
+        return _serve_at(given, listening)
+
+
+def _serve_at(given: argparse.Namespace, listening: socket.socket | None) -> int:
+    host, port = listening.getsockname()[:2] if listening is not None else addresses.parse(given.address)
     if given.certs is None and not given.insecure and not addresses.is_loopback(host):
         raise InsecureHostError(
             f"other machines reach {host}: pass --certs for TLS, or --insecure where the whole network is trusted"
@@ -86,7 +104,9 @@ def _serve(given: argparse.Namespace) -> int:
     from control.hosts.agent import HostAgent
 
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    agent = HostAgent(host, port, _secret_of(given), certs=given.certs, idle_timeout_s=given.idle_timeout)
+    agent = HostAgent(
+        host, port, _secret_of(given), certs=given.certs, idle_timeout_s=given.idle_timeout, listening=listening
+    )
     agent.end_by_signals()
     if given.until_eof:
         agent.end_with(sys.stdin.fileno())
@@ -97,6 +117,18 @@ def _serve(given: argparse.Namespace) -> int:
     sys.stdout.flush()
     agent.run()
     return 0
+
+
+def _listening(given: argparse.Namespace) -> socket.socket | None:
+    """The socket that the agent is to take over, if any."""
+    if given.address is not None:
+        if given.fd is not None:
+            raise ValueError("pass --address or --fd, not both: a socket that listens already has its address")
+        return None
+    fd = adopted.passed_on() if given.fd is None else given.fd
+    if fd is None:
+        raise ValueError("pass --address tcp://HOST:PORT, or a socket that listens already: --fd N, or LISTEN_FDS")
+    return adopted.adopt(fd)
 
 
 def _drain(given: argparse.Namespace) -> int:
@@ -115,6 +147,7 @@ def _status(given: argparse.Namespace) -> int:
 
 
 _TIMEOUT_S = 10.0
+_MOST_SECRET_NBYTES = 4096
 
 
 def _connect(given: argparse.Namespace) -> AgentLink:
@@ -124,6 +157,18 @@ def _connect(given: argparse.Namespace) -> AgentLink:
 
 
 def _secret_of(given: argparse.Namespace) -> bytes:
+    if getattr(given, "secret_stdin", False):
+        return _secret_from(sys.stdin.fileno())
     if given.secret_file is None and given.certs is None:
         raise ValueError("pass --secret-file FILE (skipper host secret FILE makes one), or --certs DIR")
     return read_secret(Path(given.secret_file) if given.secret_file is not None else Path(given.certs) / SECRET)
+
+
+def _secret_from(fd: int) -> bytes:
+    """The first line of a pipe, and nothing of what follows."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(fd, 1)) and len(line) < _MOST_SECRET_NBYTES:
+        line += byte
+    if len(secret := line.strip()) < LEAST_SECRET_NBYTES:
+        raise ValueError(f"a secret of at least {LEAST_SECRET_NBYTES} bytes was to be the first line of standard input")
+    return secret

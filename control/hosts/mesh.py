@@ -9,11 +9,12 @@ from control import tracing
 from control.context import context
 from control.future import Future
 from control.mesh import ProcMesh
+from control.mesh_layout import MeshLayout
 from control.namespaces import environment
 from control.runtime import job as runtime
 from control.runtime.binding import Binding
 from control.runtime.hosting import LaunchOrder
-from control.shape import AxisSelection, Extent, Shape
+from control.shape import Extent, Shape
 from control.wire.addresses import host_of
 from control.wire.envelope import ProcessRef
 from control.wire.payload import pack_inert
@@ -26,8 +27,10 @@ NAME = "host "
 """What the name of a process that stands for a job on a host begins with; the address of its agent follows."""
 
 
-class HostMesh:
+class HostMesh(MeshLayout):
     """Hosts on which processes are spawned: that of the calling process (`this_host`), or attached ones.
+
+    Attached hosts lie along the axis ``hosts``; the calling process' own host is one, without axes.
 
     Args:
         hosts: the processes that stand for the job on attached hosts; none for the calling process' own host.
@@ -40,29 +43,14 @@ class HostMesh:
         self._view = Shape.whole(whole) if view is None else view
 
     @property
-    def extent(self) -> Extent:
-        """Axes and sizes: ``hosts`` for attached hosts; none for this host, which is one."""
-        return self._view.extent
-
-    @property
-    def size(self) -> int:
-        """How many hosts these are."""
-        return self.extent.nelements
+    def initialized(self) -> Future[bool]:
+        """A future that has ended, in True: hosts are attached before there is a mesh of them."""
+        return Future.of(True)
 
     @property
     def names(self) -> tuple[str, ...]:
         """The addresses that attached hosts were attached with, in rank order."""
         return tuple(host.name.removeprefix(NAME) for host in self._members())
-
-    def slice(self, **selection: AxisSelection) -> HostMesh:
-        """Some of the hosts: ``hosts.slice(hosts=0)``, ``hosts.slice(hosts=slice(0, 2))``.
-
-        Raises:
-            KeyError: there is no such axis.
-            IndexError: the selection is empty or out of range.
-            TypeError: a selection is neither an int nor a slice.
-        """
-        return HostMesh(self._hosts, self._view.select(selection))
 
     def spawn_procs(
         self,
@@ -81,10 +69,11 @@ class HostMesh:
         process is gone; they import from the same paths, and write to the standard output and error of the agent.
 
         Args:
-            per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process. On attached hosts the axis
-                ``hosts`` comes in front of these.
+            per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process. The axes of the hosts,
+                ``hosts`` of attached ones, come in front of these.
             env: environment variables for them, besides the caller's own, or on an attached host its agent's.
-            bootstrap: called in each of them before anything else; an exception there is the process' end.
+            bootstrap: called in each of them before anything else, and awaited there if it is ``async``; an exception
+                is the process' end.
             proc_bind: what each process of a host is bound to, in rank order: a mapping with the lists ``cpus``,
                 ``cpunodebind`` and ``membind``, such as ``{"cpus": "0-3", "membind": "0"}`` (see `Binding.of`).
             name: name of the mesh, for people.
@@ -106,10 +95,11 @@ class HostMesh:
             return self._spawn_afar(extent, LaunchOrder((), variables, packed, tuple(map(dict, proc_bind or ()))), name)
         bindings = [Binding()] * extent.nelements if proc_bind is None else [Binding.of(bound) for bound in proc_bind]
         process = runtime.current()
+        whole = self._with_hosts(extent)
         members = tuple(
-            runtime.new_process_ref(f"{name}{point!r}" if point else name, process.me) for point in extent.points()
+            runtime.new_process_ref(f"{name}{point!r}" if point else name, process.me) for point in whole.points()
         )
-        mesh = _owned(ProcMesh(secrets.randbits(63), name, members, extent, Shape.whole(extent), process.me))
+        mesh = _owned(ProcMesh(secrets.randbits(63), name, members, whole, Shape.whole(whole), process.me))
         process.launch(members, variables, packed, bindings)
         return mesh
 
@@ -198,10 +188,15 @@ class HostMesh:
         links = [process.transport.find(host.id) for host in self._members()]
         return [link is None or link.lost is None for link in links] or [True]
 
+    def _with_hosts(self, per_host: Extent) -> Extent:
+        """The extent of processes: the axes of the hosts, then those of the processes of a host."""
+        for axis in per_host.axes:
+            if axis in self.extent:
+                raise ValueError(f"{axis!r} is the axis of the hosts themselves")
+        return Extent((*self.extent.axes, *per_host.axes), (*self.extent.sizes, *per_host.sizes))
+
     def _spawn_afar(self, extent: Extent, order: LaunchOrder, name: str) -> ProcMesh:
-        if AXIS in extent.axes:
-            raise ValueError(f"{AXIS!r} is the axis of the hosts themselves")
-        whole = Extent((*self.extent.axes, *extent.axes), (*self.extent.sizes, *extent.sizes))
+        whole = self._with_hosts(extent)
         hosts, points = self._members(), list(whole.points())
         parts = [points[first : first + extent.nelements] for first in range(0, len(points), extent.nelements)]
         members = [
@@ -216,6 +211,9 @@ class HostMesh:
             there = LaunchOrder(part, order.env, order.bootstrap, order.proc_bind)
             process.hosting.launch_afar(host, mesh.uid, there)
         return mesh
+
+    def _with_view(self, view: Shape) -> HostMesh:
+        return HostMesh(self._hosts, view)
 
     def _members(self) -> tuple[ProcessRef, ...]:
         return tuple(self._hosts[rank] for rank in self._view.ranks()) if self._hosts else ()

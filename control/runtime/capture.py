@@ -120,7 +120,18 @@ def _let_logging_speak(level: int) -> None:
     root = logging.getLogger()
     root.setLevel(level)
     if not root.handlers:
-        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Lines("%(levelname)s %(name)s: %(message)s"))
+        root.addHandler(handler)
+
+
+class _Lines(logging.Formatter):
+    """Says which actor a record is from, but not its rank: lines that ranks have in common are shown once."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (a method of logging's)
+        if actor := getattr(record, "actor_name", ""):
+            return f"{record.levelname} {record.name} (actor {actor}): {record.message}"
+        return super().formatMessage(record)
 
 
 def _forget() -> None:

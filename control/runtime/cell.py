@@ -147,13 +147,15 @@ class Cell:
         self.process.stops.watch_construction(self)
         try:
             with _unpacking:
-                cls, args, kwargs = unpack(body, "the class and the arguments of this actor")
+                cls, *given = unpack(body, "the class and the arguments of this actor")
             self._interface = interface_of(cls)
-            # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
-            self._actor = cls.__new__(cls, *args, **kwargs)
-            self._actor.__init__(*args, **kwargs)  # type: ignore[misc]
-            if forked.original:
-                forked.leave()
+            with contextlib.ExitStack() as until_constructed:
+                args, kwargs = given if len(given) == 2 else until_constructed.enter_context(given[0]())
+                # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
+                self._actor = cls.__new__(cls, *args, **kwargs)
+                self._actor.__init__(*args, **kwargs)  # type: ignore[misc]
+                if forked.original:
+                    forked.leave()
         except CellEndedError:
             self._actor = None  # it failed for another reason while it was in __init__, or its time was up
         except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)

@@ -21,6 +21,7 @@ from control.context import current_context
 from control.exception_text import describe
 from control.failure import FailureKind
 from control.future import set_safe_point
+from control.log_records import name_actors_in_records
 from control.runtime import interruption, thread_limit
 from control.runtime.cell import CALLERS_OF_USERS, Cell, CellEndedError
 from control.runtime.messages import Mail
@@ -53,6 +54,7 @@ class Executor(ABC):
         Raises:
             ThreadLimitError: its thread cannot be started.
         """
+        name_actors_in_records()
         thread_limit.start(self._thread)
 
     @abstractmethod

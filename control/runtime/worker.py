@@ -15,6 +15,8 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from control.runtime.binding import Binding
 
 FORK_SERVER = "fork-server"
@@ -142,8 +144,19 @@ def bind(binding: Binding) -> None:
         os._exit(EXIT_BINDING)
 
 
+def run_to_end(awaitable: Awaitable[object]) -> None:
+    """Wait for something in an event loop of its own."""
+    import asyncio
+
+    async def wait() -> None:
+        await awaitable
+
+    asyncio.run(wait())
+
+
 def run_bootstrap(packed: tuple[bytes, ...]) -> None:
-    """Run the callable that `spawn_procs` was given."""
+    """Run the callable that `spawn_procs` was given, to its end if it is ``async``."""
+    import inspect
     import traceback
 
     from control import forked
@@ -151,7 +164,9 @@ def run_bootstrap(packed: tuple[bytes, ...]) -> None:
 
     me = os.getpid()
     try:
-        unpack(packed)()
+        result = unpack(packed)()
+        if inspect.isawaitable(result):
+            run_to_end(result)
         if os.getpid() != me:
             forked.leave()
     except BaseException as error:  # noqa: BLE001  (reported with its traceback, and the end of this process)

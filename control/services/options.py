@@ -31,7 +31,7 @@ class ServiceOptions:
             host. The successor of a replica whose host is lost starts on one that is not, and where its own has been
             attached again there. None: all on the host of the process that starts the service.
         env: environment variables for the processes.
-        bootstrap: called in each process before anything else.
+        bootstrap: called in each process before anything else, and awaited there if it is ``async``.
         setup: name of an endpoint that every actor of a replica is called by, all at once, before the replica gets
             requests; it is given the mesh of the replica's actors. None calls nothing.
         health: name of an endpoint without arguments that has to answer within ``health_timeout_s``, asked of every

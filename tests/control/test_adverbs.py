@@ -150,6 +150,7 @@ def test_methods_that_are_no_endpoints_are_called_through_as_endpoint(procs: Pro
     plain = procs.spawn("plain", Plain)
     twice = as_endpoint(plain.twice)
     assert twice.call(4).get(PATIENCE_S) == [8, 8]
+    assert as_endpoint(plain.twice, propagate="cached").propagate == "cached"
     answer = as_endpoint(plain.slice(gpus=1).answer, explicit_response_port=True)
     assert answer.call_one(5).get(PATIENCE_S) == 5
     with pytest.raises(TypeError, match="missing 1 required"):
@@ -170,6 +171,9 @@ def test_methods_that_are_no_endpoints_are_called_through_as_endpoint(procs: Pro
 def test_as_endpoint_leaves_endpoints_as_they_are(procs: ProcMesh) -> None:
     echoes = procs.spawn("echoes", Echo)
     assert as_endpoint(echoes.echo) is echoes.echo
+    told = as_endpoint(echoes.echo, propagate="inspect")
+    assert (told.propagate, echoes.echo.propagate) == ("inspect", None)
+    assert told.call(3).get(PATIENCE_S) == [3, 3]
     with pytest.raises(TypeError, match="is an endpoint already"):
         as_endpoint(echoes.echo, explicit_response_port=True)
     echoes.stop().get(PATIENCE_S)

@@ -100,3 +100,31 @@ def test_many_threads_wait_for_one_future() -> None:
     for thread in threads:
         thread.join()
     assert results == [9] * 8
+
+
+async def test_it_answers_to_the_names_of_pythons_own_futures() -> None:
+    future: Future[int] = Future()
+    asked = future.as_asyncio()
+    cancelled = future.as_asyncio()
+    cancelled.cancel()
+    with pytest.raises(DeadlineError):
+        future.exception(0.01)
+    thread = settle_later(future, 7)
+    assert await asyncio.wait_for(asked, 10) == 7
+    thread.join()
+    assert (future.result(), future.exception()) == (7, None)
+
+
+def test_exception_waits_and_gives_the_error() -> None:
+    error = ValueError("told to")
+    future: Future[int] = Future()
+
+    def fail() -> int:
+        raise error
+
+    future._settle(fail)
+    assert future.exception(1) is error
+    with pytest.raises(ValueError, match="told to"):
+        future.result(1)
+    with pytest.raises(RuntimeError):
+        future.as_asyncio()

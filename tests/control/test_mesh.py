@@ -1,3 +1,4 @@
+import asyncio
 import os
 import pickle
 import signal
@@ -250,3 +251,37 @@ def test_env_and_bootstrap_reach_the_processes(own_procs: Callable[..., ProcMesh
 
 def append_to_environment() -> None:
     os.environ["SKIPPER_TEST"] += " and bootstrap"
+
+
+async def append_later() -> None:
+    await asyncio.sleep(0)
+    os.environ["SKIPPER_TEST"] += " and later"
+
+
+async def refuse_later() -> None:
+    await asyncio.sleep(0)
+    raise ValueError("told to refuse")
+
+
+def test_an_async_bootstrap_runs_to_its_end(own_procs: Callable[..., ProcMesh]) -> None:
+    procs = own_procs(env={"SKIPPER_TEST": "a"}, bootstrap=append_later)
+    echo = procs.spawn("echo", Echo)
+    assert echo.run.call_one(os.getenv, "SKIPPER_TEST").get(PATIENCE_S) == "a and later"
+
+
+def test_an_async_bootstrap_that_raises_is_the_end_of_the_process(failures: Failures) -> None:
+    echo = this_host().spawn_procs(bootstrap=refuse_later).spawn("echo", Echo)
+    with pytest.raises(SupervisionError, match="bootstrap raised"):
+        echo.pid.call_one().get(PATIENCE_S)
+    failures.wait()
+
+
+async def test_a_mesh_of_processes_ends_with_its_async_with_statement() -> None:
+    assert await this_host().initialized
+    async with this_host().spawn_procs() as procs:
+        echo = procs.spawn("echo", Echo)
+        with pytest.raises(ActorError, match="ValueError") as caught:
+            await echo.fail.call_one(ValueError("told to"))
+        assert isinstance(caught.value.exception, ValueError)
+    with pytest.raises(SupervisionError):
+        await echo.pid.call_one()

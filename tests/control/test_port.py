@@ -15,6 +15,7 @@ from control import (
     ChannelClosedError,
     PayloadError,
     Port,
+    PortReceiver,
     ProcMesh,
     SupervisionError,
     endpoint,
@@ -127,3 +128,23 @@ def test_a_port_that_could_not_be_passed_on_still_owes_its_answer(
     clumsy = procs.slice(gpus=1).spawn("clumsy", Clumsy)
     with pytest.raises(SupervisionError, match="dropped the response port"):
         clumsy.pass_on.call_one(answerer).get(PATIENCE_S)
+
+
+def test_channels_are_generic_at_run_time_as_ports_and_receivers_are() -> None:
+    port, receiver = Channel[int].open()
+    assert (type(port), type(receiver)) == (Port, PortReceiver)
+    assert (Port[int], PortReceiver[str]) == (Port[int], PortReceiver[str])
+    port.send(3)
+    assert receiver.recv().get(PATIENCE_S) == 3
+
+
+def test_a_channel_for_one_value_closes_with_it() -> None:
+    for value_first in (True, False):
+        port, receiver = Channel[int].open(once=True)
+        waiting = None if value_first else receiver.recv()
+        port.send(1)
+        port.send(2)
+        assert (receiver.recv() if waiting is None else waiting).get(PATIENCE_S) == 1
+        with pytest.raises(ChannelClosedError, match="opened for one value"):
+            receiver.recv().get(PATIENCE_S)
+        assert not receiver.is_alive()

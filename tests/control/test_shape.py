@@ -1,5 +1,7 @@
 import pickle
+from typing import Any
 
+import numpy
 import pytest
 
 from control import Extent, Point, Shape
@@ -101,3 +103,55 @@ def test_shapes_survive_pickling() -> None:
     shape = Shape.whole(BOTH).select({"gpus": slice(1, 3)})
     assert pickle.loads(pickle.dumps(shape)) == shape
     assert pickle.loads(pickle.dumps(BOTH.point(3))) == BOTH.point(3)
+
+
+def test_sizes_of_new_axes_may_stand_beside_their_names() -> None:
+    parts = Extent.of({"host": 4, "gpus": 6}).parts
+    assert parts({"host": ("dp", "pp"), "pp": 2}) == {"host": {"dp": 2, "pp": 2}}
+    assert parts({"host": ("dp", "pp"), "gpus": ["tp", "cp"], "pp": 4, "tp": 2}) == {
+        "host": {"dp": 1, "pp": 4},
+        "gpus": {"tp": 2, "cp": 3},
+    }
+    assert parts({"gpus": {"a": 2, "b": 3}, "host": ("rows",)}) == {"gpus": {"a": 2, "b": 3}, "host": {"rows": 4}}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "match"),
+    [
+        ({"nodes": ("a", "b"), "a": 2}, KeyError, "no axis 'nodes'"),
+        ({"host": ("a", "b")}, ValueError, "the sizes of a and b cannot both be told"),
+        ({"host": ("a", "b"), "a": 3}, ValueError, "host=4 cannot be divided by {'a': 3}"),
+        ({"host": ("a", "b"), "a": 0}, ValueError, "cannot be divided"),
+        ({"host": ("a", "a"), "a": 2}, ValueError, "named twice"),
+        ({"host": "ab"}, ValueError, "not into 'ab'"),
+        ({"host": 2}, ValueError, "not into 2"),
+        ({"tp": 2}, ValueError, "tp=2 is the size of no new axis"),
+        ({"host": ("a", "b"), "a": 2.0}, TypeError, "must be an int, not 2.0"),
+    ],
+)
+def test_a_split_that_cannot_be_understood_is_refused(
+    given: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        Extent.of({"host": 4, "gpus": 6}).parts(given)
+
+
+def test_axes_may_swap_their_names_in_a_split() -> None:
+    shape = Shape.whole(BOTH).split_axes({"hosts": {"gpus": 2}, "gpus": {"hosts": 3}})
+    assert shape.extent == {"gpus": 2, "hosts": 3}
+    with pytest.raises(ValueError, match="twice"):
+        Shape.whole(BOTH).split_axes({"hosts": {"gpus": 2}})
+
+
+def test_sizes_are_numbers_that_know_the_axes() -> None:
+    size = BOTH.point(0).size
+    assert size == size() == 6
+    assert (size("gpus"), size(["hosts", "gpus"]), pickle.loads(pickle.dumps(size))("hosts")) == (3, 6, 2)
+    with pytest.raises(KeyError):
+        size("tp")
+
+
+def test_an_extent_may_be_made_of_lists_and_an_index_of_any_integer() -> None:
+    assert Extent(["gpus"], [2]) == Extent(("gpus",), (2,))  # type: ignore[arg-type]
+    assert hash(Extent(["gpus"], [2])) == hash(Extent(("gpus",), (2,)))  # type: ignore[arg-type]
+    assert Shape.whole(BOTH).select({"gpus": numpy.int64(2)}).ranks() == (2, 5)

@@ -38,3 +38,14 @@ def test_wrong_numbers_and_names_are_refused() -> None:
         MESH.item()
     with pytest.raises(IndexError):
         MESH.item(hosts=2, gpus=0)
+
+
+def test_values_are_laid_out_anew_as_meshes_are() -> None:
+    flat = MESH.flatten("rank")
+    assert flat == ["a", "b", "c", "d"]
+    assert [(point["rank"], value) for point, value in flat.items()] == list(enumerate("abcd"))
+    assert MESH.slice(hosts=1).flatten("rank") == ["c", "d"]
+    assert flat.split(rank=("row", "column"), row=2).item(row=1, column=0) == "c"
+    assert MESH.rename(gpus="tp").extent == {"hosts": 2, "tp": 2}
+    assert MESH(gpus=1) == ["b", "d"]
+    assert MESH.size("gpus") == 2

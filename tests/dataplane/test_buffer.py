@@ -162,3 +162,13 @@ def test_short_copies_do_not_wait_for_a_thread_that_computes() -> None:
         sys.setswitchinterval(interval)
         thread.join()
     assert rounds_meanwhile == 0
+
+
+async def test_a_drop_may_be_awaited_and_has_happened_when_it_returns() -> None:
+    buffer = RDMABuffer(np.zeros(8, np.uint8))
+    dropped = buffer.drop()
+    with pytest.raises(BufferDroppedError):
+        await buffer.read_into(bytearray(8))
+    assert await dropped is None
+    assert buffer.drop().get(1) is None
+    await buffer.drop()

@@ -101,7 +101,7 @@ def test_words_of_c_libraries_and_of_subprocesses_come_too(logs: Logs, echoes: A
 def test_logging_speaks_from_the_level_on_that_is_asked_for(echoes: ActorMesh[Echo], output: Output) -> None:
     with collect_logs(level=logging.INFO):
         echoes.slice(gpus=0).run.call_one(log, "as information").get(PATIENCE_S)
-        output.wait_for("[workers 0] INFO some.part: as information\n", on_stderr=True)
+        output.wait_for("[workers 0] INFO some.part (actor echoes): as information\n", on_stderr=True)
 
 
 def test_the_last_words_of_a_killed_process_are_shown(logs: Logs, failures: Failures, output: Output) -> None:
