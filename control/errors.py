@@ -14,6 +14,7 @@ ControlError
 ├── ChannelClosedError             a receive on a closed channel
 ├── ActorDefinitionError           this class cannot be an actor            (also TypeError)
 ├── PayloadError                   a value cannot be pickled or unpickled   (also TypeError)
+├── ForkedProcessError             this process is a forked copy of one of a job (also RuntimeError)
 ├── NoActorContextError            this thread belongs to no actor          (also RuntimeError)
 ├── ThreadLimitError               no thread can be started                (also RuntimeError)
 ├── EngineMissingError             no tensor engine is installed            (also ImportError)
@@ -190,6 +191,10 @@ class ActorDefinitionError(ControlError, TypeError):
 
 class PayloadError(ControlError, TypeError):
     """An argument or result cannot be pickled, or what arrived cannot be unpickled here."""
+
+
+class ForkedProcessError(ControlError, RuntimeError):
+    """This process was forked from one that belongs to a job, and cannot do what takes that one's threads."""
 
 
 class NoActorContextError(ControlError, RuntimeError):

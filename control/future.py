@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from time import monotonic as _now
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from control import forked
 from control.errors import DeadlineError
 from control.exception_text import in_seconds, is_interrupt
 
@@ -144,6 +145,7 @@ class Future(Generic[T]):
 
         Raises:
             DeadlineError: (a `TimeoutError`) nothing came in time; the result may still come and be fetched.
+            ForkedProcessError: nothing will come, since this process is a forked copy of the one that waits.
             ActorError: the endpoint raised.
             SupervisionError: the actor cannot answer any more.
         """
@@ -162,6 +164,7 @@ class Future(Generic[T]):
             if self._has_failed():
                 yield  # or who tries again and again on what has ended would keep the event loop from all else
         else:
+            forked.check()
             loop = asyncio.get_running_loop()
             waiter = loop.create_future()
 
@@ -203,6 +206,7 @@ class Future(Generic[T]):
         _call(callback)
 
     def _wait(self, timeout: float | None) -> None:
+        forked.check()
         gate = threading.Lock()
         gate.acquire()
         self._when_settled(lambda: _open_gate(gate))

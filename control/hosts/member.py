@@ -15,10 +15,10 @@ from typing import Any
 
 def main() -> None:
     """Read the config, join the job, tell the agent where, and stay until the script or the agent is gone."""
-    from control.runtime.worker import die_with_parent
+    from control.runtime.guard import die_with
 
     config_pipe, report, parent_pid = map(int, sys.argv[1:4])
-    die_with_parent(parent_pid)
+    die_with(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which then ends this process
     os.set_inheritable(config_pipe, False)
     os.set_inheritable(report, False)

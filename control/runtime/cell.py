@@ -12,7 +12,7 @@ from collections import deque
 from time import monotonic as _now
 from typing import TYPE_CHECKING, Any
 
-from control import tracing
+from control import forked, tracing
 from control.actor import Actor, ActorInterface, interface_of
 from control.context import ActorInstance, Context, current_context
 from control.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
@@ -152,9 +152,13 @@ class Cell:
             # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
             self._actor = cls.__new__(cls, *args, **kwargs)
             self._actor.__init__(*args, **kwargs)  # type: ignore[misc]
+            if forked.original:
+                forked.leave()
         except CellEndedError:
             self._actor = None  # it failed for another reason while it was in __init__, or its time was up
         except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)
+            if forked.original:
+                forked.leave(error)
             self._actor = None  # half made: there is nothing to clean up
             summary, trace = summarize(error), describe(error)
             self._note_error("__init__", error)
@@ -265,6 +269,8 @@ class Cell:
                 result = method(*args, **kwargs)
             if spec.is_async:
                 result = await result
+            if forked.original:
+                forked.leave()
             if self.is_cut_off:
                 return  # its caller has been told, and an interruption may be on its way to this thread
             if envelope.wants_reply and port is None:
@@ -272,6 +278,8 @@ class Cell:
         except CellEndedError:
             return
         except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises is its caller's, or its actor's end)
+            if forked.original:
+                forked.leave(error)
             if self.is_cut_off:
                 return
             self._note_error(envelope.method, error)
@@ -314,7 +322,11 @@ class Cell:
                 handled = self._actor.__supervise__(failure) if self._actor is not None else False
                 if is_async and asyncio.iscoroutine(handled):
                     handled = await handled
+                if forked.original:
+                    forked.leave()
             except BaseException as error:  # noqa: BLE001  (raising is one way not to handle a failure)
+                if forked.original:
+                    forked.leave(error)
                 if not self.is_cut_off:
                     message = f"{self.label}: __supervise__ raised {summarize(error)}"
                     self.fail(FailureKind.EXCEPTION, message, describe(error), cause=failure, error=error)
@@ -408,7 +420,11 @@ class Cell:
         self._begin("__cleanup__")
         try:
             await self._clean_up(error, is_async=is_async)
+            if forked.original:
+                forked.leave()
         except BaseException as raised:  # noqa: BLE001  (goes to whoever asked for the stop)
+            if forked.original:
+                forked.leave(raised)
             if self._is_unwound_by(raised):
                 message = f"{self.label} was stopped and did not clean up in time: {self._cut_at}"
                 _log.warning("%s", message)

@@ -32,11 +32,12 @@ class Child:
         ref: the process.
         launched: its handles, once it has been started.
         expected: whether it was told to end.
-        ended: ends when the process is gone and reaped, with the reason.
+        ended: ends when the process is gone and reaped, and no descendant of it is left, with the reason.
         verdict: why it has to be killed, if we kill it.
         oom_mark: what was known of want of memory when it was launched (see `OomWatch`).
         exited: whether the process is gone, though how may not be known yet.
         gone: whether that has been told.
+        reason: why it is gone, then.
     """
 
     ref: ProcessRef
@@ -47,6 +48,7 @@ class Child:
     oom_mark: tuple[int, int] = (0, 0)
     exited: bool = False
     gone: bool = False
+    reason: str = ""
 
     @property
     def pid(self) -> int | None:
@@ -60,7 +62,7 @@ class Child:
         self.verdict = self.verdict or verdict
         if (launched := self.launched) is not None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(launched.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(launched.process.pidfd, signal.SIGKILL)
 
 
 class Children:
@@ -182,10 +184,11 @@ class Children:
     def _started(self, child: Child, result: Launched | OSError) -> None:
         if isinstance(result, OSError):
             why = f" ({thread_limit.limits()})" if result.errno == errno.EAGAIN else ""
-            self._end(child, f"could not be started: {result}{why}")
+            self._gone(child, f"could not be started: {result}{why}")
+            self._cleared(child)
             return
         child.launched = result
-        self._loop.add_reader(result.pidfd, self._exited, child, result)
+        self._loop.add_reader(result.process.pidfd, self._exited, child, result)
         if child.verdict is not None:
             child.kill(child.verdict)
         self._wait_for_link(child, self._bounds.connect_timeout_s)
@@ -202,16 +205,17 @@ class Children:
             child.kill(f"was killed because it did not connect within {self._bounds.connect_timeout_s:g} s")
 
     def _exited(self, child: Child, launched: Launched) -> None:
-        self._loop.remove_reader(launched.pidfd)
+        process = launched.process
+        self._loop.remove_reader(process.pidfd)
         child.exited, child.launched = True, None
-        os.close(launched.pidfd)
+        os.close(process.pidfd)
         os.close(launched.lifeline)
         self.connected(child.ref.id)
-        pid = launched.process.pid
-        launched.process.when_buried(
+        process.when_buried(
             self._loop,
             lambda status: self._describe_exit(child, status),
-            lambda reason: self._end(child, f"pid {pid} {child.verdict or reason}"),
+            lambda reason: self._gone(child, f"pid {process.pid} {child.verdict or reason}"),
+            lambda: self._cleared(child),
         )
 
     def _describe_exit(self, child: Child, status: int) -> str:
@@ -219,11 +223,14 @@ class Children:
         why = self._oom.explain(child.oom_mark) if is_unexplained else ""
         return f"{describe_exit(status)}, {why}" if why else describe_exit(status)
 
-    def _end(self, child: Child, reason: str) -> None:
+    def _gone(self, child: Child, reason: str) -> None:
         child.gone = True
         child.launched = None
+        child.reason = reason
         self._on_end(child, reason)
-        child.ended._settle(lambda: reason)
+
+    def _cleared(self, child: Child) -> None:
+        child.ended._settle(lambda: child.reason)
 
 
 def describe_exit(status: int) -> str:

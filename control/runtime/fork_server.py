@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from control.runtime.forking import EXIT_STATUS, Birth, Born, Prepare, Ready, Unable, receive, send
+from control.runtime import guard
+from control.runtime.forking import Birth, Born, Prepare, Ready, Unable, receive, send
 
 OF_EVERY_WORKER = (
     "asyncio",
@@ -47,7 +48,6 @@ class Newborn:
     """What a forked process starts with; it owns the descriptors.
 
     Attributes:
-        server_pid: its parent.
         birth: what was asked for.
         changes: what modules have done to the environment while they were imported; None: they removed the variable.
         pipe: where its config comes from.
@@ -56,7 +56,6 @@ class Newborn:
         stderr: its standard error.
     """
 
-    server_pid: int
     birth: Birth
     changes: dict[str, str | None]
     pipe: int
@@ -74,11 +73,10 @@ class ForkServer:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._pid = os.getpid()
         self._is_asked = True
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
-        self._offspring: dict[int, tuple[int, int]] = {}  # pid and exit status' pipe, by pidfd
+        self._keepers = guard.Keepers(self._poll)
         self._changes: dict[str, str | None] = {}
         self._on_child: Any = signal.SIG_DFL
 
@@ -110,12 +108,15 @@ class ForkServer:
 
     def serve(self) -> Newborn:
         """Fork and bury until nobody asks any more and nobody is left. Returns in forked processes only."""
-        while self._is_asked or self._offspring:
-            for descriptor, _ in self._poll.poll():
-                if descriptor in self._offspring:
-                    self._bury(descriptor)
+        guard.adopt_orphans()  # of keepers that are killed
+        pause: float | None = None
+        while self._is_asked or self._keepers:
+            for descriptor, _ in self._poll.poll(pause):
+                if descriptor in self._keepers:
+                    self._keepers.bury(descriptor)
                 elif (newborn := self._answer()) is not None:
                     return newborn
+            pause = self._keepers.end_orphans()
         os._exit(0)
 
     def _answer(self) -> Newborn | None:
@@ -129,62 +130,34 @@ class ForkServer:
             self._reply(error)
             return None
         try:
-            if self._fork():
-                return None
+            keeper = self._fork()
         except OSError as error:
             self._reply(error)
+            keeper = -1
+        if keeper:
+            for descriptor in descriptors:
+                os.close(descriptor)
             return None
-        finally:
-            if os.getpid() == self._pid:
-                for descriptor in descriptors:
-                    os.close(descriptor)
-        for pidfd, (_, report) in self._offspring.items():
-            os.close(pidfd)
-            os.close(report)
         self._connection.close()
         signal.signal(signal.SIGCHLD, self._on_child)
-        return Newborn(self._pid, birth, self._changes, *descriptors)
+        return Newborn(birth, self._changes, *descriptors)
 
     def _fork(self) -> int:
-        """Fork, as `os.fork`; the parent tells who asked."""
+        """Fork, as `os.fork`; the result is the keeper's, who tells who asked."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):  # nobody reads any more what the imports have written
                 stream.flush()
-        theirs, report = os.pipe()
-        try:
-            pid = os.fork()
-            if pid == 0:
-                os.close(report)
-                return 0
-            try:
-                pidfd = os.pidfd_open(pid)
-            except OSError:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                raise
-        except OSError:
-            os.close(report)
-            raise
+        return self._keepers.fork(self._tell)
+
+    def _tell(self, pid: int, *handles: int) -> None:
+        if pid > 0:
+            self._reply(Born(pid), *handles)
         else:
-            self._offspring[pidfd] = pid, report
-            self._poll.register(pidfd, select.POLLIN)
-            self._reply(Born(pid), pidfd, theirs)
-            return pid
-        finally:
-            os.close(theirs)
+            self._reply(OSError(-pid, os.strerror(-pid)))
 
     def _reply(self, message: object, *descriptors: int) -> None:
         with contextlib.suppress(ConnectionError):  # who asked is gone: the next receive says so
             send(self._connection, message, descriptors)
-
-    def _bury(self, pidfd: int) -> None:
-        pid, report = self._offspring.pop(pidfd)
-        self._poll.unregister(pidfd)
-        os.close(pidfd)
-        _, status = os.waitpid(pid, 0)
-        with contextlib.suppress(BrokenPipeError):  # nobody wants to know
-            os.write(report, EXIT_STATUS.pack(os.waitstatus_to_exitcode(status)))
-        os.close(report)
 
 
 def settle(newborn: Newborn, argv: list[str]) -> None:

@@ -11,30 +11,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import socket
-import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from control.runtime.forking import EXIT_STATUS, Birth, Born, Prepare, Unable, receive, send
+from control.runtime import guard
+from control.runtime.forking import Birth, Born, Prepare, Unable, receive, send
+from control.runtime.guards import Guards, Kept, is_readable, wait_for
 from control.runtime.inheritance import Surroundings, of_the_kernel
 from control.runtime.worker import command_of_fork_server
 
-if TYPE_CHECKING:
-    import asyncio
-
 MOST_SERVERS = 4
 """Of one process, those that must stay because of their offspring included."""
-ANSWER_TIMEOUT_S = 5.0
-"""After each time that a server has not answered for so long it is looked at, and given up if it has been stopped. One
-that merely gets no processor will fork sooner than another process could import."""
-REPORT_TIMEOUT_S = 1.0
-"""Likewise, where the exit status of a process is waited for that is gone."""
-REPORTS_AWAITED = 10
-"""After so many looks it is given up in any case."""
 ROOM_FOR_NAMES = 160
 """Bytes for the command line that a forked process shows, beyond those of the server's own."""
 
@@ -48,55 +36,8 @@ _READ_EARLY = (
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
-    """A process that was forked for this one.
-
-    Attributes:
-        pid: its process id.
-        pidfd: readable once it has ended; the receiver closes it.
-        report: the pipe from the server that brings its exit status; `when_buried` closes it.
-        server: its parent.
-    """
-
-    pid: int
-    pidfd: int
-    report: int
-    server: _Server
-
-    def when_buried(
-        self, loop: asyncio.AbstractEventLoop, describe: Callable[[int], str], done: Callable[[str], None]
-    ) -> None:
-        """Say how it has ended, once that is known or has taken too long. On the loop's thread, after its end."""
-        self.server.offspring.discard(self.pid)
-        timer: asyncio.TimerHandle
-
-        def told(reason: str) -> None:
-            loop.remove_reader(self.report)
-            os.close(self.report)
-            timer.cancel()
-            done(reason)
-
-        def readable() -> None:
-            if status := os.read(self.report, EXIT_STATUS.size):
-                told(describe(EXIT_STATUS.unpack(status)[0]))
-            else:
-                told(f"was killed with the fork server that it came from (pid {self.server.process.pid})")
-
-        def late(looks: int) -> None:
-            nonlocal timer
-            server = self.server.process.pid
-            if is_stopped(server) or looks == REPORTS_AWAITED:
-                told(f"has ended; how is not known, its fork server (pid {server}) does not answer")
-            else:
-                timer = loop.call_later(REPORT_TIMEOUT_S, late, looks + 1)
-
-        timer = loop.call_later(REPORT_TIMEOUT_S, late, 1)
-        loop.add_reader(self.report, readable)
-
-
 class _Server:
-    """One server, from the side of who asks. The launcher's thread uses it, whose child it is.
+    """One server, from the side of who asks: the launcher's thread.
 
     Attributes:
         is_able: whether it may be asked to fork.
@@ -105,7 +46,7 @@ class _Server:
         process: the server.
     """
 
-    def __init__(self, modules: tuple[str, ...], surroundings: Surroundings) -> None:
+    def __init__(self, modules: tuple[str, ...], surroundings: Surroundings, guards: Guards, timeout: float) -> None:
         self._modules = modules
         self._given = surroundings.given
         self._environment = surroundings.environment
@@ -114,18 +55,12 @@ class _Server:
         self._looked_up: frozenset[str] = frozenset()
         self.is_able = False
         self.offspring: set[int] = set()
+        self._is_retired = False
         self._connection, theirs = socket.socketpair()
-        command = command_of_fork_server(theirs.fileno(), os.getpid())
+        command = [*command_of_fork_server(guard.FIRST_FD, guard.PARENT), "".ljust(ROOM_FOR_NAMES, ".")]
         try:
-            self.process = subprocess.Popen(
-                [*command, "".ljust(ROOM_FOR_NAMES, ".")],
-                stdin=subprocess.DEVNULL,
-                stdout=surroundings.stdout,
-                stderr=surroundings.stderr,
-                cwd=f"/proc/self/fd/{surroundings.directory}",
-                env=surroundings.environment,
-                pass_fds=(theirs.fileno(),),
-            )
+            self.process: Kept = guards.start(command, surroundings, (theirs.fileno(),), timeout)
+            os.close(self.process.report)  # how it ends is nobody's business
         except OSError:
             self._connection.close()
             raise
@@ -155,7 +90,7 @@ class _Server:
         changed = {name for name, _ in self._environment.items() ^ surroundings.environment.items()}
         return not any(name in self._looked_up or name.startswith(_READ_EARLY) for name in changed)
 
-    def fork(self, name: str, pipe: int, surroundings: Surroundings, hurry: int, timeout: float) -> Forked:
+    def fork(self, name: str, pipe: int, surroundings: Surroundings, hurry: int, timeout: float) -> Kept:
         """Have it fork a process that reads its config from a pipe.
 
         Raises:
@@ -166,11 +101,16 @@ class _Server:
         born, (pidfd, report) = self._ask(birth, (pipe, *surroundings.descriptors()), 2, hurry, deadline)
         assert isinstance(born, Born)
         self.offspring.add(born.pid)
-        return Forked(born.pid, pidfd, report, self)
+        return Kept(born.pid, pidfd, report, self)
+
+    @property
+    def description(self) -> str:
+        """With its process id."""
+        return f"the fork server (pid {self.process.pid})"
 
     def has_ended(self) -> bool:
-        """Whether its process is gone; it is reaped then."""
-        return self.process.poll() is not None
+        """Whether its process is gone; from any thread."""
+        return self._is_retired or self.process.has_ended()
 
     def let_go(self) -> None:
         """Ask nothing more of it. It stays until its offspring has ended."""
@@ -183,53 +123,42 @@ class _Server:
         """End it, and with it whatever it has forked."""
         self.let_go()
         self.process.kill()
-        self.process.wait()
+
+    def retire(self) -> None:
+        """Let go of its process, which has ended or has been killed."""
+        self._is_retired = True  # first: the loop's thread may ask at any time
+        self.process.origin.offspring.discard(self.process.pid)
+        os.close(self.process.pidfd)
 
     def _ask(
         self, message: object, descriptors: tuple[int, ...], expected: int, hurry: int, deadline: float
     ) -> tuple[Any, list[int]]:
         self._connection.settimeout(max(deadline - time.monotonic(), 0.001))
         send(self._connection, message, descriptors)
-        poll = select.poll()
-        for descriptor in (self._connection.fileno(), hurry):
-            poll.register(descriptor, select.POLLIN)
-        while not (ready := poll.poll(max(min(deadline - time.monotonic(), ANSWER_TIMEOUT_S), 0) * 1000)):
-            if is_stopped(self.process.pid):
-                raise TimeoutError(f"the fork server (pid {self.process.pid}) does not answer: it has been stopped")
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"the fork server (pid {self.process.pid}) does not answer: the machine is too busy")
-        if any(descriptor == hurry for descriptor, _ in ready):
-            raise TimeoutError(f"the fork server (pid {self.process.pid}) is not waited for any more")
+        wait_for(self, self.process.pid, self._connection.fileno(), hurry, deadline)
         try:
             return receive(self._connection, descriptors=expected)
         except EOFError as error:
-            raise ConnectionError(f"the fork server (pid {self.process.pid}) has ended") from error
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process has been stopped by a signal or a debugger, or is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] in "TtZX"
-    except OSError:
-        return True
+            raise ConnectionError(f"{self.description} has ended") from error
 
 
 class ForkServers:
     """The servers of one launcher; used by its thread alone.
 
     Args:
+        guards: start the servers.
         hurry: a descriptor that is readable once nothing is to be waited for any more.
     """
 
-    def __init__(self, hurry: int) -> None:
+    def __init__(self, guards: Guards, hurry: int) -> None:
+        self._guards = guards
         self._hurry = hurry
         self._servers: list[_Server] = []
         self._left: list[_Server] = []
 
     def fork(
         self, modules: tuple[str, ...], name: str, pipe: int, surroundings: Surroundings, timeout: float
-    ) -> Forked | None:
+    ) -> Kept | None:
         """Fork a process that reads its config from ``pipe``; None if it had better be executed.
 
         Args:
@@ -242,7 +171,7 @@ class ForkServers:
         Raises:
             OSError: no process can be started at the moment, in whatever way.
         """
-        if self._is_hurried():
+        if is_readable(self._hurry):
             return None
         for _ in range(2):  # one that turns out to be dead costs another attempt
             server = self._suitable(modules, surroundings, timeout)
@@ -251,27 +180,28 @@ class ForkServers:
             try:
                 return server.fork(name, pipe, surroundings, self._hurry, timeout)
             except TimeoutError as error:
-                if not self._is_hurried():
+                if not is_readable(self._hurry):
                     logger.warning("%s: processes are started without it", error)
                 self._leave(server)
                 return None
             except ConnectionError as error:
                 logger.info("%s", error)
-                server.kill()
-                self._servers.remove(server)
+                self._end(server)
         return None
 
     def close(self) -> None:
         """Kill the servers."""
         for server in self._servers + self._left:
             server.kill()
+            server.retire()
 
     def _suitable(self, modules: tuple[str, ...], surroundings: Surroundings, timeout: float) -> _Server | None:
         """A server for such a process, perhaps one that is not able; None if there are too many."""
-        self._left = [server for server in self._left if not server.has_ended()]
+        for server in [server for server in self._left if server.has_ended()]:
+            self._left.remove(server)
+            server.retire()
         for server in [server for server in self._servers if server.has_ended() and server.is_able]:
-            server.let_go()
-            self._servers.remove(server)
+            self._end(server)
         for server in self._servers:
             if server.suits(modules, surroundings):
                 self._servers.remove(server)
@@ -280,12 +210,12 @@ class ForkServers:
         while len(self._servers) + len(self._left) >= MOST_SERVERS:
             if not self._make_room():
                 return None
-        server = _Server(modules, surroundings)
+        server = _Server(modules, surroundings, self._guards, timeout)
         self._servers.append(server)
         try:
             server.prepare(self._hurry, timeout)
         except OSError as error:
-            if not self._is_hurried():
+            if not is_readable(self._hurry):
                 logger.warning("processes are started without preloading %s: %s", ", ".join(modules), error)
             server.kill()
         return server
@@ -294,17 +224,16 @@ class ForkServers:
         """End a server that nobody needs any more: of those without offspring the one that was used least recently."""
         for server in self._servers:
             if not server.offspring:
-                server.kill()
-                self._servers.remove(server)
+                self._end(server)
                 return True
         return False
+
+    def _end(self, server: _Server) -> None:
+        self._servers.remove(server)
+        server.kill()
+        server.retire()
 
     def _leave(self, server: _Server) -> None:
         server.let_go()
         self._servers.remove(server)
         self._left.append(server)
-
-    def _is_hurried(self) -> bool:
-        poll = select.poll()
-        poll.register(self._hurry, select.POLLIN)
-        return bool(poll.poll(0))

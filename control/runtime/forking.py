@@ -6,17 +6,14 @@ The server is asked first to `Prepare`, which it answers with `Ready` or `Unable
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 import socket
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_LENGTH = struct.Struct("<Q")
-_MOST_DESCRIPTORS = 8
+from control.runtime.guard import receive_frame, send_frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +52,9 @@ class Birth:
 
 @dataclass(frozen=True, slots=True)
 class Born:
-    """It is there; with a pidfd, and the pipe that will bring its exit status (`EXIT_STATUS`)."""
+    """It is there; with a pidfd, and the pipe that will bring its exit status (see `guard.fork_kept`)."""
 
     pid: int
-
-
-EXIT_STATUS = struct.Struct("<i")
-"""As `subprocess` counts: negative for a signal."""
 
 
 def send(connection: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
@@ -70,10 +63,7 @@ def send(connection: socket.socket, message: object, descriptors: Sequence[int] 
     Raises:
         OSError: the other end is gone, or does not read (`TimeoutError`).
     """
-    body = pickle.dumps(message, protocol=5)
-    data = memoryview(_LENGTH.pack(len(body)) + body)
-    sent = socket.send_fds(connection, [data], descriptors) if descriptors else 0
-    connection.sendall(data[sent:])
+    send_frame(connection, pickle.dumps(message, protocol=5), descriptors)
 
 
 def receive(connection: socket.socket, *, descriptors: int) -> tuple[Any, list[int]]:
@@ -83,22 +73,9 @@ def receive(connection: socket.socket, *, descriptors: int) -> tuple[Any, list[i
         EOFError: the other end is gone.
         OSError: the same, nothing comes (`TimeoutError`), or there is no room for the descriptors.
     """
-    header, received, flags, _ = socket.recv_fds(
-        connection, _LENGTH.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC | socket.MSG_WAITALL
-    )
+    body, received = receive_frame(connection)
     try:
-        if len(header) < _LENGTH.size:
-            raise EOFError("the other end is gone")
-        (nbytes,) = _LENGTH.unpack(header)
-        body = bytearray()
-        while len(body) < nbytes:
-            chunk = connection.recv(min(nbytes - len(body), 1 << 20))
-            if not chunk:
-                raise EOFError("the other end is gone")
-            body += chunk
         message = pickle.loads(body)
-        if flags & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, "no room for the descriptors of a new process")
         if isinstance(message, OSError):
             raise message
         assert len(received) == descriptors  # the other end is our own

@@ -6,6 +6,7 @@ it from the same parent at an earlier time: what has changed since then is eithe
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Mapping
@@ -48,20 +49,22 @@ class Surroundings:
     place: str
 
     @staticmethod
-    def now(given: Mapping[str, str], sys_path: tuple[str, ...]) -> Surroundings | None:
-        """Those of this moment; None where this process has no working directory or nowhere to write to."""
+    def now(given: Mapping[str, str], sys_path: tuple[str, ...]) -> Surroundings:
+        """Those of this moment; the root and nothing where this process has no directory or nowhere to write to.
+
+        Raises:
+            OSError: there are no descriptors left.
+        """
         opened: list[int] = []
         try:
-            is_relative = any(not os.path.isabs(entry) and os.path.exists(entry or ".") for entry in sys_path)
-            place = os.getcwd() if is_relative else ""
-            opened.append(directory := os.open(".", os.O_PATH | os.O_DIRECTORY))
-            opened.append(stdout := os.dup(1))
-            opened.append(stderr := os.dup(2))
+            opened.append(directory := _open_or(".", "/"))
+            opened.append(stdout := _copy(1))
+            opened.append(stderr := _copy(2))
         except OSError:
             for descriptor in opened:
                 os.close(descriptor)
-            return None
-        return Surroundings(dict(given), {**os.environ, **given}, sys_path, directory, stdout, stderr, place)
+            raise
+        return Surroundings(dict(given), {**os.environ, **given}, sys_path, directory, stdout, stderr, _place(sys_path))
 
     def descriptors(self) -> tuple[int, int, int]:
         """The working directory, the standard output and the standard error."""
@@ -75,6 +78,30 @@ class Surroundings:
     ) -> None:
         for descriptor in self.descriptors():
             os.close(descriptor)
+
+
+def _open_or(directory: str, other: str) -> int:
+    try:
+        return os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    except (PermissionError, FileNotFoundError):
+        return os.open(other, os.O_PATH | os.O_DIRECTORY)
+
+
+def _copy(stream: int) -> int:
+    try:
+        return os.dup(stream)
+    except OSError as error:
+        if error.errno != errno.EBADF:  # else it is closed
+            raise
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+def _place(sys_path: tuple[str, ...]) -> str:
+    try:
+        is_relative = any(not os.path.isabs(entry) and os.path.exists(entry or ".") for entry in sys_path)
+        return os.getcwd() if is_relative else ""
+    except FileNotFoundError:  # the directory has been removed
+        return ""
 
 
 def of_the_kernel() -> tuple[object, ...]:

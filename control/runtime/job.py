@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from control import forked, tracing
 from control import settings as bounds
-from control import tracing
 from control.errors import AlreadyInJobError, JoinError
 from control.future import set_listener
 from control.runtime import way_out
@@ -38,7 +38,11 @@ _lock = threading.Lock()
 
 
 def current() -> Process:
-    """The runtime of this process; in a script it starts with the first use."""
+    """The runtime of this process; in a script it starts with the first use.
+
+    Raises:
+        ForkedProcessError: this process is a forked copy of one that belongs to a job.
+    """
     return _current or _start_root()
 
 
@@ -128,9 +132,11 @@ def start_joined(
 
     Raises:
         AlreadyInJobError: this process is part of a job already.
+        ForkedProcessError: it is a forked copy of one that was.
     """
     global _current
     with _lock:
+        forked.check()
         if _current is not None:
             raise AlreadyInJobError(f"this process is part of a job already, as {_current.me.name!r}")
         own = bounds.settings()
@@ -179,6 +185,7 @@ def _start_root() -> Process:
         process = _current
         if process is not None:
             return process
+        forked.check()
         me = new_process_ref("script")
         process = Process(me, me, new_secret(), _shared_loop())
         _make_root(process, "root")
@@ -236,7 +243,11 @@ def _at_exit() -> None:
 
 def _forget() -> None:
     """A forked copy of this process has none of its threads: it is no part of the job."""
-    global _current, _loop_thread
+    global _current, _loop_thread, _lock
+    if _current is not None:
+        _current.fall_silent()
+    forked.note("a process whose job has ended" if _current is None else _current.me.name)
     _current = _loop_thread = None
     set_listener(None)
     way_out.forget()
+    _lock = threading.Lock()  # another thread of the parent may have held it

@@ -1,35 +1,34 @@
-"""`Launcher`: starts child processes, all from one thread that lives as long as this process.
+"""`Launcher`: starts processes, all from one thread that lives as long as this process.
 
-The kernel's parent-death signal follows the *thread* that made the child, so a child made by a short-lived thread
-would be killed when that thread ends. A child is executed, or forked from a server (see `ForkServers`) that this
-thread has executed: then its death is the server's, and the server's death its own.
+A process is executed by a guard (see `Guards`), which this thread has started, or forked from a server (see
+`ForkServers`) that the guard has executed. In between is a keeper of its own: it ends with that, and whatever it has
+started with it (see `guard`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import queue
 import struct
-import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from control.runtime import thread_limit, worker
+from control.runtime import guard, thread_limit, worker
 from control.runtime.binding import Binding
 from control.runtime.capture import Redirection
-from control.runtime.fork_servers import Forked, ForkServers
+from control.runtime.fork_servers import ForkServers
+from control.runtime.guards import AnswerError, Guards, Kept
 from control.runtime.inheritance import Surroundings
 from control.settings import Settings
 from control.wire.envelope import ProcessRef
 
-if TYPE_CHECKING:
-    import asyncio
-
 CLOSE_TIMEOUT_S = 5.0
+
+logger = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<Q")
 
 
@@ -85,35 +84,15 @@ def read_config(pipe: int) -> WorkerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Executed:
-    """A process that this one has executed, in the same terms as `Forked`."""
-
-    popen: subprocess.Popen[bytes]
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self.popen.pid
-
-    def when_buried(
-        self, loop: asyncio.AbstractEventLoop, describe: Callable[[int], str], done: Callable[[str], None]
-    ) -> None:
-        """Reap it, and say how it has ended; after its end."""
-        done(describe(self.popen.wait()))  # does not wait: the pidfd is readable
-
-
-@dataclass(frozen=True, slots=True)
 class Launched:
     """A child that has been started.
 
     Attributes:
-        process: knows its process id, and how it has ended.
-        pidfd: readable once it has ended; the receiver closes it.
+        process: the process.
         lifeline: our end of its pipe, which tells it of our end; the receiver closes it.
     """
 
-    process: Executed | Forked
-    pidfd: int
+    process: Kept
     lifeline: int
 
 
@@ -136,32 +115,33 @@ class Launcher:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._hurry = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._servers = ForkServers(self._hurry)
+        self._guards = Guards(self._hurry)
+        self._servers = ForkServers(self._guards, self._hurry)
         self._thread = threading.Thread(target=self._run, name="control-launcher", daemon=True)
         thread_limit.start(self._thread)
 
     def launch(self, launches: Sequence[Launch], env: Mapping[str, str], modules: tuple[str, ...]) -> None:
         """Start children, with variables besides those of this process, and with modules that are imported already."""
-        config = launches[0].config
-        surroundings = Surroundings.now(env, config.sys_path) if modules else None
+        try:
+            surroundings = Surroundings.now(env, launches[0].config.sys_path)
+        except OSError as error:
+            for launch in launches:
+                launch.done(error)
+            return
 
         def job() -> None:
-            if surroundings is None:
-                for launch in launches:
-                    self._launch(launch, lambda config: _execute(config, {**os.environ, **env}))
-                return
             with surroundings:
                 for launch in launches:
-                    self._launch(launch, lambda config: self._fork_or_execute(config, modules, surroundings))
+                    self._launch(launch, modules, surroundings)
 
         self._jobs.put(job)
 
     def hurry(self) -> None:
-        """Wait for no fork server any more, now and later: what is started from now on is about to be killed."""
+        """Wait for no server or guard any more, now and later: what is started from now on is about to be killed."""
         os.eventfd_write(self._hurry, 1)
 
     def close(self) -> None:
-        """End the thread and the fork servers, once there are no children: those that are left die with them."""
+        """End the thread, and with the fork servers and guards whatever they have started."""
         self._jobs.put(None)
         self._thread.join(CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():
@@ -171,10 +151,11 @@ class Launcher:
         while (job := self._jobs.get()) is not None:
             job()
         self._servers.close()
+        self._guards.close()
 
-    def _launch(self, launch: Launch, start: Callable[[WorkerConfig], Launched]) -> None:
+    def _launch(self, launch: Launch, modules: tuple[str, ...], surroundings: Surroundings) -> None:
         try:
-            launched = start(launch.config)
+            launched = self._start(launch.config, modules, surroundings)
         except OSError as error:
             launch.done(error)
             return
@@ -182,40 +163,40 @@ class Launcher:
             _write_all(launched.lifeline, launch.config.encode())
         launch.done(launched)
 
-    def _fork_or_execute(self, config: WorkerConfig, modules: tuple[str, ...], surroundings: Surroundings) -> Launched:
-        if config.binding == Binding():  # thread pools count the CPUs when their library is loaded
-            child_end, lifeline = os.pipe()
-            forked = None
+    def _start(self, config: WorkerConfig, modules: tuple[str, ...], surroundings: Surroundings) -> Launched:
+        timeout = config.settings.connect_timeout_s / 2
+
+        def fork(pipe: int) -> Kept | None:
+            return self._servers.fork(modules, config.me.name, pipe, surroundings, timeout)
+
+        def execute(pipe: int) -> Kept:
+            command = worker.command(guard.FIRST_FD, guard.PARENT, config.me.name)
+            return self._guards.start(command, surroundings, (pipe,), timeout)
+
+        launched = None
+        if modules and config.binding == Binding():  # thread pools count the CPUs when their library is loaded
+            launched = _with_pipe(fork)
+        if launched is None:
             try:
-                timeout = config.settings.connect_timeout_s / 2
-                forked = self._servers.fork(modules, config.me.name, child_end, surroundings, timeout)
-            finally:
-                os.close(child_end)
-                if forked is None:
-                    os.close(lifeline)
-            if forked is not None:
-                return Launched(forked, forked.pidfd, lifeline)
-        return _execute(config, surroundings.environment, surroundings)
+                launched = _with_pipe(execute)
+            except AnswerError as error:
+                logger.warning("%s: another one starts %s", error, config.me.name)
+                launched = _with_pipe(execute)
+        assert launched is not None  # only servers refuse
+        return launched
 
 
-def _execute(config: WorkerConfig, environment: Mapping[str, str], around: Surroundings | None = None) -> Launched:
+def _with_pipe(start: Callable[[int], Kept | None]) -> Launched | None:
+    """Start a process that reads from a pipe of its own: one that is started too late finds it closed, and ends."""
     child_end, lifeline = os.pipe()
+    process = None
     try:
-        popen = subprocess.Popen(
-            worker.command(child_end, os.getpid(), config.me.name),
-            stdin=subprocess.DEVNULL,
-            stdout=None if around is None else around.stdout,
-            stderr=None if around is None else around.stderr,
-            cwd=None if around is None else f"/proc/self/fd/{around.directory}",
-            env=environment,
-            pass_fds=(child_end,),
-        )
-    except OSError:
-        os.close(lifeline)
-        raise
+        process = start(child_end)
     finally:
         os.close(child_end)
-    return Launched(Executed(popen), os.pidfd_open(popen.pid), lifeline)
+        if process is None:
+            os.close(lifeline)
+    return None if process is None else Launched(process, lifeline)
 
 
 def _write_all(fd: int, data: bytes) -> None:

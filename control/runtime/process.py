@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from control import forked
 from control import settings as bounds
 from control.errors import BackpressureError, PayloadError
 from control.future import Future
@@ -243,6 +244,16 @@ class Process:
         for rank, process in enumerate(to):
             self.send(process, Envelope(Kind.AGENT, target, payload, method, port, rank))
         return future
+
+    def fall_silent(self) -> None:
+        """Send nothing any more: this is a forked copy, and the connections are those of the original."""
+
+        def refuse(*args: object) -> None:
+            forked.check()
+
+        self.transport.fall_silent()
+        for name in ("send", "cast", "pass_on"):
+            setattr(self, name, refuse)
 
     # Children
 

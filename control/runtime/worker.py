@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from control.runtime.binding import Binding
 
 FORK_SERVER = "fork-server"
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_BOOTSTRAP = 97
 """Exit status of a child whose bootstrap callable raised."""
 EXIT_BINDING = 98
@@ -31,33 +30,24 @@ _leaves = False
 """Whether the main thread has come to its end in good order."""
 
 
-def command(pipe: int, parent_pid: int, name: str) -> list[str]:
+def command(pipe: int, parent: int | str, name: str) -> list[str]:
     """What to execute for a child that reads its config from ``pipe``."""
-    return [sys.executable, os.path.abspath(__file__), str(pipe), str(parent_pid), name]
+    return [sys.executable, os.path.abspath(__file__), str(pipe), str(parent), name]
 
 
-def command_of_fork_server(connection: int, parent_pid: int) -> list[str]:
+def command_of_fork_server(connection: int, parent: int | str) -> list[str]:
     """What to execute for a fork server that is asked over the socket ``connection``."""
-    return [sys.executable, os.path.abspath(__file__), FORK_SERVER, str(connection), str(parent_pid)]
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that launched it ends, and end now if that has happened."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:
-        os._exit(1)
+    return [sys.executable, os.path.abspath(__file__), FORK_SERVER, str(connection), str(parent)]
 
 
 def main() -> None:
     """Be a child, executed or forked from the server that this process is."""
+    from control.runtime.guard import die_with
+
     if sys.argv[1] == FORK_SERVER:
         be_forked(int(sys.argv[2]), int(sys.argv[3]))
     else:
-        die_with_parent(int(sys.argv[2]))
+        die_with(int(sys.argv[2]))
         take_care_of_signals_and_streams()
     live(int(sys.argv[1]))
 
@@ -67,15 +57,15 @@ def be_forked(connection: int, parent_pid: int) -> None:
     import socket
 
     from control.runtime.fork_server import ForkServer, settle
+    from control.runtime.guard import die_with
 
-    die_with_parent(parent_pid)
+    die_with(parent_pid)
     take_care_of_signals_and_streams()
     os.set_inheritable(connection, False)
     server = ForkServer(socket.socket(fileno=connection))
     server.prepare()
     newborn = server.serve()
-    die_with_parent(newborn.server_pid)
-    settle(newborn, command(newborn.pipe, newborn.server_pid, newborn.birth.name))
+    settle(newborn, command(newborn.pipe, os.getppid(), newborn.birth.name))
 
 
 def take_care_of_signals_and_streams() -> None:
@@ -156,11 +146,17 @@ def run_bootstrap(packed: tuple[bytes, ...]) -> None:
     """Run the callable that `spawn_procs` was given."""
     import traceback
 
+    from control import forked
     from control.wire.payload import unpack
 
+    me = os.getpid()
     try:
         unpack(packed)()
-    except BaseException:  # noqa: BLE001  (reported with its traceback, and the end of this process)
+        if os.getpid() != me:
+            forked.leave()
+    except BaseException as error:  # noqa: BLE001  (reported with its traceback, and the end of this process)
+        if os.getpid() != me:
+            forked.leave(error)
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(EXIT_BOOTSTRAP)

@@ -53,6 +53,8 @@ class Link:
         self._on_end = on_end
         self._ended = False
         self._stream: Stream | None = None
+        self._not_ours: Stream | None = None
+        """In a forked copy the stream of the original, kept: letting go of it would end a call that is not ours."""
         self._outbox: deque[Envelope] = deque()
         self._pieces: Iterator[bytes] | None = None
         """The rest of a frame that is too large for one message."""
@@ -106,6 +108,10 @@ class Link:
     def excuse(self, late_s: float) -> None:
         """Let a time not count as the peer's silence in which this process could not listen."""
         self.last_heard_s = min(self.last_heard_s + late_s, time.monotonic())
+
+    def fall_silent(self) -> None:
+        """Let what is posted queue up for ever: the stream is that of the process that this one was forked from."""
+        self._not_ours, self._stream = self._stream, None
 
     # What the stream tells
 

@@ -179,6 +179,11 @@ class Transport:
         if link.lose(reason) and not self._closed:
             self._on_lost(link.peer, reason)
 
+    def fall_silent(self) -> None:
+        """Write nothing on any link: this is the transport of a forked copy."""
+        for link in list(self._links.values()):
+            link.fall_silent()
+
     def forget(self, process_id: str) -> None:
         """Let go of a lost link: whoever still sends there finds out anew that nobody answers. On the loop thread."""
         link = self._links.get(process_id)

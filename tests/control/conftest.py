@@ -115,6 +115,7 @@ class Script:
         path.write_text(textwrap.dedent(text))
         self.process = subprocess.Popen(
             [sys.executable, str(path)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -11,7 +11,8 @@ from control.shape import Extent
 EXPORTED = """
     Accumulator Actor ActorDefinitionError ActorError ActorInstance ActorMesh AlreadyInJobError AuthenticationError
     BackpressureError CertificateError Channel ChannelClosedError ConnectionLostError Context ControlError Creator
-    DeadlineError Endpoint EngineMissingError Extent FailureKind Future HandleExpiredError HostError HostMesh
+    DeadlineError Endpoint EngineMissingError Extent FailureKind ForkedProcessError Future HandleExpiredError HostError
+    HostMesh
     HostMismatchError HostUnreachableError InsecureHostError JobError JobExistsError JobFailedError JobLibraryError
     JobNotFoundError JoinError LinkError MeshFailure MessageTooLargeError NameNotFoundError NamingError
     NoActorContextError NoSuchMethodError NotElasticError OperationCancelledError OperationNotFoundError
@@ -41,6 +42,7 @@ def test_every_error_stands_in_the_tree_at_the_top_of_the_file() -> None:
         (errors.StopTimeoutError, TimeoutError),
         (errors.ActorDefinitionError, TypeError),
         (errors.PayloadError, TypeError),
+        (errors.ForkedProcessError, RuntimeError),
         (errors.NoActorContextError, RuntimeError),
         (errors.ThreadLimitError, RuntimeError),
         (errors.EngineMissingError, ImportError),

@@ -23,8 +23,9 @@ import pytest
 
 import control
 from control import ProcMesh, SupervisionError, this_host
-from control.runtime import fork_servers
+from control.runtime import fork_servers, guard, guards
 from control.runtime.fork_servers import ForkServers
+from control.runtime.guards import Guards
 from control.runtime.inheritance import Surroundings
 from control.settings import adopt, settings
 
@@ -74,28 +75,37 @@ def ask(procs: ProcMesh, question: Callable[..., Any], *args: Any) -> Any:
 
 
 def origin() -> tuple[int, int]:
-    """Who has imported the module, and the parent."""
-    return preloaded.PID, os.getppid()
+    """Who has imported the module, and the parent of the keeper: a fork server or a guard."""
+    return preloaded.PID, psutil.Process(os.getppid()).ppid()
 
 
 def server_of(procs: ProcMesh) -> psutil.Process:
-    importer, parent = ask(procs, origin)
-    assert importer == parent != os.getpid()
-    return psutil.Process(parent)
+    importer, starter = ask(procs, origin)
+    assert importer == starter != os.getpid()
+    return psutil.Process(starter)
 
 
 def is_forked(procs: ProcMesh) -> bool:
-    importer, parent = ask(procs, origin)
-    assert parent in (importer, os.getpid())
-    return bool(parent == importer)
+    importer, starter = ask(procs, origin)
+    assert starter == importer or psutil.Process(starter).name() == guard.NAME.decode()
+    return bool(starter == importer)
+
+
+def workers_of(server: psutil.Process) -> list[psutil.Process]:
+    """What a server has forked; between it and each of them is a keeper."""
+    return [worker for keeper in server.children() for worker in keeper.children()]
+
+
+def grandparent() -> str:
+    return psutil.Process(os.getppid()).parent().name()  # type: ignore[union-attr]
 
 
 def test_processes_come_from_one_that_has_imported_their_modules(echoes: Any) -> None:
-    (importer, parent), other = echoes.run.call(origin).get(PATIENCE_S)
-    assert other == (importer, parent)
-    assert importer == parent
-    server = psutil.Process(parent)
-    assert server.ppid() == os.getpid()
+    (importer, starter), other = echoes.run.call(origin).get(PATIENCE_S)
+    assert other == (importer, starter)
+    assert importer == starter
+    server = psutil.Process(starter)
+    assert os.getpid() in [ancestor.pid for ancestor in server.parents()]
     assert server.num_threads() == 1
     assert not any("cygrpc" in mapping.path for mapping in server.memory_maps())
 
@@ -145,6 +155,7 @@ def test_they_look_like_processes_that_were_executed(procs: ProcMesh, own_procs:
     assert not is_forked(others)
     forked, executed = ask(procs.slice(gpus=1), portrait), ask(others, portrait)
     assert forked.keys() == executed.keys()
+    assert set(executed["status"]["SigBlk"]) == {"0"}
     for aspect, expected in executed.items():
         assert forked[aspect] == expected, aspect
 
@@ -160,9 +171,9 @@ def open_in(pid: int) -> set[str]:
 
 def test_they_have_no_descriptors_of_the_server_or_of_each_other(procs: ProcMesh) -> None:
     server = server_of(procs.slice(gpus=0))
-    one, other = (child.pid for child in server.children())
+    one, other = (worker.pid for worker in workers_of(server))
     seen = [open_in(server.pid), open_in(one), open_in(other)]
-    assert len(seen[0]) == 3  # to the script, and a pipe for each
+    assert len(seen[0]) == 1  # to the script
     assert len(seen[1] | seen[2]) == len(seen[1]) + len(seen[2])
     assert not seen[0] & (seen[1] | seen[2])
 
@@ -321,19 +332,20 @@ def test_those_of_a_server_that_dies_die_with_it_and_others_come(own_procs: Spaw
 def test_a_server_that_dies_while_it_is_asked_is_replaced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_servers._Server, "has_ended", lambda server: False)  # as if it died a moment later
     hurry = os.eventfd(0)
-    servers = ForkServers(hurry)
+    starter = Guards(hurry)
+    servers = ForkServers(starter, hurry)
     surroundings = Surroundings.now({}, tuple(sys.path))
-    assert surroundings is not None
     parents = []
     with surroundings, open(os.devnull) as pipe:
         for _ in range(2):
             forked = servers.fork(("statistics",), "name", pipe.fileno(), surroundings, PATIENCE_S)
             assert forked is not None
-            os.close(forked.pidfd)
-            os.close(forked.report)
-            parents.append(forked.server.process.pid)
-            forked.server.process.kill()
+            forked.close()
+            assert isinstance(forked.origin, fork_servers._Server)
+            parents.append(forked.origin.process.pid)
+            forked.origin.process.kill()
     servers.close()
+    starter.close()
     os.close(hurry)
     assert len(set(parents)) == 2
 
@@ -341,8 +353,7 @@ def test_a_server_that_dies_while_it_is_asked_is_replaced_at_once(monkeypatch: p
 def test_nobody_waits_for_a_server_that_is_frozen(
     own_procs: Spawn, failures: Failures, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fork_servers, "ANSWER_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(fork_servers, "REPORT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guards, "ANSWER_TIMEOUT_S", 0.2)
     first = own_procs(env={"SERVER": "freezes"})
     server = server_of(first)
     server.suspend()
@@ -350,7 +361,7 @@ def test_nobody_waits_for_a_server_that_is_frozen(
         assert not is_forked(own_procs(env={"SERVER": "freezes"}))
         assert "does not answer: it has been stopped" in caplog.text
         assert server_of(own_procs(env={"SERVER": "freezes"})) != server  # there is another one
-        with pytest.raises(SupervisionError, match="how is not known"):
+        with pytest.raises(SupervisionError, match="exited with code 1"):  # its keeper is not frozen
             ask(first, os._exit, 1)
     finally:
         server.resume()
@@ -363,9 +374,9 @@ def test_a_server_that_merely_gets_no_processor_is_waited_for(
 ) -> None:
     first = own_procs(env={"SERVER": "starves"})
     server = server_of(first)
-    monkeypatch.setattr(fork_servers, "ANSWER_TIMEOUT_S", 1e-6)  # whatever it takes is longer
-    monkeypatch.setattr(fork_servers, "REPORT_TIMEOUT_S", 1e-6)
-    monkeypatch.setattr(fork_servers, "REPORTS_AWAITED", -1)
+    monkeypatch.setattr(guards, "ANSWER_TIMEOUT_S", 1e-6)  # whatever it takes is longer
+    monkeypatch.setattr(guards, "REPORT_TIMEOUT_S", 1e-6)
+    monkeypatch.setattr(guards, "REPORTS_AWAITED", -1)
     assert server_of(own_procs(env={"SERVER": "starves"})) == server
     assert not caplog.records
 
@@ -403,7 +414,7 @@ def test_processes_are_executed_where_a_module_cannot_be_preloaded(
     monkeypatch.syspath_prepend(tmp_path)
     afresh(preload=["unfit"])
     with caplog.at_level(logging.WARNING):
-        assert ask(this_host().spawn_procs(), os.getppid) == os.getpid()
+        assert ask(this_host().spawn_procs(), grandparent) == guard.NAME.decode()
     assert [reason in record.message for record in caplog.records] == [True]
 
 
@@ -417,7 +428,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_an_import_that_hangs_is_given_up(afresh: Callable[..., None], slow: str) -> None:
     afresh(preload=[slow], connect_timeout_s=10)  # half of it is for this
-    assert ask(this_host().spawn_procs(), os.getppid) == os.getpid()
+    assert ask(this_host().spawn_procs(), grandparent) == guard.NAME.decode()
 
 
 def test_a_script_may_end_while_a_server_is_importing(afresh: Callable[..., None], slow: str) -> None:
@@ -429,7 +440,7 @@ def test_a_script_may_end_while_a_server_is_importing(afresh: Callable[..., None
 
 
 def test_who_finds_its_parent_dead_from_the_start_ends() -> None:
-    code = "from control.runtime.worker import die_with_parent; die_with_parent(1); print('lives')"
+    code = "from control.runtime.guard import die_with; die_with(1); print('lives')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
@@ -453,14 +464,14 @@ def test_all_end_with_a_script_that_is_killed(script: Callable[[str], Script], f
     """)
     lines = [started.line().split(), started.line().split()]
     pids = {int(pid) for line in lines for pid in line}
-    server = int(lines[0][1])
-    assert len(pids) == 3
+    (server,) = {psutil.Process(int(keeper)).ppid() for _, keeper in lines}
+    assert len(pids | {server}) == 5
     assert server != started.process.pid
     if frozen:
         os.kill(server, signal.SIGSTOP)
     started.process.kill()
     started.process.wait(PATIENCE_S)
-    for pid in pids:
+    for pid in pids | {server}:
         wait_until(lambda pid=pid: not alive(pid), f"{pid} ends")
 
 
@@ -476,15 +487,15 @@ def test_the_environment_may_name_the_modules_too(afresh: Callable[..., None], m
 
 
 def test_children_of_forked_processes_are_forked_too(own_procs: Spawn) -> None:
-    def offspring() -> tuple[int, int, int]:
-        importer, parent = ask(this_host().spawn_procs(), origin)
-        return importer, parent, psutil.Process(parent).ppid()
+    def offspring() -> tuple[int, int, list[int]]:
+        importer, starter = ask(this_host().spawn_procs(), origin)
+        return importer, starter, [ancestor.pid for ancestor in psutil.Process(starter).parents()]
 
     procs = own_procs()
     echo = procs.spawn("echo", Echo)
-    importer, parent, launcher = echo.run.call_one(offspring).get(PATIENCE_S)
-    assert importer == parent
-    assert launcher == echo.pid.call_one().get(PATIENCE_S)
+    importer, starter, ancestors = echo.run.call_one(offspring).get(PATIENCE_S)
+    assert importer == starter
+    assert echo.pid.call_one().get(PATIENCE_S) in ancestors
 
 
 def torch_state() -> tuple[int, list[float], int, int, bool]:

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 import control
@@ -17,7 +18,8 @@ from control.errors import (
     UnsafeFileError,
 )
 from control.hosts import attach_to_hosts, attaching, command
-from tests.control.conftest import PATIENCE_S
+from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
+from tests.control.families import Family
 from tests.hosts.actors import Worker
 from tests.hosts.conftest import LocalAgents
 
@@ -160,3 +162,15 @@ def test_what_travels_to_an_agent_does_not_hold_the_secret_of_the_job() -> None:
     assert masked != secret
     assert attaching.protocol.mask(masked, agents, nonce) == secret
     assert secret.hex() not in json.dumps({"masked_secret": masked.hex()})
+
+
+def test_what_actors_have_made_ends_with_the_hosts_process_for_the_job(
+    local_agent: LocalAgents, secret_file: Path, failures: Failures
+) -> None:
+    hosts = attach_to_hosts([local_agent()], secret_file=secret_file)
+    worker, pids = hosts.spawn_procs().spawn("family", Family).make.call_one().get(PATIENCE_S)
+    _, _, member, *_ = psutil.Process(worker).parents()  # above the keeper and the guard
+    member.kill()
+    failures.wait()
+    for pid in (worker, *pids):
+        wait_until(lambda pid=pid: not alive(pid), f"{pid} ends")  # type: ignore[misc]

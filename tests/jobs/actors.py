@@ -3,6 +3,8 @@
 import os
 import signal
 
+import psutil
+
 from control import Actor, context, endpoint
 
 
@@ -31,4 +33,11 @@ class Worker(Actor):
 
     @endpoint
     def host_pid(self) -> int:
-        return os.getppid()
+        """Of the process that stands for the job on this host."""
+        (member,) = (one for one in psutil.Process().parents() if "member.py" in " ".join(one.cmdline()))
+        return int(member.pid)
+
+    @endpoint
+    def started_by(self) -> str:
+        """The command line of the guard or the fork server above this process' keeper."""
+        return " ".join(psutil.Process().parents()[1].cmdline())

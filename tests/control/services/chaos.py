@@ -143,7 +143,7 @@ class Thread(threading.Thread):
 def kill_one(chance: random.Random, service: str = NAME) -> bool:
     """Kill one replica of a service, up or still starting; False if there is none at the moment."""
     replicas = []
-    for child in psutil.Process().children():
+    for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if child.status() != psutil.STATUS_ZOMBIE and any(f"{service}-" in word for word in child.cmdline()):
                 replicas.append(child)

@@ -1,0 +1,225 @@
+"""No process outlives the job: not those either that actors have made, nor theirs."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+import control
+from control import ProcMesh, SupervisionError
+from control.runtime import guards
+from control.runtime.guard import NAME
+from control.runtime.guards import Guards
+from control.runtime.inheritance import Surroundings
+from control.settings import adopt, settings
+
+from .actors import Echo
+from .conftest import PATIENCE_S, Failures, Script, alive, wait_until
+from .families import Family
+
+Spawn = Callable[..., ProcMesh]
+
+
+@pytest.fixture(params=[(), ("statistics",)], ids=["executed", "forked"], autouse=True)
+def preload(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
+    before = settings()
+    control.shutdown()
+    control.configure(preload=request.param)
+    yield request.param
+    control.shutdown()
+    adopt(before)
+
+
+def family_of(procs: ProcMesh) -> tuple[int, list[int]]:
+    worker, pids = procs.spawn("family", Family).make.call_one().get(PATIENCE_S)
+    assert all(map(alive, pids))
+    return worker, pids
+
+
+def left(pids: list[int]) -> list[str]:
+    return [f"{pid}: {psutil.Process(pid).cmdline()}" for pid in pids if alive(pid)]
+
+
+def parent_of(pid: int) -> psutil.Process:
+    parent = psutil.Process(pid).parent()
+    assert parent is not None
+    return parent
+
+
+def test_what_actors_have_made_lives_as_long_as_their_process_and_no_longer(own_procs: Spawn) -> None:
+    procs = own_procs()
+    family = procs.spawn("family", Family)
+    _, pids = family.make.call_one().get(PATIENCE_S)
+    family.stop().get(PATIENCE_S)
+    assert all(map(alive, pids))
+    procs.stop().get(PATIENCE_S)
+    assert left(pids) == []  # at once
+
+
+def test_it_ends_with_a_process_that_is_killed(own_procs: Spawn, failures: Failures) -> None:
+    worker, pids = family_of(own_procs())
+    os.kill(worker, signal.SIGKILL)
+    assert f"pid {worker} was killed by signal 9" in failures.wait().message
+    wait_until(lambda: not left(pids), f"the end of {pids}")
+
+
+def test_it_does_not_end_with_another_process(own_procs: Spawn, failures: Failures) -> None:
+    procs = own_procs({"gpus": 2})
+    _, pids = family_of(procs.slice(gpus=0))
+    other, _ = family_of(procs.slice(gpus=1))
+    os.kill(other, signal.SIGKILL)
+    failures.wait()
+    assert all(map(alive, pids))
+
+
+def test_it_ends_where_keeper_and_worker_are_killed_together(own_procs: Spawn, failures: Failures) -> None:
+    worker, pids = family_of(own_procs())
+    parent_of(worker).kill()  # and the worker with it, by the kernel
+    assert "was killed with the keeper" in failures.wait().message
+    wait_until(lambda: not left([worker, *pids]), f"the end of {pids}")
+
+
+def test_it_ends_with_who_has_started_the_keeper(own_procs: Spawn, failures: Failures) -> None:
+    worker, pids = family_of(own_procs())
+    starter = parent_of(parent_of(worker).pid)
+    starter.kill()
+    message = failures.wait().message
+    assert f"pid {worker} was killed with the" in message
+    assert f"(pid {starter.pid})" in message
+    wait_until(lambda: not left([worker, *pids]), f"the end of {pids}")
+    assert own_procs().spawn("echo", Echo).pid.call_one().get(PATIENCE_S) not in (worker, *pids)  # there is another one
+
+
+def test_nobody_waits_for_a_guard_or_a_keeper_that_is_frozen(
+    own_procs: Spawn, failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guards, "REPORT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(guards, "ANSWER_TIMEOUT_S", 0.2)
+    procs = own_procs()
+    worker = procs.spawn("echo", Echo).pid.call_one().get(PATIENCE_S)
+    keeper = parent_of(worker)
+    keeper.suspend()
+    os.kill(worker, signal.SIGKILL)
+    assert "how is not known" in failures.wait().message
+    procs.stop().get(PATIENCE_S)
+    (guard,) = (one for one in psutil.Process().children() if one.name() == NAME.decode())
+    guard.suspend()
+    assert own_procs().spawn("echo", Echo).pid.call_one().get(PATIENCE_S) != worker
+    control.shutdown()
+    wait_until(lambda: not left([keeper.pid, guard.pid]), "keeper and guard end")
+
+
+def test_who_has_lost_its_parent_and_ends_is_buried(own_procs: Spawn) -> None:
+    family = own_procs().spawn("family", Family)
+    orphan = family.forget.call_one().get(PATIENCE_S)
+    wait_until(lambda: not psutil.pid_exists(orphan), "nothing of it is left")
+    assert not family.has_children.call_one().get(PATIENCE_S)  # it was never this process' own
+
+
+def test_how_a_process_ends_is_known_before_its_offspring_has(own_procs: Spawn, failures: Failures) -> None:
+    procs = own_procs()
+    family_of(procs)
+    with pytest.raises(SupervisionError, match="exited with code 5"):
+        procs.spawn("echo", Echo).run.call_one(os._exit, 5).get(PATIENCE_S)
+    failures.wait()
+
+
+FAMILY = """
+import os
+from control import configure, this_host
+from tests.control.families import Family
+
+os.setsid()
+configure(preload={preload!r})
+procs = this_host().spawn_procs()
+worker, pids = procs.spawn("family", Family).make.call_one().get(60)
+print(worker, *pids, flush=True)
+input()
+"""
+
+
+def of_script(started: Script) -> list[int]:
+    pids = [int(word) for word in started.line().split()]
+    assert all(map(alive, pids))
+    below = psutil.Process(started.process.pid).children(recursive=True)
+    assert set(pids) <= {process.pid for process in below}
+    return [process.pid for process in below]
+
+
+def test_it_ends_with_the_script(script: Callable[[str], Script], preload: tuple[str, ...]) -> None:
+    started = script(FAMILY.format(preload=preload))
+    pids = of_script(started)
+    assert started.process.stdin is not None
+    started.process.stdin.write("\n")
+    started.process.stdin.flush()
+    code, _, err = started.finish()
+    assert (code, err) == (0, "")
+    assert left(pids) == []
+
+
+@pytest.mark.parametrize("how", ["alone", "with its group", "with everything frozen"])
+def test_it_ends_with_a_script_that_is_killed(
+    script: Callable[[str], Script], preload: tuple[str, ...], how: str
+) -> None:
+    started = script(FAMILY.format(preload=preload))
+    pids = of_script(started)
+    if how == "with everything frozen":
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    if how == "with its group":
+        os.killpg(started.process.pid, signal.SIGKILL)
+    started.process.kill()
+    started.process.wait(PATIENCE_S)
+    wait_until(lambda: not left(pids), f"the end of {pids}")
+
+
+def test_it_ends_with_a_process_of_a_process(own_procs: Spawn, failures: Failures) -> None:
+    def nest() -> Any:
+        return control.this_host().spawn_procs().spawn("family", Family).make.call_one().get(PATIENCE_S)
+
+    echo = own_procs().spawn("echo", Echo)
+    inner, pids = echo.run.call_one(nest).get(PATIENCE_S)
+    os.kill(echo.pid.call_one().get(PATIENCE_S), signal.SIGKILL)
+    failures.wait()
+    wait_until(lambda: not left([inner, *pids]), f"the end of {pids}")
+
+
+def test_what_cannot_be_executed_is_told() -> None:
+    hurry = os.eventfd(0)
+    starter = Guards(hurry)
+    try:
+        with Surroundings.now({}, ()) as surroundings:
+            with pytest.raises(FileNotFoundError):
+                starter.start(["/nowhere"], surroundings, (), PATIENCE_S)
+            started = starter.start(["/bin/sleep", "600"], surroundings, (), PATIENCE_S)
+        assert alive(started.pid)
+    finally:
+        starter.close()
+        os.close(hurry)
+    assert not alive(started.pid)
+    started.close()
+
+
+def test_a_script_without_an_output_may_spawn(script: Callable[[str], Script], preload: tuple[str, ...]) -> None:
+    started = script(f"""
+        import os, sys
+        from control import configure, this_host
+        from tests.control.actors import Echo
+
+        configure(preload={preload!r})
+        os.close(1)
+        print(this_host().spawn_procs().spawn("echo", Echo).echo.call_one("alive").get(20), file=sys.stderr)
+    """)
+    assert started.finish() == (0, "", "alive\n")
+
+
+def test_attributes_of_the_script_that_have_changed_are_those_of_new_processes(own_procs: Spawn) -> None:
+    before = os.umask(0o027)
+    try:
+        assert own_procs().spawn("echo", Echo).run.call_one(os.umask, 0).get(PATIENCE_S) == 0o027
+    finally:
+        os.umask(before)
+    assert own_procs().spawn("echo", Echo).run.call_one(os.umask, 0).get(PATIENCE_S) == before
