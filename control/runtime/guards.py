@@ -245,19 +245,17 @@ class Guards:
             command: with `guard.PARENT` for the process id of its parent.
             surroundings: what it finds around it.
             descriptors: what it has open besides the standard streams, from `guard.FIRST_FD` on.
-            timeout: seconds for this.
+            timeout: seconds for a guard to start, and again for it to answer.
 
         Raises:
             OSError: it cannot be started. After an `AnswerError` it has perhaps been started all the same, and has the
                 descriptors; another attempt asks another guard.
         """
         self._refuse_in_a_hurry()
-        deadline = time.monotonic() + timeout
         one = self._suitable(timeout)
         place = surroundings.descriptors()
-        limit = deadline - time.monotonic()
         try:
-            return one.start(command, surroundings.environment, (*place, *descriptors), limit)
+            return one.start(command, surroundings.environment, (*place, *descriptors), timeout)
         except TimeoutError as error:
             self._guards.remove(one)
             self._frozen.append(one)  # as it is, since what it has started ends with it
