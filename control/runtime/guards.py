@@ -245,7 +245,7 @@ class Guards:
             command: with `guard.PARENT` for the process id of its parent.
             surroundings: what it finds around it.
             descriptors: what it has open besides the standard streams, from `guard.FIRST_FD` on.
-            timeout: seconds for each answer: that of a new guard that it is there, and that the command is started.
+            timeout: seconds for a guard to start, and again for it to answer.
 
         Raises:
             OSError: it cannot be started. After an `AnswerError` it has perhaps been started all the same, and has the

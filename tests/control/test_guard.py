@@ -39,8 +39,8 @@ def family_of(procs: ProcMesh) -> tuple[int, list[int]]:
     return worker, pids
 
 
-def left(pids: list[int]) -> list[str]:
-    return [f"{pid}: {psutil.Process(pid).cmdline()}" for pid in pids if alive(pid)]
+def left(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if alive(pid)]
 
 
 def parent_of(pid: int) -> psutil.Process:
