@@ -323,10 +323,14 @@ def _words(timeout: float, pending: Pending | None, known: Callable[[], str] | N
 
 
 def _call(callback: Callable[[], object]) -> None:
+    # Whatever a callback looks at has nothing to do with the actor on whose thread it happens to run.
+    point, _here.safe_point = _here.safe_point, None
     try:
         callback()
     except Exception:  # noqa: BLE001  (it runs on a thread that has others to serve)
         _log.exception("a callback of a future raised")
+    finally:
+        _here.safe_point = point
 
 
 def _open_gate(gate: threading.Lock) -> None:
