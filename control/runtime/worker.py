@@ -115,6 +115,21 @@ def live(pipe: int) -> None:
             os._exit(1)
     global _leaves
     _leaves = True
+    let_nobody_wait_for_children()
+
+
+def let_nobody_wait_for_children() -> None:
+    """Have `multiprocessing`, whose `atexit` handler would wait for children, kill them: they end with this process."""
+    if (util := sys.modules.get("multiprocessing.util")) is None:
+        return
+    import multiprocessing
+
+    def kill() -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    # Of what that handler does before it waits this comes last: pools and managers have been ended in good order.
+    util.Finalize(None, kill, exitpriority=0)
 
 
 def end_behind_all_others() -> None:
