@@ -13,10 +13,6 @@ THREADS_S = 5.0
 """So long is waited for threads that are no daemons. Many never end, where nobody expected their process to."""
 
 
-CHILDREN_S = 1.0
-"""So long after SIGTERM are children of `multiprocessing` killed."""
-
-
 class Leaving:
     """Has the main thread return, and sees to it that the process ends.
 
@@ -33,9 +29,7 @@ class Leaving:
         """Let threads, ``atexit`` handlers and finalizers run; on a daemon thread. Returns if they do not end."""
         until_s = time.monotonic() + bound_s
         is_beyond_threads = threading.Event()
-        # The last to be registered is the first to be called.
-        atexit.register(end_children)
-        atexit.register(is_beyond_threads.set)
+        atexit.register(is_beyond_threads.set)  # the last to be registered, and so the first to be called
         os.eventfd_write(self._told, 1)
         if is_beyond_threads.wait(min(THREADS_S, bound_s / 2)):
             time.sleep(max(until_s - time.monotonic(), 0.0))  # the process ends meanwhile
@@ -47,22 +41,6 @@ class Leaving:
 
     def _complain(self, what: str) -> None:
         sys.stderr.write(f"control: process {self._name} is ended by force: {what}")
-
-
-def end_children() -> None:
-    """End the children of `multiprocessing` that still run: at the end of Python it would wait for those for ever."""
-    if "multiprocessing.process" not in sys.modules:
-        return
-    import multiprocessing
-
-    children = multiprocessing.active_children()
-    for child in children:
-        child.terminate()
-    until_s = time.monotonic() + CHILDREN_S
-    for child in children:
-        child.join(max(until_s - time.monotonic(), 0.0))
-        if child.is_alive():
-            child.kill()
 
 
 def _main_id() -> int | None:
