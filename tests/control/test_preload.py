@@ -110,6 +110,10 @@ def test_processes_come_from_one_that_has_imported_their_modules(echoes: Any) ->
     assert not any("cygrpc" in mapping.path for mapping in server.memory_maps())
 
 
+OF_THE_MOMENT = ("", "socket:[N]", "anon_inode:[eventfd]")
+"""What descriptors lead to that come and go: nothing any more, links to callers, and what gRPC's threads wait at."""
+
+
 def portrait() -> dict[str, Any]:
     """Whatever a process has from its birth."""
     import __main__
@@ -127,11 +131,11 @@ def portrait() -> dict[str, Any]:
         "path": sys.path,
         "flags": repr(sys.flags),
         "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
-        "open": sorted(
-            kind for kind in map(kind_of, links) if kind not in ("", "socket:[N]")
-        ),  # who called has sockets
+        "open": sorted(kind for kind in map(kind_of, links) if kind not in OF_THE_MOMENT),
         "status": {
-            name: status[name] for name in status if name.startswith(("Sig", "Cap", "Umask", "Groups", "NoNew"))
+            name: status[name]
+            for name in status
+            if name.startswith(("Sig", "Cap", "Umask", "Groups", "NoNew")) and name != "SigQ"  # of the whole user
         },
         "death signal": signal_of_parents_death.value,
         "limits": [resource.getrlimit(limit) for limit in range(16)],
