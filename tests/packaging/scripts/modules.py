@@ -5,6 +5,9 @@ import json
 import pkgutil
 import sys
 
+from dataplane.backends.ucx_engine import find_library, load
+
+load(find_library(None))  # before the binding, as everybody does who uses it: it takes what is loaded
 missing: dict[str, str | None] = {}
 for package in sys.argv[1:]:
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
