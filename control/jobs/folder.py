@@ -6,7 +6,9 @@ import contextlib
 import os
 import secrets
 import shutil
+import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from control.errors import HostError, JobError
@@ -86,6 +88,22 @@ class JobFolder:
                 shutil.rmtree(entry, ignore_errors=True)
             elif not entry.is_dir():
                 entry.unlink(missing_ok=True)
+
+
+def start_into(log: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program whose output goes to a log, and which reads from a pipe of ours.
+
+    Raises:
+        OSError: it cannot be started, or there can be no log.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the script, which then ends them
+        )
 
 
 def read_log(*paths: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from control.errors import JobError
 from control.jobs.engine import Place, PlaceState
-from control.jobs.folder import JobFolder, place_behind, read_log
+from control.jobs.folder import JobFolder, place_behind, read_log, start_into
 from control.jobs.job import Job
 from control.runtime.children import describe_exit
 
@@ -108,14 +108,7 @@ class LocalEngine:
         command = [sys.executable, str(AGENT), "serve", "--address", f"tcp://{_FIRST + rank}:0", "--until-eof"]
         command += ["--secret-file", str(self._folder.secret_file), "--announce", str(announcement)]
         try:
-            with log.open("ab") as output:
-                popen = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for the script, which then ends them
-                )
+            popen = start_into(log, command)
         except OSError as error:
             raise JobError(f"no agent can be started here: {error}") from error
         return _Agent(popen, announcement, log)

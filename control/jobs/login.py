@@ -13,7 +13,7 @@ from pathlib import Path
 
 from control.errors import JobError
 from control.jobs.engine import Place, PlaceState
-from control.jobs.folder import JobFolder, read_log
+from control.jobs.folder import JobFolder, read_log, start_into
 from control.jobs.job import Job
 from control.runtime.children import describe_exit
 from control.wire import addresses
@@ -151,14 +151,7 @@ class LoginEngine:
         log = self._folder.logs / f"{rank}-{self._started}.log"
         self._started += 1
         try:
-            with log.open("ab") as output:
-                popen = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for the script, which then ends them
-                )
+            popen = start_into(log, command)
         except OSError as error:
             raise JobError(f"nothing logs in to {name}: {error}") from error
         assert popen.stdin is not None  # asked for

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 from control.runtime import guard
 from control.runtime.guard import EXIT_STATUS, receive_frame, send_frame
 from control.runtime.inheritance import Surroundings, of_the_kernel
+from control.wire.vitals import Condition, look_at
 
 if TYPE_CHECKING:
     import asyncio
@@ -307,20 +308,16 @@ def wait_for(who: Origin, pid: int, answer: int, hurry: int, deadline: float) ->
 
 def _is_stopped(pid: int) -> bool:
     """Whether a process has been stopped by a signal or a debugger, or is gone."""
-    return (_fields_of(pid) or ["X"])[0] in "TtZX"
+    return look_at(pid).condition in (Condition.STOPPED, Condition.ENDED)
 
 
 def _parent_of(pid: int) -> int:
-    return int((_fields_of(pid) or ["X", "0"])[1])
-
-
-def _fields_of(pid: int) -> list[str]:
-    """From the third one on of proc_pid_stat(5); none where it is gone."""
+    """0 where it is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
+            return int(file.read().rpartition(")")[2].split()[1])
     except OSError:
-        return []
+        return 0
 
 
 def is_readable(descriptor: int) -> bool:

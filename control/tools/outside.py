@@ -154,8 +154,3 @@ def command_line(pid: int) -> str:
     except OSError:
         return ""
     return " ".join(word for word in words if word)[:160]
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped it (SIGSTOP)."""
-    return _state(pid) == "T"
