@@ -212,11 +212,11 @@ def configure(workload: Workload, net_devices: str | None, *, listen: str | None
 
     Args:
         workload: Names the backend and the copy threads.
-        net_devices: Network devices that UCX may use, or RDMA devices that verbs uses; ``None`` for the loopback
-            and the first active port.
+        net_devices: Network devices that UCX may use, or RDMA devices that verbs uses; ``None`` for what this process
+            uses anyway, and the first active port.
         listen: Address at which verbs lets peers of other hosts connect.
     """
-    ucx = {} if net_devices is None else {"NET_DEVICES": net_devices}
+    ucx = None if net_devices is None else {"NET_DEVICES": net_devices}
     verbs: dict[str, object] = {}
     if workload.backend == "verbs" and net_devices is not None:
         verbs["device"] = net_devices.split(",")
