@@ -23,7 +23,7 @@ from control.mesh import ProcMesh
 from control.port import Port
 from control.services.methods import ServiceMethod
 from control.services.metrics import ReplicaMetrics
-from control.shape import AxisSelection, Extent
+from control.shape import AxisSelection, Extent, Size
 from control.wire.envelope import ProcessRef
 
 A = TypeVar("A", bound=Actor)
@@ -114,8 +114,12 @@ class MeshAttributes(ABCMeta):
         """See `ActorMesh.extent`."""
 
     @property
-    def size(cls) -> int:
+    def size(cls) -> Size:
         """See `ActorMesh.size`."""
+
+    @property
+    def sizes(cls) -> dict[str, int]:
+        """See `ActorMesh.sizes`."""
 
     @property
     def root_extent(cls) -> Extent:

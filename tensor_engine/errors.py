@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from control.engine import OnWorkersError
+from control import engine
 
 __all__ = [
     "BorrowedTensorError",
@@ -39,6 +39,7 @@ __all__ = [
     "MisuseError",
     "NoActiveMeshError",
     "NotPropagatableError",
+    "PickleError",
     "ReductionError",
     "RemoteError",
     "StreamMismatchError",
@@ -70,7 +71,7 @@ class LocalTensorError(MisuseError):
     """A tensor of the script stands where one of a mesh is needed, or the other way round."""
 
 
-class PickleError(LocalTensorError, OnWorkersError):
+class PickleError(LocalTensorError, engine.OnWorkersError):
     """Something that lies on the workers was to be pickled; arguments of actors' endpoints go by another way then."""
 
 

@@ -302,10 +302,6 @@ class Guard:
         self._usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         # Where the script ignores its children's ends there would be nobody to bury. None: a handler in C.
         self._on_child: Any = signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL
-        # Who kills the script's process group does not kill what cleans up after that.
-        self._group = os.getpgrp()
-        with contextlib.suppress(PermissionError):  # it leads a session
-            os.setpgid(0, 0)
         self._poll = select.poll()
         self._keepers = Keepers(self._poll)
         self._parent = os.pidfd_open(parent)
@@ -364,8 +360,6 @@ class Guard:
     ) -> NoReturn:
         """Become what was asked for; the descriptors are those of its directory, its output, its errors, and others."""
         try:
-            with contextlib.suppress(OSError):  # the group is gone, and soon this process is, too
-                os.setpgid(0, self._group)
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores them
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGCHLD, self._on_child)

@@ -152,7 +152,14 @@ class _Guard:
         command = [sys.executable, "-S", "-P", os.path.abspath(guard.__file__), str(theirs.fileno()), str(os.getpid())]
         try:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                # Who kills the script's process group does not kill what cleans up after that. Another group of the
+                # same session would not do: with each child that ends the kernel may find the script's group orphaned,
+                # and if anything is stopped in that, it sends SIGHUP to all of it (setpgid(2)).
+                start_new_session=True,
             )
         except OSError:
             self._connection.close()

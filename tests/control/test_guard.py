@@ -176,6 +176,29 @@ def test_it_ends_with_a_script_that_is_killed(
     wait_until(lambda: not left(pids), f"the end of {pids}")
 
 
+def test_the_end_of_a_process_harms_nobody_in_the_group_of_the_script(
+    script: Callable[[str], Script], preload: tuple[str, ...]
+) -> None:
+    """As it would if the kernel found that group orphaned by it, with somebody in it who is stopped: SIGHUP to all."""
+    started = script(f"""
+        import os, signal, subprocess
+        from control import configure, this_host
+        from tests.control.actors import Echo
+
+        os.setsid()
+        stopped = subprocess.Popen(["sleep", "600"])
+        stopped.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
+        configure(preload={preload!r})
+        procs = this_host().spawn_procs()
+        procs.spawn("echo", Echo).pid.call_one().get(20)
+        procs.stop().get(20)
+        stopped.kill()
+        print("alive")
+    """)
+    assert started.finish() == (0, "alive\n", "")
+
+
 def test_it_ends_with_a_process_of_a_process(own_procs: Spawn, failures: Failures) -> None:
     def nest() -> Any:
         return control.this_host().spawn_procs().spawn("family", Family).make.call_one().get(PATIENCE_S)
