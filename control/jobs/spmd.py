@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 import secrets
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 from control.controller import get_or_spawn_controller
 from control.errors import (
     AlreadyInJobError,
+    ControlError,
     DeadlineError,
     HostUnreachableError,
     JobNotFoundError,
@@ -35,6 +37,8 @@ from control.shape import Shape
 
 if TYPE_CHECKING:
     from control.views import ActorMesh
+
+_log = logging.getLogger("control")
 
 MEET_TIMEOUT_S = 300.0
 """How long ranks wait for each other, as ``torchrun`` itself does: some may still be importing."""
@@ -132,6 +136,8 @@ class SpmdJob:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        if isinstance(error, ControlError):  # now: who launched the ranks may end this one before Python tells of it
+            _log.error("rank %d ends the job: %s", self.launch.rank, error)
         runtime.shutdown()
         self._procs = None
 
