@@ -10,8 +10,15 @@ The guard itself is what is left when keepers or the launching process are kille
 keepers, and to everything once the launching process has ended or has hung up. The kernel ends workers with their
 keeper, and wakes keepers and guards, frozen ones too, when their parent ends.
 
-This file is executed by itself, ``guard.py SOCKET_FD PARENT_PID``, and imports little: it starts in 20 ms. Fork servers
-import it for their keepers.
+Guard, keepers and workers are of the process group and the session of the launching process, as every child is: the
+scheduler shares processors out among sessions, and a call between two is slower by a tenth. So who kills that group
+kills them all. What is left then is the *watcher*, the guard's parent in a session of its own: once the guard or the
+launching process has ended, it kills and reaps everything below it. (A group of its own in the same session would not
+do: with each child that ends the kernel may find the group of the script orphaned, and if anything is stopped in that,
+it sends SIGHUP to all of it, see setpgid(2).)
+
+This file is executed by itself, ``guard.py SOCKET_FD PARENT_PID``, and imports little: it starts in 20 ms. That process
+is the watcher, the guard its fork. Fork servers import this file for their keepers.
 """
 
 from __future__ import annotations
@@ -41,6 +48,8 @@ EXIT_STATUS = struct.Struct("<i")
 """As `subprocess` counts: negative for a signal."""
 
 NAME = b"skipper-guard"
+"""Of guards and keepers, for ``ps``."""
+WATCHER = b"skipper-watch"
 
 _LENGTH = struct.Struct("<Q")
 _INT = struct.Struct("i")
@@ -146,10 +155,7 @@ def fork_kept(tell: Callable[[int, int, int], None]) -> int:
 
 def _keep(pid: int, report: int, parent: int) -> NoReturn:
     """Be the keeper of one process until it has ended, or its parent has."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) != report:
-            with contextlib.suppress(OSError):  # that of the list
-                os.close(int(name))
+    _close_all_but(report)
     while os.getppid() == parent:
         if (status := _bury_all_until(pid)) is not None:
             with contextlib.suppress(OSError):  # nobody wants to know
@@ -158,6 +164,13 @@ def _keep(pid: int, report: int, parent: int) -> NoReturn:
         signal.sigwait((signal.SIGCHLD, signal.SIGCONT))
     end_orphans_until_none_is_left()
     os._exit(0)
+
+
+def _close_all_but(*kept: int) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):  # that of the list
+                os.close(int(name))
 
 
 def _bury_all_until(pid: int) -> int | None:
@@ -294,29 +307,28 @@ class Guard:
 
     Args:
         connection: to the launching process.
-        parent: its process id.
+        launching: the pidfd of that.
+        usual: the signals that it blocks, and what it does about SIGCHLD: so it shall be in what is started.
     """
 
-    def __init__(self, connection: socket.socket, parent: int) -> None:
+    def __init__(self, connection: socket.socket, launching: int, usual: tuple[set[int], Any]) -> None:
         self._connection = connection
-        self._usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        # Where the script ignores its children's ends there would be nobody to bury. None: a handler in C.
-        self._on_child: Any = signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL
+        self._usual, self._on_child = usual
         self._poll = select.poll()
         self._keepers = Keepers(self._poll)
-        self._parent = os.pidfd_open(parent)
-        for descriptor in (connection.fileno(), self._parent):
+        self._launching = launching
+        for descriptor in (connection.fileno(), launching):
             self._poll.register(descriptor, select.POLLIN)
 
     def serve(self) -> NoReturn:
         """Start what is asked for, until the other end hangs up or ends; then kill what is left, and end."""
-        send_frame(self._connection, marshal.dumps(adopt_orphans()))
+        send_frame(self._connection, marshal.dumps((os.getpid(), adopt_orphans())))
         pause: float | None = None
         while True:
             for descriptor, _ in self._poll.poll(pause):
                 if descriptor in self._keepers:
                     self._keepers.bury(descriptor)
-                elif descriptor == self._parent or not self._answer():
+                elif descriptor == self._launching or not self._answer():
                     end_orphans_until_none_is_left()
                     os._exit(0)
             pause = self._keepers.end_orphans()
@@ -378,20 +390,42 @@ class Guard:
         raise AssertionError("not reached")
 
 
+def _watch(guard: int, launching: int) -> NoReturn:
+    """Be the watcher of a guard, a child of this process, and of what has started that; pidfd `launching`."""
+    os.setsid()
+    guard_pidfd = os.pidfd_open(guard)
+    _close_all_but(guard_pidfd, launching)
+    poll = select.poll()
+    for descriptor in (guard_pidfd, launching):
+        poll.register(descriptor, select.POLLIN)
+    poll.poll()
+    _bury_all_until(guard)
+    end_orphans_until_none_is_left()
+    os._exit(0)
+
+
 def main() -> None:
-    """Be a guard."""
+    """Be a watcher, and in a fork of it the guard."""
     descriptor, parent = map(int, sys.argv[1:])
-    _libc.prctl(_PR_SET_NAME, NAME, 0, 0, 0)
     wake_when_parent_ends()
-    connection = socket.socket(fileno=descriptor)
-    connection.set_inheritable(False)
+    adopt_orphans()
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    # Where the script ignores its children's ends there would be nobody to bury. None: a handler in C.
+    on_child: Any = signal.signal(signal.SIGCHLD, signal.SIG_DFL) or signal.SIG_DFL
     try:
-        guard = Guard(connection, parent)
+        launching = os.pidfd_open(parent)
     except ProcessLookupError:
         os._exit(1)
     if os.getppid() != parent:
         os._exit(1)
-    guard.serve()
+    if guard := os.fork():
+        _libc.prctl(_PR_SET_NAME, WATCHER, 0, 0, 0)
+        _watch(guard, launching)
+    _libc.prctl(_PR_SET_NAME, NAME, 0, 0, 0)
+    wake_when_parent_ends()
+    connection = socket.socket(fileno=descriptor)
+    connection.set_inheritable(False)
+    Guard(connection, launching, (blocked, on_child)).serve()
 
 
 if __name__ == "__main__":

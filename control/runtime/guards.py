@@ -142,7 +142,7 @@ class Kept:
 
 
 class _Guard:
-    """One guard, from the side of who asks. The launcher's thread uses it, whose child it is."""
+    """One guard, from the side of who asks. The launcher's thread uses it, whose child its watcher is."""
 
     def __init__(self, hurry: int, timeout: float) -> None:
         self._hurry = hurry
@@ -151,25 +151,20 @@ class _Guard:
         self._connection, theirs = socket.socketpair()
         command = [sys.executable, "-S", "-P", os.path.abspath(guard.__file__), str(theirs.fileno()), str(os.getpid())]
         try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                # Who kills the script's process group does not kill what cleans up after that. Another group of the
-                # same session would not do: with each child that ends the kernel may find the script's group orphaned,
-                # and if anything is stopped in that, it sends SIGHUP to all of it (setpgid(2)).
-                start_new_session=True,
+            self._watcher = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
             )
         except OSError:
             self._connection.close()
             raise
         finally:
             theirs.close()
+        self._pid, self._pidfd = self._watcher.pid, -1
         try:
-            number, _ = self._answer(timeout)
+            (self._pid, number), _ = self._answer(timeout)
+            self._pidfd = os.pidfd_open(self._pid)
         except OSError as error:
-            self.process.kill()
+            self._watcher.kill()
             self.close()
             raise AnswerError(str(error)) from None
         if number:
@@ -182,11 +177,11 @@ class _Guard:
     @property
     def description(self) -> str:
         """With its process id."""
-        return f"the guard (pid {self.process.pid})"
+        return f"the guard (pid {self._pid})"
 
     def has_ended(self) -> bool:
         """Whether its process is gone; from any thread."""
-        return self.process.poll() is not None
+        return self._watcher.poll() is not None or is_readable(self._pidfd)
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int], timeout: float
@@ -208,12 +203,23 @@ class _Guard:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
-        self.process.send_signal(signal.SIGCONT)  # should it be frozen
+        if self._pidfd >= 0:
+            self._end_guard()
+        self._watcher.send_signal(signal.SIGCONT)  # should it be frozen
         try:
-            self.process.wait(END_TIMEOUT_S)
+            self._watcher.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self._watcher.kill()
+            self._watcher.wait()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+
+    def _end_guard(self) -> None:
+        """Wait for its end, and kill it where that takes too long."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
+            if not is_readable(self._pidfd, END_TIMEOUT_S):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _answer(self, timeout: float) -> tuple[int, list[int]]:
         """What it says to a request.
@@ -224,7 +230,7 @@ class _Guard:
         """
         self._connection.settimeout(timeout)
         deadline = time.monotonic() + timeout
-        wait_for(self, self.process.pid, self._connection.fileno(), self._hurry, deadline)
+        wait_for(self, self._pid, self._connection.fileno(), self._hurry, deadline)
         try:
             body, handles = receive_frame(self._connection)
         except EOFError as error:
@@ -327,8 +333,8 @@ def _parent_of(pid: int) -> int:
         return 0
 
 
-def is_readable(descriptor: int) -> bool:
-    """Whether there is something to read now, or whether what it stands for has ended."""
+def is_readable(descriptor: int, timeout: float = 0) -> bool:
+    """Whether there is something to read within some seconds, or what it stands for has ended."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(timeout * 1000))

@@ -11,7 +11,7 @@ import pytest
 import control
 from control import ProcMesh, SupervisionError
 from control.runtime import guards
-from control.runtime.guard import NAME
+from control.runtime.guard import WATCHER
 from control.runtime.guards import Guards
 from control.runtime.inheritance import Surroundings
 from control.settings import adopt, settings
@@ -47,6 +47,12 @@ def parent_of(pid: int) -> psutil.Process:
     parent = psutil.Process(pid).parent()
     assert parent is not None
     return parent
+
+
+def watcher_and_guard() -> tuple[psutil.Process, psutil.Process]:
+    (watcher,) = (one for one in psutil.Process().children() if one.name() == WATCHER.decode())
+    (guard,) = watcher.children()
+    return watcher, guard
 
 
 def test_what_actors_have_made_lives_as_long_as_their_process_and_no_longer(own_procs: Spawn) -> None:
@@ -93,6 +99,26 @@ def test_it_ends_with_who_has_started_the_keeper(own_procs: Spawn, failures: Fai
     assert own_procs().spawn("echo", Echo).pid.call_one().get(PATIENCE_S) not in (worker, *pids)  # there is another one
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_guard_goes_on_without_its_watcher(own_procs: Spawn, frozen: bool) -> None:
+    worker, pids = family_of(own_procs())
+    watcher, guard = watcher_and_guard()
+    if frozen:
+        watcher.suspend()
+    else:
+        watcher.kill()
+    assert own_procs().spawn("echo", Echo).pid.call_one().get(PATIENCE_S) not in (worker, *pids)
+    control.shutdown()
+    wait_until(lambda: not left([worker, *pids, guard.pid, watcher.pid]), "all of them end")
+
+
+def test_processes_are_of_the_session_and_the_group_of_the_script(own_procs: Spawn) -> None:
+    """Those of another session get less of the processors, and a terminal does not know them."""
+    worker = own_procs().spawn("echo", Echo).pid.call_one().get(PATIENCE_S)
+    line = [worker, parent_of(worker).pid, parent_of(parent_of(worker).pid).pid]
+    assert [(os.getsid(pid), os.getpgid(pid)) for pid in line] == [(os.getsid(0), os.getpgrp())] * 3
+
+
 def test_nobody_waits_for_a_guard_or_a_keeper_that_is_frozen(
     own_procs: Spawn, failures: Failures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,11 +131,11 @@ def test_nobody_waits_for_a_guard_or_a_keeper_that_is_frozen(
     os.kill(worker, signal.SIGKILL)
     assert "how is not known" in failures.wait().message
     procs.stop().get(PATIENCE_S)
-    (guard,) = (one for one in psutil.Process().children() if one.name() == NAME.decode())
+    watcher, guard = watcher_and_guard()
     guard.suspend()
     assert own_procs().spawn("echo", Echo).pid.call_one().get(PATIENCE_S) != worker
     control.shutdown()
-    wait_until(lambda: not left([keeper.pid, guard.pid]), "keeper and guard end")
+    wait_until(lambda: not left([keeper.pid, guard.pid, watcher.pid]), "all of them end")
 
 
 def test_who_has_lost_its_parent_and_ends_is_buried(own_procs: Spawn) -> None:
