@@ -8,8 +8,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 SOURCES := $(shell find dataplane -name '*.p[xy][xdi]' -o -name '*.h') setup.py pyproject.toml constraints.txt
 # Those of jobs on several machines are make test-hosts, those of the wheel make test-dist.
 TESTS  ?= tests --ignore=tests/hosts --ignore=tests/jobs --ignore=tests/packaging
-# How many files of tests run at a time.
+# How many files of tests run at a time. A process of pytest that dies ends the run: pytest-xdist, which would replace it,
+# may then wait for ever at the end.
 WORKERS ?= 2
+XDIST  := --numprocesses=$(WORKERS) --dist=loadfile --max-worker-restart=0
 ARGS   ?=
 
 .PHONY: help setup demo test test-packages test-verbs test-hosts check format bench bench-smoke bench-peers dist test-dist docs docs-serve proto clean
@@ -53,7 +55,7 @@ demo: $(DEMO_STAMP)
 	$(BIN)/python -m examples.rl_weight_sync $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile $(TESTS) $(ARGS)
+	$(BIN)/python -m pytest $(XDIST) $(TESTS) $(ARGS)
 
 # Tests whose program is missing skip; so a machine that does not let us install goes on without.
 test-packages:
@@ -69,7 +71,7 @@ test-verbs: $(STAMP)
 # started by the tests.
 test-hosts: $(STAMP)
 	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest tests/hosts $(ARGS)
-	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile tests/jobs $(ARGS)
+	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest $(XDIST) tests/jobs $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

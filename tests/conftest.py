@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from hypothesis import settings
 
 import dataplane
@@ -18,3 +19,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # These processes read from owners of every kind, those that are told to be reached over TCP among them.
 dataplane.configure(ucx={"NET_DEVICES": "lo"})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if (terminal := config.pluginmanager.get_plugin("terminalreporter")) is not None and config.getoption(
+        "numprocesses"
+    ):
+        config.pluginmanager.register(_AtOnce(terminal))
+
+
+class _AtOnce:
+    """Tells of failures when they happen. With several processes pytest does so at the end, which a run that is ended
+    from outside does not have."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.write_line(f"\n{report.nodeid}: failed in its {report.when}\n{report.longreprtext}")

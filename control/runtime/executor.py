@@ -37,6 +37,7 @@ class Executor(ABC):
         self._cell = cell
         self._thread = threading.Thread(target=self._run_guarded, name=f"actor-{cell.name}", daemon=True)
         self._interrupting = threading.Lock()
+        self._is_interrupted = False
 
     @property
     def thread_id(self) -> int | None:
@@ -87,7 +88,9 @@ class Executor(ABC):
             thread_id = self._thread.ident
             if thread_id is None or not self._thread.is_alive():
                 return True
-            return interruption.interrupt(thread_id, CellEndedError, _CALLERS)
+            is_done = interruption.interrupt(thread_id, CellEndedError, _CALLERS)
+            self._is_interrupted = self._is_interrupted or is_done
+            return is_done
 
     def stack(self) -> list[traceback.FrameSummary]:
         """Where the cell is in user code, the innermost call last; empty where it is in none. From any thread."""
@@ -116,7 +119,9 @@ class Executor(ABC):
         while True:
             try:
                 with self._interrupting:
-                    interruption.take_back(threading.get_ident())
+                    if self._is_interrupted:
+                        interruption.take_back()
+                    self._is_interrupted = False
                 return
             except CellEndedError:
                 continue  # it has come just now

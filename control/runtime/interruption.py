@@ -11,6 +11,7 @@ import ctypes
 import linecache
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Collection, Iterator
 from types import CodeType, FrameType
@@ -42,9 +43,26 @@ def interrupt(thread_id: int, error: type[BaseException], callers: Collection[Co
     return True
 
 
-def take_back(thread_id: int) -> None:
-    """Forget an exception that has not been raised yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), None)
+class _TakenBack(BaseException):
+    """Raised, and caught at once, in place of an exception that is not to come any more."""
+
+
+def take_back() -> None:
+    """Forget an exception that was to be raised in this thread and has not been.
+
+    Clearing it would not do: CPython then believes for ever that there is one (``PyThreadState_SetAsyncExc`` with NULL
+    sets the flag that only a raised one resets). It looks for it at each call and each turn of a loop, in all threads,
+    and with 3.11 a function that is traced never begins.
+
+    Raises:
+        BaseException: it has come just now; call again.
+    """
+    try:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(_TakenBack))
+        while True:
+            pass
+    except _TakenBack:
+        return
 
 
 def stack_of(thread_id: int, callers: Collection[CodeType]) -> list[traceback.FrameSummary]:

@@ -1,10 +1,12 @@
 """Every stop ends within its bound, whatever the actors do, and `finally`, `__cleanup__` and `atexit` run."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from control.actor import Actor
 from control.runtime import interruption
 from control.settings import adopt, settings
 
+from .actors import Echo
 from .conftest import PATIENCE_S, Failures, Script, alive, wait_until
 from .stuck import AsyncStuck, Owner, Stuck, compute
 
@@ -345,3 +348,32 @@ def test_a_negative_bound_is_refused(one: ProcMesh) -> None:
         one.spawn("stuck", Stuck).stop(-1.0)
     with pytest.raises(ValueError, match="must not be negative"):
         one.stop(-1.0)
+
+
+def test_the_interpreter_goes_on_as_before_where_something_was_interrupted_or_was_to_be(
+    own_procs: Callable[..., ProcMesh], tmp_path: Path
+) -> None:
+    """It would look for an exception at each call, and would never get beyond that where calls are traced (3.11)."""
+    procs = own_procs()
+    stop(procs.spawn("one", Echo))
+    stuck = procs.spawn("stuck", Stuck, str(tmp_path / "notes"))
+    begin(stuck, "computes")
+    with pytest.raises(StopTimeoutError):
+        stop(stuck)
+    assert procs.spawn("echo", Echo).run.call_one(traced).get(PATIENCE_S) == ["call", "line", "return"]
+
+
+def traced() -> list[str]:
+    events: list[str] = []
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        events.append(event)
+        return trace
+
+    def work() -> None:
+        pass
+
+    sys.settrace(trace)
+    work()
+    sys.settrace(None)
+    return events
