@@ -12,9 +12,12 @@ from dataplane._copy import gone
 from dataplane.errors import BackendUnavailableError, OwnerDiedError
 
 _EXIT_S = 0.05  # a socket or a queue pair fails a moment before its process counts as gone
+_DYING_S = 2.0  # what the rest of an end that has visibly begun may take on a busy machine
 
-# Field 22 of /proc/<pid>/stat, counted after the command name, which may itself hold blanks and parentheses: proc(5).
-_START_TIME_FIELD = 22 - 3
+# Fields 9 and 22 of /proc/<pid>/stat, counted after the command name, which may itself hold blanks and parentheses:
+# proc(5).
+_FLAGS_FIELD, _START_TIME_FIELD = 9 - 3, 22 - 3
+_PF_EXITING = 0x4  # linux/sched.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +59,26 @@ def start_time(pid: int) -> int | None:
     Raises:
         BackendUnavailableError: The system does not say, as without a file descriptor left.
     """
+    fields = _stat(pid)
+    return None if fields is None else int(fields[_START_TIME_FIELD])
+
+
+def is_dying(pid: int) -> bool:
+    """Whether the kernel is about to end a process, or has.
+
+    Raises:
+        BackendUnavailableError: The system does not say, as without a file descriptor left.
+    """
+    fields = _stat(pid)
+    return fields is None or bool(int(fields[_FLAGS_FIELD]) & _PF_EXITING)
+
+
+def _stat(pid: int) -> list[bytes] | None:
     try:
         stat = _read(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return int(stat[stat.rindex(b")") + 2 :].split()[_START_TIME_FIELD])
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def _read(path: str) -> bytes:
@@ -121,10 +139,11 @@ class ProcessWatch:
 
     def gone_soon(self) -> bool:
         """Whether the process is gone, after giving a dying one a moment."""
-        end = time.monotonic() + _EXIT_S
+        begun = time.monotonic()
         while not self.gone:
-            if time.monotonic() > end:
-                return False
+            waited = time.monotonic() - begun
+            if waited > _EXIT_S and (waited > _DYING_S or not is_dying(self.owner.pid)):
+                return self.gone
             time.sleep(_EXIT_S / 50)
         return True
 
