@@ -355,7 +355,7 @@ def test_the_interpreter_goes_on_as_before_where_something_was_interrupted_or_wa
 ) -> None:
     """It would look for an exception at each call, and would never get beyond that where calls are traced (3.11)."""
     procs = own_procs()
-    stop(procs.spawn("one", Echo))
+    procs.spawn("one", Echo).stop().get(PATIENCE_S)
     stuck = procs.spawn("stuck", Stuck, str(tmp_path / "notes"))
     begin(stuck, "computes")
     with pytest.raises(StopTimeoutError):
