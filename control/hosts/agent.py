@@ -31,8 +31,9 @@ from control.errors import ControlError, HostError
 from control.hosts import protocol
 from control.hosts.adopted import Relay
 from control.wire import addresses, engine
-from control.wire.certificates import Certificates
+from control.wire.certificates import REVIEW_S, Certificates
 from control.wire.envelope import JUDGED, Envelope, Kind, ProcessRef
+from control.wire.identity import Role
 from control.wire.link import Link
 
 MEMBER = Path(__file__).with_name("member.py")
@@ -84,7 +85,7 @@ class HostAgent:
 
     Raises:
         WireError: the address cannot be listened on.
-        CertificateError: the folder does not hold what TLS needs.
+        CertificateError: the folder does not hold what TLS needs, or not the certificate of a host.
     """
 
     def __init__(
@@ -113,16 +114,20 @@ class HostAgent:
         self._idle_timeout_s = idle_timeout_s
         self._idle_since_s = time.monotonic()
         self._gone = threading.Event()
-        certificates = None if certs is None else Certificates.read(certs)
+        self._certificates = None if certs is None else Certificates.read(certs)
+        if self._certificates is not None:
+            self._certificates.require(Role.HOST, "an agent")
         own = f"agent-{secrets.token_hex(8)}"
         where = addresses.at(host, port) if listening is None else addresses.within_host(own)
         self._door = Door(
-            [(where, certificates)],
+            [(where, self._certificates)],
             protocol.AGENT,
             secret,
             on_proven=self._came,
             on_closed=self._gone.set,
+            roles=(Role.SCRIPT,),  # for whatever an agent may be asked
         )
+        self._reviewed_s = time.monotonic()
         self._relay = None if listening is None else Relay(listening, addresses.within_host(own).partition(":")[2])
         self.address = addresses.at(host, self._door.ports[0] if listening is None else port)
         """``IP:PORT``."""
@@ -136,6 +141,7 @@ class HostAgent:
             while self._todo:
                 self._todo.popleft()()
             before = self._look_for_life(before)
+            self._review()
             self._reap_orphans()
             self._end_if_idle()
         for job in list(self._jobs.values()):
@@ -178,7 +184,7 @@ class HostAgent:
 
     def _came(self, guest: Any, peer: ProcessRef) -> None:
         link = Link(peer, lambda _, envelope: self._soon(self._ask, link, envelope), self._hung_up)
-        link.connected = True
+        link.connected, link.identity = True, guest.identity
         self._soon(self._links.add, link)
         from control.wire.handshake import WELCOME
 
@@ -197,6 +203,8 @@ class HostAgent:
         os.eventfd_read(self._wake)
 
     def _ask(self, link: Link, envelope: Envelope) -> None:
+        if link.lost is not None:
+            return  # its certificate was revoked meanwhile
         try:
             content = protocol.read(envelope)
             if envelope.method == "attach":
@@ -263,6 +271,15 @@ class HostAgent:
         self._links.discard(link)
         if (job := self._jobs.get(link)) is not None:
             self._end(job, reason)
+
+    def _review(self) -> None:
+        """Hang up on scripts whose certificates are revoked, which ends their jobs here."""
+        if self._certificates is None or time.monotonic() - self._reviewed_s < REVIEW_S:
+            return
+        for link in list(self._links):
+            if link.identity is not None and self._certificates.is_revoked(link.identity):
+                self._script_gone(link, f"the certificate of {link.identity} was revoked")
+        self._reviewed_s = time.monotonic()
 
     def _end(self, job: _Job, reason: str) -> None:
         if not job.is_ending:

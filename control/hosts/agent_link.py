@@ -13,9 +13,10 @@ from control.errors import AuthenticationError, DeadlineError, HostUnreachableEr
 from control.future import Future
 from control.hosts import protocol
 from control.wire import addresses, engine
-from control.wire.auth import NOT_OUR_SECRET
-from control.wire.certificates import Certificates
+from control.wire.auth import NOT_ADMITTED, NOT_OUR_SECRET
+from control.wire.certificates import REVIEW_S, Certificates
 from control.wire.envelope import Envelope, Kind, ProcessRef
+from control.wire.identity import Role
 
 
 class AgentLink:
@@ -27,14 +28,22 @@ class AgentLink:
         secret: the agent's.
         certificates: for TLS; None: none.
         timeout: in seconds, for the connection to stand.
+        role: with TLS: whose certificate has to be there.
 
     Raises:
         HostUnreachableError: nobody answers, or not as an agent would.
-        AuthenticationError: the agent has another secret.
+        AuthenticationError: the agent has another secret, or one side does not take the other's certificate.
     """
 
     def __init__(
-        self, host: str, port: int, secret: bytes, certificates: Certificates | None, *, timeout: float
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        certificates: Certificates | None,
+        *,
+        timeout: float,
+        role: Role = Role.HOST,
     ) -> None:
         engine.choose()
         from control.wire.handshake import Dial
@@ -43,6 +52,9 @@ class AgentLink:
 
         self.name = addresses.at(host, port)
         self._secret = secret
+        self._certificates = certificates
+        self._revoked_s = 0.0
+        """Since when it is known that the agent's certificate has been revoked."""
         self._numbers = itertools.count(1)
         self._answers: dict[int, Future[dict[str, Any]]] = {}
         self._lock = threading.Lock()
@@ -52,7 +64,7 @@ class AgentLink:
         stands: Future[None] = Future()
 
         def opened(stream: OutgoingStream) -> None:
-            self._link.connected = True
+            self._link.connected, self._link.identity = True, dial.identity
             self._link.open(stream)
             stands._settle(lambda: None)
 
@@ -67,6 +79,7 @@ class AgentLink:
             on_failure=failed,
             address=addresses.target(self.name),
             certificates=certificates,
+            roles=(role,),
         )
         threading.Thread(target=dial.stream.run, name=f"control-agent-{self.name}", daemon=True).start()
         try:
@@ -109,6 +122,21 @@ class AgentLink:
         """The agent's."""
         return self._secret
 
+    def review(self) -> None:
+        """Hang up if the certificate of the agent has been revoked.
+
+        Not at once: the agent ends what the job has there then, and the job's own links first say why they end.
+        """
+        identity = self._link.identity
+        if self._certificates is None or identity is None or self._link.lost is not None:
+            return
+        if not self._certificates.is_revoked(identity):
+            return
+        now = time.monotonic()
+        self._revoked_s = self._revoked_s or now
+        if now - self._revoked_s > REVIEW_S:
+            self._lost(self._link, f"the certificate of {identity} was revoked")
+
     def ping(self) -> None:
         """Show a sign of life."""
         self._link.post(Envelope(Kind.PING))
@@ -134,6 +162,8 @@ class AgentLink:
     def _fail(self, reason: str) -> None:
         if NOT_OUR_SECRET in reason or "wrong proof" in reason:
             raise AuthenticationError(f"the agent of {self.name} has another secret")
+        if NOT_ADMITTED in reason:
+            raise AuthenticationError(f"the agent of {self.name} and this process part: {reason}")
         raise HostUnreachableError(f"the agent of {self.name} cannot be reached: {reason}")
 
     def _deliver(self, peer: ProcessRef, envelope: Envelope) -> None:

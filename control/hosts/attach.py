@@ -9,11 +9,13 @@ from typing import TypeAlias
 
 from control import private_file
 from control.errors import AlreadyInJobError, CertificateError, HostError, InsecureHostError
+from control.hosts import protocol
 from control.hosts.data_plane import open_data_plane
 from control.hosts.mesh import HostMesh
 from control.runtime import job as runtime
 from control.wire import addresses
 from control.wire.certificates import SECRET, Certificates
+from control.wire.identity import Role
 
 HostAddresses: TypeAlias = "Iterable[str] | str | os.PathLike[str] | Callable[[], Iterable[str]]"
 
@@ -39,8 +41,10 @@ def attach_to_hosts(
     Args:
         hosts: addresses, ``tcp://HOST:PORT``; or a file with one in each line (``#`` begins a comment); or a function
             that returns them.
-        secret_file: the file with the agents' secret; None: the file ``secret`` in ``certs``.
-        certs: a folder with the certificates of this machine (``skipper certs issue`` makes one), for TLS.
+        secret_file: the file with the agents' secret, or with that of which each has its part (``skipper host secret
+            --per-host`` makes one); None: the file ``secret`` in ``certs``.
+        certs: a folder with a script's certificate for this machine (``skipper certs issue --role script`` makes one),
+            for TLS.
         insecure: go without TLS to other machines. Whoever sits on the way then reads what is sent, and can change it,
             which is as good as running code in the job; so the network has to be trusted as a whole.
         address: the IP at which this script is reached from the hosts; None: that which the way to the first one has.
@@ -56,8 +60,9 @@ def attach_to_hosts(
         HostMismatchError: an agent runs another version of Python or of this library.
         HostError: an agent refuses, as while it is drained.
         InsecureHostError: (a `ValueError`) another machine is to be attached without TLS, and ``insecure`` is not set.
-        AuthenticationError: an agent has another secret.
-        CertificateError: (a `ValueError`) ``certs`` is not what TLS needs.
+        AuthenticationError: an agent has another secret, or one side does not take the certificate of the other: it is
+            for another role or cluster, or was revoked.
+        CertificateError: (a `ValueError`) ``certs`` is not what TLS needs, or not a script's.
         UnsafeFileError: others can read the secret.
         AlreadyInJobError: this process is not the script of its job.
         ValueError: there are no hosts, or one twice, or that is no address, or there is no secret.
@@ -82,6 +87,8 @@ def attach_to_hosts(
         )
     folder = None if certs is None else os.path.abspath(certs)
     certificates = None if folder is None else Certificates.read(folder)
+    if certificates is not None:
+        certificates.require(Role.SCRIPT, "attach_to_hosts")
     secret = read_secret(Path(secret_file) if secret_file is not None else Path(folder or "") / SECRET)
     if (process.certs != folder) and addresses.host_of(process.me.address):
         raise CertificateError("this job uses other certificates already, or none: attach all of its hosts alike")
@@ -95,7 +102,7 @@ def attach_to_hosts(
         process.data_plane_is_open = opened
         if opened:
             open_data_plane(own)
-    options = [Options(host, port, secret, certificates, opened) for host, port in found]
+    options = [Options(host, port, protocol.secret_of_host(secret, host), certificates, opened) for host, port in found]
     return HostMesh(attachments.attach_all(options, timeout))
 
 

@@ -16,6 +16,7 @@ from control.hosts.agent_link import AgentLink
 from control.hosts.attaching import Options, attach_one
 from control.runtime import job as runtime
 from control.runtime.stops import OWNED
+from control.wire.certificates import REVIEW_S
 from control.wire.envelope import BEATS, ProcessRef
 
 if TYPE_CHECKING:
@@ -73,8 +74,9 @@ class Attachments:
         link.close()
 
     def _beat(self) -> None:
-        while not self.over.wait(self.process.settings.heartbeat_s / BEATS):
+        while not self.over.wait(min(self.process.settings.heartbeat_s / BEATS, REVIEW_S)):
             for link in list(self.agents):
+                link.review()
                 link.ping()
 
     def attach(self, options: Options, timeout: float) -> tuple[AgentLink, ProcessRef]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ipaddress
 import logging
 import os
 import secrets
@@ -14,11 +15,12 @@ from pathlib import Path
 
 from control.command_line import EXIT_CODES, run
 from control.errors import ControlError, InsecureHostError
-from control.hosts import adopted, announcement
+from control.hosts import adopted, announcement, protocol
 from control.hosts.agent_link import AgentLink
 from control.hosts.attach import LEAST_SECRET_NBYTES, read_secret
 from control.wire import addresses, engine
 from control.wire.certificates import SECRET, Certificates
+from control.wire.identity import Role
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper host") -> int:
@@ -47,6 +49,10 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
     secret = commands.add_parser("secret", help="make a secret for agents and scripts, in a new file of mode 0600")
     secret.add_argument("file", metavar="FILE")
+    kind = secret.add_mutually_exclusive_group()
+    kind.add_argument("--per-host", action="store_true", help="make one for scripts alone, and each host's part of it:")
+    kind.add_argument("--of", metavar="FILE", help="make the part, of the secret in this file, of the host --host")
+    secret.add_argument("--host", metavar="IP", help="with --of: where scripts reach the agent")
     secret.set_defaults(run=_secret)
 
     serve = commands.add_parser("serve", help="be the agent of this machine, until SIGTERM or a drain")
@@ -81,9 +87,19 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _secret(given: argparse.Namespace) -> int:
+    if (given.of is None) != (given.host is None):
+        raise ValueError("--of and --host go together: the file of the scripts' secret, and the IP of the host")
+    text = secrets.token_hex(32)
+    if given.per_host:
+        text = protocol.PER_HOST.decode() + text
+    elif given.of is not None:
+        whole = read_secret(Path(given.of))
+        if not whole.startswith(protocol.PER_HOST):
+            raise ValueError(f"{given.of} holds no secret that was made with --per-host")
+        text = protocol.secret_of_host(whole, str(ipaddress.ip_address(given.host))).decode()
     fd = os.open(given.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(32) + "\n")
+        file.write(text + "\n")
     return 0
 
 
@@ -104,9 +120,12 @@ def _serve_at(given: argparse.Namespace, listening: socket.socket | None) -> int
     from control.hosts.agent import HostAgent
 
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
-    agent = HostAgent(
-        host, port, _secret_of(given), certs=given.certs, idle_timeout_s=given.idle_timeout, listening=listening
-    )
+    secret = _secret_of(given)
+    if secret.startswith(protocol.PER_HOST):
+        raise ValueError(
+            "that is the secret of scripts: skipper host secret --of FILE --host IP makes this host's part"
+        )
+    agent = HostAgent(host, port, secret, certs=given.certs, idle_timeout_s=given.idle_timeout, listening=listening)
     agent.end_by_signals()
     if given.until_eof:
         agent.end_with(sys.stdin.fileno())
@@ -153,7 +172,9 @@ _MOST_SECRET_NBYTES = 4096
 def _connect(given: argparse.Namespace) -> AgentLink:
     host, port = addresses.parse(given.address)
     certificates = None if given.certs is None else Certificates.read(given.certs)
-    return AgentLink(host, port, _secret_of(given), certificates, timeout=_TIMEOUT_S)
+    if certificates is not None:
+        certificates.require(Role.SCRIPT, "what agents are asked")
+    return AgentLink(host, port, protocol.secret_of_host(_secret_of(given), host), certificates, timeout=_TIMEOUT_S)
 
 
 def _secret_of(given: argparse.Namespace) -> bytes:

@@ -21,6 +21,9 @@ from control.wire.envelope import Envelope, Kind
 AGENT = "host-agent"
 """Whom a script dials at the address of an agent."""
 
+PER_HOST = b"per-host:"
+"""How a script's secret begins that agents do not have: see `secret_of_host`."""
+
 _ERRORS: dict[str, type[ControlError]] = {
     error.__name__: error for error in (HostError, HostMismatchError, HostUnreachableError)
 }
@@ -93,6 +96,21 @@ def check_versions(theirs: Mapping[str, object], who: str) -> None:
     ]
     if different:
         raise HostMismatchError(f"the script cannot use {who}: {'; '.join(different)}")
+
+
+def secret_of_host(secret: bytes, host: str) -> bytes:
+    """What a script and the agent of one host both know, given what the script knows.
+
+    That is the same, unless the script's secret is one of which every host has its own part. Such a part is good for
+    the agent at one IP, and tells nothing of the others.
+
+    Args:
+        secret: the script's.
+        host: the IP at which the agent is dialed.
+    """
+    if not secret.startswith(PER_HOST):
+        return secret
+    return hmac.digest(secret, b"skipper host " + host.encode(), "sha256").hex().encode()
 
 
 def mask(secret: bytes, agents_secret: bytes, nonce: bytes) -> bytes:

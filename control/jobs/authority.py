@@ -9,9 +9,10 @@ import tempfile
 import threading
 from pathlib import Path
 
-from control.errors import JobError, JobLibraryError
+from control.errors import CertificateError, JobError, JobLibraryError
 from control.hosts.data_plane import address_of
 from control.jobs.folder import JobFolder
+from control.wire.identity import Role
 
 DAYS = 90
 """How long certificates are valid: longer than any job lasts."""
@@ -24,7 +25,8 @@ _ours: Path | None = None
 class Authority:
     """What signs the certificates of a job's places, in the folder of the job.
 
-    Who can read that knows the agents' secret already, so the authority's key is as safe there as the job is.
+    What lies there for the places signs for hosts alone: a place has its certificate made with it, and cannot pass
+    itself off as the script to the other places.
 
     Args:
         folder: of the job.
@@ -45,9 +47,12 @@ class Authority:
         """
         path = self._folder.path / "authority"
         if not path.exists():
+            made = _of_this_process(self._address) / "authority"
+            from control.hosts.certs import delegate
+
             try:
-                shutil.copytree(_of_this_process(self._address) / "authority", path)
-            except OSError as error:
+                delegate(made, path, role=Role.HOST)
+            except CertificateError as error:
                 raise JobError(f"the authority of the job cannot be made: {error}") from error
         return path
 
@@ -73,7 +78,7 @@ def _of_this_process(address: str | None) -> Path:
             folder = Path(tempfile.mkdtemp(prefix="skipper-authority-"))
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
             make_authority(folder / "authority", days=DAYS)
-            issue(folder / "authority", folder / "script", own_addresses(address))
+            issue(folder / "authority", folder / "script", own_addresses(address), role=Role.SCRIPT)
             _ours = folder
         return _ours
 

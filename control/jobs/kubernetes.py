@@ -19,7 +19,7 @@ from control.jobs.job import Job
 from control.jobs.kubernetes_api import Api
 from control.jobs.manifests import Manifest, Pods
 from control.jobs.pods import Pod, failure_of, place_of
-from control.wire.certificates import AUTHORITY, AUTHORITY_KEY, SECRET
+from control.wire.certificates import AUTHORITY, AUTHORITY_KEY, SECRET, SIGNER
 
 TIMEOUT_S = 30.0
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which names of Services follow
@@ -132,23 +132,33 @@ class Trust:
         if not made.exists():
             from control.hosts.certs import issue
 
-            issue(self._given, made, own_addresses(self._address))
+            issue(self._given, made, own_addresses(self._address), role="script")
         return made
 
     def files(self) -> dict[str, bytes]:
-        """What pods have to know.
+        """What pods have to know: with TLS also an authority that signs for hosts alone.
 
         Raises:
             CertificateError: it is not there.
         """
         found = {SECRET: read_secret(self.secret_file)}
-        folder = (self._given or self._own.path) if self.tls else Path()
-        for name in (AUTHORITY, AUTHORITY_KEY) if self.tls else ():
+        folder = self._signs_for_pods() if self.tls else Path()
+        for name in (AUTHORITY, AUTHORITY_KEY, SIGNER) if self.tls else ():
             try:
                 found[name] = (folder / name).read_bytes()
             except OSError as error:
                 raise CertificateError(f"{folder / name} cannot be read: {error.strerror}") from error
         return found
+
+    def _signs_for_pods(self) -> Path:
+        if self._given is None:
+            return self._own.path
+        made = self._folder.path / "pods"
+        if not made.exists():
+            from control.hosts.certs import delegate
+
+            delegate(self._given, made, role="host")
+        return made
 
 
 class KubernetesEngine:

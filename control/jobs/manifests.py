@@ -210,6 +210,6 @@ def _command(pods: Pods, tls: bool) -> str:
     serve = f'exec skipper host serve --address "tcp://[$POD_IP]:{pods.port}" --idle-timeout {pods.idle_timeout_s}'
     if tls:
         certs = f"{OWN_FOLDER}/certs"
-        return f'skipper certs issue {SECRET_FOLDER} {certs} --host "$POD_IP" && {serve} --certs {certs}'
+        return f'skipper certs issue {SECRET_FOLDER} {certs} --role host --host "$POD_IP" && {serve} --certs {certs}'
     copy = f"umask 077 && cat {SECRET_FOLDER}/secret > {OWN_FOLDER}/secret"
     return f"{copy} && {serve} --secret-file {OWN_FOLDER}/secret --insecure"

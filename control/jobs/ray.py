@@ -24,7 +24,7 @@ from control.jobs.authority import Authority
 from control.jobs.engine import Place, PlaceState
 from control.jobs.folder import JobFolder
 from control.jobs.job import Job
-from control.wire.certificates import AUTHORITY, AUTHORITY_KEY, SECRET
+from control.wire.certificates import AUTHORITY, AUTHORITY_KEY, SECRET, SIGNER
 
 DRIVER = Path(__file__).with_name("ray_driver.py")
 TIMEOUT_S = 60.0
@@ -163,7 +163,7 @@ class RayEngine:
         """Start the driver, and have it ask for the placement group."""
         files = {SECRET: self._folder.secret_file}
         if isinstance(self._trust, Authority):
-            files |= {name: self._trust.path / name for name in (AUTHORITY, AUTHORITY_KEY)}
+            files |= {name: self._trust.path / name for name in (AUTHORITY, AUTHORITY_KEY, SIGNER)}
         texts = {name: path.read_text(encoding="ascii") for name, path in files.items()}
         self._logs = [""] * places
         self._driver = subprocess.Popen(

@@ -25,7 +25,7 @@ def main(folder: str, host: str, options: list[str]) -> int:
     if os.path.exists(os.path.join(folder, AUTHORITY)):
         from control.hosts.certs import issue
 
-        options += ["--certs", str(issue(folder, os.path.join(folder, "certs"), [host]))]
+        options += ["--certs", str(issue(folder, os.path.join(folder, "certs"), [host], role="host"))]
     return command.main(["serve", *options])
 
 

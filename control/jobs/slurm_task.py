@@ -33,7 +33,7 @@ def main(announcement: str, secret_file: str, idle_s: str, interface: str, autho
     if authority:
         from control.hosts.certs import issue
 
-        options += ["--certs", str(issue(authority, f"{announcement}.certs", [host]))]
+        options += ["--certs", str(issue(authority, f"{announcement}.certs", [host], role="host"))]
     else:
         options += ["--insecure"]
     return command.main(["serve", *options, "--idle-timeout", idle_s])

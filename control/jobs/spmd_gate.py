@@ -25,6 +25,7 @@ from control.settings import Settings
 from control.wire import addresses
 from control.wire.certificates import SECRET, Certificates
 from control.wire.envelope import Envelope, ProcessRef
+from control.wire.identity import MEMBERS, Role
 from control.wire.link import Link
 from control.wire.payload import pack
 
@@ -110,6 +111,9 @@ class Keeper:
         self._process, self._gate, self._run = process, gate, run
         self._links: set[Link] = set()
         self._gone = threading.Event()
+        certificates = gate.certificates
+        if certificates is not None:
+            certificates.require(Role.SCRIPT, "rank 0")
         if not addresses.host_of(process.me.address):
             process.listen_beyond(gate.host, gate.certs)
             process.data_plane_is_open = gate.data_plane
@@ -117,11 +121,12 @@ class Keeper:
                 open_data_plane(gate.host)
         place = addresses.at(gate.host, gate.port)
         self._door = Door(
-            [(place, gate.certificates)],
+            [(place, certificates)],
             protocol.AGENT,
             gate.secret,
             on_proven=self._came,
             on_closed=self._gone.set,
+            roles=MEMBERS,
         )
 
     def close(self) -> None:
@@ -184,7 +189,10 @@ def come(gate: Gate, run: str, name: str, *, timeout: float) -> Process:
         AuthenticationError: rank 0 has another secret.
     """
     asked = {"versions": protocol.versions(), "run": run}
-    with AgentLink(gate.host, gate.port, gate.secret, gate.certificates, timeout=timeout) as link:
+    certificates = gate.certificates
+    if certificates is not None and certificates.identity.role not in MEMBERS:
+        certificates.require(Role.HOST, "a rank")
+    with AgentLink(gate.host, gate.port, gate.secret, certificates, timeout=timeout, role=Role.SCRIPT) as link:
         there = link.ask("come", asked, timeout=timeout)
     root = ProcessRef(there["root"]["id"], there["root"]["address"], there["root"]["name"])
     secret = protocol.mask(bytes.fromhex(there["masked_secret"]), gate.secret, bytes.fromhex(there["nonce"]))

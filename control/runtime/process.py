@@ -110,6 +110,7 @@ class Process:
             heartbeat_s=self.settings.heartbeat_s,
             unresponsive_s=self.settings.unresponsive(),
             connect_timeout_s=self.settings.connect_timeout_s,
+            script_id=root.id,
             certificates=None if certs is None else Certificates.read(certs),
         )
         loop_thread.run(self.transport.start(), timeout=START_TIMEOUT_S)

@@ -41,6 +41,12 @@ def target(address: str) -> str:
     return address if not host else f"{'ipv6' if ':' in host else 'ipv4'}:{address}"
 
 
+def dialed(target: str) -> str:
+    """The IP of a gRPC target; empty for one within this host."""
+    kind, _, address = target.partition(":")
+    return host_of(address) if kind in ("ipv4", "ipv6") else host_of(target)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an IP."""
     import ipaddress

@@ -16,6 +16,9 @@ VERSION = "3"
 NOT_OUR_SECRET = "whoever listens there does not know the job's secret"
 """Part of the reason why a link is lost whose other end could not prove itself."""
 
+NOT_ADMITTED = "the certificates do not go together"
+"""Beginning of the reason why a link is lost one end of which has a certificate that the other end does not take."""
+
 NONCE_NBYTES = 32
 PROOF_NBYTES = 32
 SECRET_NBYTES = 32

@@ -1,57 +1,365 @@
 """`Certificates`: what a process shows to others and asks of them where TLS protects links between hosts.
 
-Both ends of a connection show a certificate, and each takes only one that the same authority has signed. The names in
-it are checked by who dials: it has to hold the IP of the host that was dialed.
+Both ends of a connection show a certificate, and each takes only one that an authority of its folder has signed, of its
+own cluster, with a role that may take this part, and not revoked. Who dials checks besides that it holds the IP of the
+host that was dialed. The server has the client's certificate from TLS. The client gets the server's, in the handshake
+behind that, with a signature over it: gRPC does not tell a client whom it has met.
+
+The folder is looked at again and again, so what is replaced there holds for whatever connects from then on.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
+import stat
+import threading
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from control.errors import CertificateError
+from control.wire.identity import Identity, Role
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 AUTHORITY, CERTIFICATE, KEY, SECRET = "ca.pem", "cert.pem", "key.pem", "secret"
 """Names of the files in a folder of certificates."""
 
+REVOKED = "revoked.pem"
+"""Besides, once something was revoked: the lists of revoked certificates of the authorities."""
+
 AUTHORITY_KEY = "ca-key.pem"
 """Besides, in the folder of an authority."""
 
+SIGNER = "signer.pem"
+"""Besides, in the folder of an authority below another: its certificate."""
+
+REVIEW_S = 2.0
+"""How often a process looks whether the certificate at the other end of a connection has been revoked."""
+
+_LOOK_S = 0.5
+"""How long what was found in a folder is taken for what is there."""
+
+_MOST_NBYTES = 1 << 20
+"""Of a file: a list of some ten thousand revoked certificates."""
+
+_log = logging.getLogger("control")
+
 
 @dataclass(frozen=True, slots=True)
-class Certificates:
-    """The content of three PEM files.
+class _Content:
+    """What a folder holds.
 
     Attributes:
-        authority: certificates of those whose signature counts.
-        certificate: this host's, with those between it and the authority.
-        key: the private key that belongs to it.
+        authority: PEM: certificates of those whose signature counts.
+        certificate: PEM: this end's, with those between it and the authority.
+        key: PEM: the private key that belongs to it.
+        identity: what the certificate says.
+        authorities: ``authority``.
+        chain: ``certificate``.
+        signs: ``key``.
+        revoked: issuers and serial numbers of what has been revoked.
     """
 
     authority: bytes
     certificate: bytes
     key: bytes
+    identity: Identity
+    authorities: tuple[x509.Certificate, ...]
+    chain: tuple[x509.Certificate, ...]
+    signs: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+    revoked: frozenset[tuple[bytes, int]]
+
+    def __repr__(self) -> str:
+        return "<the content of a folder of certificates>"  # never the key
+
+
+class Certificates:
+    """The certificates in a folder, as they are there by now. Its methods may be called from any thread.
+
+    Args:
+        folder: with ``ca.pem``, ``cert.pem``, ``key.pem`` and perhaps ``revoked.pem``.
+
+    Raises:
+        CertificateError: a file is missing or not what it should be, others than its owner can read the key or write
+            one of the files, the certificate has no role or is not valid now, or cryptography is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(os.path.abspath(folder))
+        self._lock = threading.Lock()
+        self._seen = _stamp(self._folder)
+        self._content = _load(self._folder)
+        self._looked_s = time.monotonic()
 
     @staticmethod
     def read(folder: str | os.PathLike[str]) -> Certificates:
-        """Read ``ca.pem``, ``cert.pem`` and ``key.pem``.
+        """See the class."""
+        return Certificates(folder)
+
+    @property
+    def authority(self) -> bytes:
+        """PEM: certificates of those whose signature counts."""
+        return self._now().authority
+
+    def pems(self) -> tuple[bytes, bytes, bytes]:
+        """The authorities, this end's certificate and its key, which belong together."""
+        now = self._now()
+        return now.authority, now.certificate, now.key
+
+    @property
+    def identity(self) -> Identity:
+        """Who this end is."""
+        return self._now().identity
+
+    def require(self, role: Role, what: str) -> None:
+        """See that these are the certificates of who does ``what``.
 
         Raises:
-            CertificateError: a file is missing or no PEM, or others than its owner can read the key.
+            CertificateError: they are for another role.
         """
-        where = Path(folder)
-        contents = []
-        for name in (AUTHORITY, CERTIFICATE, KEY):
+        mine = self.identity
+        if mine.role is not role:
+            raise CertificateError(
+                f"{self._folder} holds the certificate of a {mine.role}, and {what} takes that of a {role}: "
+                f"skipper certs issue --role {role} makes one"
+            )
+
+    def admit(self, pems: Sequence[bytes], roles: Collection[Role]) -> Identity:
+        """See whether the other end, which has shown these certificates to TLS, may take a part that is for some roles.
+
+        Raises:
+            CertificateError: it may not.
+        """
+        from cryptography import x509
+
+        chain: list[x509.Certificate] = []
+        for pem in pems:
             try:
-                contents.append((where / name).read_bytes())
-            except OSError as error:
-                raise CertificateError(f"{where / name} cannot be read: {error.strerror}") from error
-            if b"-----BEGIN " not in contents[-1]:
-                raise CertificateError(f"{where / name} is no PEM file")
-        if (where / KEY).stat().st_mode & 0o077:
-            raise CertificateError(f"{where / KEY} can be read by others than its owner: chmod 600")
-        return Certificates(*contents)
+                chain += [each for each in x509.load_pem_x509_certificates(pem) if each not in chain]
+            except ValueError as error:
+                raise CertificateError(f"the certificate cannot be read: {error}") from None
+        return self._judge(chain, roles)
+
+    def is_revoked(self, identity: Identity) -> bool:
+        """Whether a certificate has been revoked, or one above it."""
+        return not self._now().revoked.isdisjoint(identity.numbers)
+
+    def sign(self, *transcript: bytes) -> tuple[bytes, bytes]:
+        """This end's certificates, and its signature over what was said before.
+
+        Returns:
+            What `check` takes.
+        """
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        now = self._now()
+        shown = b"".join(_sized(certificate.public_bytes(Encoding.DER)) for certificate in now.chain)
+        text, kind = _text(shown, transcript), _kind(is_rsa=not isinstance(now.signs, ec.EllipticCurvePrivateKey))
+        return shown, now.signs.sign(text, *kind)  # type: ignore[arg-type]  # the kind is that of the key
+
+    def check(
+        self, shown: object, signature: object, transcript: Sequence[bytes], host: str, roles: Collection[Role]
+    ) -> Identity:
+        """See whether the other end, dialed at ``host``, has a certificate for that and for one of some roles.
+
+        Args:
+            shown: what `sign` has returned there.
+            signature: likewise.
+            transcript: what was said before.
+            host: an IP.
+            roles: those that may take the part of who is dialed.
+
+        Raises:
+            CertificateError: it has not.
+        """
+        from cryptography import x509
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric import ec, rsa
+
+        if not isinstance(shown, bytes) or not isinstance(signature, bytes):
+            raise CertificateError(
+                "who listens there has shown no role: it runs another version, or has no certificate"
+            )
+        try:
+            chain = [x509.load_der_x509_certificate(der) for der in _parts(shown)]
+        except ValueError as error:
+            raise CertificateError(f"the certificate cannot be read: {error}") from None
+        identity = self._judge(chain, roles)
+        key, text = chain[0].public_key(), _text(shown, transcript)
+        try:
+            if isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey):
+                key.verify(signature, text, *_kind(is_rsa=isinstance(key, rsa.RSAPublicKey)))  # type: ignore[arg-type]
+            else:
+                raise CertificateError("the certificate has a key of a kind that is not known here")
+        except InvalidSignature:
+            raise CertificateError(f"who listens there has no key for the certificate of {identity}") from None
+        if host not in identity.hosts:
+            raise CertificateError(f"the certificate of {identity} is not for {host}")
+        return identity
+
+    def _judge(self, chain: Sequence[x509.Certificate], roles: Collection[Role]) -> Identity:
+        from control.wire.chain import identity_of, verify
+
+        now = self._now()
+        verify(chain, now.authorities)
+        identity = identity_of(chain)
+        if identity.cluster != now.identity.cluster:
+            raise CertificateError(f"{identity} does not belong to the cluster {now.identity.cluster!r}")
+        if not now.revoked.isdisjoint(identity.numbers):
+            raise CertificateError(f"the certificate of {identity} was revoked")
+        if identity.role not in roles:
+            raise CertificateError(f"{identity} has not the role of a {' or a '.join(sorted(roles))}")
+        return identity
+
+    def _now(self) -> _Content:
+        with self._lock:
+            if time.monotonic() - self._looked_s > _LOOK_S:
+                self._look()
+                self._looked_s = time.monotonic()
+            return self._content
+
+    def _look(self) -> None:
+        """Take over what has changed, all of it or nothing: files are replaced one by one."""
+        seen = _stamp(self._folder)
+        if seen == self._seen:
+            return
+        before = self._content
+        try:
+            found = _load(self._folder)
+            if (found.identity.cluster, found.identity.role) != (before.identity.cluster, before.identity.role):
+                raise CertificateError(f"that is the certificate of {found.identity}, which is not {before.identity}")
+        except CertificateError as error:
+            _log.warning("the certificates in %s stay as they were: %s", self._folder, error)
+        else:
+            # What was revoked stays so for this process, also where the list is lost on the way.
+            self._content = dataclasses.replace(found, revoked=found.revoked | before.revoked)
+        self._seen = seen
 
     def __repr__(self) -> str:
-        return "<Certificates>"  # never the key
+        return f"<Certificates {self._folder}>"
+
+
+def _stamp(folder: Path) -> tuple[object, ...]:
+    """What differs once a file in a folder was written or replaced."""
+
+    def of(name: str) -> tuple[int, ...] | None:
+        try:
+            found = (folder / name).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    return tuple(map(of, (AUTHORITY, CERTIFICATE, KEY, REVOKED)))
+
+
+def _load(folder: Path) -> _Content:
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec, rsa
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError as error:
+        raise CertificateError("TLS between hosts takes cryptography: pip install 'skipper-mesh[hosts]'") from error
+    from control.wire.chain import identity_of, verify
+
+    authority, certificate = _read(folder / AUTHORITY), _read(folder / CERTIFICATE)
+    key, revoked = _read(folder / KEY, is_private=True), _read(folder / REVOKED, is_needed=False)
+    name = AUTHORITY
+    try:
+        authorities = x509.load_pem_x509_certificates(authority)
+        name = CERTIFICATE
+        chain = x509.load_pem_x509_certificates(certificate)
+        name = KEY
+        signs = load_pem_private_key(key, None)
+        name = REVOKED
+        numbers = _revoked(revoked, authorities)
+    except (ValueError, TypeError) as error:
+        raise CertificateError(f"{folder / name} is not what it should be: {error}") from error
+    if not isinstance(signs, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
+        raise CertificateError(f"{folder / KEY} is neither a key of an elliptic curve nor one of RSA")
+    if signs.public_key() != chain[0].public_key():
+        raise CertificateError(f"{folder / KEY} does not belong to {CERTIFICATE}")
+    try:
+        verify(chain, authorities)
+        identity = identity_of(chain)
+    except CertificateError as error:
+        raise CertificateError(f"{folder / CERTIFICATE}: {error}") from None
+    return _Content(authority, certificate, key, identity, tuple(authorities), tuple(chain), signs, numbers)
+
+
+def _read(path: Path, *, is_private: bool = False, is_needed: bool = True) -> bytes:
+    """The content of a PEM file that nobody else could have written, nor read where it is private."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not to wait where it is a pipe
+    except FileNotFoundError as error:
+        if not is_needed:
+            return b""
+        raise CertificateError(f"{path} cannot be read: {error.strerror}") from error
+    except OSError as error:
+        raise CertificateError(f"{path} cannot be read: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
+            raise CertificateError(f"{path} is no file of this user or of root")
+        if is_private and found.st_mode & 0o077:
+            raise CertificateError(f"{path} can be read by others than its owner: chmod 600")
+        if found.st_mode & 0o022:
+            raise CertificateError(f"{path} can be written by others than its owner: chmod go-w")
+        content = file.read(_MOST_NBYTES)
+    if b"-----BEGIN " not in content:
+        raise CertificateError(f"{path} is no PEM file")
+    return content
+
+
+def _revoked(pem: bytes, authorities: Sequence[x509.Certificate]) -> frozenset[tuple[bytes, int]]:
+    from cryptography import x509
+
+    end = b"-----END X509 CRL-----"
+    numbers: set[tuple[bytes, int]] = set()
+    for part in pem.split(end)[:-1]:
+        found = x509.load_pem_x509_crl(part + end + b"\n")
+        if not any(
+            authority.subject == found.issuer and found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
+            for authority in authorities
+        ):
+            raise ValueError("none of the authorities has signed this list")
+        issuer = found.issuer.public_bytes()
+        numbers |= {(issuer, entry.serial_number) for entry in found}
+    return frozenset(numbers)
+
+
+def _text(shown: bytes, transcript: Sequence[bytes]) -> bytes:
+    """What is signed: lengths keep neighbouring parts apart."""
+    return b"".join(map(_sized, (b"skipper certificate of who was dialed", shown, *transcript)))
+
+
+def _sized(part: bytes) -> bytes:
+    return len(part).to_bytes(4, "little") + part
+
+
+def _parts(shown: bytes) -> list[bytes]:
+    found = []
+    while shown:
+        nbytes = int.from_bytes(shown[:4], "little")
+        part, shown = shown[4 : 4 + nbytes], shown[4 + nbytes :]
+        if not part or len(part) != nbytes:
+            raise ValueError("it is cut off")
+        found.append(part)
+    return found
+
+
+def _kind(*, is_rsa: bool) -> tuple[object, ...]:
+    """How is signed, by the kind of the key."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec, padding
+
+    if not is_rsa:
+        return (ec.ECDSA(hashes.SHA256()),)
+    return padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH), hashes.SHA256()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from control.wire.certificates import Certificates
 from control.wire.envelope import ProcessRef
 from control.wire.handshake import Guest
+from control.wire.identity import Role
 from control.wire.listener import Listener
 from control.wire.streams import IncomingStream
 
@@ -29,6 +30,7 @@ class Door:
         secret: what they have to know.
         on_proven: takes the stream and the process at its other end, on the listener's thread.
         on_closed: told when nothing is left of the listener.
+        roles: whose certificates are taken, where there is TLS.
 
     Raises:
         WireError: an address cannot be listened on.
@@ -42,7 +44,11 @@ class Door:
         *,
         on_proven: Callable[[Guest, ProcessRef], None],
         on_closed: Callable[[], None],
+        roles: Collection[Role] = (),
     ) -> None:
+        self._certificates = next((each for _, each in addresses if each is not None), None)
+        """Of all addresses that have any: a process has one folder of them."""
+        self._roles = roles
         self._name = name
         self._secret = secret
         self._on_proven = on_proven
@@ -69,7 +75,15 @@ class Door:
     def _came(self, stream: IncomingStream) -> None:
         if len(self._strangers) >= MAX_STRANGERS:
             self._turn_away(next(iter(self._strangers)))
-        guest = Guest(stream, self._name, self._secret, on_proven=self._let_in, on_gone=self._forget)
+        guest = Guest(
+            stream,
+            self._name,
+            self._secret,
+            on_proven=self._let_in,
+            on_gone=self._forget,
+            certificates=self._certificates,
+            roles=self._roles,
+        )
         if guest.receive():
             self._strangers[guest] = time.monotonic() + HANDSHAKE_TIMEOUT_S
 
@@ -122,8 +136,10 @@ class Doors:
         self._gone = asyncio.Event()
         """Set once nothing is left of any."""
 
-    def open(self, addresses: Sequence[tuple[str, Certificates | None]]) -> tuple[int, ...]:
-        """Open one more, at addresses as `Door` takes them; from any thread.
+    def open(
+        self, addresses: Sequence[tuple[str, Certificates | None]], roles: Collection[Role] = ()
+    ) -> tuple[int, ...]:
+        """Open one more, at addresses and for roles as `Door` takes them; from any thread.
 
         Returns:
             The TCP port of each address.
@@ -131,7 +147,14 @@ class Doors:
         Raises:
             WireError: an address cannot be listened on.
         """
-        door = Door(addresses, self._name, self._secret, on_proven=self._on_proven, on_closed=self._one_closed)
+        door = Door(
+            addresses,
+            self._name,
+            self._secret,
+            on_proven=self._on_proven,
+            on_closed=self._one_closed,
+            roles=roles,
+        )
         self._all.append(door)
         return door.ports
 

@@ -15,7 +15,7 @@ from grpc._cython import cygrpc as core
 
 from control.errors import WireError
 
-__all__ = ["core", "missing_in"]
+__all__ = ["core", "missing_in", "server_certificates"]
 
 _TESTED = "from 1.66 to 1.85"
 _NEEDED = {
@@ -35,13 +35,14 @@ _NEEDED = {
     "CompletionType": ("queue_shutdown", "queue_timeout"),
     "InitialMetadataFlags": ("wait_for_ready", "wait_for_ready_explicitly_set"),
     "SSLChannelCredentials": (),
-    "SslPemKeyCertPair": (),
-    "server_credentials_ssl": (),
+    "server_credentials_ssl_dynamic_cert_config": (),
+    "auth_context": (),
     "PropagationConstants": ("GRPC_PROPAGATE_DEFAULTS",),
     "StatusCode": (
         "ok",
         "cancelled",
         "unauthenticated",
+        "permission_denied",
         "invalid_argument",
         "failed_precondition",
         "already_exists",
@@ -55,6 +56,11 @@ _NEEDED = {
     "ReceiveStatusOnClientOperation": ("code", "details"),
     "ReceiveCloseOnServerOperation": (),
 }
+
+
+def server_certificates(authority: bytes, certificate: bytes, key: bytes) -> Any:
+    """What a server shows and asks for from now on."""
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
 
 def missing_in(module: Any) -> list[str]:

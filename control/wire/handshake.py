@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from control.errors import ProtocolError
+from control.errors import CertificateError, ProtocolError
 from control.wire import auth
-from control.wire.addresses import within_host
+from control.wire.addresses import dialed, within_host
 from control.wire.certificates import Certificates
 from control.wire.envelope import ProcessRef
 from control.wire.frames import decode_process, encode_process
+from control.wire.identity import Identity, Role
 from control.wire.streams import IncomingStream, OutgoingStream, Status
 
 WELCOME = b"\x01"
 
-_VERSION_KEY, _PROCESS_KEY, _NONCE_KEY, _PROOF_KEY = (
+_VERSION_KEY, _PROCESS_KEY, _NONCE_KEY, _PROOF_KEY, _SHOWN_KEY, _SIGNATURE_KEY = (
     "skipper-version",
     "skipper-process-bin",
     "skipper-nonce-bin",
     "skipper-proof-bin",
+    "skipper-certificate-bin",
+    "skipper-signature-bin",
 )
 
 
@@ -34,6 +37,10 @@ class Dial:
         on_failure: told why there is no stream, in words and as gRPC's status.
         address: the gRPC target to dial; None: the one within this host.
         certificates: for TLS; None: none.
+        roles: with TLS: those of which the other end has to have one.
+
+    Attributes:
+        identity: with TLS: what the certificate of the other end says, once the stream is open.
     """
 
     def __init__(
@@ -46,7 +53,10 @@ class Dial:
         on_failure: Callable[[str, Status], None],
         address: str | None = None,
         certificates: Certificates | None = None,
+        roles: Collection[Role] = (),
     ) -> None:
+        self.identity: Identity | None = None
+        self._certificates, self._roles = certificates, roles
         self._secret = secret
         self._on_open = on_open
         self._on_failure = on_failure
@@ -55,7 +65,8 @@ class Dial:
         self._missing = {"sent", "welcome"}
         self._reason = ""
         metadata = ((_VERSION_KEY, auth.VERSION), (_PROCESS_KEY, self._me), (_NONCE_KEY, self._nonce))
-        self.stream = OutgoingStream(address or within_host(peer.id), metadata, self, certificates)
+        self._target = address or within_host(peer.id)
+        self.stream = OutgoingStream(self._target, metadata, self, certificates)
 
     def give_up(self, reason: str) -> None:
         """End it, unless it has succeeded; from any thread."""
@@ -72,6 +83,15 @@ class Dial:
         if not auth.verify(auth.server_proof(self._secret, *transcript), metadata.get(_PROOF_KEY)):
             self.give_up(auth.NOT_OUR_SECRET)
             return
+        if self._certificates is not None:
+            shown, signature = metadata.get(_SHOWN_KEY), metadata.get(_SIGNATURE_KEY)
+            try:
+                self.identity = self._certificates.check(
+                    shown, signature, transcript, dialed(self._target), self._roles
+                )
+            except CertificateError as error:
+                self.give_up(f"{auth.NOT_ADMITTED}: {error}")
+                return
         self.stream.send(auth.client_proof(self._secret, *transcript))
         self.stream.receive()
 
@@ -107,6 +127,11 @@ class Guest:
         secret: the job's secret.
         on_proven: takes the stream and the process at its other end, once that has proven itself.
         on_gone: told when it has left without that.
+        certificates: where it may have come by TLS; None: nowhere.
+        roles: with TLS: those of which the other end has to have one.
+
+    Attributes:
+        identity: with TLS: what the certificate of the other end says, once that was heard.
     """
 
     def __init__(
@@ -117,8 +142,12 @@ class Guest:
         *,
         on_proven: Callable[[Guest, ProcessRef], None],
         on_gone: Callable[[Guest], None],
+        certificates: Certificates | None = None,
+        roles: Collection[Role] = (),
     ) -> None:
         self.stream = stream
+        self.identity: Identity | None = None
+        self._certificates, self._roles = certificates, roles
         self._on_proven = on_proven
         self._on_gone = on_gone
         self._secret = secret
@@ -138,10 +167,27 @@ class Guest:
         else:
             ours = auth.new_nonce()
             self._transcript = (nonce, ours, self._encoded, self._me)
-            proof = auth.server_proof(self._secret, *self._transcript)
-            self.stream.answer(((_NONCE_KEY, ours), (_PROOF_KEY, proof)))
+            answer = ((_NONCE_KEY, ours), (_PROOF_KEY, auth.server_proof(self._secret, *self._transcript)))
+            try:
+                self.stream.answer((*answer, *self._admit()))
+            except CertificateError as error:
+                self.stream.turn_away("permission_denied", f"{auth.NOT_ADMITTED}: {error}")
+                return False
             return True
         return False
+
+    def _admit(self) -> tuple[tuple[str, bytes], ...]:
+        """Look at the certificate of the other end; returns what shows it ours. Nothing of both without TLS.
+
+        Raises:
+            CertificateError: it may not take part here.
+        """
+        shown = self.stream.shown()
+        if self._certificates is None or shown is None:
+            return ()  # it has come by a socket within this host
+        self.identity = self._certificates.admit(shown, self._roles)
+        ours, signature = self._certificates.sign(*self._transcript)
+        return (_SHOWN_KEY, ours), (_SIGNATURE_KEY, signature)
 
     def opened(self, metadata: dict[str, Any]) -> None:
         """Void: it is the other side that dials."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, ProcessRef
 from control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode, is_whole
+from control.wire.identity import Identity
 from control.wire.streams import CLOSED, Status, Stream
 
 Deliver = Callable[[ProcessRef, Envelope], None]
@@ -34,6 +35,8 @@ class Link:
 
     def __init__(self, peer: ProcessRef, deliver: Deliver, on_end: Callable[[Link, str], None]) -> None:
         self.peer = peer
+        self.identity: Identity | None = None
+        """What the peer's certificate says, where the stream came to be by TLS."""
         self.lost: str | None = None
         """Why nothing can be sent any more, once that is so."""
         self.unsent: list[Envelope] = []

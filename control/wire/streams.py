@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from control.wire.certificates import Certificates
 from control.wire.frames import MAX_MESSAGE_NBYTES
-from control.wire.grpc_core import core
+from control.wire.grpc_core import core, server_certificates
 
 METHOD = "/skipper.control.v1.Link/Connect"
 
@@ -41,15 +41,28 @@ OPTIONS = (
 def _to_dial(certificates: Certificates | None) -> Any:
     if certificates is None:
         return None
-    return core.SSLChannelCredentials(certificates.authority, certificates.key, certificates.certificate)
+    authority, certificate, key = certificates.pems()
+    return core.SSLChannelCredentials(authority, key, certificate)
 
 
 def to_listen(certificates: Certificates | None) -> Any:
-    """What a server is given so that it speaks TLS, and only with those whose certificate it takes."""
+    """What a server is given so that it speaks TLS, and only with those whose certificate it takes.
+
+    gRPC asks for the certificates anew whenever somebody connects.
+    """
     if certificates is None:
         return None
-    pair = core.SslPemKeyCertPair(certificates.key, certificates.certificate)
-    return core.server_credentials_ssl(certificates.authority, [pair], True)
+    last = certificates.pems()
+
+    def look() -> Any:
+        nonlocal last
+        now = certificates.pems()
+        if now == last:
+            return None  # as they were
+        last = now
+        return server_certificates(*now)
+
+    return core.server_credentials_ssl_dynamic_cert_config(server_certificates(*last), look, True)
 
 
 class _Here(threading.local):
@@ -255,6 +268,13 @@ class IncomingStream(Stream):
         """Reentrant, since the collector of garbage may have a thread send in the middle of sending: what is dropped
         unread is given back."""
         self._start((core.ReceiveCloseOnServerOperation(_NO_FLAGS),), self._closed)
+
+    def shown(self) -> list[bytes] | None:
+        """PEM: the certificates that the other end has shown to TLS, its own first; None where there is no TLS."""
+        context: dict[bytes, Sequence[bytes]] = core.auth_context(self._call)
+        if list(context.get(b"transport_security_type", ())) == [b"insecure"]:
+            return None
+        return [*context.get(b"x509_pem_cert", ()), *context.get(b"x509_pem_cert_chain", ())]
 
     def send(self, message: bytes) -> None:
         """Send a message, unless the stream has been ended."""

@@ -16,17 +16,19 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from control.errors import ControlError
 from control.future import Future
 from control.wire import addresses
-from control.wire.certificates import Certificates
+from control.wire.auth import NOT_ADMITTED
+from control.wire.certificates import REVIEW_S, Certificates
 from control.wire.door import Doors
 from control.wire.envelope import Envelope, Kind, ProcessRef
 from control.wire.handshake import WELCOME, Dial, Guest
 from control.wire.heartbeats import Heartbeats
+from control.wire.identity import MEMBERS, Role
 from control.wire.link import Deliver, Link
 from control.wire.streams import IncomingStream, OutgoingStream, Status, on_stream_thread
 
@@ -46,6 +48,7 @@ class Transport:
         heartbeat_s: silence after which a process counts as unreachable that nobody knows to be alive.
         unresponsive_s: silence after which one does that is alive for the operating system.
         connect_timeout_s: how long to wait for a process to become reachable.
+        script_id: the id of the script's process, which has to have a script's certificate.
         certificates: for TLS with other hosts; None: none.
     """
 
@@ -64,6 +67,7 @@ class Transport:
         heartbeat_s: float,
         unresponsive_s: float,
         connect_timeout_s: float,
+        script_id: str = "",
         certificates: Certificates | None = None,
     ) -> None:
         self._me = me
@@ -75,6 +79,7 @@ class Transport:
         self._on_dial = on_dial
         self._find_address = find_address
         self._home = home
+        self._script_id = script_id
         self._certificates = certificates
         self._connect_timeout_s = connect_timeout_s
         self._links: dict[str, Link] = {}
@@ -105,11 +110,13 @@ class Transport:
         within: tuple[str, Certificates | None] = (addresses.within_host(self._me.id), None)
         if host := addresses.host_of(self._me.address):
             beyond = addresses.at(host, 0)
-            _, port = self._doors.open([within, (beyond, self._certificates)])
+            _, port = self._doors.open([within, (beyond, self._certificates)], MEMBERS)
             self._me = dataclasses.replace(self._me, address=addresses.at(host, port))
         else:
             self._doors.open([within])
         self._spawn(self._heartbeats.run())
+        if self._certificates is not None:
+            self._spawn(self._review(self._certificates))
 
     @property
     def me(self) -> ProcessRef:
@@ -128,7 +135,9 @@ class Transport:
             WireError: the address cannot be listened on.
         """
         self._certificates = certificates
-        (port,) = self._doors.open([(addresses.at(host, 0), certificates)])
+        (port,) = self._doors.open([(addresses.at(host, 0), certificates)], MEMBERS)
+        if certificates is not None:
+            self._tell(lambda: self._spawn(self._review(certificates)))
         self._me = dataclasses.replace(self._me, address=addresses.at(host, port))
 
     def is_elsewhere(self, peer: ProcessRef) -> bool:
@@ -227,6 +236,18 @@ class Transport:
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
             self._loop.call_soon_threadsafe(callback, *args)
 
+    async def _review(self, certificates: Certificates) -> None:
+        """Give up the links to those whose certificates are revoked."""
+        while not self._closed:
+            await asyncio.sleep(REVIEW_S)
+            for link in list(self._links.values()):
+                if link.identity is not None and link.connected and certificates.is_revoked(link.identity):
+                    self.lose(link.peer, f"the certificate of {link.identity} was revoked")
+
+    def _roles_of(self, peer: ProcessRef) -> Collection[Role]:
+        """Those with whose certificates a process may be there."""
+        return (Role.SCRIPT,) if peer.id == self._script_id else MEMBERS
+
     # Links and their streams
 
     def _stream_ended(self, link: Link, reason: str) -> None:
@@ -291,6 +312,7 @@ class Transport:
 
     def _dial(self, link: Link, deadline: float, address: str | None = None) -> None:
         def opened(stream: OutgoingStream) -> None:
+            link.identity = dial.identity
             with self._lock:
                 link.dialing, link.connected = False, True
             self._tell(over)
@@ -312,6 +334,7 @@ class Transport:
             on_failure=failed,
             address=address and addresses.target(address),
             certificates=self._certificates if address else None,
+            roles=self._roles_of(link.peer),
         )
         self._dials[link.peer.id] = dial
         timer = self._loop.call_at(deadline, dial.give_up, f"no answer within {self._connect_timeout_s:g} s")
@@ -334,6 +357,10 @@ class Transport:
 
     def _take_in(self, guest: Guest, peer: ProcessRef) -> None:
         """Serve a process that has dialed and proven itself; on the listener's thread."""
+        if guest.identity is not None and guest.identity.role not in self._roles_of(peer):
+            reason = f"{NOT_ADMITTED}: {guest.identity} is not the script of this job"
+            guest.stream.turn_away("permission_denied", reason)
+            return
         link = self._links.get(peer.id) or self._new_link(peer)
         with self._lock:
             ours_stands = link.dialing and self._me.id < peer.id
@@ -344,6 +371,7 @@ class Transport:
                 if addresses.port_of(peer.address):
                     link.peer = dataclasses.replace(link.peer, address=peer.address)  # it knows its port
         if takes:
+            link.identity = guest.identity
             self._open(link, guest.stream, greeting=WELCOME)
         elif stands_already:
             guest.stream.turn_away("already_exists", "there is a stream already")

@@ -59,9 +59,9 @@ def test_a_generators_host_that_is_cut_off_is_replaced_and_used_again_when_it_is
     net: Network, machines: list[Machine], tmp_path: Path
 ) -> None:
     authority, lost = certs.make_authority(tmp_path / "authority"), machines[3]
-    folders = [certs.issue(authority, tmp_path / machine.name, [machine.address]) for machine in machines]
+    folders = [certs.issue(authority, tmp_path / machine.name, [machine.address], role="host") for machine in machines]
     serve_all(machines, *[("--certs", str(folder)) for folder in folders])
-    own = certs.issue(authority, tmp_path / "script", [net.address])
+    own = certs.issue(authority, tmp_path / "script", [net.address], role="script")
     options = ("--certs", str(own), "--data-plane", "--steps", "14", "--generators", "1")
     with running(*command(machines, tmp_path, *options)) as example:
         wait_for(example, lambda: "step 1/" in example.stdout)

@@ -41,13 +41,13 @@ def test_packets_between_hosts_show_nothing_with_tls_and_all_without(
     clear_net: Network, authority: Path, tmp_path: Path
 ) -> None:
     machines, secret = clear_net.machines[:2], secrets.token_hex(32)
-    own = certs.issue(authority, tmp_path / "script", [clear_net.address])
+    own = certs.issue(authority, tmp_path / "script", [clear_net.address], role="script")
     seen = []
     for options in ({"certs": own}, {"secret_file": own / "secret", "insecure": True}):
         for number, machine in enumerate(machines):
             theirs = tmp_path / f"machine{number}"
             if "certs" in options:
-                certs.issue(authority, theirs, [machine.address])
+                certs.issue(authority, theirs, [machine.address], role="host")
                 serve(machine, "--certs", str(theirs))
             else:
                 serve(machine, "--insecure", "--secret-file", str(theirs / "secret"))
@@ -65,9 +65,10 @@ def test_packets_between_hosts_show_nothing_with_tls_and_all_without(
 def test_who_has_no_certificate_of_the_authority_attaches_nothing(
     local_agent: LocalAgents, authority: Path, tmp_path: Path
 ) -> None:
-    theirs = certs.issue(authority, tmp_path / "theirs", ["127.0.0.2"])
+    theirs = certs.issue(authority, tmp_path / "theirs", ["127.0.0.2"], role="host")
     address = local_agent("127.0.0.2", "--certs", str(theirs))
-    stranger = certs.issue(certs.make_authority(tmp_path / "other"), tmp_path / "stranger", ["127.0.0.1"])
+    other = certs.make_authority(tmp_path / "other")
+    stranger = certs.issue(other, tmp_path / "stranger", ["127.0.0.1"], role="script")
     for options in ({"certs": stranger, "secret_file": theirs / "secret"}, {"secret_file": theirs / "secret"}):
         with pytest.raises(HostUnreachableError, match="no agent answers"):
             attach_to_hosts(address, timeout=1, **options)  # type: ignore[arg-type]
@@ -77,8 +78,9 @@ def test_who_has_no_certificate_of_the_authority_attaches_nothing(
 def test_a_certificate_for_another_machine_is_not_taken(
     local_agent: LocalAgents, authority: Path, tmp_path: Path
 ) -> None:
-    address = local_agent("127.0.0.2", "--certs", str(certs.issue(authority, tmp_path / "a", ["127.0.0.7"])))
-    own = certs.issue(authority, tmp_path / "b", ["127.0.0.1"])
+    theirs = certs.issue(authority, tmp_path / "a", ["127.0.0.7"], role="host")
+    address = local_agent("127.0.0.2", "--certs", str(theirs))
+    own = certs.issue(authority, tmp_path / "b", ["127.0.0.1"], role="script")
     with pytest.raises(HostUnreachableError, match="no agent answers"):
         attach_to_hosts(address, certs=own, timeout=1)
 
@@ -86,7 +88,8 @@ def test_a_certificate_for_another_machine_is_not_taken(
 def test_the_commands_make_folders_that_openssl_verifies(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     authority, machine = tmp_path / "authority", tmp_path / "machine"
     assert certs_command.main(["init", str(authority)]) == 0
-    assert certs_command.main(["issue", str(authority), str(machine), "--host", "10.0.0.1", "--host", "node"]) == 0
+    names = ["--host", "10.0.0.1", "--host", "node"]
+    assert certs_command.main(["issue", str(authority), str(machine), "--role", "host", *names]) == 0
     assert (machine / "key.pem").stat().st_mode & 0o077 == 0
     assert (machine / "secret").read_bytes() == (authority / "secret").read_bytes()
     assert not (machine / "ca-key.pem").exists()
@@ -103,14 +106,15 @@ def test_the_commands_make_folders_that_openssl_verifies(tmp_path: Path, capfd: 
     assert subprocess.run(verify, capture_output=True, check=False).returncode == 0
     assert certs_command.main(["init", str(authority)]) == 1
     assert "File exists" in capfd.readouterr().err
-    assert certs_command.main(["issue", str(machine), str(tmp_path / "x"), "--host", "10.0.0.2"]) == 1
+    by_a_machine = ["issue", str(machine), str(tmp_path / "x"), "--role", "host", "--host", "10.0.0.2"]
+    assert certs_command.main(by_a_machine) == 1
     assert certs_command.main([]) == 2
 
 
 def test_a_folder_that_tls_cannot_use_is_refused(tmp_path: Path, authority: Path) -> None:
     with pytest.raises(CertificateError, match=r"ca\.pem cannot be read"):
         attach_to_hosts("tcp://127.0.0.2:1", certs=tmp_path)
-    folder = certs.issue(authority, tmp_path / "folder", ["127.0.0.1"])
+    folder = certs.issue(authority, tmp_path / "folder", ["127.0.0.1"], role="script")
     (folder / "key.pem").chmod(0o644)
     with pytest.raises(CertificateError, match="chmod 600"):
         attach_to_hosts("tcp://127.0.0.2:1", certs=folder)

@@ -53,11 +53,11 @@ def test_a_hundredth_of_200_mib_crosses_each_cable_once_down_the_tree_with_tls(
     machines, authority = cleared.machines, certs.make_authority(tmp_path / "authority")
     agents = []
     for machine in machines:
-        folder = certs.issue(authority, tmp_path / machine.name, [machine.address])
+        folder = certs.issue(authority, tmp_path / machine.name, [machine.address], role="host")
         agents.append(start_agent(machine, "--certs", str(folder), own_folder=target))
     for agent in agents:
         wait_for_agent(agent)
-    own = certs.issue(authority, tmp_path / "script", [cleared.address])
+    own = certs.issue(authority, tmp_path / "script", [cleared.address], role="script")
     procs = attach_to_hosts(addresses_of(machines), certs=own).spawn_procs()  # the data plane stays closed
     first = sync_workspace(procs, source, target, timeout=STEP_S)
     assert first.moved == len(machines) * first.nbytes == len(machines) * FILES * FILE_NBYTES

@@ -75,7 +75,7 @@ def test_pods_become_hosts_with_tls_unless_it_is_not_wanted(
         assert hosts.names == (f"{ip_of(0)}:7431", f"{ip_of(1)}:7431")
         assert {kind for kind, _ in cluster.objects} == {"jobs", "services", "secrets"}
         files = set(cluster.objects["secrets", "trainers"]["data"])
-        assert files == ({"secret"} if insecure else {"secret", "ca.pem", "ca-key.pem"})
+        assert files == ({"secret"} if insecure else {"secret", "ca.pem", "ca-key.pem", "signer.pem"})
         uid = cluster.objects["jobs", "trainers"]["metadata"]["uid"]
         for kind in ("services", "secrets"):
             (owner,) = cluster.objects[kind, "trainers"]["metadata"]["ownerReferences"]
@@ -207,7 +207,7 @@ def test_a_secret_that_is_there_already_is_referred_to_and_sent_nowhere(tmp_path
     del made
     assert not folder.exists()  # though the job was never started
     (authority / "ca-key.pem").unlink()
-    with pytest.raises(CertificateError, match=r"ca-key\.pem cannot be read"):
+    with pytest.raises(CertificateError, match=r"ca-key\.pem"):
         KubernetesJob(2, PODS, authority=authority).manifests()
 
 

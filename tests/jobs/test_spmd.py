@@ -179,7 +179,7 @@ def test_ranks_of_several_nodes_meet_by_tls(start: Start, tmp_path: Path) -> Non
     certs = [*SKIPPER, "certs"]
     for command in (
         [*certs, "init", "ca"],
-        [*certs, "issue", "ca", "node", "--host", "127.0.0.79", "--host", "127.0.0.1"],
+        [*certs, "issue", "ca", "node", "--role", "script", "--host", "127.0.0.79", "--host", "127.0.0.1"],
     ):
         subprocess.run(
             command, check=True, cwd=tmp_path, timeout=PATIENCE_S, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
