@@ -312,7 +312,9 @@ def _read(path: Path, *, is_private: bool = False, is_needed: bool = True) -> by
             raise CertificateError(f"{path} can be read by others than its owner: chmod 600")
         if found.st_mode & 0o022:
             raise CertificateError(f"{path} can be written by others than its owner: chmod go-w")
-        content = file.read(_MOST_NBYTES)
+        content = file.read(_MOST_NBYTES + 1)
+    if len(content) > _MOST_NBYTES:
+        raise CertificateError(f"{path} has more than {_MOST_NBYTES} bytes")
     if b"-----BEGIN " not in content:
         raise CertificateError(f"{path} is no PEM file")
     return content
@@ -321,9 +323,12 @@ def _read(path: Path, *, is_private: bool = False, is_needed: bool = True) -> by
 def _revoked(pem: bytes, authorities: Sequence[x509.Certificate]) -> frozenset[tuple[bytes, int]]:
     from cryptography import x509
 
-    end = b"-----END X509 CRL-----"
+    begin, end = b"-----BEGIN X509 CRL-----", b"-----END X509 CRL-----"
     numbers: set[tuple[bytes, int]] = set()
-    for part in pem.split(end)[:-1]:
+    parts = pem.split(end)[:-1]
+    if pem and (not parts or len(parts) != pem.count(begin)):
+        raise ValueError("a list in it is cut off")
+    for part in parts:
         found = x509.load_pem_x509_crl(part + end + b"\n")
         if not any(
             authority.subject == found.issuer and found.is_signature_valid(authority.public_key())  # type: ignore[arg-type]

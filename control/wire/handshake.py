@@ -182,8 +182,7 @@ class Guest:
         Raises:
             CertificateError: it may not take part here.
         """
-        shown = self.stream.shown()
-        if self._certificates is None or shown is None:
+        if self._certificates is None or (shown := self.stream.shown()) is None:
             return ()  # it has come by a socket within this host
         self.identity = self._certificates.admit(shown, self._roles)
         ours, signature = self._certificates.sign(*self._transcript)

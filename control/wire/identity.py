@@ -8,7 +8,6 @@ trusted and the certificate may have ``spiffe://CLUSTER/ROLE``: then it signs fo
 from __future__ import annotations
 
 import enum
-import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,6 +76,8 @@ def uri_of(cluster: str, role: Role, name: str | None = None) -> str:
 
 def default_name(hosts: Sequence[str]) -> str:
     """The name of a machine in its certificate where none is given: the first of those at which it is reached."""
+    import ipaddress  # most processes do without
+
     try:
         return ipaddress.ip_address(hosts[0]).compressed.replace(":", "-")
     except ValueError:

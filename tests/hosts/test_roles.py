@@ -21,8 +21,10 @@ from control.errors import AuthenticationError, CertificateError, ControlError, 
 from control.hosts import attach_to_hosts, certs, certs_command, protocol
 from control.hosts import command as host_command
 from control.hosts.agent_link import AgentLink
+from control.naming import ActorServer, Tls
 from control.runtime import job as runtime
 from control.wire import addresses, auth
+from control.wire.actor_channel import UnreachableError
 from control.wire.certificates import SECRET, Certificates
 from control.wire.door import Door
 from control.wire.envelope import ProcessRef
@@ -33,6 +35,8 @@ from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.hosts.actors import Worker
 from tests.hosts.conftest import LocalAgents, environment
 from tests.hosts.netns import REPOSITORY, SKIPPER
+from tests.naming.conftest import client_of
+from tests.naming.parties import Calculator
 
 METHOD = "/skipper.control.v1.Link/Connect"
 HERE = "127.0.0.1"
@@ -191,6 +195,18 @@ def test_within_a_job_a_client_has_no_links_and_a_host_is_not_taken_for_the_scri
     assert "there is a stream already" in dial(member, me, stolen)  # what a host may do in a job: see docs/hosts.md
 
 
+def test_a_client_calls_actor_servers_and_cannot_be_one(authority: Path, tmp_path: Path) -> None:
+    served = tls_of(host(authority, tmp_path / "server", HERE))
+    client = tls_of(certs.issue(authority, tmp_path / "client", [HERE], role="client"))
+    with ActorServer(HERE, 0, tls=served) as server:
+        server.register("calculator", Calculator())
+        assert client_of(server.address, Calculator, "calculator", tls=client).add.sync(1) == 3
+    with ActorServer(HERE, 0, tls=client) as server:
+        server.register("calculator", Calculator())
+        with pytest.raises(UnreachableError):
+            client_of(server.address, Calculator, "calculator", tls=client).add.sync(1)
+
+
 # Authorities below others
 
 
@@ -312,7 +328,8 @@ def test_files_that_do_not_go_together_change_nothing(
         "revoked.pem": (other / "revoked.pem").read_bytes(),  # signed by nobody who is trusted
         "ca.pem": b"",
     }
-    for name, content in pieces.items():
+    cut_off = (other / "revoked.pem").read_bytes()[:-10]
+    for name, content in [*pieces.items(), ("revoked.pem", cut_off)]:
         caplog.clear()
         kept = (folder / name).read_bytes() if (folder / name).exists() else None
         (folder / name).write_bytes(content)
@@ -533,6 +550,10 @@ class Listening:
         self._door.close()
         self._door.cut()
         assert self._gone.wait(PATIENCE_S)
+
+
+def tls_of(folder: Path) -> Tls:
+    return Tls(*((folder / name).read_bytes() for name in ("ca.pem", "cert.pem", "key.pem")))
 
 
 def serve_in_vain(ip: str, folder: Path) -> str:
