@@ -31,7 +31,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from control.errors import CertificateError
 from control.wire.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, REVOKED, SECRET, SIGNER
 from control.wire.chain import cluster_of, identity_of
-from control.wire.identity import Identity, Role, default_name, uri_of
+from control.wire.identity import Role, default_name, uri_of
 
 DAYS = 365
 OLD_AUTHORITY_KEY = "old-ca-key.pem"
@@ -153,28 +153,34 @@ def renew(authority: str | os.PathLike[str], folder: str | os.PathLike[str], *, 
     _write(where / CERTIFICATE, chain, 0o644)
 
 
-def revoke(authority: str | os.PathLike[str], who: Sequence[str]) -> list[Identity]:
+def revoke(authority: str | os.PathLike[str], who: Sequence[str]) -> list[str]:
     """Revoke certificates, in the file ``revoked.pem`` of the authority; `update` brings it to other folders.
 
     Args:
         authority: the folder of the authority.
         who: names as in the certificates, or ``ROLE/NAME``: all of that name are revoked that were issued so far; or
-            paths of certificates, or of folders with one.
+            paths of certificates, or of folders with one. With an authority below this one all is revoked that it has
+            signed.
 
     Returns:
-        What was revoked, in this call or before.
+        What was revoked, in this call or before, in words.
 
     Raises:
-        CertificateError: no certificate has such a name, or the authority cannot be read or written.
+        CertificateError: no certificate has such a name, another authority has signed it, or this one cannot be read or
+            written. Then nothing is revoked.
     """
     source = Path(authority)
-    chains = [chain for name in who for chain in _issued(source, name)]
-    for certificate, key in _authorities(source):
-        issued = [chain[0] for chain in chains if chain[0].issuer == certificate.subject]
-        # What was signed by an authority below this one: its own number stands for all of that.
-        issued += [each for chain in chains for each in chain[1:] if each.issuer == certificate.subject]
-        _revoke(source / REVOKED, certificate, key, issued)
-    return [identity_of(chain) for chain in chains]
+    found = [certificate for name in who for certificate in _issued(source, name)]
+    authorities = _authorities(source)
+    for certificate in found:
+        if not any(certificate.issuer == signer.subject for signer, _ in authorities):
+            raise CertificateError(
+                f"{_who(certificate)} has no certificate of {source}, but of {_common_name_of(certificate.issuer)}: "
+                "revoke with the authority that has signed it, or where that is below this one, that authority"
+            )
+    for signer, key in authorities:
+        _revoke(source / REVOKED, signer, key, [each for each in found if each.issuer == signer.subject])
+    return list(map(_who, found))
 
 
 def rotate(authority: str | os.PathLike[str], *, days: int = DAYS) -> None:
@@ -321,22 +327,36 @@ def _certificates(path: Path) -> list[x509.Certificate]:
         raise CertificateError(f"{path} holds no certificate: {error}") from error
 
 
-def _issued(source: Path, who: str) -> list[list[x509.Certificate]]:
-    """The chains of those who are meant: see `revoke`."""
+def _issued(source: Path, who: str) -> list[x509.Certificate]:
+    """The certificates of those who are meant: see `revoke`."""
     if os.path.isdir(who):
-        return [_certificates(Path(who) / CERTIFICATE)]
+        signs = (Path(who) / SIGNER).exists()
+        return _certificates(Path(who) / (SIGNER if signs else CERTIFICATE))[:1]
     if os.path.isfile(who):
-        return [_certificates(Path(who))]
+        return _certificates(Path(who))[:1]
     found = []
     for path in sorted((source / ISSUED).glob("*.pem")):
         chain = _certificates(path)
         with contextlib.suppress(CertificateError):  # an authority below this one has no name
             identity = identity_of(chain)
             if who in (identity.name, f"{identity.role}/{identity.name}"):
-                found.append(chain)
+                found.append(chain[0])
     if not found:
         raise CertificateError(f"no certificate has been issued to {who!r} with {source}, and it is no file with one")
     return found
+
+
+def _who(certificate: x509.Certificate) -> str:
+    """Whom a certificate is for, in words; an authority below another is for nobody."""
+    try:
+        return str(identity_of([certificate]))
+    except CertificateError:
+        return _common_name_of(certificate.subject)
+
+
+def _common_name_of(name: x509.Name) -> str:
+    found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if found else name.rfc4514_string()
 
 
 def _lists(path: Path) -> list[x509.CertificateRevocationList]:

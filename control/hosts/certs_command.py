@@ -48,8 +48,8 @@ def _make(given: argparse.Namespace, prog: str) -> int:
             for folder in given.folder:
                 certs.renew(given.authority, folder, days=given.days)
         case "revoke":
-            for identity in certs.revoke(given.authority, given.who):
-                sys.stdout.write(f"revoked: {identity}\n")
+            for who in certs.revoke(given.authority, given.who):
+                sys.stdout.write(f"revoked: {who}\n")
             certs.update(given.authority, given.update)
         case "rotate":
             if given.finish:

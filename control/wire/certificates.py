@@ -180,6 +180,8 @@ class Certificates:
         Raises:
             CertificateError: it has not.
         """
+        import ipaddress  # most processes do without
+
         from cryptography import x509
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -201,7 +203,7 @@ class Certificates:
                 raise CertificateError("the certificate has a key of a kind that is not known here")
         except InvalidSignature:
             raise CertificateError(f"who listens there has no key for the certificate of {identity}") from None
-        if host not in identity.hosts:
+        if str(ipaddress.ip_address(host)) not in identity.hosts:
             raise CertificateError(f"the certificate of {identity} is not for {host}")
         return identity
 

@@ -48,6 +48,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def own_authority(tmp_path: Path) -> Path:
+    """One of which something is revoked, or which is replaced."""
+    return certs.make_authority(tmp_path / "authority", cluster="ours")
+
+
+@pytest.fixture
 def script(authority: Path, tmp_path: Path) -> Path:
     """The folder of the script."""
     return certs.issue(authority, tmp_path / "script", [HERE], role="script")
@@ -210,9 +216,11 @@ def test_a_client_calls_actor_servers_and_cannot_be_one(authority: Path, tmp_pat
 # Authorities below others
 
 
-def test_an_authority_for_one_role_signs_for_no_other(
-    local_agent: LocalAgents, authority: Path, script: Path, tmp_path: Path
+def test_an_authority_for_one_role_signs_for_no_other_and_is_revoked_with_what_it_has_signed(
+    local_agent: LocalAgents, own_authority: Path, tmp_path: Path
 ) -> None:
+    authority = own_authority
+    script = certs.issue(authority, tmp_path / "script", [HERE], role="script")
     below = certs.delegate(authority, tmp_path / "below", role="host")
     address = local_agent("127.0.0.2", "--certs", str(host(below, tmp_path / "a", "127.0.0.2")))
     attach_to_hosts(address, certs=script).stop().get(PATIENCE_S)
@@ -226,16 +234,18 @@ def test_an_authority_for_one_role_signs_for_no_other(
     forged = forge(below, tmp_path / "forged", "spiffe://ours/script/me")
     code, words = knock(address, forged, script)
     assert (code, "does not sign for that role" in words) == (grpc.StatusCode.PERMISSION_DENIED, True)
-    assert certs_command.main(["revoke", str(authority), str(below / "signer.pem")]) == 1  # it has no holder
+
+    with pytest.raises(CertificateError, match="revoke with the authority that has signed it"):
+        certs.revoke(authority, [str(tmp_path / "a")])
+    assert not (authority / "revoked.pem").exists()
+    (words,) = certs.revoke(authority, [str(below)])
+    assert words.startswith("ours authority for the role host")
+    certs.update(authority, [script])
+    with pytest.raises(AuthenticationError, match=r"the certificate of host '127\.0\.0\.2' .* was revoked"):
+        ask(address, script)
 
 
 # Revocation
-
-
-@pytest.fixture
-def own_authority(tmp_path: Path) -> Path:
-    """One of which something is revoked, or which is replaced."""
-    return certs.make_authority(tmp_path / "authority", cluster="ours")
 
 
 def test_a_host_whose_certificate_is_revoked_leaves_the_running_job(
@@ -274,7 +284,7 @@ def test_a_script_whose_certificate_is_revoked_loses_its_job_and_gets_no_other(
     address = local_agent("127.0.0.2", "--certs", str(folder))
     workers = attach_to_hosts(address, certs=script).spawn_procs().spawn("workers", Worker)
     pid = workers.pid.call_one().get(PATIENCE_S)
-    assert [identity.name for identity in certs.revoke(own_authority, ["ada"])] == ["ada"]
+    assert certs.revoke(own_authority, ["ada"]) == ["script 'ada' of the cluster 'ours'"]
     certs.update(own_authority, [folder])
     wait_until(lambda: not alive(pid), "the agent ends its job")
     failures.wait()

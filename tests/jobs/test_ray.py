@@ -99,9 +99,9 @@ def test_places_on_one_node_have_ports_of_their_own_and_the_certificates_that_no
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("certs")
-    authority, ips = make_authority(folder / "authority"), ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
-    certs = issue(authority, folder / "script", ips, role="script")
-    node_certs = issue(authority, folder / "nodes", ips, role="host")
+    authority, reached = make_authority(folder / "authority"), ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    certs = issue(authority, folder / "script", reached, role="script")
+    node_certs = issue(authority, folder / "nodes", reached, role="host")
     with RayJob(2, address=cluster.address, strategy="STRICT_PACK", certs=certs, node_certs=node_certs) as job:
         speakers = job.hosts(timeout=UP_S).spawn_procs().spawn("speakers", Speaker)
         assert len(ips(job)) == 1
