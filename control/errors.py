@@ -375,7 +375,7 @@ class WireError(ControlError):
 
 
 class AuthenticationError(WireError):
-    """The other side did not prove that it knows the job's secret."""
+    """The other side did not prove that it knows the secret, or one side does not take the other's certificate."""
 
 
 class ProtocolError(WireError):
