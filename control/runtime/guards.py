@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from control.runtime import guard
 from control.runtime.guard import EXIT_STATUS, receive_frame, send_frame
@@ -221,8 +221,8 @@ class _Guard:
             if not is_readable(self._pidfd, END_TIMEOUT_S):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def _answer(self, timeout: float) -> tuple[int, list[int]]:
-        """What it says to a request.
+    def _answer(self, timeout: float) -> tuple[Any, list[int]]:
+        """What it says to a request: of its own shape for each, and descriptors.
 
         Raises:
             ConnectionError: it has ended.

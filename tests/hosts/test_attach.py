@@ -169,7 +169,7 @@ def test_what_actors_have_made_ends_with_the_hosts_process_for_the_job(
 ) -> None:
     hosts = attach_to_hosts([local_agent()], secret_file=secret_file)
     worker, pids = hosts.spawn_procs().spawn("family", Family).make.call_one().get(PATIENCE_S)
-    _, _, member, *_ = psutil.Process(worker).parents()  # above the keeper and the guard
+    _, _, _, member, *_ = psutil.Process(worker).parents()  # above the keeper, the guard and the watcher
     member.kill()
     failures.wait()
     for pid in (worker, *pids):
