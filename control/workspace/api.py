@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from control.errors import ControlError
 from control.mesh import ProcMesh
-from control.workspace.courier import Branch, Courier, Parcel
-from control.workspace.manifest import OURS, ChunkReader, Manifest, scan
+from control.workspace.courier import Branch, Courier, Parcel, token_name
+from control.workspace.folder import Folder, open_source
+from control.workspace.manifest import ChunkReader, Manifest, check, scan
 
 if TYPE_CHECKING:
     from control.views import ActorMesh
@@ -56,6 +57,9 @@ def sync_workspace(
 ) -> SyncReport:
     """Make a folder on every host of a mesh what it is here: files, folders, symbolic links and permissions.
 
+    Of permissions, those that would let other users write do not travel, nor do set-user-ID, set-group-ID and sticky
+    bits. A symbolic link has to lead to somewhere within the folder.
+
     Contents are compared by the hashes of chunks, and only chunks that a host has nowhere in its folder are sent, from
     the script to four hosts and on from each of these to four others. The new files take the old ones' places when all
     hosts have all of theirs; what is not in ``source`` any more is removed. One process of each host does the work.
@@ -63,8 +67,11 @@ def sync_workspace(
     Args:
         procs: processes on the hosts.
         source: the folder here.
-        target: the folder there: an absolute path. It must be empty, absent or the target of an earlier sync. None
-            takes the path of ``source``; hosts on which that is the very same folder are left alone.
+        target: the folder there: an absolute path without ``..``. It must be empty, absent or the target of an earlier
+            sync, belong to this user, and nobody else may be able to write to it, or to replace it: folders and links
+            above it belong to this user or root, and others write to them only where they are sticky, as ``/tmp``. What
+            is missing of it is made, with mode 0700. None takes the path of ``source``; hosts on which that is the very
+            same folder are left alone.
         exclude: patterns (`fnmatch`) of names that are neither sent nor removed.
         reload: import modules whose files have changed anew, in every process of ``procs`` that has imported them.
         timeout: seconds for each of the steps: comparing, sending some 64 MiB, putting in place, importing.
@@ -72,8 +79,8 @@ def sync_workspace(
     Raises:
         NotADirectoryError: ``source`` is no folder.
         ValueError: ``target`` is no absolute path, or lies in ``source``, or ``source`` in it.
-        WorkspaceError: a file changed meanwhile; or, as the cause of an `ActorError`, a target holds what no sync has
-            put there.
+        WorkspaceError: a file changed meanwhile, or a link leads out of ``source``; or, as the cause of an
+            `ActorError`, a target holds what no sync has put there, or is open to other users.
         ActorError: something failed on a host, such as a full disk; its folder is as it was, unless the new files were
             being put in place.
         SupervisionError: a host was lost meanwhile. The others' folders are as they were, or new; repeat it without
@@ -87,16 +94,27 @@ def sync_workspace(
     there = root if target is None else os.fspath(target)
     if not os.path.isabs(there):
         raise ValueError(f"the target must be an absolute path, not {there!r}: hosts have no common working folder")
+    if "\0" in there or ".." in there.split("/"):
+        raise ValueError(f"the target must be a path without '..', not {there!r}")
     if there != root and os.path.commonpath([there, root]) in (there, root):
         raise ValueError(f"{there} and {root} lie in one another")
+    with open_source(root) as folder:
+        manifest = scan(folder, exclude)
+        check(manifest)
+        return _sync(procs, folder, there, manifest, reload=reload, timeout=timeout, begin=begin)
+
+
+def _sync(
+    procs: ProcMesh, folder: Folder, there: str, manifest: Manifest, *, reload: bool, timeout: float, begin: float
+) -> SyncReport:
+    files = {entry.path for entry in manifest.entries if entry.is_file}
     couriers: ActorMesh[Any] = procs.flatten("hosts").spawn("workspace", Courier)
     try:
         hosts = _one_of_each(couriers, timeout)
-        manifest = scan(root, exclude)
-        moved, hosts = _bring(root, there, manifest, hosts, timeout)
+        moved, hosts = _bring(folder, there, manifest, hosts, timeout)
         changed: set[str] = set()
         for future in [courier.commit.call_one() for courier in hosts.values()]:
-            changed.update(future.get(timeout))
+            changed.update(files.intersection(future.get(timeout)))
         reloaded: set[str] = set()
         if reload and changed:
             for names in couriers.reload.call(there, tuple(changed)).get(timeout):
@@ -121,22 +139,32 @@ def _one_of_each(couriers: ActorMesh[Any], timeout: float) -> dict[str, ActorMes
 
 
 def _bring(
-    root: str, target: str, manifest: Manifest, hosts: dict[str, ActorMesh[Any]], timeout: float
+    folder: Folder, target: str, manifest: Manifest, hosts: dict[str, ActorMesh[Any]], timeout: float
 ) -> tuple[int, dict[str, ActorMesh[Any]]]:
     """Have every host get what it misses; how many bytes that was, and the hosts that have a folder of their own."""
-    with tempfile.NamedTemporaryFile(prefix=f"{OURS}token-", dir=root) as token:
-        asked = {
-            name: courier.begin.call_one(target, os.path.basename(token.name), manifest)
-            for name, courier in hosts.items()
-        }
+    with _token(folder) as token:
+        asked = {name: courier.begin.call_one(target, token, manifest) for name, courier in hosts.items()}
         missing = {name: future.get(timeout) for name, future in asked.items()}
     needed: set[bytes] = set().union(*(chunks for chunks in missing.values() if chunks))
     tree = _tree([hosts[name] for name, chunks in missing.items() if chunks])
     moved = 0
-    for parcel in _parcels(root, manifest, needed):
+    for parcel in _parcels(folder, manifest, needed):
         futures = [branch.courier.take.call_one(parcel, branch.below) for branch in tree]
         moved += sum(future.get(timeout) for future in futures)
     return moved, {name: hosts[name] for name, chunks in missing.items() if chunks is not None}
+
+
+@contextmanager
+def _token(folder: Folder) -> Iterator[str]:
+    """What is in a file of the folder, for as long as the context lasts, and known to nobody else."""
+    token = secrets.token_hex(16)
+    name = token_name(token)
+    with os.fdopen(folder.create(name), "wb") as file:
+        file.write(token.encode())
+    try:
+        yield token
+    finally:
+        folder.unlink(name)
 
 
 def _tree(couriers: Sequence[ActorMesh[Any]]) -> tuple[Branch, ...]:
@@ -145,15 +173,15 @@ def _tree(couriers: Sequence[ActorMesh[Any]]) -> tuple[Branch, ...]:
     return tuple(Branch(group[0], _tree(group[1:])) for group in groups)
 
 
-def _parcels(root: str, manifest: Manifest, needed: set[bytes]) -> Iterator[Parcel]:
+def _parcels(folder: Folder, manifest: Manifest, needed: set[bytes]) -> Iterator[Parcel]:
     """The contents of the chunks that are needed, some at a time."""
     chunks: list[bytes] = []
     size = 0
-    with ChunkReader() as reader:
+    with ChunkReader(folder) as reader:
         for name, (path, offset, nbytes) in manifest.places().items():
             if name not in needed:
                 continue
-            chunks.append(reader.read(name, os.path.join(root, path), offset, nbytes))
+            chunks.append(reader.read(name, path, offset, nbytes))
             size += nbytes
             if size >= _PARCEL_NBYTES:
                 yield Parcel(b"".join(chunks), tuple(map(len, chunks)))

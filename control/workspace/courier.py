@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from control.actor import Actor
+from control.errors import WorkspaceError
 from control.future import Future
 from control.marking import endpoint
 from control.runtime.join_file import this_network
-from control.workspace.manifest import Manifest
+from control.workspace.manifest import OURS, Manifest
 from control.workspace.reloading import reload_modules
 from control.workspace.replica import Replica, open_replica
 
@@ -40,6 +43,24 @@ class Branch:
     below: tuple[Branch, ...]
 
 
+def token_name(token: str) -> str:
+    """The file that tells a folder from others. Its name does not tell its content, which is for this user alone."""
+    return f"{OURS}token-{blake2b(token.encode(), digest_size=8).hexdigest()}"
+
+
+def token_is_in(target: str, token: str) -> bool:
+    """Whether a folder is the very one into which the script has put the token.
+
+    The name alone would not do: everybody can see it, and put such a file into a folder of theirs.
+    """
+    try:
+        fd = os.open(os.path.join(target, token_name(token)), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb") as file:
+        return stat.S_ISREG(os.fstat(fd).st_mode) and file.read(2 * len(token)) == token.encode()
+
+
 class Courier(Actor):
     """One for each process; one of each host takes the folder in."""
 
@@ -57,7 +78,7 @@ class Courier(Actor):
 
         Args:
             target: the folder.
-            token: a file that lies in the script's folder.
+            token: what `token_name` names a file by that lies in the script's folder, and what that file holds.
             manifest: what the folder is to hold.
 
         Returns:
@@ -65,7 +86,7 @@ class Courier(Actor):
             host, by a file system that is shared.
         """
         self._close()
-        if os.path.exists(os.path.join(target, token)):
+        if token_is_in(target, token):
             return None
         self._replica = open_replica(target, manifest, token)
         return None if self._replica is None else self._replica.missing
@@ -77,6 +98,8 @@ class Courier(Actor):
         Returns:
             How many bytes have been moved, here and below.
         """
+        if any(type(size) is not int or size <= 0 for size in parcel.sizes) or sum(parcel.sizes) != len(parcel.data):
+            raise WorkspaceError("a parcel has come that does not hold the chunks that it names")
         passed: list[Future[int]] = [branch.courier.take.call_one(parcel, branch.below) for branch in below]
         moved, offset, view = 0, 0, memoryview(parcel.data)
         chunks = []

@@ -15,12 +15,19 @@ from control import Actor, ActorError, ActorMesh, ProcMesh, WorkspaceError, endp
 from control.workspace import api, sync_workspace
 from control.workspace.chunks import LARGEST, SMALLEST, cut, digest
 from control.workspace.courier import Courier
-from control.workspace.manifest import OURS, scan
+from control.workspace.folder import open_source
+from control.workspace.manifest import OURS, Manifest
+from control.workspace.manifest import scan as scan_folder
 from control.workspace.replica import MARKER
 
 
 def noise(nbytes: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(nbytes)
+
+
+def scan(root: Path) -> Manifest:
+    with open_source(str(root)) as folder:
+        return scan_folder(folder, api.EXCLUDE)
 
 
 def tree(root: Path) -> dict[str, Any]:
@@ -190,13 +197,14 @@ def test_couriers_pass_on_down_a_tree_what_any_of_them_misses(
     source: Path, tmp_path: Path, couriers: list[ActorMesh[Courier]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "_PARCEL_NBYTES", 200_000)
-    manifest = scan(str(source), api.EXCLUDE)
+    manifest = scan(source)
     missing = set()
     for number, courier in enumerate(couriers):
         missing |= courier.begin.call_one(str(tmp_path / str(number)), "token", manifest).get(20)
     branches = api._tree(couriers)
     assert [len(branch.below) for branch in branches] == [1, 1, 0, 0]
-    parcels = list(api._parcels(str(source), manifest, missing))
+    with open_source(str(source)) as folder:
+        parcels = list(api._parcels(folder, manifest, missing))
     assert len(parcels) > 3
     for parcel in parcels:
         moved = sum(branch.courier.take.call_one(parcel, branch.below).get(20) for branch in branches)
@@ -212,7 +220,7 @@ def test_couriers_pass_on_down_a_tree_what_any_of_them_misses(
 def test_one_sync_at_a_time_and_what_a_killed_one_left_is_cleared(
     source: Path, tmp_path: Path, couriers: list[ActorMesh[Courier]]
 ) -> None:
-    manifest = scan(str(source), api.EXCLUDE)
+    manifest = scan(source)
     target = tmp_path / "target"
     assert couriers[0].begin.call_one(str(target), "one", manifest).get(20)
     assert couriers[1].begin.call_one(str(target), "one", manifest).get(20) is None  # a file system that is shared
@@ -229,7 +237,7 @@ def test_one_sync_at_a_time_and_what_a_killed_one_left_is_cleared(
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(source: Path) -> None:
-    manifest = scan(str(source), api.EXCLUDE)
+    manifest = scan(source)
     (source / "package" / "__init__.py").write_text("VALUE = 2\n")
-    with pytest.raises(WorkspaceError, match="changed while"):
-        list(api._parcels(str(source), manifest, set(manifest.places())))
+    with open_source(str(source)) as folder, pytest.raises(WorkspaceError, match="changed while"):
+        list(api._parcels(folder, manifest, set(manifest.places())))
