@@ -1,17 +1,64 @@
-"""`PageServer`: a few pages over HTTP, made anew for everybody who asks, from threads of their own."""
+"""`PageServer`: a few pages over HTTP, made anew for everybody who asks, whoever else connects and whatever that sends.
+
+One thread has all connections, and pages are made on others, a few at a time. Each connection carries one request and
+ends with its answer, so nothing that follows a request is ever read as another one. All that a client sends, and all
+that it is waited for, has a bound; where there are as many connections as there may be, the one that has waited
+longest for its client makes way, so that who connects and says nothing keeps nobody out.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import re
+import secrets
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from email.message import Message
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer
+from http.cookies import CookieError, SimpleCookie
 from threading import Thread
 from types import TracebackType
-from typing import Any, ClassVar
+from urllib.parse import parse_qs, quote, urlsplit
+
+MAX_CONNECTIONS = 64
+MAX_HEAD_NBYTES = 16 << 10
+MAX_HEADERS = 64
+HEAD_TIMEOUT_S = 5.0
+"""For the whole head of a request to come, however often some of it does."""
+
+ANSWER_TIMEOUT_S = 10.0
+"""For a client to take its answer."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,256}")
+"""RFC 6750, 2.1, and long enough not to be guessed."""
+
+_MOST_DISCARDED_NBYTES = 1 << 20
+_PAGES_AT_ONCE = 4
+_METHODS = ("GET", "HEAD")
+_ONCE = ("host", "origin", "authorization", "content-length", "transfer-encoding")
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+_REQUEST = re.compile(rb"([A-Z]{1,20}) ([!-~]{1,8192}) HTTP/1\.([01])")
+_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([\t -~\x80-\xff]*?)[ \t]*")
+"""RFC 9112, 3 and 5: a request line and a field, without the folding of lines that it tells servers to refuse."""
+
+_HEADERS = {
+    # Only what this server sends is loaded or run, nobody shows the page within another, and nobody keeps it.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Server": "skipper",  # nobody needs to know which Python this is
+    "Connection": "close",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,50 +68,59 @@ class Page:
     content_type: str
     body: str
     status: HTTPStatus = HTTPStatus.OK
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What somebody asks for.
-
-    Attributes:
-        path: without the query.
-        query: what follows the question mark; empty where nothing does.
-        headers: by name, in whatever case.
-    """
-
+class _Request:
+    method: str
     path: str
     query: str
-    headers: Message
+    headers: Mapping[str, str]
+    """By their names in lower case."""
 
 
-Gate = Callable[[Request], Page | None]
-"""Looks at every request first: None lets it pass, a page is the answer."""
+class _RefusedError(Exception):
+    """A request is answered with an error.
+
+    Attributes:
+        status: of the answer.
+    """
+
+    def __init__(self, status: HTTPStatus, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
 
 Pages = Mapping[str, Callable[[], Page]]
 """What makes each page, by its path; the first is the one that `PageServer.url` names."""
 
 
 class PageServer:
-    """Answers ``GET`` until it is closed; a context manager.
+    """Answers ``GET`` and ``HEAD`` until it is closed; a context manager.
 
-    Whoever reaches the address can read the pages. By default only this host does.
+    Whoever reaches the address, and knows the token where there is one, can read the pages. By default only this host
+    reaches it, and no token is asked for; beyond this host there always is one. It is given as ``Authorization: Bearer
+    TOKEN``, as ``?token=TOKEN``, or by a browser as the cookie that it gets in return for the latter.
+
+    Requests that a page of another site has a browser make are refused: on this host's own addresses by the name that
+    they were sent to (DNS rebinding), everywhere by the origin that the browser tells.
 
     Args:
         pages: see `Pages`. An exception in a page is an answer with status 500 that names its type.
         port: to listen on; 0: one that is free.
         host: the address to listen on; ``"0.0.0.0"`` for all of this host's.
         name: of the thread.
-        headers: sent with every answer.
-        gate: see `Gate`; None lets everybody in.
+        token: what a client has to know, 16 to 256 letters, digits and ``._~+/=-``; True: a new one; None: a new one
+            where others than this host reach the address, and none where it alone does; False: none.
 
     Attributes:
         host: the address on which it listens.
         port: the port; the system's choice where 0 was asked for.
+        token: what a client has to know; empty where nobody is asked.
 
     Raises:
         OSError: the port is taken, or the address is not this host's.
+        ValueError: ``token`` is false where others reach the address, or is none that can be used; ``port`` is none.
     """
 
     def __init__(
@@ -74,27 +130,40 @@ class PageServer:
         host: str = "127.0.0.1",
         *,
         name: str = "control-pages",
-        headers: Mapping[str, str] | None = None,
-        gate: Gate | None = None,
+        token: str | bool | None = None,
     ) -> None:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        self._path = next(iter(pages))
-        self._server = _Server((host, port), family, pages, headers or {}, gate)
-        self.host, self.port = str(self._server.server_address[0]), int(self._server.server_address[1])
-        self._thread = Thread(target=self._server.serve_forever, name=name, daemon=True)
+        if not 0 <= port < 1 << 16:
+            raise ValueError(f"a port is a number from 0 to 65535, not {port}")
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        is_beyond = not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+        self.token = _token_of(token, host, is_beyond=is_beyond)
+        self._names = None if is_beyond else frozenset({*_LOOPBACK_NAMES, host.lower()})
+        self._pages = dict(pages)
+        listener = socket.create_server(address, family=family, backlog=128)
+        self.host, self.port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
+        self._listener = listener
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._making = asyncio.Semaphore(_PAGES_AT_ONCE)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._waiting: dict[asyncio.Task[None], None] = {}
+        """Those of them that wait for their clients, the longest first."""
+        self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
-        """Where the first page is."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}{self._path}"
+        """Where the first page is, with the token where one is needed."""
+        host = socket.gethostname() if ipaddress.ip_address(self.host).is_unspecified else self.host
+        url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}{next(iter(self._pages))}"
+        return f"{url}?token={quote(self.token, safe='')}" if self.token else url
 
     def close(self) -> None:
-        """Stop listening; again is free."""
+        """Stop listening, and cut who is connected; again is free."""
         if self._thread.is_alive():
-            self._server.shutdown()
+            with contextlib.suppress(RuntimeError):  # it ends this moment
+                self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
-        self._server.server_close()
 
     def __enter__(self) -> PageServer:
         return self
@@ -104,65 +173,203 @@ class PageServer:
     ) -> None:
         self.close()
 
+    # On the thread
 
-class _Server(ThreadingTCPServer):
-    # Not `http.server.HTTPServer`: that looks up its own name first, which waits where there is no name server.
-    allow_reuse_address = True
-    daemon_threads = True  # a client that is stuck keeps nobody waiting
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve_all())
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        family: socket.AddressFamily,
-        pages: Pages,
-        headers: Mapping[str, str],
-        gate: Gate | None,
-    ) -> None:
-        self.address_family = family
-        self.pages, self.headers, self.gate = pages, headers, gate
-        super().__init__(address, _Handler)
+    async def _serve_all(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)  # it tells of clients, say
+        server = await asyncio.start_server(self._serve, sock=self._listener, limit=MAX_HEAD_NBYTES)
+        await self._closing.wait()
+        server.close()  # the tasks of its connections are cancelled with the loop
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone away is not our trouble."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout: ClassVar[float] = 10.0  # for a client that says nothing
-
-    def do_GET(self) -> None:
-        """Answer with the page as it is now."""
-        path, _, query = self.path.partition("?")
-        make, gate = self.server.pages.get(path), self.server.gate
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # this is one
         try:
-            page = None if gate is None else gate(Request(path, query, self.headers))
-            if page is None and make is None:
-                self.send_error(HTTPStatus.NOT_FOUND, f"there is {' and '.join(self.server.pages)}")
-                return
-            if page is None and make is not None:
-                page = make()
-        except Exception as error:  # noqa: BLE001  (whatever goes wrong is the answer, and the server goes on)
-            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__)
-            return
-        assert page is not None  # the gate's, or the one that was asked for
-        body = page.body.encode()
-        self.send_response(page.status)
-        for header, value in page.headers.items():
-            self.send_header(header, value)
-        self.send_header("Content-Type", page.content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+            if self._has_room():
+                self._connections.add(task)
+                await self._answer(task, reader, writer)
+        except (asyncio.CancelledError, asyncio.IncompleteReadError, TimeoutError, OSError):
+            return  # it made way, or has gone, or is too slow
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
 
-    def end_headers(self) -> None:
-        """Add what every answer says."""
-        for header, value in self.server.headers.items():
-            self.send_header(header, value)
-        super().end_headers()
+    def _has_room(self) -> bool:
+        """Whether there may be another connection; the one that has waited longest for its client makes way."""
+        if len(self._connections) < MAX_CONNECTIONS:
+            return True
+        longest = next(iter(self._waiting), None)
+        if longest is None:
+            return False
+        del self._waiting[longest]
+        self._connections.discard(longest)
+        longest.cancel()
+        return True
 
-    def version_string(self) -> str:
-        """Nobody needs to know which Python this is."""
-        return "skipper"
+    @contextlib.asynccontextmanager
+    async def _waits(self, task: asyncio.Task[None], most_s: float) -> AsyncIterator[None]:
+        self._waiting[task] = None
+        try:
+            async with asyncio.timeout(most_s):
+                yield
+        finally:
+            self._waiting.pop(task, None)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is logged: those who watch come every few seconds."""
+    async def _answer(
+        self, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        has_body = True
+        try:
+            async with self._waits(task, HEAD_TIMEOUT_S):
+                try:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                except asyncio.LimitOverrunError:
+                    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+                    raise _RefusedError(status, f"the head of a request has {MAX_HEAD_NBYTES} bytes at most") from None
+            request = _parsed(head)
+            has_body = request.method != "HEAD"
+            page, headers = await self._page(request)
+        except _RefusedError as refusal:
+            page = Page("text/plain; charset=utf-8", f"{refusal}\n", refusal.status)
+            headers = {"Allow": ", ".join(_METHODS)} if refusal.status is HTTPStatus.METHOD_NOT_ALLOWED else {}
+        async with self._waits(task, ANSWER_TIMEOUT_S):
+            writer.transport.set_write_buffer_limits(0)  # `drain` waits until all is sent
+            writer.write(_encoded(page, headers, has_body=has_body))
+            await writer.drain()
+            writer.write_eof()
+            # A connection that is closed with something unread is reset, and the client may lose its answer.
+            discarded = 0
+            while discarded < _MOST_DISCARDED_NBYTES and (rest := await reader.read(MAX_HEAD_NBYTES)):
+                discarded += len(rest)
+
+    async def _page(self, request: _Request) -> tuple[Page, Mapping[str, str]]:
+        self._check_origin(request)
+        if self.token:
+            (given,) = parse_qs(request.query, max_num_fields=MAX_HEADERS).get("token", [""])[:1]
+            if self._is_token(given) and "text/html" in request.headers.get("accept", ""):
+                # A browser: the address bar is not the place for it.
+                keep = f"{self._cookie}={self.token}; Path=/; HttpOnly; SameSite=Lax"
+                return Page("text/plain", "", HTTPStatus.SEE_OTHER), {
+                    "Location": next(iter(self._pages)),
+                    "Set-Cookie": keep,
+                }
+            scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+            others = (bearer.strip() if scheme.lower() == "bearer" else "", self._kept(request))
+            if not any(self._is_token(known) for known in (given, *others)):
+                raise _RefusedError(
+                    HTTPStatus.FORBIDDEN,
+                    "this page needs its token: open the address that was printed where it is served, "
+                    "or send 'Authorization: Bearer TOKEN'",
+                )
+        make = self._pages.get(request.path)
+        if make is None:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, f"there is {' and '.join(self._pages)}")
+        return await self._made(make), {}
+
+    def _check_origin(self, request: _Request) -> None:
+        """Refuse what a page of another site has asked a browser for."""
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        try:
+            name = urlsplit(f"//{host}").hostname
+            is_ours = origin is None or urlsplit(origin).netloc == host
+        except ValueError:  # that is no host
+            name, is_ours = None, False
+        if self._names is not None and name not in self._names:
+            raise _RefusedError(HTTPStatus.FORBIDDEN, "this address is not that of the pages")
+        kind = [request.headers.get(f"sec-fetch-{what}", "") for what in ("site", "mode", "dest")]
+        is_visit = kind[1:] == ["navigate", "document"]
+        if not is_ours or (kind[0] in ("cross-site", "same-site") and not is_visit):
+            raise _RefusedError(HTTPStatus.FORBIDDEN, "a page of another site has asked for this")
+
+    async def _made(self, make: Callable[[], Page]) -> Page:
+        loop = asyncio.get_running_loop()
+        page: asyncio.Future[Page] = loop.create_future()
+
+        def settle(result: Page) -> None:
+            if not page.done():
+                page.set_result(result)
+
+        def work() -> None:
+            try:
+                result = make()
+            except Exception as error:  # noqa: BLE001  (whatever goes wrong is the answer, and the server goes on)
+                result = Page("text/plain", f"{type(error).__name__}\n", HTTPStatus.INTERNAL_SERVER_ERROR)
+            with contextlib.suppress(RuntimeError):  # the server has been closed
+                loop.call_soon_threadsafe(settle, result)
+
+        async with self._making:
+            Thread(target=work, name=f"{self._thread.name}-page", daemon=True).start()
+            return await page
+
+    @property
+    def _cookie(self) -> str:
+        return f"skipper-token-{self.port}"  # cookies are those of a host, whatever the port
+
+    def _kept(self, request: _Request) -> str:
+        """The token that a browser has kept."""
+        try:
+            morsel = SimpleCookie(request.headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return ""
+        return "" if morsel is None else morsel.value
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+
+
+def _token_of(token: str | bool | None, host: str, *, is_beyond: bool) -> str:
+    if not token:
+        if is_beyond and token is not None:
+            raise ValueError(f"{host} is reached by others than this host: they need a token")
+        return secrets.token_urlsafe(24) if is_beyond else ""
+    if token is True:
+        return secrets.token_urlsafe(24)
+    if not _TOKEN.fullmatch(token):
+        raise ValueError("a token has 16 to 256 letters, digits and '._~+/=-'")  # and is not repeated in a message
+    return token
+
+
+def _parsed(head: bytes) -> _Request:
+    """A request's head.
+
+    Raises:
+        _RefusedError: it is none, or one that no client of ours sends.
+    """
+    first, *fields = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    line = _REQUEST.fullmatch(first)
+    if line is None or not line[2].startswith(b"/"):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
+    if len(fields) > MAX_HEADERS:
+        raise _RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a request has {MAX_HEADERS} fields at most")
+    headers: dict[str, str] = {}
+    for field in fields:
+        found = _HEADER.fullmatch(field)
+        if found is None:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "a field is none")
+        name = found[1].decode().lower()
+        if name in headers and name in _ONCE:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"{name} is there twice")
+        headers.setdefault(name, found[2].decode("latin-1"))
+    if line[3] == b"1" and "host" not in headers:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "a request names the host that it is for")
+    method = line[1].decode()
+    if method not in _METHODS:
+        raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"pages are read, by {' and '.join(_METHODS)}")
+    if "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
+        raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "a request for a page has no body")
+    path, _, query = line[2].decode().partition("?")
+    return _Request(method, path, query, headers)
+
+
+def _encoded(page: Page, headers: Mapping[str, str], *, has_body: bool) -> bytes:
+    body = page.body.encode()
+    fields = {**_HEADERS, **headers, "Content-Type": page.content_type, "Content-Length": str(len(body))}
+    lines = [
+        f"HTTP/1.1 {page.status.value} {page.status.phrase}",
+        *(f"{name}: {text}" for name, text in fields.items()),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + (body if has_body else b"")

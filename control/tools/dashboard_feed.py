@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from control.errors import ControlError
 from control.runtime.history import Event
+from control.tools.recent import Recent
 from control.tools.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus
 
 KEPT_EVENTS = 200
@@ -31,19 +30,13 @@ class Feed:
     def __init__(self, look: Callable[[], JobStatus], interval_s: float) -> None:
         self._look = look
         self._interval_s = interval_s
-        self._lock = threading.Lock()
-        self._taken_s = float("-inf")
-        self._text = ""
+        self._texts = Recent(lambda: json.dumps(self._fresh(), separators=(",", ":")), interval_s)
         self._known: dict[str, Any] = {}
         self._events = Events()
 
     def text(self) -> str:
         """The feed as JSON, no older than the interval; where the script does not answer, the last one with why."""
-        with self._lock:  # whoever comes while a look is taken waits for that one
-            if time.monotonic() - self._taken_s >= self._interval_s:
-                self._text = json.dumps(self._fresh(), separators=(",", ":"))
-                self._taken_s = time.monotonic()
-            return self._text
+        return self._texts.get()
 
     def _fresh(self) -> dict[str, Any]:
         try:

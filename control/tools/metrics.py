@@ -10,11 +10,14 @@ from control.errors import ControlError
 from control.exposition import CONTENT_TYPE, Labels, Sample, exposition
 from control.pages import Page, PageServer
 from control.runtime import job
+from control.tools.recent import Recent
 from control.tools.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, Transfers, status_of
 from control.tools.survey import survey
 
 TIMEOUT_S = 3.0
 """How long a process has to answer; Prometheus gives up after 10 s unless it is told otherwise."""
+
+INTERVAL_S = 1.0
 
 _FAMILIES = {
     "skipper_process_up": ("gauge", "1 for a process that answers, 0 for one that does not."),
@@ -48,33 +51,46 @@ def metrics_text(status: JobStatus) -> str:
     return exposition(_FAMILIES, _samples(status))
 
 
-def serve_metrics(port: int = 0, host: str = "127.0.0.1", *, timeout: float = TIMEOUT_S) -> PageServer:
+def serve_metrics(
+    port: int = 0,
+    host: str = "127.0.0.1",
+    *,
+    timeout: float = TIMEOUT_S,
+    interval: float = INTERVAL_S,
+    token: str | bool | None = None,
+) -> PageServer:
     """Serve the figures of this process' job to Prometheus, ``/metrics``, and whether it is well, ``/health``.
 
-    Every request asks all processes. ``/health`` answers with status 200 where all of them answer and 503 where one
-    does not, and says in JSON which. Whoever reaches the address can read names of processes and actors and their
-    figures, and nothing of any message; by default only this host reaches it.
+    All processes are asked once per interval, however many requests come, and never where none does. ``/health``
+    answers with status 200 where all of them answer and 503 where one does not, and says in JSON which. Whoever reaches
+    the address, and knows the token where there is one, can read names of processes and actors and their figures, and
+    nothing of any message; by default only this host reaches it.
 
     Args:
         port: to listen on; 0: one that is free (see `PageServer.port`).
         host: the address to listen on; ``"0.0.0.0"`` for all of this host's.
         timeout: seconds that a process has to answer.
+        interval: how old an answer may be, in seconds, before the processes are asked again.
+        token: what clients have to send, as ``Authorization: Bearer TOKEN``: a text of 16 characters or more, or True
+            for a new one; None: where others than this host reach it, which always need one.
 
     Returns:
         The running server. It ends with the process, or by ``close()``, or as a context manager.
 
     Raises:
+        ValueError: ``interval`` or ``timeout`` is not positive, ``token`` is false where others reach it, or none that
+            can be used.
         OSError: the port is taken, or the address is not this host's.
     """
-
-    def look() -> JobStatus:
-        return status_of(survey(job.current(), "status", timeout=timeout))
-
+    if not 0 < timeout < float("inf"):
+        raise ValueError(f"timeout is a positive number of seconds, not {timeout}")
+    looks = Recent(lambda: status_of(survey(job.current(), "status", timeout=timeout)), interval)
     return PageServer(
-        {"/metrics": lambda: Page(CONTENT_TYPE, metrics_text(look())), "/health": lambda: _health(look)},
+        {"/metrics": lambda: Page(CONTENT_TYPE, metrics_text(looks.get())), "/health": lambda: _health(looks.get)},
         port,
         host,
         name="control-metrics",
+        token=token,
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from control.private_file import read_secret
 from control.tools.metrics import TIMEOUT_S, metrics_text, serve_metrics
 from control.tools.program import parser_of, run, serve
 from control.tools.status import status_of
@@ -30,17 +32,28 @@ def main(argv: Sequence[str], *, prog: str = "skipper metrics") -> int:
         metavar="PORT",
         help="serve them under /metrics, and /health, until Ctrl-C or the job's end; 0: a port that is free",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve at; default: 127.0.0.1, this host only")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address to serve at; default: 127.0.0.1, this host only. Others need a token, which the printed address has",
+    )
+    parser.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="the token to ask for, in a file that only you can read"
+    )
     return run(parser, argv, _show)
 
 
 def _show(given: argparse.Namespace) -> int:
+    token: str | bool | None = given.token or None
+    if given.token_file is not None:
+        token = read_secret(given.token_file, least_nbytes=1).decode("utf-8", "replace").strip()
     with visiting(given.job, timeout=given.timeout) as process:
         if given.serve is None:
             sys.stdout.write(metrics_text(status_of(survey(process, "status", timeout=given.timeout))))
             return 0
         return serve(
             process,
-            lambda: serve_metrics(given.serve, given.host, timeout=given.timeout),
+            lambda: serve_metrics(given.serve, given.host, timeout=given.timeout, token=token),
             f"{given.host}:{given.serve}",
         )

@@ -69,6 +69,9 @@ def serve(process: Process, start: Callable[[], PageServer], place: str) -> int:
     except OSError as error:
         sys.stderr.write(f"{place} cannot be served at: {error.strerror}\n")
         return 2
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
     with server:
         sys.stdout.write(f"{server.url}\n")
         sys.stdout.flush()
