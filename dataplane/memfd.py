@@ -61,6 +61,7 @@ def create(owner: OwnerId, nbytes: int) -> Mapping:
     fd = -1
     try:
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.fchmod(fd, 0o600)  # it has no name that others could open, and no mode for them either
         os.ftruncate(fd, nbytes + page)
         os.pwrite(fd, _HEADER.pack(_MAGIC, owner.token, token, nbytes), nbytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)

@@ -14,6 +14,7 @@ from pathlib import Path
 from control.errors import HostError, JobError
 from control.hosts import announcement
 from control.jobs.engine import Place, PlaceState
+from control.log_files import make_folder, open_log
 
 _SECRET = "secret"
 _ANNOUNCEMENTS = "agents"
@@ -53,7 +54,7 @@ class JobFolder:
 
     def _make(self) -> Path:
         if self._parent is not None:
-            Path(self._parent).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(self._parent))
         path = Path(tempfile.mkdtemp(prefix="skipper-job-", dir=self._parent)).absolute()
         for name in (_ANNOUNCEMENTS, _LOGS):
             (path / name).mkdir(mode=0o700)
@@ -96,7 +97,7 @@ def start_into(log: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
     Raises:
         OSError: it cannot be started, or there can be no log.
     """
-    with log.open("ab") as output:
+    with os.fdopen(open_log(log), "ab") as output:
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

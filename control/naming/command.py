@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Sequence
@@ -15,6 +17,7 @@ from control.namespaces import ROOT
 from control.naming.metadata import METADATA_VARIABLE, MetadataResolver, MetadataServer
 from control.naming.urls import split_address
 from control.naming.user_secret import SECRET_VARIABLE, read_secret
+from control.private_file import check_private
 from control.wire.tls import Tls
 
 
@@ -43,7 +46,7 @@ def _serve(given: argparse.Namespace, secret: bytes | None) -> int:
         raise ValueError("--certificate goes with --key")
     if given.certificate is not None:
         authority = None if given.authority is None else given.authority.read_bytes()
-        tls = Tls(authority, given.certificate.read_bytes(), given.key.read_bytes())
+        tls = Tls(authority, given.certificate.read_bytes(), _private(given.key))
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
@@ -52,6 +55,18 @@ def _serve(given: argparse.Namespace, secret: bytes | None) -> int:
         sys.stdout.flush()
         ended.wait()
     return 0
+
+
+def _private(path: Path) -> bytes:
+    """A key.
+
+    Raises:
+        UnsafeFileError: others could read the file, or could have written it.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        check_private(os.fstat(file.fileno()), path, stat.S_ISREG)
+        return file.read()
 
 
 def _list(given: argparse.Namespace, secret: bytes | None) -> int:

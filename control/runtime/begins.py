@@ -55,6 +55,7 @@ class BeginLog:
 
     def __init__(self) -> None:
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+        os.fchmod(fd, 0o600)
         os.ftruncate(fd, _NBYTES)
         self._words = memoryview(mmap.mmap(fd, _NBYTES)).cast("Q")
         self._words[_TOKEN] = secrets.randbits(64)

@@ -204,9 +204,19 @@ def remove_if_stale(path: Path) -> None:
 
 
 def running() -> list[str]:
-    """Names of this user's jobs that can be joined; files of dead ones are removed on the way."""
+    """Names of this user's jobs that can be joined; files of dead ones are removed on the way.
+
+    Raises:
+        UnsafeFileError: the folder belongs to somebody else, or others may enter it.
+    """
+    try:
+        with open_folder(folder()) as where:
+            found = sorted(name for name in os.listdir(where) if name.endswith(_SUFFIX))
+    except JobNotFoundError:
+        return []
     names = []
-    for path in sorted(folder().glob(f"*{_SUFFIX}")):
+    for name in found:
+        path = folder() / name
         remove_if_stale(path)
         if path.exists():
             names.append(path.name.removesuffix(_SUFFIX))
@@ -217,10 +227,16 @@ def running() -> list[str]:
 def open_folder(path: Path) -> Iterator[int]:
     """A descriptor of a folder that only this user may enter."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
+        if path.is_symlink():
+            raise UnsafeFileError(f"{path} is a link, which may lead to a folder that holds something else") from None
         raise JobNotFoundError(f"there is no job to join in {path}: {error.strerror}") from error
     try:
+        if (owner := os.fstat(fd).st_uid) != os.geteuid():
+            raise UnsafeFileError(
+                f"{path} belongs to the user {owner}, not to {os.geteuid()}: set XDG_RUNTIME_DIR to a folder of yours"
+            )
         check_private(os.fstat(fd), path, stat.S_ISDIR)
         yield fd
     finally:

@@ -21,6 +21,7 @@ def offer() -> None:
     global _fd
     if _fd is None:
         _fd = os.memfd_create(NAME)
+        os.fchmod(_fd, 0o600)
         faulthandler.register(SIGNAL, file=_fd, all_threads=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from control.errors import AlreadyInJobError, ControlError
+from control.log_files import make_folder, open_log
 from control.runtime import job
 from control.runtime.capture import Redirection
 from control.tools import relay
@@ -203,7 +205,7 @@ class Logs:
             ending = "out" if source.stream == 1 else "err"
             words = (label_of(source.name), source.host, str(source.pid))
             name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(word for word in words if word))
-            self._files[key] = open(self.folder / f"{name}.{ending}", "a", 1, "utf-8")  # noqa: SIM115
+            self._files[key] = os.fdopen(open_log(self.folder / f"{name}.{ending}"), "a", 1, "utf-8")
         return self._files[key]
 
 
@@ -222,7 +224,8 @@ def collect_logs(
 
     Args:
         options: see `LogOptions`.
-        folder: where each process gets a file for each of its streams, whole and as it was written; it is made.
+        folder: where each process gets a file for each of its streams, whole and as it was written, of mode 0600; it is
+            made, with mode 0700.
         level: have the processes' `logging` speak from this level on, on their standard error.
 
     Raises:
@@ -233,7 +236,7 @@ def collect_logs(
         raise AlreadyInJobError(f"{process.me.name} belongs to the job of another process, which collects the output")
     where = None if folder is None else Path(folder)
     if where is not None:
-        where.mkdir(parents=True, exist_ok=True)
+        make_folder(where)
     return Logs(process, options or LogOptions(), where, level)
 
 

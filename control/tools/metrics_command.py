@@ -35,7 +35,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper metrics") -> int:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to serve at; default: 127.0.0.1, this host only. Others need a token, which the printed address has",
+        help="address to serve at; default: 127.0.0.1, this host only. Others need the token that is printed",
     )
     parser.add_argument("--token", action="store_true", help="ask for a token on this host, too: it has other users")
     parser.add_argument(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -78,6 +78,30 @@ def test_a_job_whose_processes_answer_is_well(server: PageServer, echoes: ActorM
     assert (code, said["healthy"], said["silent"]) == (200, True, {})
 
 
+def test_scrapes_share_one_look_at_the_job(echoes: ActorMesh[Echo]) -> None:
+    with serve_metrics(timeout=5.0, interval=60.0) as server:
+        before = fetch(server.url)
+        echoes.pid.call().get(PATIENCE_S)
+        assert [fetch(server.url) for _ in range(5)] == [before] * 5
+        assert health(server)[0] == 200
+    for bounds in ({"timeout": 0.0}, {"timeout": float("nan")}, {"interval": 0.0}, {"interval": float("inf")}):
+        with pytest.raises(ValueError, match="positive"):
+            serve_metrics(**bounds)
+
+
+def test_prometheus_sends_a_token_that_it_was_given(echoes: ActorMesh[Echo]) -> None:
+    with serve_metrics(timeout=5.0, host="0.0.0.0", token="sixteen-letters-or-more") as server:
+        url = f"http://127.0.0.1:{server.port}/metrics"
+        for path in ("/metrics", "/health"):
+            with pytest.raises(HTTPError, match="403") as caught:
+                urlopen(url.replace("/metrics", path), timeout=PATIENCE_S)
+            assert b"workers" not in caught.value.read()
+            caught.value.close()
+        scrape = Request(url, headers={"Authorization": "Bearer sixteen-letters-or-more"})
+        with urlopen(scrape, timeout=PATIENCE_S) as answer:
+            assert of_worker(0, parse(answer.read().decode())["skipper_process_up"]) == 1
+
+
 def test_a_page_that_fails_is_an_answer_too() -> None:
     def fails() -> Page:
         raise ValueError("secret")
@@ -98,7 +122,9 @@ def test_the_command_prints_what_is_served(skipper: Skipper, echoes: ActorMesh[E
     assert set(parse(done.stdout)) >= set(parse(metrics_text(job_status())))
 
 
-def test_the_command_serves_until_the_job_ends(script: Callable[[str], Script], runtime_folder: Path) -> None:
+def test_the_command_serves_until_the_job_ends(
+    script: Callable[[str], Script], runtime_folder: Path, tmp_path: Path
+) -> None:
     running = script(
         f"""
         import os, time
@@ -111,11 +137,16 @@ def test_the_command_serves_until_the_job_ends(script: Callable[[str], Script], 
     )
     assert running.line() == "served"
     command = [sys.executable, "-m", "benchmarks.cli", "metrics", "--job", "watched", "--serve", "0"]
+    token = tmp_path / "token"
+    token.write_text("sixteen-letters-or-more\n")
+    token.chmod(0o600)
+    command += ["--token-file", str(token)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
     ) as serving:
         assert serving.stdout is not None
         url = serving.stdout.readline().strip()
+        assert url.endswith("/metrics?token=sixteen-letters-or-more")
         assert list(fetch(url)["skipper_process_up"].values()) == [1]
         running.process.kill()
         wait_until(lambda: serving.poll() is not None, "the server ends with the job")
