@@ -17,7 +17,7 @@ TREE = ROOT / "build" / "asan"
 _SANITIZERS = "-fsanitize=address,undefined"
 _SUPPRESSIONS = Path(__file__).parent / "suppressions.txt"
 _MEASURE_MEMORY = ("leave_nothing", "comes_and_goes")
-"""Parts of the names of tests that compare the memory of processes before and after: a sanitizer keeps what is freed."""
+"""In the names of tests that compare the memory of processes before and after: a sanitizer keeps what is freed."""
 
 
 def main() -> int:
@@ -35,12 +35,8 @@ def main() -> int:
 
 def _copy_tree() -> None:
     """Copy what git knows or would take, where it has changed: setuptools compiles what is newer than its module."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     names = [name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
     for name in names:
         source, target = ROOT / name, TREE / name

@@ -15,7 +15,7 @@ from control.runtime.tree_wire import CastHeader, Opening
 from control.wire.actor_session import BadAnswerError, Refused
 from control.wire.frames import decode_process
 from dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
-from tests.fuzz import moves, services, stores, wire
+from tests.fuzz import messages, moves, services, stores, wire
 from tests.fuzz.mutation import mutate_json
 from tests.fuzz.target import Target
 from torchstore.errors import StoreError
@@ -58,6 +58,7 @@ TARGETS = (
     Target("signed-handle", moves.read_signed_handle, moves.signed_handle_seeds, (DescriptorError,)),
     Target("shared-memory", moves.resolve_shared, moves.resolve_shared_seeds, (DataplaneError,)),
     Target("shared-header", moves.attach_shared, moves.attach_shared_seeds, (BufferDroppedError,)),
+    Target("ucx-owner", messages.ask_owner, messages.owner_seeds),
     Target("verbs-owner", moves.meet_owner, moves.meet_owner_seeds),
     Target("verbs-initiator", moves.meet_initiator, moves.meet_initiator_seeds, (TransferError,)),
     Target("verbs-endpoints", moves.read_endpoints, lambda: [bytes(70)]),

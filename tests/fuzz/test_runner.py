@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests.fuzz.mutation import join_parts, mutate_bytes, mutate_json, split_parts
+from tests.fuzz.runner import has_atheris
 
 ROOT = Path(__file__).resolve().parents[2]
 
