@@ -72,22 +72,39 @@ def _fuzz(targets: Sequence[Target], given: argparse.Namespace, guided: bool) ->
 
 
 def _replay(named: dict[str, Target], files: Sequence[Path]) -> int:
-    """Try inputs in this process, so that a crash is its own; the folder that a file lies in names its target."""
+    """Try inputs; the folder that a file lies in names its target. A child for each target, which may crash."""
+    by_target: dict[str, list[Path]] = {}
+    for file in files:
+        by_target.setdefault(file.resolve().parent.name, []).append(file)
+    bad = 0
+    for target in _chosen(named, list(by_target)):
+        sys.stdout.flush()
+        child = os.fork()
+        if child == 0:
+            os._exit(_try_all(target, by_target[target.name]))
+        _, status = os.waitpid(child, 0)
+        if status:
+            bad += 1
+            print(f"{target.name}: {runner.how_it_ended(status)}")
+    print(f"{len(files)} inputs, findings in {bad} targets")
+    return 1 if bad else 0
+
+
+def _try_all(target: Target, files: Sequence[Path]) -> int:
     faulthandler.enable()
     runner.limit_memory()
     bad = 0
     for file in files:
-        target = _chosen(named, [file.resolve().parent.name])[0]
         print(f"{target.name}: {file}", flush=True)
         try:
             error = try_one(target, file.read_bytes())
         except OSError as unreadable:
             error = unreadable
         if error is not None:
-            bad += 1
+            bad = 1
             traceback.print_exception(error)
-    print(f"{len(files)} inputs, {bad} findings")
-    return 1 if bad else 0
+    sys.stderr.flush()
+    return bad
 
 
 if __name__ == "__main__":

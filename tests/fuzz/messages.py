@@ -14,7 +14,6 @@ from pathlib import Path
 
 import dataplane
 from dataplane import RDMABuffer
-from dataplane import handle as handles
 from dataplane.backends.ucx_peer import _parse_card
 from dataplane.epochs import WORD
 from tests.fuzz.mutation import join_parts, split_parts
@@ -40,7 +39,7 @@ class _Owner:
         self.memory = bytearray(3 * _NBYTES)
         self.middle = memoryview(self.memory)[_NBYTES : 2 * _NBYTES]
         self.buffer = RDMABuffer(self.middle)
-        handle, _, _ = handles.parse(*handles.split(self.buffer.serialize()))
+        handle = self.buffer._exported_handle()
         section = _parse_card(handle.card)
         word = section.page_address + handle.slot * WORD
         self.stands_for = {_BASE: handle.base, _WORD: word, _EPOCH: handle.epoch}

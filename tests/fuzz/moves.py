@@ -67,7 +67,7 @@ def _look_at(buffer: RDMABuffer) -> None:
 def handle_seeds() -> Iterator[bytes]:
     """Handles of this process, whole."""
     for handle in _handles():
-        yield handles.join(handle.card.encoded, handle.body(8, handle.total - 8))
+        yield signed(handle.card.encoded, handle.body(8, handle.total - 8))
     yield RDMABuffer(bytearray(64)).serialize()
 
 
@@ -97,8 +97,7 @@ def _handles() -> Iterator[Handle]:
 def _shared() -> tuple[RDMABuffer, Handle]:
     """A buffer of this process in memory that others may map; it is read as they do."""
     buffer = RDMABuffer(dataplane.empty_array(4096, "u1"), writable=False)
-    handle, _, _ = handles.parse(*handles.split(buffer.serialize()))
-    return buffer, handle
+    return buffer, buffer._exported_handle()
 
 
 def resolve_shared(data: bytes) -> None:

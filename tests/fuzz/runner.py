@@ -197,7 +197,7 @@ class _Child:
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         now = time.monotonic()
         if pid:
-            self._what = _how(status)
+            self._what = how_it_ended(status)
             return True
         tried = self._shared.tried
         if tried != self._tried:
@@ -346,7 +346,8 @@ def _save(out: Path, data: bytes, kind: str) -> Path:
     return file
 
 
-def _how(status: int) -> str:
+def how_it_ended(status: int) -> str:
+    """A status of `waitpid` in words."""
     if os.WIFSIGNALED(status):
         return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
     return f"exited with status {os.WEXITSTATUS(status)}"

@@ -9,13 +9,14 @@ from control.errors import (
     JobNotFoundError,
     ProtocolError,
     ServiceUrlError,
+    WorkspaceError,
 )
 from control.naming.encoding import ArgumentsError
 from control.runtime.tree_wire import CastHeader, Opening
 from control.wire.actor_session import BadAnswerError, Refused
 from control.wire.frames import decode_process
 from dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
-from tests.fuzz import messages, moves, services, stores, wire
+from tests.fuzz import messages, moves, services, stores, wire, workspaces
 from tests.fuzz.mutation import mutate_json
 from tests.fuzz.target import Target
 from torchstore.errors import StoreError
@@ -40,6 +41,7 @@ TARGETS = (
     Target("agent", wire.read_agents_words, wire.agents_words_seeds, (HostError,), wire.mutate_words),
     Target("pod", services.read_pod, services.pod_seeds, _FORMS, mutate_json),
     Target("slurm", services.read_queue, services.queue_seeds),
+    Target("workspace", workspaces.sync, workspaces.seeds, (WorkspaceError, OSError), mutate_json),
     # Actor servers and names
     Target("actor-message", wire.decode_actor_message, wire.actor_message_seeds, (ProtocolError,)),
     Target("request", wire.accept_bytes, wire.request_seeds, (Refused, BadAnswerError)),
