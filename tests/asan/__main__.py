@@ -16,6 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / "build" / "asan"
 _SANITIZERS = "-fsanitize=address,undefined"
 _SUPPRESSIONS = Path(__file__).parent / "suppressions.txt"
+_FAULT = """
+import ctypes
+from dataplane._copy import store_word
+malloc = ctypes.CDLL(None).malloc
+malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+store_word(malloc(64) + 64, 1)
+"""
 _MEASURE_MEMORY = ("leave_nothing", "comes_and_goes")
 """In the names of tests that compare the memory of processes before and after: a sanitizer keeps what is freed."""
 
@@ -29,8 +36,18 @@ def main() -> int:
     subprocess.run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], cwd=TREE, env=build, check=True)
     without = " and ".join(f"not {name}" for name in _MEASURE_MEMORY)
     options = ["-p", "no:cacheprovider", "--timeout", "300", "-k", without]
+    environment |= _under_sanitizers()
+    _see_that_it_sees(environment)
     command = [sys.executable, "-m", "pytest", *options, *sys.argv[1:]]
-    return subprocess.run(command, cwd=TREE, env={**environment, **_under_sanitizers()}, check=False).returncode
+    return subprocess.run(command, cwd=TREE, env=environment, check=False).returncode
+
+
+def _see_that_it_sees(environment: dict[str, str]) -> None:
+    """Have the compiled code write behind an allocation, and stop where that is not reported."""
+    command = [sys.executable, "-c", _FAULT]
+    ran = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, check=False)
+    if ran.returncode == 0 or "heap-buffer-overflow" not in ran.stderr or "_copy" not in ran.stderr:
+        sys.exit(f"the sanitizers do not see a fault that was planted:\n{ran.stderr or ran.stdout}")
 
 
 def _copy_tree() -> None:

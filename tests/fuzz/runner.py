@@ -189,6 +189,8 @@ class _Child:
         if self._pid == 0:
             try:
                 _be_child(target, corpus, out, self._log, self._shared, seed, guided)
+            except BaseException:  # noqa: BLE001  (its words are in the log, and this is no place to return to)
+                traceback.print_exc()
             finally:
                 os._exit(1)
 

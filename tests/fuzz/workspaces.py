@@ -3,6 +3,8 @@
 Not as root: a manifest that gets out of its folder must not be able to do much.
 """
 
+import atexit
+import contextlib
 import json
 import os
 import shutil
@@ -32,15 +34,33 @@ def _folder() -> Path:
         for path in (folder, folder / "neighbour"):
             os.chown(path, _NOBODY, _NOBODY)
         os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+@contextlib.contextmanager
+def _not_as_root() -> Iterator[None]:
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setegid(_NOBODY)
+    os.seteuid(_NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 def sync(data: bytes) -> None:
     """Two syncs of one folder, the second over what the first has left."""
     first, second, exclude = parts_in_json(data, 3)
     folder = _folder()
+    with _not_as_root():
+        _sync_twice(folder, first, second, exclude)
+
+
+def _sync_twice(folder: Path, first: Any, second: Any, exclude: Any) -> None:
     target, secret = folder / "target", folder / "neighbour" / "secret"
     secret.write_text(_SECRET)
     secret.chmod(0o600)
