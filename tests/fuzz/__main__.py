@@ -44,7 +44,8 @@ def main() -> int:
         return 0
     if word == "replay":
         known = [file for target in TARGETS for file in runner.corpus_of(target)]
-        return _replay(named, [Path(file) for file in rest] or known)
+        with runner.scratch_folder():
+            return _replay(named, [Path(file) for file in rest] or known)
     return _fuzz(_chosen(named, given.words), given, guided)
 
 

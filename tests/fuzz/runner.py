@@ -20,6 +20,7 @@ import random
 import resource
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -146,6 +147,33 @@ def run(
         The result of each, when it is there.
     """
     share = seconds * min(jobs, len(targets)) / len(targets)
+    with scratch_folder():
+        yield from _run(targets, share, out, jobs, seed, guided, until_found, corpus)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[None]:
+    """Where this process and its children have their temporary files: children are killed, and clean up nothing."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="skipper-fuzz-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o711)  # a target may try something as another user
+        tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+
+
+def _run(
+    targets: Sequence[Target],
+    share: float,
+    out: Path,
+    jobs: int,
+    seed: int,
+    guided: bool,
+    until_found: bool,
+    corpus: Callable[[Target], list[Path]],
+) -> Iterator[Result]:
     waiting = list(targets)
     running: list[_Child] = []
     try:

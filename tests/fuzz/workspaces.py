@@ -3,7 +3,6 @@
 Not as root: a manifest that gets out of its folder must not be able to do much.
 """
 
-import atexit
 import contextlib
 import json
 import os
@@ -19,7 +18,7 @@ from control.workspace.chunks import Chunk, digest
 from control.workspace.manifest import Entry, Manifest
 from control.workspace.replica import open_replica
 from tests.fuzz.mutation import parts_in_json
-from tests.fuzz.verdicts import Broken
+from tests.fuzz.verdicts import Broken, Void
 
 _NOBODY = 65_534
 _SECRET = "nobody has touched this\n"
@@ -28,13 +27,12 @@ _SECRET = "nobody has touched this\n"
 @cache
 def _folder() -> Path:
     """A folder with a neighbour in it that is not to be touched, for a user who may do nothing else."""
-    folder = Path(tempfile.mkdtemp(prefix="skipper-fuzz-workspace-"))
+    folder = Path(tempfile.mkdtemp(prefix="workspace-"))
     (folder / "neighbour").mkdir()
     if os.geteuid() == 0:
         for path in (folder, folder / "neighbour"):
             os.chown(path, _NOBODY, _NOBODY)
         os.setgroups([])
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
@@ -80,8 +78,12 @@ def _sync_twice(folder: Path, first: Any, second: Any, exclude: Any) -> None:
 
 def _sync(target: str, entries: Any, exclude: Any, token: str) -> None:
     contents: dict[bytes, bytes] = {}
-    made = [_entry(*entry, contents) for entry in entries]
-    replica = open_replica(target, Manifest(tuple(made), tuple(exclude)), token)
+    try:
+        made = [_entry(*entry, contents) for entry in entries]
+        manifest = Manifest(tuple(made), tuple(exclude))
+    except TypeError:
+        raise Void from None
+    replica = open_replica(target, manifest, token)
     if replica is not None:
         try:
             replica.add([contents[name] for name in sorted(replica.missing)])
