@@ -13,8 +13,12 @@ TESTS  ?= tests --ignore=tests/hosts --ignore=tests/jobs --ignore=tests/packagin
 WORKERS ?= 2
 XDIST  := --numprocesses=$(WORKERS) --dist=loadfile --max-worker-restart=0
 ARGS   ?=
+# Of fuzzing, for all targets together.
+FUZZ_SECONDS ?= 300
+# What runs under the sanitizers; the tests of leaks measure memory, of which a sanitizer takes its own.
+ASAN_TESTS ?= tests/conformance tests/fuzz/test_corpus.py tests/dataplane/test_layout.py tests/dataplane/test_atomic.py
 
-.PHONY: help setup demo test test-packages test-verbs test-hosts check format bench bench-smoke bench-peers dist test-dist docs docs-serve proto clean
+.PHONY: help setup demo test test-packages test-verbs test-hosts fuzz test-asan check format bench bench-smoke bench-peers dist test-dist docs docs-serve proto clean
 
 help:
 	@echo "make demo     run the main job: an RL loop whose trainer syncs weights to its generators"
@@ -22,6 +26,8 @@ help:
 	@echo "make test-packages  install what some tests run for real from Debian (root): Slurm, Chromium, ..."
 	@echo "make test-verbs  the tests that need an RDMA device, on Soft-RoCE in guest kernels (VERBS_TESTS, ARGS to choose)"
 	@echo "make test-hosts  the tests of jobs on several machines: network namespaces, Slurm, Ray, torchrun (root; ARGS to choose)"
+	@echo "make fuzz     everything that takes bytes of others, for FUZZ_SECONDS (ARGS='frames handle' to choose)"
+	@echo "make test-asan  the compiled modules under AddressSanitizer and UBSan (ASAN_TESTS, ARGS to choose)"
 	@echo "make check    linters, types, planted mistakes of types, import contracts, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
 	@echo "make bench-peers  Skipper beside Monarch, Ray, NIXL, ... for 25 minutes, into benchmarks/results"
@@ -72,6 +78,14 @@ test-verbs: $(STAMP)
 test-hosts: $(STAMP)
 	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest tests/hosts $(ARGS)
 	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest $(XDIST) tests/jobs $(ARGS)
+
+# Guided by coverage where atheris has a wheel for this Python, else random. See CONTRIBUTING.md.
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz $(ARGS) --seconds $(FUZZ_SECONDS)
+
+# The tree is copied to build/asan and compiled there: the usual modules stay as they are.
+test-asan: $(STAMP)
+	$(BIN)/python -m tests.asan $(ASAN_TESTS) $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ import numpy as np
 import dataplane
 from dataplane import RDMABuffer
 from dataplane.errors import DataplaneError
+from torchstore.errors import StoreError
 from torchstore.recent import Recent
 
 PAGE_NBYTES = 1 << 20
@@ -60,9 +61,18 @@ def pack_answer(version: int, place: Place | None, value: bytes) -> bytes:
 
 
 def open_answer(packed: bytes) -> tuple[int, Place | None, bytes]:
-    """Undo `pack_answer`: the version, where later ones will be, and the value."""
-    version, *place = _ANSWER.unpack_from(packed)
-    return version, Place(*place) if place[-1] else None, packed[_ANSWER.size :]
+    """Undo `pack_answer`: the version, where later ones will be, and the value.
+
+    Raises:
+        StoreError: It is cut short, or says that a value is posted where none can be.
+    """
+    if len(packed) < _ANSWER.size:
+        raise StoreError(f"the controller's answer has {len(packed)} bytes, and {_ANSWER.size} or more were expected")
+    version, *numbers = _ANSWER.unpack_from(packed)
+    place = Place(*numbers)
+    if place.serial and not _VALUE_AT <= place.nbytes <= PAGE_NBYTES - place.offset:
+        raise StoreError(f"the controller says that a value is posted at {place}, which is on no page")
+    return version, place if place.serial else None, packed[_ANSWER.size :]
 
 
 @dataclass(slots=True)

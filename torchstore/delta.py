@@ -23,6 +23,7 @@ import torch
 from dataplane import RDMAAction, RDMABuffer
 from dataplane.errors import DataplaneError
 from torchstore.cells import cell_shape, cells_differ, region
+from torchstore.errors import StoreError
 from torchstore.layout import Box, Ints, Piece
 from torchstore.manifest import Binding, TensorItem
 from torchstore.messages import Change, Publication
@@ -122,8 +123,19 @@ def pack_flags(flags: torch.Tensor) -> bytes:
 
 
 def unpack_flags(packed: bytes, count: int) -> Flags:
-    """Undo `pack_flags`."""
-    bits = np.frombuffer(zlib.decompress(packed), dtype=np.uint8)
+    """Undo `pack_flags`; no more is inflated than ``count`` cells take.
+
+    Raises:
+        StoreError: They are not the flags of so many cells.
+    """
+    nbytes = -(-count // 8)
+    try:
+        raw = zlib.decompressobj().decompress(packed, nbytes + 1)  # 0 would be no bound
+    except zlib.error as error:
+        raise StoreError(f"the list of the cells that a version changes is damaged: {error}") from error
+    if len(raw) != nbytes:
+        raise StoreError(f"the list of the cells that a version changes is not one of {count} cells")
+    bits = np.frombuffer(raw, dtype=np.uint8)
     return np.unpackbits(bits, count=count).astype(np.bool_)
 
 

@@ -65,6 +65,6 @@ def read(path: Path) -> Announcement | None:
             raise ValueError("no address and process")
     except OSError:
         return None  # it is not there yet, or a server does not answer: the next look tells
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise HostError(f"{path} is not what an agent announces: {error}") from None
     return Announcement(address, pid)

@@ -52,7 +52,7 @@ def read(envelope: Envelope) -> dict[str, Any]:
     """
     try:
         content = json.loads(bytes(envelope.payload[0]))  # type: ignore[arg-type]  # nothing here is lent
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, RecursionError) as error:
         raise HostError(f"the other side does not speak like this version: {error}") from None
     if not isinstance(content, dict):
         raise HostError("the other side does not speak like this version")

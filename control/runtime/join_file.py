@@ -109,7 +109,7 @@ def decode(text: str, origin: str) -> Connection:
             host=str(content["host"]),
             hostname=str(content["hostname"]),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         # Not chained: the traceback of a failed parse may show what was parsed.
         raise JobNotFoundError(f"{origin} holds no connection to a job: {type(error).__name__}") from None
 

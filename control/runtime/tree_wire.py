@@ -168,7 +168,7 @@ class Opening:
             if len(nodes) != end - first or end <= first or fanout < 2:
                 raise ValueError("its numbers do not fit together")
             return Opening(route, processes[origin], fanout, Span(first, end), since, nodes)
-        except (ValueError, TypeError, IndexError, RecursionError) as error:
+        except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not the opening of a route: {error}") from error
 
 

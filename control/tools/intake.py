@@ -179,10 +179,15 @@ class Intake:
                     return
                 words, ancillary, _, _ = connection.recvmsg(4096, socket.CMSG_SPACE(2 * array.array("i").itemsize))
                 fds = _descriptors(ancillary)
-                said = json.loads(words)
-                name, pid = str(said["name"]), int(said["pid"])
-                if len(fds) != 2:
-                    raise ValueError("two pipes are needed")
+                try:
+                    said = json.loads(words)
+                    name, pid = str(said["name"]), int(said["pid"])
+                    if len(fds) != 2:
+                        raise ValueError("two pipes are needed")
+                except BaseException:
+                    for fd in fds:
+                        os.close(fd)
+                    raise
                 for stream, fd in zip((1, 2), fds, strict=True):
                     os.set_blocking(fd, False)
                     source = Source(fd, stream, name, pid)
@@ -190,7 +195,7 @@ class Intake:
                     self._pipes.register(fd, selectors.EVENT_READ, source)
                     self._opened(source)
                 connection.send(b"+")
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 return  # whatever that was, it was no process of the job
 
     def _read(self, source: Source) -> None:

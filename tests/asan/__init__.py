@@ -1,0 +1,1 @@
+"""The compiled modules of dataplane under AddressSanitizer and UndefinedBehaviorSanitizer: `make test-asan`."""

@@ -1,0 +1,93 @@
+"""Build the compiled modules with sanitizers in a copy of the tree, and run tests there.
+
+python -m tests.asan TEST ... [pytest's options]
+
+The modules are built once, and anew when what they are made of changes. Any fault that a sanitizer sees ends the
+process in which it happens with a report, and so the test. CPython's own leaks are not looked at.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TREE = ROOT / "build" / "asan"
+_SANITIZERS = "-fsanitize=address,undefined"
+_SUPPRESSIONS = Path(__file__).parent / "suppressions.txt"
+_FAULT = """
+import ctypes
+from dataplane._copy import store_word
+malloc = ctypes.CDLL(None).malloc
+malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+store_word(malloc(64) + 64, 1)
+"""
+_MEASURE_MEMORY = ("leave_nothing", "comes_and_goes")
+"""In the names of tests that compare the memory of processes before and after: a sanitizer keeps what is freed."""
+
+
+def main() -> int:
+    """See above."""
+    _copy_tree()
+    environment = {**os.environ, "PYTHONPATH": str(TREE)}
+    flags = f"{_SANITIZERS} -fno-omit-frame-pointer -g1 -O1"
+    build = {**environment, "CFLAGS": flags, "LDFLAGS": _SANITIZERS}
+    subprocess.run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], cwd=TREE, env=build, check=True)
+    without = " and ".join(f"not {name}" for name in _MEASURE_MEMORY)
+    options = ["-p", "no:cacheprovider", "--timeout", "300", "-k", without]
+    environment |= _under_sanitizers()
+    _see_that_it_sees(environment)
+    command = [sys.executable, "-m", "pytest", *options, *sys.argv[1:]]
+    return subprocess.run(command, cwd=TREE, env=environment, check=False).returncode
+
+
+def _see_that_it_sees(environment: dict[str, str]) -> None:
+    """Have the compiled code write behind an allocation, and stop where that is not reported."""
+    command = [sys.executable, "-c", _FAULT]
+    ran = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, check=False)
+    if ran.returncode == 0 or "heap-buffer-overflow" not in ran.stderr or "_copy" not in ran.stderr:
+        sys.exit(f"the sanitizers do not see a fault that was planted:\n{ran.stderr or ran.stdout}")
+
+
+def _copy_tree() -> None:
+    """Copy what git knows or would take, where it has changed: setuptools compiles what is newer than its module."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    names = [name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+    for name in names:
+        source, target = ROOT / name, TREE / name
+        if not target.exists() or target.read_bytes() != source.read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    kept = {TREE / name for name in names}
+    for old in TREE.rglob("*.py"):  # of a file that is gone; a test of it would still run
+        if old not in kept:
+            old.unlink()
+
+
+def _under_sanitizers() -> dict[str, str]:
+    # Python itself is not built with them: their libraries have to be loaded first, and that of C++ exceptions with
+    # them, or its are not seen.
+    libraries = [_library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
+    report = "halt_on_error=1:abort_on_error=1"
+    return {
+        "LD_PRELOAD": " ".join(libraries),
+        "ASAN_OPTIONS": f"{report}:detect_leaks=0:handle_segv=0:suppressions={_SUPPRESSIONS}",
+        "UBSAN_OPTIONS": f"{report}:print_stacktrace=1",
+        "PYTHONMALLOC": "malloc",  # Python's own allocator would hide where an object ends
+        "UCX_MEM_EVENTS": "n",  # UCX patches malloc, which is the sanitizer's
+    }
+
+
+def _library(name: str) -> str:
+    compiler = os.environ.get("CC", "gcc")
+    found = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    path = found.stdout.strip()
+    if not os.path.isabs(path):
+        sys.exit(f"{compiler} has no {name}: install its sanitizers (Debian: apt-get install libgcc-12-dev)")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

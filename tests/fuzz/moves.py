@@ -1,0 +1,262 @@
+"""What comes with handles, and what comes to the sockets of the data plane, as targets call it."""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from functools import cache
+
+import dataplane
+from dataplane import RDMABuffer, memfd, process
+from dataplane import handle as handles
+from dataplane.backends import verbs_exchange, verbs_keys
+from dataplane.backends.ucx_peer import CARD, _parse_card
+from dataplane.backends.ucx_segments import Segments
+from dataplane.backends.verbs_device import ENDPOINT, Atomics
+from dataplane.backends.verbs_exchange import HELLO, MAGIC, TOKEN_BYTES, by_rail, dial, prove
+from dataplane.backends.verbs_server import Server, bind
+from dataplane.errors import TransferTimeoutError
+from dataplane.handle import SHM, UCX, VERBS, Card, Handle
+from dataplane.identity import OwnerId, new_owner
+from dataplane.memory import HOST
+from tests.fuzz.mutation import join_parts, numbers_of, split_parts
+from tests.fuzz.verdicts import Broken
+
+TOKEN = b"0123456789abcdef"
+_SECONDS = 20.0
+
+
+# Handles
+
+
+def signed(card: bytes, body: bytes) -> bytes:
+    """A handle whose two halves are taken for what its owner has made."""
+    return handles.join(card[:0xFFFF], body)
+
+
+def read_handle(data: bytes) -> None:
+    """Bytes that are said to be a handle."""
+    _look_at(RDMABuffer.deserialize(data))
+
+
+def read_signed_handle(data: bytes) -> None:
+    """The halves of a handle, behind the check that nobody has altered them: every section is opened."""
+    card, body, *_ = *split_parts(data), b"", b""
+    buffer = RDMABuffer.deserialize(signed(card, body))
+    _look_at(buffer)
+    handle, offset, nbytes = handles.parse(card, body)
+    if not 0 <= offset <= offset + nbytes <= handle.total:
+        raise Broken(f"the handle of {handle} speaks of bytes [{offset}, {offset + nbytes})")
+    if UCX in handle.card.sections:
+        Segments.after(_parse_card(handle.card).worker).obstacle(Segments(1, 1))
+    if VERBS in handle.card.sections and VERBS in handle.sections:
+        verbs_keys.remote_of(handle)
+
+
+def _look_at(buffer: RDMABuffer) -> None:
+    repr(buffer)
+    buffer.at(0, buffer.nbytes)
+    _ = buffer.writable, buffer.owner, buffer.nbytes
+
+
+def handle_seeds() -> Iterator[bytes]:
+    """Handles of this process, whole."""
+    for handle in _handles():
+        yield signed(handle.card.encoded, handle.body(8, handle.total - 8))
+    yield RDMABuffer(bytearray(64)).serialize()
+
+
+def signed_handle_seeds() -> Iterator[bytes]:
+    """Their halves."""
+    for handle in _handles():
+        yield join_parts(handle.card.encoded, handle.body(8, handle.total - 8))
+
+
+def _handles() -> Iterator[Handle]:
+    owner = OwnerId(1, 4711, 2, 3)
+    contact = verbs_keys.Contact(bytes(TOKEN_BYTES), 0x1000, (7, 8), Atomics(1), "tcp:127.0.0.1:4711")
+    page_key, worker = b"k" * 30, b"w" * 40 + Segments(4, 4).pack()
+    cards = {
+        SHM: struct.pack("<I", 5),
+        UCX: CARD.pack(0x2000, 6, len(page_key)) + page_key + worker,
+        VERBS: contact.pack(),
+    }
+    bodies = {SHM: struct.pack("<IQQ", 5, 6, 7), UCX: b"r" * 40, VERBS: verbs_keys.pack_body(0x3000, (1, 2))}
+    for numbers in ((SHM,), (UCX,), (VERBS,), (SHM, UCX, VERBS)):
+        card = Card.make(owner, 9, {number: cards[number] for number in numbers})
+        sections = {number: bodies[number] for number in numbers}
+        yield Handle(card, 1, 2, 0x4000, 4096, True, HOST, 0, sections)
+
+
+@cache
+def _shared() -> tuple[RDMABuffer, Handle]:
+    """A buffer of this process in memory that others may map; it is read as they do."""
+    buffer = RDMABuffer(dataplane.empty_array(4096, "u1"), writable=False)
+    return buffer, buffer._exported_handle()
+
+
+def resolve_shared(data: bytes) -> None:
+    """A handle of shared memory of a process that is there, with other numbers in it."""
+    _, handle = _shared()
+    (slot, total), rest = numbers_of(data, 1 << 32, 1 << 64)
+    page, body = handle.card.sections[SHM], handle.sections[SHM]
+    altered = bytes(left ^ right for left, right in zip(page + body, rest.ljust(64, b"\0"), strict=False))
+    card = Card.make(handle.card.owner, handle.card.page_token, {SHM: altered[: len(page)]})
+    other = dataclasses.replace(
+        handle,
+        card=card,
+        slot=handle.slot ^ slot,
+        total=handle.total ^ total,
+        sections={SHM: altered[len(page) :]},
+    )
+    peer = process.current().transports["shm"].connect(card)
+    try:
+        remote = peer.resolve(other)
+        into = bytearray(min(other.total, 8192))
+        with memoryview(into) as view:
+            peer.copy(dataplane.memory.contiguous(view, "into"), remote, 0, to_remote=False, timeout=_SECONDS).get()
+    finally:
+        peer.close()
+
+
+def resolve_shared_seeds() -> Iterator[bytes]:
+    """As it is, and twice as long."""
+    yield bytes(12)
+    yield bytes(4) + (8192 ^ 4096).to_bytes(8, "little")
+    yield bytes(12) + bytes(24)
+
+
+def attach_shared(data: bytes) -> None:
+    """Shared memory whose header its owner has written over."""
+    owner = _me()
+    fd = os.memfd_create("skipper", os.MFD_ALLOW_SEALING)
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        (pages, token), header = numbers_of(data, 4, 1 << 64)
+        os.ftruncate(fd, pages * page)
+        os.pwrite(fd, header[:page], max(0, pages - 1) * page)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        memfd.attach(owner, fd, token)
+    finally:
+        os.close(fd)
+
+
+def attach_shared_seeds() -> Iterator[bytes]:
+    """A header of another process, and none."""
+    yield bytes([2]) + (9).to_bytes(8, "little") + memfd._HEADER.pack(memfd._MAGIC, 1, 9, 4096)
+    yield bytes([0]) + bytes(8)
+
+
+@cache
+def _me() -> OwnerId:
+    return new_owner()
+
+
+# The exchange before queue pairs
+
+
+class _Pairs:
+    """Stands for queue pairs: they are a device's."""
+
+    def __init__(self, rails: tuple[int, ...] = (0,)) -> None:
+        self.endpoints = {rail: ENDPOINT.pack(6, 7, b"t" * 16, 8, 9, 10, 0) for rail in rails}
+        self.made = 0
+
+    def __call__(self, rails: tuple[int, ...]) -> "_Pairs":
+        self.made += 1
+        return self
+
+    def connect(self, theirs: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@cache
+def _owner() -> tuple[Server, str, _Pairs]:
+    pairs = _Pairs((0, 1))
+    listener, address = bind(None, f"skipper-fuzz-{os.getpid()}")
+    return Server(listener, TOKEN, (0, 1), pairs), address, pairs
+
+
+def meet_owner(data: bytes) -> None:
+    """What a stranger says to an owner that has verbs; a real owner is served afterwards, by the same thread."""
+    _, address, pairs = _owner()
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(_SECONDS)
+        stranger.connect(f"\0{address.partition(':')[2]}")
+        with contextlib.suppress(ConnectionError):  # it hangs up, as it should
+            for part in split_parts(data):
+                stranger.sendall(part)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+    if pairs.made:
+        raise Broken("a stranger got queue pairs")
+
+
+def meet_owner_seeds() -> Iterator[bytes]:
+    """An initiator's two messages; it has no proof."""
+    yield join_parts(HELLO.pack(MAGIC, 3, bytes(16)), bytes(2 * ENDPOINT.size + 16 + 32))
+    yield join_parts(HELLO.pack(MAGIC, 0, bytes(16)))
+
+
+def meet_initiator(data: bytes) -> None:
+    """What somebody answers who listens where an owner did, with and without its token; the first byte says which."""
+    knows, rest = data[:1] == b"\1", data[1:]
+    hello, endpoints, *_ = *split_parts(rest), b"", b""
+    name = f"skipper-fuzz-initiator-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen(1)
+        answering = threading.Thread(target=_answer, args=(listener, hello, endpoints, knows))
+        answering.start()
+        try:
+            mine = {rail: ENDPOINT.pack(1, 2, b"m" * 16, 3, 4, 5, 0) for rail in (0, 1)}
+            made = dial(f"unix:{name}", TOKEN, mine, time.monotonic() + _SECONDS)
+            made.socket.close()
+            if not knows:
+                raise Broken("an owner that does not know the token was believed")
+            if any(len(endpoint) != ENDPOINT.size for endpoint in made.endpoints.values()):
+                raise Broken(f"endpoints of the wrong size: {made.endpoints}")
+        except TransferTimeoutError as error:
+            raise Broken("it waited for the deadline, though the other end had hung up") from error
+        finally:
+            answering.join()
+
+
+def _answer(listener: socket.socket, hello: bytes, endpoints: bytes, knows: bool) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.settimeout(_SECONDS)
+        try:
+            theirs = connection.recv(HELLO.size, socket.MSG_WAITALL)
+            connection.sendall(hello)
+            proof = prove(TOKEN, b"owner", theirs + hello, endpoints) if knows else bytes(32)
+            connection.sendall(endpoints + proof)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                pass
+        except OSError:
+            return  # it has hung up, as it may
+
+
+def meet_initiator_seeds() -> Iterator[bytes]:
+    """An owner's words, of one that knows the token and of one that does not."""
+    endpoints = ENDPOINT.pack(6, 7, b"t" * 16, 8, 9, 10, 0) * 2
+    for knows in (b"\0", b"\1"):
+        yield knows + join_parts(HELLO.pack(MAGIC, 3, bytes(16)), endpoints)
+        yield knows + join_parts(HELLO.pack(MAGIC, 1, bytes(16)), endpoints[: ENDPOINT.size])
+
+
+def read_endpoints(data: bytes) -> None:
+    """Endpoints of a peer, cut up by rail."""
+    (count,), rest = numbers_of(data, 65)
+    by_rail(rest, range(count))
+    verbs_exchange.bits_of(range(count))

@@ -1,0 +1,98 @@
+"""What a store's processes tell each other, as targets call it."""
+
+import json
+import pickle
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import torch
+
+import dataplane
+from dataplane import RDMABuffer
+from tests.fuzz.mutation import numbers_of, parts_in_json
+from tests.fuzz.verdicts import Broken
+from torchstore import board, delta
+from torchstore.layout import Box, Piece
+from torchstore.manifest import Manifest, Part, TensorItem
+from torchstore.values import inline_tensor, open_inline
+
+
+@cache
+def _page() -> tuple[memoryview, RDMABuffer]:
+    memory = dataplane.empty_array(board.PAGE_NBYTES, np.uint8)
+    return memory.data, RDMABuffer(memory)
+
+
+def read_board(data: bytes) -> None:
+    """An answer of the controller, and a page of its board that somebody has written over."""
+    memory, buffer = _page()
+    nbytes = board._ANSWER.size
+    _, place, _ = board.open_answer(data[:nbytes])
+    page = data[nbytes:][: board.PAGE_NBYTES]
+    memory[: len(page)] = page
+    if place is not None:
+        reader = board.Reader()
+        reader.learn("key", place)
+        reader.add_page(place.page, buffer)
+        reader.look("key")
+
+
+def board_seeds() -> Iterator[bytes]:
+    """A value that is posted at the beginning of a page, and one that is not."""
+    place = board.Place(0, 0, 128, 7)
+    head = board._HEAD.pack(place.serial, 3, 5)
+    record = board._digest(head, b"value") + head + b"value"
+    yield board.pack_answer(3, place, b"") + record
+    yield board.pack_answer(3, None, b"")
+
+
+def read_manifest(data: bytes) -> None:
+    """A manifest of a process of the job; its parts are as odd as JSON can have them."""
+    kind, place, plain, objects, paths, sums = parts_in_json(data, 6)
+    encoded = pickle.dumps((kind, place, plain, objects, paths, sums), protocol=5)
+    manifest = Manifest.decode(encoded)
+    for name, item in manifest.tensors.items():
+        manifest.boxes(name)
+        item.block_at((0,) * len(item.strides), item.global_shape)
+        item.piece_at((0,) * len(item.global_shape))
+    manifest.part.shard()
+
+
+def manifest_seeds() -> Iterator[bytes]:
+    """One of two tensors."""
+    pieces = (Piece(Box((0, 0), (2, 4)), (0, 0)),)
+    items = {
+        "weight": TensorItem("torch.float32", (4, 4), pieces, 0, 0, (16, 4), 4),
+        "bias": TensorItem("torch.float8_e4m3fn", (4, 4), pieces, 0, 64, (4, 1), 1, scales="weight", block=(2, 2)),
+    }
+    manifest = Manifest.of("state_dict", Part((0,), (2,), (0,)), items, ("step",), {"weight": ("weight",)}, (0, 8))
+    yield json.dumps(pickle.loads(manifest.encoded)).encode()
+
+
+def read_inline(data: bytes) -> None:
+    """A small tensor as it travels: its bytes, its dtype and its shape."""
+    dtype, shape, text = parts_in_json(data, 3)
+    open_inline(pickle.dumps((text.encode(), dtype, shape), protocol=5)).tensor()
+
+
+def inline_seeds() -> Iterator[bytes]:
+    """Tensors of two dtypes."""
+    for tensor in (torch.zeros(2, 3), torch.zeros(4, dtype=torch.bfloat16), torch.zeros(0, 5)):
+        content, dtype, shape = pickle.loads(inline_tensor(tensor))
+        yield json.dumps([dtype, shape, content.decode("latin-1")]).encode()
+
+
+def read_flags(data: bytes) -> None:
+    """Which cells a version has changed, of so many."""
+    (count,), packed = numbers_of(data, 1 << 16)
+    if (flags := delta.unpack_flags(packed, count)).shape != (count,):
+        raise Broken(f"{flags.shape} flags in place of {count}")
+
+
+def flags_seeds() -> Iterator[bytes]:
+    """Few and many."""
+    for count in (0, 9, 1000):
+        flags = torch.zeros(count, dtype=torch.bool)
+        flags[::7] = True
+        yield count.to_bytes(2, "little") + delta.pack_flags(flags)

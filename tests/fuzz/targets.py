@@ -1,0 +1,72 @@
+"""The registry: every entry that takes bytes of others, a line for each.
+
+Name, function, seeds, the exceptions that it may raise, and a mutator where bytes are not it. What is opened only
+between processes of one job may raise what Python raises; it must still not crash, hang, or take memory.
+"""
+
+from control.errors import (
+    HostError,
+    JobNotFoundError,
+    ProtocolError,
+    ServiceUrlError,
+    WorkspaceError,
+)
+from control.naming.encoding import ArgumentsError
+from control.runtime.tree_wire import CastHeader, Opening
+from control.wire.actor_session import BadAnswerError, Refused
+from control.wire.frames import decode_process
+from dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
+from tests.fuzz import messages, moves, services, stores, wire, workspaces
+from tests.fuzz.mutation import mutate_json
+from tests.fuzz.target import Target
+from torchstore.errors import StoreError
+
+_OF_THE_JOB = (ValueError, TypeError, LookupError, RuntimeError, StoreError, DataplaneError)
+_FORMS = (KeyError, ValueError, TypeError, AttributeError, OverflowError)
+
+TARGETS = (
+    # Links
+    Target("frames", wire.feed_frames, wire.frame_seeds, (ProtocolError,)),
+    Target("process", decode_process, wire.process_seeds, (ProtocolError,)),
+    Target("cast-header", CastHeader.decode, wire.cast_header_seeds, (ProtocolError,)),
+    Target("answers", wire.unpack_answers, wire.answers_seeds, (ProtocolError,)),
+    Target("opening", Opening.decode, wire.opening_seeds, (ProtocolError,), mutate_json),
+    Target("guest", wire.meet_guest, wire.guest_seeds),
+    Target("guest-that-proves", wire.meet_guest_that_proves, wire.proving_guest_seeds),
+    Target("host", wire.meet_host, wire.host_seeds),
+    Target("address", wire.parse_address, wire.address_seeds, (ValueError,)),
+    # Files, and agents
+    Target("announcement", wire.read_announcement, wire.announcement_seeds, (HostError,), mutate_json),
+    Target("join-file", wire.read_join_file, wire.join_file_seeds, (JobNotFoundError,), mutate_json),
+    Target("agent", wire.read_agents_words, wire.agents_words_seeds, (HostError,), wire.mutate_words),
+    Target("pod", services.read_pod, services.pod_seeds, _FORMS, mutate_json),
+    Target("slurm", services.read_queue, services.queue_seeds),
+    Target("workspace", workspaces.sync, workspaces.seeds, (WorkspaceError, OSError), mutate_json),
+    # Actor servers and names
+    Target("actor-message", wire.decode_actor_message, wire.actor_message_seeds, (ProtocolError,)),
+    Target("request", wire.accept_bytes, wire.request_seeds, (Refused, BadAnswerError)),
+    Target("altered-request", wire.accept_request, wire.session_seeds, (Refused,)),
+    Target("arguments", services.decode_arguments, services.arguments_seeds, (ArgumentsError,), mutate_json),
+    Target("url", services.parse_url, services.url_seeds, (ServiceUrlError,)),
+    Target("name", services.check_name, services.name_seeds, (ValueError,)),
+    Target("register", services.register, services.register_seeds, services.REGISTER_ERRORS, mutate_json),
+    Target("machine", services.resolve_machine, services.machine_seeds, services.RESOLVER_ERRORS, mutate_json),
+    # Pages and lines
+    Target("page", services.ask_for_page, services.page_seeds),
+    Target("lines", services.collect_lines, services.lines_seeds),
+    Target("pipes", services.hand_in_pipes, services.pipes_seeds, (), mutate_json),
+    # The data plane
+    Target("handle", moves.read_handle, moves.handle_seeds, (DescriptorError,)),
+    Target("signed-handle", moves.read_signed_handle, moves.signed_handle_seeds, (DescriptorError,)),
+    Target("shared-memory", moves.resolve_shared, moves.resolve_shared_seeds, (DataplaneError,)),
+    Target("shared-header", moves.attach_shared, moves.attach_shared_seeds, (BufferDroppedError,)),
+    Target("ucx-owner", messages.ask_owner, messages.owner_seeds),
+    Target("verbs-owner", moves.meet_owner, moves.meet_owner_seeds),
+    Target("verbs-initiator", moves.meet_initiator, moves.meet_initiator_seeds, (TransferError,)),
+    Target("verbs-endpoints", moves.read_endpoints, lambda: [bytes(70)]),
+    # Stores
+    Target("board", stores.read_board, stores.board_seeds, _OF_THE_JOB),
+    Target("manifest", stores.read_manifest, stores.manifest_seeds, _OF_THE_JOB, mutate_json),
+    Target("inline", stores.read_inline, stores.inline_seeds, (*_OF_THE_JOB, AttributeError), mutate_json),
+    Target("flags", stores.read_flags, stores.flags_seeds, _OF_THE_JOB),
+)
