@@ -1,7 +1,7 @@
 """A job that works without a pause and checks each of its results: ``python -m tests.security.job [--servers]``.
 
-It has actors, buffers of both kinds of memory, a store, and, where asked, an actor server with the metadata service, and
-a dashboard. It says how each round went in a line of JSON, and ends with its standard input.
+It has actors, buffers of both kinds of memory, a store, and, where asked, an actor server with the metadata service,
+and a dashboard. It says how each round went in a line of JSON, and ends with its standard input.
 """
 
 import argparse
@@ -19,7 +19,15 @@ import torch
 
 import torchstore
 from control import Actor, endpoint, serve_job, this_host
-from control.naming import ActorServer, FixedResolver, MetadataMapping, MetadataResolver, MetadataServer, RpcClient
+from control.naming import (
+    ActorServer,
+    FixedResolver,
+    MetadataMapping,
+    MetadataResolver,
+    MetadataServer,
+    RpcClient,
+    namespace,
+)
 from control.runtime import job as runtime
 from control.tools import serve_dashboard
 from dataplane import RDMABuffer, empty_array
@@ -77,9 +85,21 @@ class Owner(Actor):
 class Calculator:
     """On the actor server."""
 
+    def __init__(self) -> None:
+        self.notes = 0
+
     def add(self, left: int, right: int) -> int:
         """A sum."""
         return left + right
+
+    def note(self) -> int:
+        """How often this has been called; somebody does once, in the hearing of the attacker."""
+        self.notes += 1
+        return self.notes
+
+    def noted(self) -> int:
+        """How often `note` has been called."""
+        return self.notes
 
 
 async def work(*, servers: bool, page: bool) -> None:
@@ -109,23 +129,28 @@ async def work(*, servers: bool, page: bool) -> None:
         if page:
             addresses["page"] = stack.enter_context(serve_dashboard()).url
         report = {"pid": os.getpid(), "addresses": addresses, "secret": runtime.current().secret.hex()}
+        report["namespace"] = namespace()
         say(report | {"handles": [buffer.serialize().hex() for buffer in buffers], "me": runtime.current().me.id})
         rounds = 0
         while not over.is_set():
-            began = time.monotonic()
+            times = [time.monotonic()]
             failed = []
             if not first.read.call_one(buffers, seed).get(DEADLINE_S):
                 failed.append("a read or a write between the actors was wrong")
             if not all(owners.is_intact.call().get(DEADLINE_S)):
                 failed.append("a buffer has been written by somebody else")
+            times.append(time.monotonic())
             live = {name: torch.zeros_like(value) for name, value in weights.items()}
             await asyncio.wait_for(torchstore.get_state_dict("policy", live), DEADLINE_S)
             if not all(torch.equal(live[name], weights[name]) for name in weights):
                 failed.append("the store gave something else")
+            times.append(time.monotonic())
             if any(client.add.sync(rounds, 1) != rounds + 1 for client in clients):
                 failed.append("the actor server answered something else")
+            times.append(time.monotonic())
             rounds += 1
-            say({"round": rounds, "took_s": time.monotonic() - began, "failed": failed})
+            parts = dict(zip(("actors", "store", "servers"), np.diff(times).tolist(), strict=True))
+            say({"round": rounds, "took_s": times[-1] - times[0], "parts": parts, "failed": failed})
     await torchstore.shutdown()
 
 
