@@ -31,7 +31,7 @@ _SHM = "/dev/shm/"
 _MARKS = ("@skipper-", "memfd:skipper")
 _DELETED = " (deleted)"
 
-_PROOF = "asks for a proof of the job's secret first"
+_PROOF = "asks for a proof first"
 _SAME_USER = "takes this user's processes only"
 _UCX_WAKES = "UCX's bell within a host: a datagram wakes its owner and is not read"
 _BY_DESIGN = (("@skipper-logs-", _SAME_USER), ("@skipper-", _PROOF))
