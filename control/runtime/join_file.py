@@ -253,6 +253,6 @@ def _answers(address: str) -> bool:
             knock.connect("\0" + address.removeprefix(_UNIX))
         except ConnectionRefusedError:
             return False
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             return True  # its queue is full: it is frozen or busy, and there
     return True

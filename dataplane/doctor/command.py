@@ -2,13 +2,15 @@
 
 import argparse
 import json
+import pwd
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dataplane.doctor.checks import Check, Examination, Verdict
 from dataplane.doctor.examine import examine
+from dataplane.doctor.exposure import Exposure, Item, expose
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,10 +23,12 @@ _MARKS = {
     Verdict.PROBLEM: ("PROBLEM", "bold red"),
 }
 _WIDTH = 120
+_MOST_PIDS = 4
 
 _EPILOG = """\
 exit codes: 0 the data plane works, and so does what this machine has; 1 something that should work here does
-not (a line says PROBLEM, and what to do); 2 bad arguments
+not (a line says PROBLEM, and what to do); 2 bad arguments. With --exposure: 0 nothing is open that was not asked
+for; 1 something is (a line says OPEN), or a process could not be looked at; 2 bad arguments; 3 nothing of Skipper runs
 """
 
 
@@ -52,22 +56,99 @@ def main(argv: Sequence[str], *, prog: str = "skipper doctor") -> int:
         action="store_true",
         help="let every usable backend move bytes between two processes (ucx then listens on the loopback meanwhile)",
     )
+    parser.add_argument(
+        "--exposure",
+        action="store_true",
+        help="instead, what the running processes of this user leave open, and to whom: sockets, memory, files",
+    )
+    parser.add_argument(
+        "--pid", type=int, action="append", help="with --exposure: this process and its descendants (again for more)"
+    )
+    parser.add_argument(
+        "--asked",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="with --exposure: open because you asked for it; HOST:PORT, HOST:*, @NAME or a path (again for more)",
+    )
     try:
         given = parser.parse_args(list(argv))
         if given.json not in (None, _STDOUT) and not Path(given.json).absolute().parent.is_dir():
             parser.error(f"--json {given.json}: there is no such folder")
+        if (given.pid or given.asked) and not given.exposure:
+            parser.error("--pid and --asked go with --exposure")
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else 0
 
+    if given.exposure:
+        return _look_for_exposure(given.pid, given.asked, given.json, prog)
     examination = examine(ucx_library=given.ucx_library, trials=given.trial)
-    if given.json is not None:
-        text = json.dumps(examination.to_dict(), indent=2) + "\n"
-        if given.json == _STDOUT:
-            sys.stdout.write(text)
-        else:
-            Path(given.json).write_text(text)
+    _write(examination.to_dict(), given.json)
     _show(examination, stderr=given.json == _STDOUT)
     return 1 if examination.verdict is Verdict.PROBLEM else 0
+
+
+def _look_for_exposure(pids: Sequence[int] | None, asked: Sequence[str], where: str | None, prog: str) -> int:
+    try:
+        exposure = expose(pids, asked=asked)
+    except ProcessLookupError as error:
+        sys.stderr.write(f"{prog}: {error}\n")
+        return 2
+    _write(exposure.to_dict(), where)
+    _show_exposure(exposure, stderr=where == _STDOUT)
+    if not exposure.processes and not exposure.unseen:
+        return 3
+    return 1 if exposure.open or exposure.unseen else 0
+
+
+def _write(report: dict[str, Any], where: str | None) -> None:
+    if where is not None:
+        text = json.dumps(report, indent=2) + "\n"
+        if where == _STDOUT:
+            sys.stdout.write(text)
+        else:
+            Path(where).write_text(text)
+
+
+def _show_exposure(exposure: Exposure, *, stderr: bool) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, stderr=stderr)
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(_exposure_table(exposure.items))
+    unseen = f", not looked at (of another user): {', '.join(map(str, exposure.unseen))}" if exposure.unseen else ""
+    console.print(f"processes: {len(exposure.processes)}, open: {len(exposure.open)}{unseen}", markup=False)
+
+
+def _exposure_table(items: Sequence[Item]) -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("", "kind", "owner", "mode", "who may reach it", "what, and why"):
+        table.add_column(column, no_wrap=not column.startswith("what"), overflow="fold")
+    alike: dict[tuple[object, ...], list[Item]] = {}
+    for item in items:  # what is open has a line of its own
+        name = "" if item.designed else item.name
+        alike.setdefault((item.kind, item.uid, item.mode, item.reach, item.why, name), []).append(item)
+    for first, *others in alike.values():
+        word, style = ("ok", "green") if first.designed else ("OPEN", "bold red")
+        mode = "-" if first.mode is None else f"{first.mode:04o}"
+        more = f" and {len(others)} more" if others else ""
+        pids = sorted({pid for item in (first, *others) for pid in item.pids})
+        holders = f" (pid {', '.join(map(str, pids[:_MOST_PIDS]))}{', ...' if len(pids) > _MOST_PIDS else ''})"
+        what = Text(f"{first.name}{more}{holders if pids else ''}: {first.why}")
+        table.add_row(Text(word, style=style), first.kind, _name_of(first.uid), mode, str(first.reach), what)
+    return table
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _show(examination: Examination, *, stderr: bool) -> None:

@@ -1,7 +1,11 @@
 """Processes that were not spawned here join a running job: what they may do, and how their ends are noticed."""
 
+import contextlib
+import dataclasses
+import errno
 import os
 import signal
+import socket
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +25,8 @@ from control import (
     get_or_spawn_controller,
     serve_job,
 )
-from control.runtime import job
+from control.runtime import job, join_file
+from control.wire.envelope import ProcessRef
 
 from .actors import Echo
 from .conftest import PATIENCE_S, Failures, Script, wait_until
@@ -350,3 +355,18 @@ def test_a_joined_process_that_stands_still_counts_as_dead_and_stays_out(strange
     code, out, _ = script.finish()
     assert code == 0
     assert "is gone" in out
+
+
+def test_a_script_whose_queue_of_connections_is_full_is_there(served: ServedJob) -> None:
+    root = ProcessRef("busy", "unix-abstract:skipper-test-busy", "busy")
+    connection = dataclasses.replace(join_file.read(served.path), root=root)
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as held:
+        listener.bind("\0skipper-test-busy")
+        listener.listen(0)
+        answer = 0
+        while not answer:
+            other = held.enter_context(socket.socket(socket.AF_UNIX))
+            other.setblocking(False)
+            answer = other.connect_ex("\0skipper-test-busy")
+        assert answer == errno.EAGAIN
+        connection.check_reachable()

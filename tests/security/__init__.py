@@ -1,0 +1,1 @@
+"""Live attacks on a job from outside of it."""
