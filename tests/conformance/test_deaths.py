@@ -104,7 +104,7 @@ def test_the_handle_of_a_dead_owner_does_not_fit_its_successor(
         never_met.read_into(into).get()
     into = bytearray(100)
     # As if the successor had put another buffer under the very word.
-    old, new = (parsed(buffer.serialize())[0] for buffer in (stale, fresh)
+    old, new = (parsed(buffer.serialize())[0] for buffer in (stale, fresh))
     body = dataclasses.replace(new, epoch=old.epoch).body(0, 100)
     with pytest.raises(BufferDroppedError), provoke(Fault.RESTARTED_IN_PLACE, remote_case.id):
         RDMABuffer.deserialize(proved(new.card.encoded, body)).read_into(bytearray(100)).get()
