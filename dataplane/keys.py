@@ -131,15 +131,15 @@ def _key_of_user(*, needed: bool) -> Key | None:
     except (OSError, ValueError) as error:
         if needed:
             raise ConfigurationError(
-                f"handles of buffers cannot be proved: {error}. Put that right, name a file of yours that holds 16 bytes "
-                f"or more by {trust.SECRET_VARIABLE}, or call dataplane.configure(secret=...)"
+                f"handles of buffers cannot be proved: {error}. Put that right, name a file of yours that holds 16 "
+                f"bytes or more by {trust.SECRET_VARIABLE}, or call dataplane.configure(secret=...)"
             ) from None
         _LOG.debug("handles are good within the job only: %s", error)
         return None
 
 
 _FOREIGN = (
-    "this buffer handle was made under a secret that this process does not know: by a process of another job, of another "
-    "user or on another host. Let both be processes of one job, give both the same by dataplane.configure(secret=...), "
-    f"or name a file with the same content on both sides by {trust.SECRET_VARIABLE}"
+    "this buffer handle was made under a secret that this process does not know: by a process of another job, of "
+    "another user or on another host. Let both be processes of one job, give both the same by "
+    f"dataplane.configure(secret=...), or name a file with the same content on both sides by {trust.SECRET_VARIABLE}"
 )

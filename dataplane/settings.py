@@ -39,8 +39,8 @@ def configure(
             half a second), depth (work requests per queue pair), listen ("HOST:PORT"): where peers of other hosts
             connect (without it only this host can), and rdma_cm (True: peers' queue pairs are connected by the RDMA
             connection manager).
-        secret: 16 bytes or more, by which handles of this process are proved and those of others known, beside the job's:
-            the same on both sides. By default that of the user (a file of mode 0600 below ``$XDG_RUNTIME_DIR`` or the
+        secret: 16 bytes or more, the same on both sides: by it, and by the job's, handles of this process are proved
+            and those of others known. By default that of the user (a file of mode 0600 below ``$XDG_RUNTIME_DIR`` or the
             folder for temporary files, or the one that ``SKIPPER_SECRET_FILE`` names). It holds for handles that are
             made or opened from then on.
 

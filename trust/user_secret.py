@@ -31,7 +31,7 @@ def folder() -> Path:
 
 
 def user_secret() -> bytes:
-    """The secret of this user: that of the file which the environment names, or else of the user's own, made if need be.
+    """The secret of this user, from the file that the environment names or else from their own, made if need be.
 
     Raises:
         UnsafeFileError: Others could read the file, or could have written it.

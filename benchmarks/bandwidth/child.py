@@ -72,9 +72,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve_client(
-    channel: Channel, *, net_devices: str | None, listen: str | None, secret: bytes | None = None
-) -> None:
+def serve_client(channel: Channel, *, net_devices: str | None, listen: str | None, secret: bytes | None = None) -> None:
     """Do what one client asks for, until it says goodbye.
 
     Args:

@@ -54,9 +54,12 @@ def serve(
 
     def serve_one(channel: Channel) -> None:
         try:
-            with channel, _server_process(
-                channel.fileno(), channel.peer, net_devices, reachable, secret=handle_secret(token)
-            ) as child:
+            with (
+                channel,
+                _server_process(
+                    channel.fileno(), channel.peer, net_devices, reachable, secret=handle_secret(token)
+                ) as child,
+            ):
                 log(f"{channel.peer} begins")
                 channel.close()  # the child holds the connection now, and its end must be seen by the client
                 status = child.wait()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dataplane.backends import _ucp
 
 CARD = struct.Struct("<QI")
-"""Epoch page: address, descriptor; then, as `ucx_packed` has it, its key, and the worker's address with its segments."""
+"""Epoch page: address, descriptor; then, by `ucx_packed`, its key, and the worker's address with its segments."""
 
 _UNREACHABLE = -6  # UCS_ERR_UNREACHABLE of ucs/type/status.h
 _NOTHING_IN_COMMON = (

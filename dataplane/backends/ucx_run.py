@@ -127,7 +127,7 @@ class Run:
         if self.lost or ((own or alone) and self._peer.wait_for_exit()):
             self._done(OwnerDiedError(f"{self._peer.owner} is gone", status=status))
             return
-        self._tries += bool(own or alone)  # a connection that another operation's deadline has cut says nothing about this one
+        self._tries += bool(own or alone)  # one that another operation's deadline has cut says nothing about this one
         if self._tries > 1 or self._fate():
             self._done(self._peer.failure(ucp.status_text(status) + self._fate(), status))
             return
