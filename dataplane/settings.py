@@ -40,9 +40,9 @@ def configure(
             connect (without it only this host can), and rdma_cm (True: peers' queue pairs are connected by the RDMA
             connection manager).
         secret: 16 bytes or more, the same on both sides: by it, and by the job's, handles of this process are proved
-            and those of others known. By default that of the user (a file of mode 0600 below ``$XDG_RUNTIME_DIR`` or the
-            folder for temporary files, or the one that ``SKIPPER_SECRET_FILE`` names). It holds for handles that are
-            made or opened from then on.
+            and those of others known. By default that of the user (a file of mode 0600 below ``$XDG_RUNTIME_DIR`` or
+            the folder for temporary files, or the one that ``SKIPPER_SECRET_FILE`` names). It holds for handles that
+            are made or opened from then on.
 
     Raises:
         ConfigurationError: A value does not exist, or comes too late.
