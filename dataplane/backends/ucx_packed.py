@@ -12,7 +12,6 @@ import zlib
 from dataplane.errors import DescriptorError
 
 _HEAD = struct.Struct("<HI")
-_LEAST = 9  # the map of memory domains and the type of memory, with which a packed key begins; an address is longer
 
 
 def pack(*parts: bytes) -> bytes:
@@ -34,7 +33,7 @@ def unpack(packed: bytes, count: int) -> list[bytes]:
         length, checksum = _HEAD.unpack_from(packed, at)
         at += _HEAD.size
         part = packed[at : at + length]
-        if not _LEAST <= len(part) == length or zlib.crc32(part) != checksum:
+        if len(part) < length or zlib.crc32(part) != checksum:
             raise DescriptorError(_DAMAGED)
         parts.append(part)
         at += length

@@ -71,7 +71,7 @@ def parse_contact(section: bytes) -> Contact:
     text = section[end:]
     address = text.decode("ascii") if text.isascii() else ""
     kind, _, where = address.partition(":")
-    if not where or kind not in ("unix", "tcp") or (kind == "tcp" and not _TCP.fullmatch(where)):
+    if not where or kind not in ("unix", "tcp") or (kind == "tcp" and not _is_target(where)):
         raise DescriptorError(_DAMAGED)
     if not 0 < rails <= MOST_PORTS or atomics not in Atomics._value2member_map_ or page + PAGE_BYTES > ADDRESSES:
         raise DescriptorError(_DAMAGED)
@@ -103,6 +103,11 @@ def remote_of(handle: Handle) -> Remote:
         raise DescriptorError(_DAMAGED)
     keys = Keys(_unpack_keys(section[_BODY.size :]), contact.page_keys)
     return Remote(handle, begin, contact.page + handle.slot * WORD, keys)
+
+
+def _is_target(where: str) -> bool:
+    """Whether a socket could be told to connect there."""
+    return bool(_TCP.fullmatch(where)) and int(where.rpartition(":")[2]) <= 0xFFFF
 
 
 def _pack_keys(keys: tuple[int, ...]) -> bytes:

@@ -16,6 +16,7 @@ import pytest
 import dataplane
 import trust
 from dataplane import ConfigurationError, DescriptorError, RDMABuffer, TransferTimeoutError, process
+from dataplane.backends.ucx_peer import UcxPeer
 from dataplane.config import Config
 from dataplane.keys import Key, Keys
 from tests.conformance.owner import RemoteOwner
@@ -223,13 +224,15 @@ def test_an_operation_ends_by_its_deadline_though_its_connection_is_cut_again_an
         _, raw = owner("make", bytes(4096))
         buffer = RDMABuffer.deserialize(raw)
         buffer.read_into(bytearray(4096)).get()
-        peer, remote, _ = buffer.route()
+        peer, _, _ = buffer.route()
+        assert isinstance(peer, UcxPeer)
         owner.freeze()
 
         def cut() -> None:
             while not over.is_set():
-                _, (endpoint, _) = peer.connected(0, remote.key)  # type: ignore[attr-defined]
-                peer.cut(endpoint)  # type: ignore[attr-defined]
+                endpoint = peer._connections[0]._endpoint
+                if endpoint is not None and endpoint.usable:
+                    peer.cut(endpoint)
 
         cutter = threading.Thread(target=cut, daemon=True)
         cutter.start()
