@@ -12,6 +12,9 @@ import zlib
 from dataplane.errors import DescriptorError
 
 _HEAD = struct.Struct("<HI")
+# As `ucp_rkey_pack` of UCX 1.11 to 1.22 writes it: the map of memory domains, the type of memory, then for each domain
+# a length of one byte and as many bytes; more may follow.
+_KEY = struct.Struct("<QB")
 
 
 def pack(*parts: bytes) -> bytes:
@@ -40,6 +43,24 @@ def unpack(packed: bytes, count: int) -> list[bytes]:
     if at != len(packed):
         raise DescriptorError(_DAMAGED)
     return parts
+
+
+def require_key(key: bytes) -> None:
+    """See to it that a packed key holds all that it says it does. One without a domain has UCX emulate each access.
+
+    Raises:
+        DescriptorError: It is cut short.
+    """
+    at = _KEY.size
+    if len(key) < at:
+        raise DescriptorError(_DAMAGED)
+    domains: int = _KEY.unpack_from(key)[0]
+    for _ in range(domains.bit_count()):
+        if at >= len(key):
+            raise DescriptorError(_DAMAGED)
+        at += 1 + key[at]
+    if at > len(key):
+        raise DescriptorError(_DAMAGED)
 
 
 _DAMAGED = "this buffer handle has a damaged section for UCX"

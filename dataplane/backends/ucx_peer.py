@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 CARD = struct.Struct("<QI")
 """Epoch page: address, descriptor; then, by `ucx_packed`, its key, and the worker's address with its segments."""
 
-_DAMAGED = "this buffer handle has a damaged section for UCX"
 _UNREACHABLE = -6  # UCS_ERR_UNREACHABLE of ucs/type/status.h
 _NOTHING_IN_COMMON = (
     "the two have no transport of UCX in common. Over TCP both must name network devices, and where one chooses its "
@@ -84,8 +83,7 @@ class UcxPeer(Peer):
         far_word = card.page_address + handle.slot * WORD
         word = far_word if page is None else page.address + handle.slot * WORD
         (key,) = ucx_packed.unpack(handle.sections[UCX], 1)
-        if not key:
-            raise DescriptorError(_DAMAGED)
+        ucx_packed.require_key(key)
         return Remote(handle, handle.base, word, Keys((key, card.page_key), page, far_word))
 
     def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
@@ -290,6 +288,7 @@ def _parse_card(card: Card) -> _Section:
     if page_address + PAGE_BYTES > ADDRESSES:
         raise DescriptorError(f"this buffer handle has its epoch page at {page_address:#x}, where no memory can be")
     key, worker = ucx_packed.unpack(section[CARD.size :], 2)
-    if not key or not worker:
-        raise DescriptorError(_DAMAGED)
+    ucx_packed.require_key(key)
+    if not worker:
+        raise DescriptorError("this buffer handle has a damaged section for UCX")
     return _Section(page_address, page_fd, key, worker)

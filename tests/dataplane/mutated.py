@@ -55,12 +55,12 @@ EDGES = (0, 1, 7, 8, 4095, 4096, 1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 <<
 class Mutator:
     """Mutations of one handle, drawn from a seed."""
 
-    def __init__(self, raw: bytes, seed: int, *, one_sided: bool) -> None:
+    def __init__(self, raw: bytes, seed: int, *, at_home: bool) -> None:
         self.raw = raw
         self.chosen = random.Random(seed)
         self.handle, self.offset, self.nbytes = parsed(raw)
         self.stranger = Keys(b"a secret of somebody else")
-        self.one_sided = one_sided
+        self.at_home = at_home  # its owner is the process that tries it
 
     def next(self) -> tuple[bytes, bool]:
         """A mutated handle, and whether its proof is good."""
@@ -188,7 +188,7 @@ class Reader(Memory):
         counts: Counter[str] = Counter()
         found: list[str] = []
         contents = [bytearray(b"\x11" * NBYTES), bytearray(b"\x22" * NBYTES)]
-        mutators = [Mutator(raw, seed + at, one_sided=not owner_decides) for at, raw in enumerate(raws)]
+        mutators = [Mutator(raw, seed + at, at_home=way == "local") for at, raw in enumerate(raws)]
         chosen = random.Random(~seed)
         for number in range(count):
             which = chosen.randrange(len(raws))
@@ -221,6 +221,9 @@ class Reader(Memory):
             return "accepted", "without a good proof"
         nbytes = min(buffer.nbytes, NBYTES)
         handle, offset, _ = parsed(raw)
+        # What claims to be of somebody else is reached as if from outside, also where that is this very process.
+        if mutator.at_home and handle.card.owner != mutator.handle.card.owner:
+            owner_decides = False
         at = handle.base + offset - mutator.handle.base  # where it lies in the true buffer
         inside = at >= 0 and at + nbytes <= NBYTES and handle.epoch == mutator.handle.epoch
         try:
@@ -242,7 +245,8 @@ class Reader(Memory):
             return "failed", ""
         except Exception as error:  # noqa: BLE001 - likewise
             return "untyped", repr(error)
-        return ("added", "") if inside else ("beside", f"added at {at}")
+        right = at >= 0 and at + 8 <= NBYTES and handle.epoch == mutator.handle.epoch and mutator.handle.writable
+        return ("added", "") if right else ("beside", f"added at {at}")
 
 
 def run(count: int, seed: int, ways: list[str]) -> tuple[Counter[str], list[str]]:
