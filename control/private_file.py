@@ -1,15 +1,13 @@
-"""Files that hold a secret: nobody but this user may have written or read them."""
+"""Files that hold a secret: nobody but this user may have written or read them. With the errors of `control`."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
+import trust
 from control.errors import UnsafeFileError
-
-_MOST_NBYTES = 4096
 
 
 def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[int], bool]) -> None:
@@ -18,13 +16,10 @@ def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[i
     Raises:
         UnsafeFileError: that is not so.
     """
-    if not is_right_kind(status.st_mode):
-        raise UnsafeFileError(f"{path} is not what it should be: a plain file in a folder")
-    if status.st_uid != os.geteuid():
-        raise UnsafeFileError(f"{path} belongs to the user {status.st_uid}, not to {os.geteuid()}")
-    if status.st_mode & 0o077:
-        mode = stat.S_IMODE(status.st_mode)
-        raise UnsafeFileError(f"{path} is open to other users (mode {mode:04o}): make it 0600, and its folder 0700")
+    try:
+        trust.check_private(status, path, is_right_kind)
+    except trust.UnsafeFileError as error:
+        raise UnsafeFileError(str(error)) from None
 
 
 def read_secret(path: Path, *, least_nbytes: int) -> bytes:
@@ -35,12 +30,6 @@ def read_secret(path: Path, *, least_nbytes: int) -> bytes:
         ValueError: it cannot be read, or holds too little.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not to wait where it is a pipe
-    except OSError as error:
-        raise ValueError(f"the secret in {path} cannot be read: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
-        check_private(os.fstat(fd), path, stat.S_ISREG)
-        secret = file.read(_MOST_NBYTES)
-    if len(secret) < least_nbytes:
-        raise ValueError(f"{path} holds {len(secret)} bytes: a secret has {least_nbytes} or more")
-    return secret
+        return trust.read_secret(path, least_nbytes=least_nbytes)
+    except trust.UnsafeFileError as error:
+        raise UnsafeFileError(str(error)) from None

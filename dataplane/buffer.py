@@ -212,16 +212,14 @@ class RDMABuffer:
         still arrive for that moment, so do not give memory that peers write to away before they are done.
 
         Raises:
-            DataplaneError: This process does not own the buffer.
+            DataplaneError: This process does not own the buffer, or never registered one like that.
         """
         here = process.current()
         if self._owner != here.owner:
             raise DataplaneError(f"only its owner, {self._owner}, can drop this buffer")
         registration = self._registration
         if registration is None and self._handle is not None:
-            registration = here.registrations.find(self._handle.card.page_token, self._handle.slot)
-            if registration is not None and registration.epoch.value != self._handle.epoch:
-                registration = None
+            registration = here.registrations.of(self._handle)
         if registration is not None:
             here.registrations.drop(registration)
         self._route = None
@@ -230,9 +228,12 @@ class RDMABuffer:
     def serialize(self) -> bytes:
         """The handle as bytes, to be sent to another process over a channel that is authenticated.
 
+        Whoever has it and knows a secret of this process (see `configure`) can use it.
+
         Raises:
             BackendUnavailableError: No backend that is allowed and usable can export that memory.
             BufferDroppedError: It was dropped.
+            ConfigurationError: There is no secret to prove it by.
             RegistrationError: The backend failed to register the memory.
         """
         return handles.join(*self._halves())
@@ -242,14 +243,16 @@ class RDMABuffer:
         """A handle from bytes. Cheap: nothing is connected, mapped or looked up.
 
         Raises:
-            DescriptorError: The bytes are not a handle of this version, or damaged.
+            ConfigurationError: There is no secret to know handles by.
+            DescriptorError: The bytes are not a handle of this version; or were altered, or made under a secret that
+                this process does not know.
             TypeError: They are no bytes.
         """
         return cls._from_halves(*handles.split(bytes(memoryview(raw))))
 
     @classmethod
     def _from_halves(cls, card: bytes, body: bytes) -> "RDMABuffer":
-        handle, offset, nbytes = handles.parse(card, body)
+        handle, offset, nbytes = handles.parse(card, process.current().keys.open(card, body))
         return cls._view(handle.card.owner, None, handle, offset, nbytes)
 
     def __reduce__(self) -> tuple[Any, tuple[bytes, bytes]]:
@@ -340,4 +343,5 @@ class RDMABuffer:
 
     def _halves(self) -> tuple[bytes, bytes]:
         handle = self._exported_handle()
-        return handle.card.encoded, handle.body(self._offset, self._nbytes)
+        card = handle.card.encoded
+        return card, process.current().keys.seal(card, handle.body(self._offset, self._nbytes))

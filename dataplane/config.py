@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataplane.errors import ConfigurationError
+from trust import MIN_SECRET_NBYTES
 
 BACKENDS = ("shm", "ucx", "verbs")
 """Transports between processes, in the order in which "auto" tries them within a host."""
@@ -37,6 +38,7 @@ class Config:
     ucx: dict[str, str] = field(default_factory=dict)
     ucx_library: str | None = None
     verbs: dict[str, str | int | tuple[str, ...]] = field(default_factory=lambda: _verbs_of_host())
+    secret: bytes | None = field(default=None, repr=False)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -70,6 +72,7 @@ def checked(
     ucx: Mapping[str, Any] | None,
     ucx_library: str | os.PathLike[str] | None,
     verbs: Mapping[str, Any] | None,
+    secret: bytes | None = None,
 ) -> Config:
     """`old` with the arguments that are not None put in.
 
@@ -89,7 +92,16 @@ def checked(
         ucx=old.ucx if ucx is None else _ucx_options(ucx),
         ucx_library=old.ucx_library if ucx_library is None else os.fspath(ucx_library),
         verbs=old.verbs if verbs is None else _verbs_options(verbs),
+        secret=old.secret if secret is None else _secret(secret),
     )
+
+
+def _secret(given: Any) -> bytes:
+    if not isinstance(given, bytes):  # not repeated in the message
+        raise ConfigurationError(f"secret must be bytes, not {type(given).__name__}")
+    if len(given) < MIN_SECRET_NBYTES:
+        raise ConfigurationError(f"a secret has {MIN_SECRET_NBYTES} bytes or more, this one has {len(given)}")
+    return given
 
 
 def _ucx_options(options: Mapping[str, Any]) -> dict[str, str]:

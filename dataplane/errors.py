@@ -4,7 +4,7 @@
     ├── ConfigurationError (ValueError)      configure() was asked for something that cannot be had
     ├── BackendUnavailableError              no usable backend reaches that memory from here
     ├── RegistrationError                    the memory cannot be registered or allocated
-    ├── DescriptorError (ValueError)         bytes that are not a handle of this version
+    ├── DescriptorError (ValueError)         bytes that are no handle of this version, or of nobody whom we trust
     ├── BufferDroppedError                   the owner has dropped the buffer: its bytes mean nothing now
     └── TransferError                        the bytes did not arrive; `.status` holds the library's own code
         ├── OwnerDiedError                   the owning process is gone
@@ -33,7 +33,7 @@ class RegistrationError(DataplaneError):
 
 
 class DescriptorError(DataplaneError, ValueError):
-    """The bytes are not a handle, are damaged, or are of a version that this one does not read."""
+    """The bytes are not a handle, were altered, or were made under a secret that this process does not know."""
 
 
 class BufferDroppedError(DataplaneError):

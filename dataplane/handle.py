@@ -4,17 +4,17 @@ A handle is a *card*, which says who owns the memory and is the same for (nearly
 for one buffer. Both end with sections, one per backend that may be used: its number, its length, its own bytes. Apart
 they let a message with thousands of handles carry the card once, and the reader parse it once.
 
-    handle  b"SKb1", length of card u16, card, body, CRC-32 of all before
+    handle  b"SKb2", length of card u16, card, body, proof
     card    host u64, pid u32, started u64, token u64, token of the epoch page u64, sections
     body    slot u32, epoch u64, base u64, total u64, offset u64, nbytes u64, flags u8, kind u8, device u16, sections
     section number u8, length u16, bytes
 
-All numbers are little-endian. The checksum catches damage, not malice: handles are secrets, to be carried over
-authenticated channels only.
+All numbers are little-endian. The proof (see `keys`) is over every byte of card and body: what was altered, or comes
+from elsewhere, is not parsed. What is parsed is from a peer that may yet be wrong, so that every number is looked at.
+Whoever has a handle may use it: carry it over authenticated channels only.
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,15 +28,15 @@ VERBS = 3
 
 Sections = tuple[bytes, bytes]
 
-_MAGIC = b"SKb1"
+_MAGIC = b"SKb2"
 _START = struct.Struct("<4sH")
 _CARD = struct.Struct("<QIQQQ")
 _BODY = struct.Struct("<IQQQQQBBH")
 _SECTION = struct.Struct("<BH")
-_CHECKSUM = struct.Struct("<I")
 _WRITABLE = 1
 _MAX_SECTION = 0xFFFF
-_ADDRESSES = 1 << 64
+ADDRESSES = 1 << 63
+"""No process has memory from here on, and requests that count addresses with a sign could not name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Handle:
         return f"buffer {self.slot} ({self.total} bytes) of {self.card.owner}"
 
     def body(self, offset: int, nbytes: int) -> bytes:
-        """The second half of a handle of bytes [offset, offset + nbytes) of the registration."""
+        """The second half of a handle of bytes [offset, offset + nbytes) of the registration, without proof."""
         flags = _WRITABLE if self.writable else 0
         head = _BODY.pack(self.slot, self.epoch, self.base, self.total, offset, nbytes, flags, self.kind, self.device)
         return head + _encode_sections(self.sections)
@@ -93,29 +93,25 @@ class Handle:
 
 def join(card: bytes, body: bytes) -> bytes:
     """A whole handle from its halves."""
-    raw = _START.pack(_MAGIC, len(card)) + card + body
-    return raw + _CHECKSUM.pack(zlib.crc32(raw))
+    return _START.pack(_MAGIC, len(card)) + card + body
 
 
 def split(raw: bytes) -> tuple[bytes, bytes]:
-    """The halves of a whole handle, after its checksum.
+    """The halves of a whole handle, whose proof has yet to be looked at.
 
     Raises:
-        DescriptorError: It is not one, or damaged.
+        DescriptorError: It is not one.
     """
-    end = len(raw) - _CHECKSUM.size
-    if end < _START.size or raw[: len(_MAGIC)] != _MAGIC:
+    if len(raw) < _START.size or raw[: len(_MAGIC)] != _MAGIC:
         raise DescriptorError("these bytes are not a buffer handle, or not of this version of Skipper")
-    if _CHECKSUM.unpack_from(raw, end)[0] != zlib.crc32(raw[:end]):
-        raise DescriptorError("this buffer handle is damaged: its checksum does not fit")
     body = _START.size + _START.unpack_from(raw)[1]
-    if body > end:
+    if body > len(raw):
         raise DescriptorError("this buffer handle is cut short")
-    return raw[_START.size : body], raw[body:end]
+    return raw[_START.size : body], raw[body:]
 
 
 def parse(card: bytes, body: bytes) -> tuple[Handle, int, int]:
-    """A handle with the (offset, nbytes) that it speaks of.
+    """A handle, whose proof was good, with the (offset, nbytes) that it speaks of.
 
     Raises:
         DescriptorError: The halves are cut short, or their numbers contradict each other.
@@ -123,7 +119,7 @@ def parse(card: bytes, body: bytes) -> tuple[Handle, int, int]:
     if len(body) < _BODY.size:
         raise DescriptorError("this buffer handle is cut short")
     slot, epoch, base, total, offset, nbytes, flags, kind, device = _BODY.unpack_from(body)
-    if not 0 < nbytes <= total or offset > total - nbytes or base + total > _ADDRESSES:
+    if not 0 < nbytes <= total or offset > total - nbytes or base + total > ADDRESSES:
         raise DescriptorError(f"this buffer handle speaks of bytes [{offset}, {offset + nbytes}) of {total}")
     if flags & ~_WRITABLE or kind not in MemoryKind._value2member_map_:
         raise DescriptorError(f"this buffer handle has unknown flags {flags:#x} or memory kind {kind}")

@@ -19,6 +19,7 @@ from dataplane.epochs import EpochTable
 from dataplane.errors import BackendUnavailableError, BufferDroppedError
 from dataplane.handle import Card, Handle
 from dataplane.identity import new_owner
+from dataplane.keys import Keys
 from dataplane.metering import Meter
 from dataplane.registration import Registration, RegistrationTable
 from dataplane.select import Selector
@@ -30,6 +31,7 @@ class Process:
     Attributes:
         owner: Its identity.
         config: As configured last.
+        keys: By which its handles are proved, and those of others known.
         arena: Its shareable memory.
         registrations: Its buffers.
         pool: Its copy threads.
@@ -42,6 +44,7 @@ class Process:
     def __init__(self, config: Config, *, parent: "Process | None" = None) -> None:
         self.owner = new_owner()
         self.config = config
+        self.keys = Keys(config.secret)
         self.epochs = EpochTable(self.owner)
         self.arena = Arena(self.owner)
         self.registrations = RegistrationTable(self.epochs, self.arena)
@@ -131,6 +134,8 @@ class Process:
         for backend in self.transports.values():
             backend.configure(config)
         self.pool.resize(config.threads)
+        if config.secret != self.config.secret:
+            self.keys = Keys(config.secret)
         self.config = config
         self.selector = Selector(self.owner, self.local, self.transports, config)
 

@@ -14,6 +14,8 @@ from typing import Any
 from dataplane import memfd
 from dataplane.arena import Arena
 from dataplane.epochs import Epoch, EpochTable
+from dataplane.errors import DescriptorError
+from dataplane.handle import Handle
 from dataplane.memory import HOST, MemoryKind, Region, Storage, storage_of
 
 Key = tuple[int, int]  # token of the epoch page, slot
@@ -180,6 +182,21 @@ class RegistrationTable:
             if registration is None and key in self._outside:
                 registration = self._revive(key)
             return registration
+
+    def of(self, handle: Handle) -> Registration | None:
+        """The registration that a handle of this process speaks of; None where it was dropped.
+
+        Raises:
+            DescriptorError: The handle claims what was not registered under its word.
+        """
+        registration = self.find(handle.card.page_token, handle.slot)
+        region = None if registration is None else registration.region
+        if registration is None or region is None or registration.epoch.value != handle.epoch:
+            return None
+        claimed = handle.base, handle.total, handle.writable, handle.kind, handle.device
+        if claimed != (region.address, region.nbytes, registration.writable, region.kind, region.device):
+            raise DescriptorError(f"{handle} is not as this process has registered it")
+        return registration
 
     def drop(self, registration: Registration) -> None:
         """Make every handle stale and let go of the memory. Idempotent."""

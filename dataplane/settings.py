@@ -18,6 +18,7 @@ def configure(
     ucx: Mapping[str, Any] | None = None,
     ucx_library: str | os.PathLike[str] | None = None,
     verbs: Mapping[str, Any] | None = None,
+    secret: bytes | None = None,
 ) -> None:
     """Change how this process moves data. What is None stays as it is.
 
@@ -38,6 +39,10 @@ def configure(
             half a second), depth (work requests per queue pair), listen ("HOST:PORT"): where peers of other hosts
             connect (without it only this host can), and rdma_cm (True: peers' queue pairs are connected by the RDMA
             connection manager).
+        secret: 16 bytes or more, the same on both sides: by it, and by the job's, handles of this process are proved
+            and those of others known. By default that of the user (a file of mode 0600 below ``$XDG_RUNTIME_DIR`` or
+            the folder for temporary files, or the one that ``SKIPPER_SECRET_FILE`` names). It holds for handles that
+            are made or opened from then on.
 
     Raises:
         ConfigurationError: A value does not exist, or comes too late.
@@ -52,6 +57,7 @@ def configure(
             ucx=ucx,
             ucx_library=ucx_library,
             verbs=verbs,
+            secret=secret,
         )
     )
 

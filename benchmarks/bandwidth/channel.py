@@ -7,6 +7,7 @@ that arrives is ever unpickled. The payload of the benchmark itself does not pas
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import socket
 import struct
@@ -19,7 +20,7 @@ from typing import Self
 
 from benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError, TokenRefusedError
 
-__all__ = ["CONNECT_TIMEOUT_S", "MAX_MESSAGE", "Channel", "accept", "connect"]
+__all__ = ["CONNECT_TIMEOUT_S", "MAX_MESSAGE", "Channel", "accept", "connect", "handle_secret"]
 
 CONNECT_TIMEOUT_S = 10.0
 """How long reaching a server, and proving the token either way, may take."""
@@ -123,6 +124,11 @@ class Channel:
             finally:
                 timer.cancel()
                 timer.join()
+
+
+def handle_secret(token: bytes) -> bytes:
+    """What both sides prove their handles by: whoever may connect may use them, and nobody else."""
+    return hmac.digest(token, b"handles of the bandwidth benchmark", "sha256")
 
 
 def connect(host: str, port: int, token: bytes, *, timeout: float) -> Channel:

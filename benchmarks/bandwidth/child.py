@@ -51,18 +51,20 @@ _CLIENTS_TO_KNOW = (DataplaneError, ValueError, TypeError, OSError, RuntimeError
 def main(arguments: list[str]) -> int:
     """Serve one client over the socket that the parent left open here; end with it, or with the parent.
 
-    Without a name of the client, nothing is said of how it went: then the client is the parent itself.
+    The secret of the handles, if there is one, comes by standard input. Without a name of the client, nothing is said
+    of how it went: then the client is the parent itself.
     """
     fileno, parent, client = int(arguments[0]), int(arguments[1]), arguments[2]
     net_devices, listen = (argument or None for argument in arguments[3:])
     # Ctrl-C reaches the whole process group; the parent alone answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    secret = sys.stdin.buffer.read() or None
     if os.getppid() != parent:  # it died before the line above could tie this process to it
         return 1
     with Channel(socket.socket(fileno=fileno), peer=client or "the client", timeout=_TIMEOUT_S) as channel:
         try:
-            serve_client(channel, net_devices=net_devices, listen=listen)
+            serve_client(channel, net_devices=net_devices, listen=listen, secret=secret)
         except PeerError as error:
             if client:
                 print(error, file=sys.stderr, flush=True)
@@ -70,13 +72,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve_client(channel: Channel, *, net_devices: str | None, listen: str | None) -> None:
+def serve_client(channel: Channel, *, net_devices: str | None, listen: str | None, secret: bytes | None = None) -> None:
     """Do what one client asks for, until it says goodbye.
 
     Args:
         channel: To the client.
         net_devices: As for `side.configure`.
         listen: As for `side.configure`.
+        secret: As for `side.configure`.
 
     Raises:
         PeerError: The client is lost, silent for longer than its own work can take, or talks nonsense.
@@ -86,7 +89,9 @@ def serve_client(channel: Channel, *, net_devices: str | None, listen: str | Non
     if not isinstance(workload, Workload):
         raise PeerError(f"{channel.peer} begins with {type(workload).__name__}")
     try:
-        side = _open(channel, workload, net_devices, listen)
+        require_feasible(workload, footprint(workload, client=False))
+        configure(workload, net_devices, listen=listen, secret=secret)
+        side = _open(channel, workload)
     except PeerError:
         raise
     except _CLIENTS_TO_KNOW as error:
@@ -103,9 +108,7 @@ def serve_client(channel: Channel, *, net_devices: str | None, listen: str | Non
     answer(channel, Done())
 
 
-def _open(channel: Channel, workload: Workload, net_devices: str | None, listen: str | None) -> Side:
-    require_feasible(workload, footprint(workload, client=False))
-    configure(workload, net_devices, listen=listen)
+def _open(channel: Channel, workload: Workload) -> Side:
     side = Side(workload, exposes=True, transfers=workload.bidirectional)
     try:
         descriptors, register_us = side.expose()

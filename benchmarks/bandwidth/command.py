@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 
 from benchmarks import output
-from benchmarks.bandwidth.channel import Channel, connect
+from benchmarks.bandwidth.channel import Channel, connect, handle_secret
 from benchmarks.bandwidth.compare_command import COMPARE, compare_main
 from benchmarks.bandwidth.feasible import require_feasible
 from benchmarks.bandwidth.options import LOOPBACK, TOKEN_VARIABLE, Options, parse
@@ -135,7 +135,8 @@ def _rows(options: Options, token: bytes) -> Generator[Result]:
         )
         return
     with _channel(options, token) as channel:
-        configure(options.workload, options.net_devices)
+        secret = None if options.role == "local" else handle_secret(token)
+        configure(options.workload, options.net_devices, secret=secret)
         devices = options.net_devices
         yield from run(channel, options.workload, options.sizes, measure=options.measure, net_devices=devices)
 

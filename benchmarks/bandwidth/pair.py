@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.bandwidth import ceiling
-from benchmarks.bandwidth.channel import Channel, connect
+from benchmarks.bandwidth.channel import Channel, connect, handle_secret
 from benchmarks.bandwidth.far_side import FarSide
 from benchmarks.bandwidth.integrity import directions, prove_after, prove_before
 from benchmarks.bandwidth.memory import allocate
@@ -136,7 +136,8 @@ def _server(setup: Setup) -> Iterator[Channel]:
 
 def _serve(pipe: Connection[Any, Any], setup: Setup, far: FarSide) -> None:
     workload = setup.workload
-    configure(workload, setup.net_devices)
+    secret = None if setup.host is None else handle_secret(setup.token)
+    configure(workload, setup.net_devices, secret=secret)
     offer, handles = far.open()
     with closing(Side(workload, exposes=False, transfers=True)) as near:
         scratch = allocate(workload.mem, workload.largest * workload.batch)

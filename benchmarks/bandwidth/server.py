@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from benchmarks.bandwidth.channel import Channel, accept
+from benchmarks.bandwidth.channel import Channel, accept, handle_secret
 from benchmarks.errors import PeerError
 
 __all__ = ["listen", "local_server", "serve"]
@@ -54,7 +54,12 @@ def serve(
 
     def serve_one(channel: Channel) -> None:
         try:
-            with channel, _server_process(channel.fileno(), channel.peer, net_devices, reachable) as child:
+            with (
+                channel,
+                _server_process(
+                    channel.fileno(), channel.peer, net_devices, reachable, secret=handle_secret(token)
+                ) as child,
+            ):
                 log(f"{channel.peer} begins")
                 channel.close()  # the child holds the connection now, and its end must be seen by the client
                 status = child.wait()
@@ -93,7 +98,7 @@ def local_server(*, net_devices: str | None, timeout: float) -> Iterator[Channel
 
 @contextlib.contextmanager
 def _server_process(
-    fileno: int, client: str, net_devices: str | None, reachable: str | None
+    fileno: int, client: str, net_devices: str | None, reachable: str | None, *, secret: bytes = b""
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start the process that owns the memory, give it the socket, and see to its end.
 
@@ -103,8 +108,11 @@ def _server_process(
     # standard output may be for JSON alone.
     about = [str(fileno), str(os.getpid()), client, net_devices or "", reachable or ""]
     command = [sys.executable, "-m", _CHILD, *about]
-    child = subprocess.Popen(command, pass_fds=[fileno], stdin=subprocess.DEVNULL, stdout=_STDERR)
+    child = subprocess.Popen(command, pass_fds=[fileno], stdin=subprocess.PIPE, stdout=_STDERR)
     try:
+        if child.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), child.stdin:  # it reads that first of all, unless it fails
+                child.stdin.write(secret)
         yield child
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_STOP_TIMEOUT_S)

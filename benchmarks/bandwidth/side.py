@@ -207,7 +207,9 @@ class Side:
                 yield self.local, index * size, index * size
 
 
-def configure(workload: Workload, net_devices: str | None, *, listen: str | None = None) -> None:
+def configure(
+    workload: Workload, net_devices: str | None, *, listen: str | None = None, secret: bytes | None = None
+) -> None:
     """Tell the data plane of this process what the run is to use.
 
     Args:
@@ -215,6 +217,7 @@ def configure(workload: Workload, net_devices: str | None, *, listen: str | None
         net_devices: Network devices that UCX may use, or RDMA devices that verbs uses; ``None`` for what this process
             uses anyway, and the first active port.
         listen: Address at which verbs lets peers of other hosts connect.
+        secret: By which handles are proved, see `channel.handle_secret`; ``None`` for that of the user.
     """
     ucx = None if net_devices is None else {"NET_DEVICES": net_devices}
     verbs: dict[str, object] = {}
@@ -223,7 +226,7 @@ def configure(workload: Workload, net_devices: str | None, *, listen: str | None
     if listen is not None:
         verbs["listen"] = f"[{listen}]:0" if ":" in listen else f"{listen}:0"
     threads = workload.copy_threads or None
-    dataplane.configure(backend=workload.backend, copy_threads=threads, ucx=ucx, verbs=verbs)
+    dataplane.configure(backend=workload.backend, copy_threads=threads, ucx=ucx, verbs=verbs, secret=secret)
 
 
 def footprint(workload: Workload, *, client: bool) -> int:

@@ -29,6 +29,7 @@ from control.runtime.process import Process
 from control.wire.addresses import within_host
 from control.wire.auth import NOT_OUR_SECRET
 from control.wire.payload import pack
+from trust import folder
 
 JOB_VARIABLE = "SKIPPER_JOB"
 """Environment variable that says which job to join: what `join` takes as an address, or a connection file's content."""
@@ -195,7 +196,7 @@ def find(address: str | os.PathLike[str] | None) -> Connection:
     if address is None:
         jobs = join_file.running()
         if len(jobs) != 1:
-            found = f"there are {', '.join(jobs)}" if jobs else f"there is none in {join_file.folder()}"
+            found = f"there are {', '.join(jobs)}" if jobs else f"there is none in {folder()}"
             raise JobNotFoundError(f"which job is to be joined? {found}; pass a name or a path, or set {JOB_VARIABLE}")
         address = jobs[0]
     text = os.fspath(address)

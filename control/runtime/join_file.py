@@ -15,7 +15,6 @@ import re
 import secrets
 import socket
 import stat
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from control.errors import JobExistsError, JobNotFoundError, RemoteHostError, Un
 from control.private_file import check_private
 from control.settings import Settings
 from control.wire.envelope import ProcessRef
+from trust import folder
 
 _SUFFIX = ".json"
 _VERSION = 1
@@ -118,14 +118,6 @@ def this_network() -> str:
     """The host and the network namespace in which abstract sockets of this process can be reached."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
-
-
-def folder() -> Path:
-    """Where this user's connection files lie."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.path.isdir(runtime):
-        return Path(runtime) / "skipper"
-    return Path(tempfile.gettempdir()) / f"skipper-{os.geteuid()}"
 
 
 def path_of(name: str) -> Path:

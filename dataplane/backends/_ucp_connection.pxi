@@ -2,6 +2,7 @@
 
 cdef enum:
     MOST_LANES = 64  # UCX has some 16 per connection
+    PADDING = 64 << 10  # as much as UCX can take for a key, or a device's part of an address, whatever it has read so far
 
 # The endpoint as shared with callbacks, which may run after the Python object is gone.
 cdef struct endpoint_t:
@@ -147,7 +148,7 @@ cdef class Endpoint:
     def __cinit__(self, Worker worker, bytes address, uint64_t number):
         cdef ucp_ep_params_t params
         cdef ucs_status_t status
-        cdef const char *raw = address
+        cdef char *raw
         cdef ucp_ep_h handle
         self.worker = worker
         self.state = <endpoint_t *>calloc(1, sizeof(endpoint_t))
@@ -159,12 +160,14 @@ cdef class Endpoint:
         memset(&params, 0, sizeof(params))
         params.field_mask = (UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE
                              | UCP_EP_PARAM_FIELD_ERR_HANDLER)
-        params.address = <const ucp_address_t *>raw
         params.err_mode = UCP_ERR_HANDLING_MODE_PEER
         params.err_handler.cb = on_error
         params.err_handler.arg = self.state
+        raw = padded(address)
+        params.address = <const ucp_address_t *>raw
         with nogil:
             status = ucp_ep_create(worker.handle, &params, &handle)
+        free(raw)
         check("ucp_ep_create", status)
         self.state.handle = handle
         self.state.references = 2  # this object, and UCX until the endpoint is closed
@@ -220,6 +223,16 @@ cdef class Endpoint:
         release_endpoint(self.state)
 
 
+cdef char *padded(bytes packed) except NULL:
+    """A copy with zeros behind it: UCX is not told where it ends, and reads what it takes to be there."""
+    cdef size_t length = len(packed)
+    cdef char *copy = <char *>calloc(1, length + PADDING)
+    if copy == NULL:
+        raise MemoryError
+    memcpy(copy, <const char *>packed, length)
+    return copy
+
+
 cdef tuple transports_of(ucp_ep_h handle):
     """The names of the transports that a connection may use; none where this UCX does not tell."""
     cdef ucp_transport_entry_t entries[MOST_LANES]
@@ -268,7 +281,7 @@ cdef class RemoteKey:
     cdef readonly Endpoint endpoint
 
     def __cinit__(self, Endpoint endpoint, bytes packed):
-        cdef const char *raw = packed
+        cdef char *raw = padded(packed)
         cdef ucs_status_t status = UCS_ERR_CONNECTION_RESET
         self.endpoint = endpoint
         with nogil:
@@ -276,6 +289,7 @@ cdef class RemoteKey:
             if endpoint.state.handle != NULL:
                 status = ucp_ep_rkey_unpack(endpoint.state.handle, raw, &self.handle)
             pthread_mutex_unlock(&endpoint.state.lock)
+        free(raw)
         check("ucp_ep_rkey_unpack", status)
 
     def __dealloc__(self):

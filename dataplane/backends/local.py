@@ -61,11 +61,12 @@ class LocalPeer(Peer):
         """Nothing is held."""
 
     def resolve(self, handle: Handle) -> Remote:
-        """Find the registration; one that is gone stays None until it is used."""
-        registration = self._registrations.find(handle.card.page_token, handle.slot)
-        if registration is None or registration.epoch.value != handle.epoch or registration.region is None:
+        """Find the registration, which the handle has to agree with in all that it says."""
+        registration = self._registrations.of(handle)
+        region = None if registration is None else registration.region
+        if registration is None or region is None:
             raise dropped(handle)
-        return Remote(handle, registration.region.address, registration.epoch.address, registration)
+        return Remote(handle, region.address, registration.epoch.address, registration)
 
     def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
         """See `Peer`."""

@@ -10,6 +10,7 @@ import functools
 import threading
 import weakref
 
+from dataplane.backends import ucx_packed
 from dataplane.backends.base import Backend, BackendStatus, Peer
 from dataplane.backends.ucx_engine import Engine, check_options, find_library, has_cuda_modules, load
 from dataplane.backends.ucx_peer import CARD, UcxPeer
@@ -121,8 +122,8 @@ class UcxBackend(Backend):
             if region.kind is HOST and engine.expose(epoch, region, writable=registration.writable):
                 self._registrations.at_end(registration, functools.partial(engine.conceal, epoch))
             address = engine.address + engine.segments.pack()
-            card = CARD.pack(page.address, page.fd, len(page_key)) + page_key + address
-            known = self._exports[registration] = ((card, memory.key), memory)
+            card = CARD.pack(page.address, page.fd) + ucx_packed.pack(page_key, address)
+            known = self._exports[registration] = ((card, ucx_packed.pack(memory.key)), memory)
         return known[0]
 
 

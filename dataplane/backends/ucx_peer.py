@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dataplane import memfd
 from dataplane.atomic import Atomic, AtomicKind, FetchOperation
+from dataplane.backends import ucx_packed
 from dataplane.backends.base import Peer, Remote, Transfer
 from dataplane.backends.ucx_connection import Abandoned, Connection, Keys, Unpacked
 from dataplane.backends.ucx_engine import Engine
@@ -20,7 +21,7 @@ from dataplane.backends.ucx_transfer import UcxTransfer
 from dataplane.copying import INLINE_BYTES
 from dataplane.epochs import PAGE_BYTES, WORD
 from dataplane.errors import BackendUnavailableError, DescriptorError, OwnerDiedError, TransferError
-from dataplane.handle import UCX, Card, Handle, unpack_section
+from dataplane.handle import ADDRESSES, UCX, Card, Handle, unpack_section
 from dataplane.identity import OwnerId, ProcessWatch, host_id
 from dataplane.layout import Rows
 from dataplane.memory import HOST, Region
@@ -29,8 +30,8 @@ from dataplane.operation import DONE, Operation
 if TYPE_CHECKING:
     from dataplane.backends import _ucp
 
-CARD = struct.Struct("<QIH")
-"""Epoch page: address, descriptor, length of its key; then the key, the worker's address, and its segments."""
+CARD = struct.Struct("<QI")
+"""Epoch page: address, descriptor; then, by `ucx_packed`, its key, and the worker's address with its segments."""
 
 _UNREACHABLE = -6  # UCS_ERR_UNREACHABLE of ucs/type/status.h
 _NOTHING_IN_COMMON = (
@@ -81,7 +82,9 @@ class UcxPeer(Peer):
         page = self._page_here(card.page_fd, handle.card.page_token)
         far_word = card.page_address + handle.slot * WORD
         word = far_word if page is None else page.address + handle.slot * WORD
-        return Remote(handle, handle.base, word, Keys((handle.sections[UCX], card.page_key), page, far_word))
+        (key,) = ucx_packed.unpack(handle.sections[UCX], 1)
+        ucx_packed.require_key(key)
+        return Remote(handle, handle.base, word, Keys((key, card.page_key), page, far_word))
 
     def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
         """See `Peer`."""
@@ -281,9 +284,11 @@ class _Section:
 
 def _parse_card(card: Card) -> _Section:
     section = card.sections[UCX]
-    page_address, page_fd, length = unpack_section(CARD, section, "UCX")
-    key = section[CARD.size : CARD.size + length]
-    worker = section[CARD.size + length :]
-    if len(key) < length or not worker:
+    page_address, page_fd = unpack_section(CARD, section, "UCX")
+    if page_address + PAGE_BYTES > ADDRESSES:
+        raise DescriptorError(f"this buffer handle has its epoch page at {page_address:#x}, where no memory can be")
+    key, worker = ucx_packed.unpack(section[CARD.size :], 2)
+    ucx_packed.require_key(key)
+    if not worker:
         raise DescriptorError("this buffer handle has a damaged section for UCX")
     return _Section(page_address, page_fd, key, worker)

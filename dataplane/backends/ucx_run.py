@@ -7,6 +7,7 @@ this one. An atomic operation is tried again only where UCX has not been given i
 
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -114,17 +115,19 @@ class Run:
         ucp = self._peer.engine.ucp
         own = [status for status in statuses if status != ucp.CANCELED]
         status = own[0] if own else statuses[0]
-        if self.expired:
+        # One that UCX itself has given up was not cut by anybody, whatever the status says.
+        alone = any(part.batch.endpoint.failed for part in self._parts)
+        if self.expired or time.monotonic() >= self.deadline:
             message = f"the deadline passed before the transfer with {self._peer.owner} was complete"
             self._done(TransferTimeoutError(message + self._fate(), status=status))
             return
         for part in self._parts:
             if part.batch.result < 0:
                 self.cut(part.batch)
-        if self.lost or (own and self._peer.wait_for_exit()):
+        if self.lost or ((own or alone) and self._peer.wait_for_exit()):
             self._done(OwnerDiedError(f"{self._peer.owner} is gone", status=status))
             return
-        self._tries += bool(own)  # a connection that another operation's deadline has cut says nothing about this one
+        self._tries += bool(own or alone)  # one that another operation's deadline has cut says nothing about this one
         if self._tries > 1 or self._fate():
             self._done(self._peer.failure(ucp.status_text(status) + self._fate(), status))
             return

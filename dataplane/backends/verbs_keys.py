@@ -1,5 +1,6 @@
 """What a handle holds for verbs, as bytes and as objects."""
 
+import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,11 +11,12 @@ from dataplane.backends.verbs_exchange import TOKEN_BYTES
 from dataplane.backends.verbs_port import MOST_PORTS
 from dataplane.epochs import PAGE_BYTES, WORD
 from dataplane.errors import DescriptorError
-from dataplane.handle import VERBS, Card, Handle
+from dataplane.handle import ADDRESSES, VERBS, Card, Handle
 
 _CARD = struct.Struct(f"<{TOKEN_BYTES}sQBB")  # then a key per rail, then the address as text
 _BODY = struct.Struct("<Q")  # then a key per rail
 _KEY = struct.Struct("<I")
+_TCP = re.compile(r"[0-9A-Za-z.:_%-]{1,253}:[0-9]{1,5}")
 _DAMAGED = "this buffer handle has a damaged section for verbs"
 
 
@@ -69,9 +71,9 @@ def parse_contact(section: bytes) -> Contact:
     text = section[end:]
     address = text.decode("ascii") if text.isascii() else ""
     kind, _, where = address.partition(":")
-    if not where or kind not in ("unix", "tcp") or (kind == "tcp" and not where.rpartition(":")[2].isdecimal()):
+    if not where or kind not in ("unix", "tcp") or (kind == "tcp" and not _is_target(where)):
         raise DescriptorError(_DAMAGED)
-    if not 0 < rails <= MOST_PORTS or atomics not in Atomics._value2member_map_:
+    if not 0 < rails <= MOST_PORTS or atomics not in Atomics._value2member_map_ or page + PAGE_BYTES > ADDRESSES:
         raise DescriptorError(_DAMAGED)
     return Contact(token, page, _unpack_keys(section[_CARD.size : end]), Atomics(atomics), address)
 
@@ -97,8 +99,15 @@ def remote_of(handle: Handle) -> Remote:
     if len(section) != _BODY.size + len(contact.page_keys) * _KEY.size:
         raise DescriptorError(_DAMAGED)
     (begin,) = _BODY.unpack_from(section)
+    if begin + handle.total > ADDRESSES:
+        raise DescriptorError(_DAMAGED)
     keys = Keys(_unpack_keys(section[_BODY.size :]), contact.page_keys)
     return Remote(handle, begin, contact.page + handle.slot * WORD, keys)
+
+
+def _is_target(where: str) -> bool:
+    """Whether a socket could be told to connect there."""
+    return bool(_TCP.fullmatch(where)) and int(where.rpartition(":")[2]) <= 0xFFFF
 
 
 def _pack_keys(keys: tuple[int, ...]) -> bytes:

@@ -156,7 +156,7 @@ def test_a_server_refuses_what_it_cannot_do_and_says_why(start: Start) -> None:
     program = f"""if True:
         import sys
         from benchmarks.bandwidth import command
-        command.require_feasible = command.configure = lambda *_: None
+        command.require_feasible = command.configure = lambda *_, **__: None
         sys.exit(command.main(["{address}", "-s", "4K", "--backend", "verbs"]))
     """
     done = subprocess.run(

@@ -19,10 +19,11 @@ import numpy as np
 
 import dataplane
 from dataplane import RDMABuffer
-from dataplane import handle as handles
+from dataplane.handle import Card
 from tests.conformance import fork_server
 from tests.conformance.fork_server import ROOT, Forked
 from tests.conformance.visitor import Visitor
+from tests.handles import parsed, proved
 
 REPLY_S = 30.0
 
@@ -248,10 +249,10 @@ def from_afar(raw: bytes) -> bytes:
 
 def forged(raw: bytes, **changes: Any) -> bytes:
     """A handle with another owner in its card, otherwise the same."""
-    handle, offset, nbytes = handles.parse(*handles.split(raw))
+    handle, offset, nbytes = parsed(raw)
     owner = dataclasses.replace(handle.card.owner, **changes)
-    card = handles.Card.make(owner, handle.card.page_token, handle.card.sections)
-    return handles.join(card.encoded, handle.body(offset, nbytes))
+    card = Card.make(owner, handle.card.page_token, handle.card.sections)
+    return proved(card.encoded, handle.body(offset, nbytes))
 
 
 def _limit(kind: int, soft: int) -> None:

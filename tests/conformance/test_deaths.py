@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from dataplane import BufferDroppedError, OwnerDiedError, RDMAAction, RDMABuffer
-from dataplane import handle as handles
 from tests.conformance.conftest import Case
 from tests.conformance.loops import meanwhile, read_until_it_fails, write_until_it_fails
 from tests.conformance.owner import REPLY_S, RemoteOwner, forged
 from tests.conformance.records import Clock, Fault, Provoke
 from tests.conformance.test_transfers import handle_to, pattern
+from tests.handles import parsed, proved
 from tests.sameness import assert_same
 
 Start = Callable[[], RemoteOwner]
@@ -104,10 +104,10 @@ def test_the_handle_of_a_dead_owner_does_not_fit_its_successor(
         never_met.read_into(into).get()
     into = bytearray(100)
     # As if the successor had put another buffer under the very word.
-    old, new = (handles.parse(*handles.split(buffer.serialize()))[0] for buffer in (stale, fresh))
+    old, new = (parsed(buffer.serialize())[0] for buffer in (stale, fresh))
     body = dataclasses.replace(new, epoch=old.epoch).body(0, 100)
     with pytest.raises(BufferDroppedError), provoke(Fault.RESTARTED_IN_PLACE, remote_case.id):
-        RDMABuffer.deserialize(handles.join(new.card.encoded, body)).read_into(bytearray(100)).get()
+        RDMABuffer.deserialize(proved(new.card.encoded, body)).read_into(bytearray(100)).get()
     # As if the successor had been given the very pid. Beyond the host only the words, random numbers, tell them apart.
     reborn = RDMABuffer.deserialize(forged(fresh.serialize(), started=stale.owner.started, token=stale.owner.token))
     if not remote_case.far:

@@ -10,12 +10,12 @@ import pytest
 
 import dataplane
 from dataplane import BufferDroppedError, RDMAAction, RDMABuffer, RemoteLayout, TransferError, TransferTimeoutError
-from dataplane import handle as handles
 from dataplane.backends.ucx_connection import Abandoned
 from dataplane.backends.ucx_peer import UcxPeer
 from dataplane.operation import Operation
 from tests.conformance.loops import meanwhile, write_until_it_fails
 from tests.conformance.owner import RemoteOwner
+from tests.handles import parsed, proved_handle
 from tests.sameness import assert_same
 
 TCP = {"backend": "ucx", "ucx": {"TLS": "tcp,self"}}
@@ -39,17 +39,17 @@ def cma_owner() -> Iterator[RemoteOwner]:
 
 def forged(raw: bytes, **changes: Any) -> RDMABuffer:
     """The buffer that a handle with other words in it gives."""
-    handle, _, _ = handles.parse(*handles.split(raw))
+    handle, _, _ = parsed(raw)
     other = dataclasses.replace(handle, **changes)
-    return RDMABuffer.deserialize(handles.join(other.card.encoded, other.body(0, other.total)))
+    return RDMABuffer.deserialize(proved_handle(other, 0, other.total))
 
 
 def base_of(raw: bytes) -> int:
-    return handles.parse(*handles.split(raw))[0].base
+    return parsed(raw)[0].base
 
 
 def peer_of(buffer: RDMABuffer) -> UcxPeer:
-    handle, _, _ = handles.parse(*handles.split(buffer.serialize()))
+    handle, _, _ = parsed(buffer.serialize())
     peer = dataplane.process.current().selector.peer_for(handle)  # the one that the buffer uses
     assert isinstance(peer, UcxPeer)
     return peer
@@ -105,7 +105,7 @@ def test_a_batch_says_which_of_its_buffers_was_dropped(owner: RemoteOwner, to_re
         action = action.write_remote(buffer, row) if to_remote else action.read_remote(row, buffer)
     action.submit(timeout=10).get()
     owner("drop", made[3][0])
-    slot = handles.parse(*handles.split(made[3][1]))[0].slot
+    slot = parsed(made[3][1])[0].slot
     with pytest.raises(BufferDroppedError, match=rf"\b{slot}\b"):
         action.submit(timeout=10).get()
 

@@ -8,13 +8,13 @@ import pytest
 
 import dataplane
 from dataplane import RDMABuffer, process
-from dataplane import handle as handles
 from dataplane.backends.verbs_device import Atomics
 from dataplane.backends.verbs_keys import contact_of
 from dataplane.errors import BackendUnavailableError, BufferDroppedError, TransferError, TransferTimeoutError
-from dataplane.handle import VERBS
+from dataplane.handle import VERBS, Card
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Fault
+from tests.handles import parsed, proved
 from tests.rdma_guest.gates import needs_device
 from tests.rdma_guest.links import cut_link, shaped
 
@@ -120,11 +120,11 @@ def test_a_buffer_dropped_by_its_owner_is_told_from_one_that_is_refused(far):
 
 def test_an_owner_whose_device_has_none_is_an_error_before_anything_is_sent(far):
     _, handle = far("make", bytes(8))
-    parsed, offset, nbytes = handles.parse(*handles.split(handle))
-    contact = dataclasses.replace(contact_of(parsed.card), atomics=Atomics.NONE)
-    card = handles.Card.make(parsed.card.owner, parsed.card.page_token, {VERBS: contact.pack()})
+    of, offset, nbytes = parsed(handle)
+    contact = dataclasses.replace(contact_of(of.card), atomics=Atomics.NONE)
+    card = Card.make(of.card.owner, of.card.page_token, {VERBS: contact.pack()})
     dataplane.configure(backend="verbs")  # forgets the connection that was made by the true card
-    counter = RDMABuffer.deserialize(handles.join(card.encoded, parsed.body(offset, nbytes)))
+    counter = RDMABuffer.deserialize(proved(card.encoded, of.body(offset, nbytes)))
     with pytest.raises(BackendUnavailableError, match="that of its owner is an RDMA device without them"):
         counter.fetch_add(1).get()
     dataplane.configure(backend="verbs")
@@ -132,5 +132,5 @@ def test_an_owner_whose_device_has_none_is_an_error_before_anything_is_sent(far)
 
 def test_a_handle_says_what_its_owners_atomic_operations_are_atomic_with(far):
     _, handle = far("make", bytes(8))
-    parsed, _, _ = handles.parse(*handles.split(handle))
-    assert contact_of(parsed.card).atomics is Atomics.DEVICE  # Soft-RoCE: not with the CPU
+    of, _, _ = parsed(handle)
+    assert contact_of(of.card).atomics is Atomics.DEVICE  # Soft-RoCE: not with the CPU

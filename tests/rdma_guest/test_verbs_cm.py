@@ -10,12 +10,12 @@ import pytest
 
 import dataplane
 from dataplane import RDMABuffer, process
-from dataplane import handle as handles
 from dataplane.backends import verbs_cm
 from dataplane.backends.verbs_exchange import dial
 from dataplane.backends.verbs_keys import contact_of
 from dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
 from tests.conformance.owner import RemoteOwner
+from tests.handles import parsed
 from tests.rdma_guest.gates import needs_device
 from tests.rdma_guest.links import cut_link, received, resources
 from tests.sameness import assert_same
@@ -83,8 +83,8 @@ def test_several_ports_are_connected_each():
 
 def test_nobody_is_connected_without_a_ticket_and_one_is_good_once(far):
     _, handle = far("make", bytes(8))
-    parsed, _, _ = handles.parse(*handles.split(handle))
-    contact = contact_of(parsed.card)
+    of, _, _ = parsed(handle)
+    contact = contact_of(of.card)
     rail = process.current().verbs.engine().rails.rails[0]
     deadline = time.monotonic() + 20
 

@@ -4,9 +4,9 @@ import pytest
 
 import dataplane
 from dataplane import RDMABuffer, process
-from dataplane import handle as handles
 from dataplane.memory import MemoryKind
 from tests.conformance.owner import RemoteOwner
+from tests.handles import parsed
 from tests.rdma_guest.gates import needs_cuda, needs_device
 from tests.sameness import assert_same
 
@@ -57,8 +57,8 @@ def test_gpu_memory_is_exported_or_the_reason_is_given(owner):
         assert "as a dma-buf" in refusal
         return
     handle = buffer.serialize()
-    parsed, _, _ = handles.parse(*handles.split(handle))
-    assert parsed.kind is MemoryKind.CUDA
+    of, _, _ = parsed(handle)
+    assert of.kind is MemoryKind.CUDA
     assert_same(owner("read", handle, NBYTES, 1), b"\x05" * NBYTES)
 
 

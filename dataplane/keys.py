@@ -1,0 +1,149 @@
+"""By what a process proves that it made a handle, and sees that one was made by its like.
+
+A key is derived from a secret: the job's, and beside it that of the user, or what `configure(secret=...)` gave in its
+place. A handle bears a tag under each key of its owner, and is believed for one good tag under a key of the reader: so
+the processes of a job understand each other on whatever host and as whatever user they run, and those outside of it
+(other jobs, children started by `multiprocessing`) where they run as the same user or were given the same secret.
+
+The tag of a handle is over its body, under a key that is made of its card: of the many handles of a message each costs
+a hash of its own few bytes.
+
+    proof  {key's name 8 bytes, tag 16 bytes}, their number u8
+"""
+
+import hmac
+import logging
+import threading
+from hashlib import blake2b
+
+import trust
+from dataplane.errors import ConfigurationError, DescriptorError
+
+_LOG = logging.getLogger(__name__)
+
+_LABEL = b"skipper data plane "
+_NAME_BYTES = 8
+_TAG_BYTES = 16
+_ENTRY_BYTES = _NAME_BYTES + _TAG_BYTES
+_MOST_ENTRIES = 4
+_CARDS = 1024  # whose keys are kept
+
+
+class Key:
+    """One secret, as the data plane uses it. Shows nothing of it.
+
+    Attributes:
+        name: Eight bytes that tell it from others.
+    """
+
+    __slots__ = ("_cards", "_root", "name")
+
+    def __init__(self, secret: bytes) -> None:
+        # BLAKE2 throughout: the first use of OpenSSL, which `hmac` would make, costs milliseconds.
+        self._root = blake2b(_LABEL, key=blake2b(secret).digest()).digest()
+        self.name = blake2b(b"name", key=self._root, digest_size=_NAME_BYTES).digest()
+        self._cards: dict[bytes, blake2b] = {}  # what is copied for each body: half of what a new one costs
+
+    def tag(self, card: bytes, body: bytes) -> bytes:
+        """What only who knows the secret can make for these halves of a handle."""
+        of_card = self._cards.get(card)
+        if of_card is None:
+            if len(self._cards) >= _CARDS:
+                self._cards.clear()
+            key = blake2b(card, key=self._root).digest()
+            of_card = self._cards[card] = blake2b(key=key, digest_size=_TAG_BYTES)
+        tag = of_card.copy()
+        tag.update(body)
+        return tag.digest()
+
+    def derived(self, purpose: bytes) -> bytes:
+        """32 bytes for another use, which tell nothing of this one."""
+        return blake2b(_LABEL + purpose, key=self._root, digest_size=32).digest()
+
+    def __repr__(self) -> str:
+        return "Key()"
+
+
+class Keys:
+    """The keys of this process, found when they are first needed. Thread-safe."""
+
+    def __init__(self, own: bytes | None) -> None:
+        """With the secret that was configured; None for that of the user."""
+        self._lock = threading.Lock()
+        self._own = None if own is None else Key(own)
+        self._job: bytes | None = None
+        self._known: tuple[Key, ...] = ()
+        self._by_name: dict[bytes, Key] = {}
+
+    def seal(self, card: bytes, body: bytes) -> bytes:
+        """The second half of a handle with its proof.
+
+        Raises:
+            ConfigurationError: There is no secret to prove it by.
+        """
+        known = self._present()
+        entries = b"".join([key.name + key.tag(card, body) for key in known])
+        return body + entries + len(known).to_bytes(1, "little")
+
+    def open(self, card: bytes, sealed: bytes) -> bytes:
+        """The second half of a handle without its proof, which is good.
+
+        Raises:
+            ConfigurationError: There is no secret to know handles by.
+            DescriptorError: It was altered, or was made under secrets that this process does not know.
+        """
+        self._present()
+        count = sealed[-1] if sealed else 0
+        end = len(sealed) - 1 - count * _ENTRY_BYTES
+        if not 0 < count <= _MOST_ENTRIES or end < 0:
+            raise DescriptorError("this buffer handle is cut short or damaged: it bears no proof of where it is from")
+        body = sealed[:end]
+        for at in range(end, len(sealed) - 1, _ENTRY_BYTES):
+            key = self._by_name.get(sealed[at : at + _NAME_BYTES])
+            if key is not None:
+                if hmac.compare_digest(key.tag(card, body), sealed[at + _NAME_BYTES : at + _ENTRY_BYTES]):
+                    return body
+                raise DescriptorError("this buffer handle was altered or damaged: its proof does not fit")
+        raise DescriptorError(_FOREIGN)
+
+    def derived(self, purpose: bytes) -> bytes:
+        """32 bytes that the processes of a job have in common, or outside of one those with the same secret.
+
+        Raises:
+            ConfigurationError: There is no secret.
+        """
+        return self._present()[0].derived(purpose)
+
+    def _present(self) -> tuple[Key, ...]:
+        """The keys of now; the first is the job's, where there is one."""
+        secret = trust.job_secret()
+        if self._known and secret is self._job:
+            return self._known
+        with self._lock:
+            keys = [] if secret is None else [Key(secret)]
+            own = self._own or _key_of_user(needed=not keys)
+            if own is not None and all(key.name != own.name for key in keys):
+                keys.append(own)
+            self._by_name = {key.name: key for key in keys}
+            self._known, self._job = tuple(keys), secret
+            return self._known
+
+
+def _key_of_user(*, needed: bool) -> Key | None:
+    try:
+        return Key(trust.user_secret())
+    except (OSError, ValueError) as error:
+        if needed:
+            raise ConfigurationError(
+                f"handles of buffers cannot be proved: {error}. Put that right, name a file of yours that holds 16 "
+                f"bytes or more by {trust.SECRET_VARIABLE}, or call dataplane.configure(secret=...)"
+            ) from None
+        _LOG.debug("handles are good within the job only: %s", error)
+        return None
+
+
+_FOREIGN = (
+    "this buffer handle was made under a secret that this process does not know: by a process of another job, of "
+    "another user or on another host. Let both be processes of one job, give both the same by "
+    f"dataplane.configure(secret=...), or name a file with the same content on both sides by {trust.SECRET_VARIABLE}"
+)

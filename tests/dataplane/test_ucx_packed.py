@@ -1,0 +1,38 @@
+"""What UCX has packed arrives whole or is refused: it is told no lengths."""
+
+import numpy as np
+import pytest
+
+from dataplane import DescriptorError, RDMABuffer, process
+from dataplane.backends import ucx_packed
+from dataplane.handle import UCX
+
+PARTS = (b"a packed key", b"", b"an address")
+
+
+def test_what_is_packed_is_unpacked() -> None:
+    assert ucx_packed.unpack(ucx_packed.pack(*PARTS), 3) == list(PARTS)
+
+
+def test_what_is_cut_short_damaged_or_followed_by_more_is_refused() -> None:
+    packed = ucx_packed.pack(*PARTS)
+    for at in range(len(packed)):
+        altered = bytearray(packed)
+        altered[at] ^= 1
+        for wrong in (packed[:at], bytes(altered)):
+            with pytest.raises(DescriptorError):
+                ucx_packed.unpack(wrong, 3)
+    for count in (2, 4):
+        with pytest.raises(DescriptorError):
+            ucx_packed.unpack(packed, count)
+
+
+def test_the_keys_of_this_ucx_are_whole_and_their_beginnings_are_not() -> None:
+    handle = process.current().export(RDMABuffer(np.zeros(10))._registration)  # type: ignore[arg-type]
+    (key,) = ucx_packed.unpack(handle.sections[UCX], 1)
+    ucx_packed.require_key(key)
+    for end in range(9):
+        with pytest.raises(DescriptorError):
+            ucx_packed.require_key(key[:end])
+    with pytest.raises(DescriptorError):
+        ucx_packed.require_key(b"\x03" + bytes(8) + b"\x02ab" + b"\x05abcd")

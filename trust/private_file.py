@@ -1,0 +1,46 @@
+"""Files that hold a secret: nobody but this user may have written or read them."""
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+_MOST_NBYTES = 4096
+
+
+class UnsafeFileError(PermissionError):
+    """Other users could read a file with a secret, or could have written it; what it says is not used."""
+
+
+def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[int], bool]) -> None:
+    """See to it that something belongs to this user, and that nobody else can read or write it.
+
+    Raises:
+        UnsafeFileError: That is not so.
+    """
+    if not is_right_kind(status.st_mode):
+        raise UnsafeFileError(f"{path} is not what it should be: a plain file in a folder")
+    if status.st_uid != os.geteuid():
+        raise UnsafeFileError(f"{path} belongs to the user {status.st_uid}, not to {os.geteuid()}")
+    if status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        raise UnsafeFileError(f"{path} is open to other users (mode {mode:04o}): make it 0600, and its folder 0700")
+
+
+def read_secret(path: Path, *, least_nbytes: int) -> bytes:
+    """The secret in a file, as it is there.
+
+    Raises:
+        UnsafeFileError: Others could read the file, or could have written it.
+        ValueError: It cannot be read, or holds too little.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not to wait where it is a pipe
+    except OSError as error:
+        raise ValueError(f"the secret in {path} cannot be read: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        check_private(os.fstat(fd), path, stat.S_ISREG)
+        secret = file.read(_MOST_NBYTES)
+    if len(secret) < least_nbytes:
+        raise ValueError(f"{path} holds {len(secret)} bytes: a secret has {least_nbytes} or more")
+    return secret
