@@ -121,7 +121,8 @@ class UcxBackend(Backend):
             if region.kind is HOST and engine.expose(epoch, region, writable=registration.writable):
                 self._registrations.at_end(registration, functools.partial(engine.conceal, epoch))
             address = engine.address + engine.segments.pack()
-            card = CARD.pack(page.address, page.fd, len(page_key)) + page_key + address
+            head = CARD.pack(page.address, page.fd, len(page_key), len(engine.contact))
+            card = head + page_key + engine.contact + address
             known = self._exports[registration] = ((card, memory.key), memory)
         return known[0]
 
