@@ -163,8 +163,6 @@ def _origin(connection: socket.socket) -> Hashable:
     """Where a connection comes from: an address, or a user of this host."""
     if connection.family != socket.AF_UNIX:
         return str(connection.getpeername()[0])
-    _, uid, _ = _CREDENTIALS.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    )
+    _, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     # The processes of one job are many, and not to be kept out by each other: they count as one only to strangers.
     return (uid, connection.fileno()) if uid == os.getuid() else uid

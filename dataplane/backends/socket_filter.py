@@ -21,7 +21,7 @@ _AND, _SHIFT_RIGHT, _SUBTRACT_X, _A_TO_X = 0x54, 0x74, 0x1C, 0x07
 _IF_EQUAL, _RETURN = 0x15, 0x06
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets from there on are those of the IP header; else of the TCP header
 _DATA_OFFSET = 12  # of TCP: the length of its header in words, in the upper half of this byte
-_SOURCES = {socket.AF_INET: (12,), socket.AF_INET6: (8, 12, 16, 20)}  # where the words of an IP header's source are
+_SOURCES = {int(socket.AF_INET): (12,), int(socket.AF_INET6): (8, 12, 16, 20)}  # of the words of an IP header
 _WHOLE = 0xFFFFFFFF
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,9 +58,7 @@ def restricted(connection: socket.socket) -> bool:
     return length.value > 0
 
 
-def _program(
-    family: int, sources: Iterable[ipaddress.IPv6Address]
-) -> Iterable[tuple[int, int, int, int]]:
+def _program(family: int, sources: Iterable[ipaddress.IPv6Address]) -> Iterable[tuple[int, int, int, int]]:
     yield _LOAD_BYTE, 0, 0, _DATA_OFFSET
     yield _AND, 0, 0, 0xF0
     yield _SHIFT_RIGHT, 0, 0, 2

@@ -16,11 +16,12 @@ initiator sends once it is connected and before it sends anything over that, dat
 connections; what else has come in meanwhile is ended, and the port closed again. All messages have a fixed size.
 """
 
+import contextlib
 import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -176,28 +177,21 @@ class Admission:
             time.sleep(_LOOK_S)
 
 
-class _translated:
+@contextlib.contextmanager
+def _translated(address: str) -> Iterator[None]:
     """Turns what goes wrong in a conversation into errors of this package."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, TimeoutError) and not isinstance(error, TransferTimeoutError):
-            raise TransferTimeoutError(
-                f"the deadline passed before the owner on {self._address} had let this process connect"
-            ) from None
-        if isinstance(error, ConnectionRefusedError):
-            raise OwnerDiedError(f"nobody listens on {self._address} any more: the owner is gone") from None
-        if isinstance(error, OSError) and not isinstance(error, TransferTimeoutError):
-            raise TransferError(
-                f"no connection to the owner on {self._address}: {error}", status=error.errno
-            ) from error
+    try:
+        yield
+    except TransferError:
+        raise
+    except TimeoutError:
+        raise TransferTimeoutError(
+            f"the deadline passed before the owner on {address} had let this process connect"
+        ) from None
+    except ConnectionRefusedError:
+        raise OwnerDiedError(f"nobody listens on {address} any more: the owner is gone") from None
+    except OSError as error:
+        raise TransferError(f"no connection to the owner on {address}: {error}", status=error.errno) from error
 
 
 def pack_places(places: Iterable[Place]) -> bytes:

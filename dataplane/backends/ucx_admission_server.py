@@ -1,5 +1,6 @@
 """The owner's side of the conversation that lets others connect to UCX's TCP port; see `ucx_admission`."""
 
+import contextlib
 import ipaddress
 import secrets
 import selectors
@@ -188,10 +189,9 @@ class Server:
                         visitor.expected.discard(place)
             if visitor.expected:
                 return True
-        try:
+        self._close_to(visitor)
+        with contextlib.suppress(OSError):  # it has left
             self._answer(visitor, b"found", FOUND.pack(visitor.claimed))
-        except OSError:
-            pass  # it has left
         return False
 
     def _answer(self, visitor: _Visitor, role: bytes, message: bytes) -> None:
@@ -206,11 +206,15 @@ class Server:
         del self._visitors[visitor.connection.fileno()]
         if not visitor.proved:
             self._strangers.leave(visitor.origin)
+        self._close_to(visitor)
+        visitor.connection.close()
+
+    def _close_to(self, visitor: _Visitor) -> None:
+        """Let nobody connect for its sake any more, and end what it has not claimed. Idempotent."""
         if visitor.sources:
             visitor.sources = frozenset()
             self._restrict()
             self._sweep(self._admitted)
-        visitor.connection.close()
 
     def _restrict(self) -> None:
         """Let those connect whom a visitor speaks for, and nobody else."""

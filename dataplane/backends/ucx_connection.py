@@ -180,8 +180,8 @@ class Connection:
 
     def _admitted(self, contact: Contact, deadline: float) -> "_ucp.Endpoint":
         with Admission(contact, self._lane.sources, deadline) as admission:
-            # Two workers number their connections, and where one has missed any the owner's would connect to here. Nobody
-            # listens here, so that only a worker that has not met the owner's can connect to it.
+            # Two workers number their connections; where one has missed any, the owner's would connect to here, where
+            # nobody listens. So only a worker that has not met the owner's can connect to it.
             if self._used_tcp:
                 before, self._lane = self._lane, self._lane_instead(self._lane)
                 self._lane.join(self)

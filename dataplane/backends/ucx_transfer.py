@@ -105,9 +105,7 @@ class UcxTransfer(Transfer):
         share = self._peer.engine.ucp.Share.many(rows, self._nbytes)
         return [self._batch(number, share, by_message, deadline) for number in numbers]
 
-    def _batch(
-        self, number: int, share: "_ucp.Share", by_message: bool, deadline: float
-    ) -> "tuple[Lane, _ucp.Batch]":
+    def _batch(self, number: int, share: "_ucp.Share", by_message: bool, deadline: float) -> "tuple[Lane, _ucp.Batch]":
         _, (endpoint, keys, lane) = self._peer.connected(number, self._keys, deadline)
         batch: _ucp.Batch = self._peer.engine.ucp.Batch(
             endpoint, keys, share, self._to_remote, self._locals[0].kind, self._words_here, by_message
