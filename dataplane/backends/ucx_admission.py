@@ -48,14 +48,16 @@ class Contact:
     Attributes:
         token: Who knows it may connect.
         address: Where the conversation takes place, as `exchange.bind` returns it.
+        within_host: Whether it is reached over TCP even from its own host.
     """
 
     token: bytes
     address: str
+    within_host: bool = False
 
     def pack(self) -> bytes:
         """As bytes."""
-        return self.token + self.address.encode("ascii")
+        return self.token + bytes([self.within_host]) + self.address.encode("ascii")
 
     @classmethod
     def parse(cls, raw: bytes) -> Self | None:
@@ -66,11 +68,11 @@ class Contact:
         """
         if not raw:
             return None
-        token, text = raw[:TOKEN_BYTES], raw[TOKEN_BYTES:]
+        token, within_host, text = raw[:TOKEN_BYTES], raw[TOKEN_BYTES:][:1], raw[TOKEN_BYTES + 1 :]
         address = text.decode("ascii") if text.isascii() else ""
-        if not exchange.is_target(address):
+        if within_host not in (b"\0", b"\1") or not exchange.is_target(address):
             raise DescriptorError("this buffer handle has a damaged section for UCX")
-        return cls(token, address)
+        return cls(token, address, within_host == b"\1")
 
 
 class Admission:

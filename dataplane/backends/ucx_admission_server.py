@@ -63,12 +63,13 @@ class _Visitor:
 class Server:
     """One daemon thread that holds the conversations. Until somebody has proved itself nobody can connect to UCX."""
 
-    def __init__(self, listeners: Sequence[socket.socket], address: str) -> None:
+    def __init__(self, listeners: Sequence[socket.socket], address: str, *, within_host: bool) -> None:
         """Close UCX's listening sockets to everybody, and listen for those who ask to be let in.
 
         Args:
             listeners: Copies of UCX's sockets, kept; closed already by `socket_filter.admit`.
             address: The IP at which to listen.
+            within_host: For `Contact`.
 
         Raises:
             BackendUnavailableError: It cannot be listened at.
@@ -77,7 +78,7 @@ class Server:
         self._places = {Place.of(listener.getsockname()) for listener in listeners}
         own = f"[{address}]:0" if ":" in address else f"{address}:0"
         self._door, where = exchange.bind(own, "")
-        self.contact = Contact(secrets.token_bytes(exchange.TOKEN_BYTES), where)
+        self.contact = Contact(secrets.token_bytes(exchange.TOKEN_BYTES), where, within_host)
         self._admitted: frozenset[ipaddress.IPv6Address] = frozenset()
         self._strangers = Strangers()
         self._visitors: dict[int, _Visitor] = {}

@@ -106,7 +106,7 @@ class Connection:
             far: Whether the owner is on another host; else TCP is used only where one of the two knows nothing else.
         """
         self._lane = lane
-        lane.join(self)
+        self._leave_lane = lane.join(self)
         self._lane_instead = lane_instead
         self._used_tcp = False
         self.emulated = self.over_tcp = False
@@ -115,7 +115,7 @@ class Connection:
         self._ucp = ucp
         self._worker_address = worker_address
         self._contact = contact
-        self._asks_first = contact is not None and far
+        self._asks_first = contact is not None and (far or contact.within_host)
         self._lock = threading.Lock()
         self._endpoint: _ucp.Endpoint | None = None
         self._unpacked: OrderedDict[bytes, _ucp.RemoteKey] = OrderedDict()
@@ -183,9 +183,9 @@ class Connection:
             # Two workers number their connections; where one has missed any, the owner's would connect to here, where
             # nobody listens. So only a worker that has not met the owner's can connect to it.
             if self._used_tcp:
-                before, self._lane = self._lane, self._lane_instead(self._lane)
-                self._lane.join(self)
-                before.leave(self)
+                self._lane = self._lane_instead(self._lane)
+                self._leave_lane()
+                self._leave_lane = self._lane.join(self)
                 self._used_tcp = False
             endpoint = self._new_endpoint()
             try:

@@ -64,6 +64,7 @@ _DEFAULTS = {
 # Before 1.14 an endpoint with keepalive that is closed before it is connected aborts the process, by an assertion that
 # openucx/ucx#8175 took out. Closing is how a deadline is kept; deadlines also find out what keepalive would.
 _KEEPALIVE_SINCE = (1, 14, 0)
+_SHARED_MEMORY = frozenset({"all", "shm", "sm", "mm", "posix", "cma", "xpmem", "knem"})
 _LOG_LEVEL = "LOG_LEVEL"
 _JOIN_S = 5.0
 _DESCRIPTORS = 48  # of two workers with a connection each over TCP, and of UCX's own thread
@@ -114,6 +115,15 @@ def options(config: Config, version: tuple[int, int, int]) -> dict[str, str]:
     chosen = {name: value for name, value in chosen.items() if f"UCX_{name}" not in os.environ}
     chosen.update(config.ucx)
     return chosen
+
+
+def lacks_shared_memory(chosen: Mapping[str, str], version: tuple[int, int, int]) -> bool:
+    """Whether processes of this host reach this one over TCP as well, for all that the options tell.
+
+    Those that find out later only take longer to connect.
+    """
+    named = chosen.get("TLS", os.environ.get("UCX_TLS", "all"))
+    return version < _WITHOUT_TCP_SINCE or not (named.startswith("^") or _SHARED_MEMORY.intersection(named.split(",")))
 
 
 def check_options(config: Config) -> None:
@@ -168,7 +178,7 @@ class Engine:
                 self._server: _ucp.Worker = ucp.Worker(self._context)
                 self.address = self._server.address()
                 listeners = _listeners(known, self.address)
-                self._admission = _admission(listeners)
+                self._admission = _admission(listeners, within_host=lacks_shared_memory(chosen, ucp.library_version()))
             self._exports: _ucp.Exports = ucp.Exports()
             self._server.answer(self._exports)
             self._lanes = [self._new_lane(0)]
@@ -322,7 +332,7 @@ def _stop_listening(listeners: Mapping[int, Place]) -> tuple[Place, ...]:
     return places
 
 
-def _admission(listeners: Mapping[int, Place]) -> ucx_admission_server.Server | None:
+def _admission(listeners: Mapping[int, Place], *, within_host: bool) -> ucx_admission_server.Server | None:
     """Keep everybody from the port of a worker that serves peers until they are let in. None: it has none.
 
     Nobody has progressed the worker so far, so that nothing was read from whoever has connected already.
@@ -339,7 +349,8 @@ def _admission(listeners: Mapping[int, Place]) -> ucx_admission_server.Server | 
     beyond = [host for place, host in zip(places, hosts, strict=True) if not _is_loopback(place)]
     told = os.environ.get(HOST_VARIABLE, "")
     try:
-        return ucx_admission_server.Server(copies, told if told in hosts else [*beyond, *hosts][0])
+        address = told if told in hosts else [*beyond, *hosts][0]
+        return ucx_admission_server.Server(copies, address, within_host=within_host)
     except BaseException:
         for copy in copies:
             copy.close()

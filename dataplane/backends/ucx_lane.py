@@ -3,6 +3,7 @@
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from dataplane.backends.own_sockets import Place
@@ -51,7 +52,7 @@ class Lane:
         self._inbox: list[Driven] = []
         self._closing = False
         self._retired = False
-        self._users: weakref.WeakSet[object] = weakref.WeakSet()
+        self._users = 0
         self._name = name
         self._thread: threading.Thread | None = None
 
@@ -65,15 +66,17 @@ class Lane:
             self._condition.notify()
         self.worker.wake()
 
-    def join(self, user: object) -> None:
-        """Note that a connection uses it."""
+    def join(self, user: object) -> Callable[[], object]:
+        """Note that a connection uses it, until that is no more or calls what this returns."""
         with self._condition:
-            self._users.add(user)
+            self._users += 1
+        leave = weakref.finalize(user, self._left)
+        leave.atexit = False
+        return leave
 
-    def leave(self, user: object) -> None:
-        """Note that a connection does not any more. Idempotent."""
+    def _left(self) -> None:
         with self._condition:
-            self._users.discard(user)
+            self._users -= 1
             self._condition.notify()
 
     def retire(self) -> None:

@@ -58,7 +58,7 @@ def library(request: pytest.FixtureRequest) -> Iterator[Library]:
 def server(library: Library) -> Iterator[Server]:
     copy = library.listener.dup()
     socket_filter.admit(copy, ())
-    server = Server([copy], library.listener.getsockname()[0])
+    server = Server([copy], library.listener.getsockname()[0], within_host=False)
     yield server
     server.close()
     server.close()
@@ -250,13 +250,14 @@ def test_an_owner_that_is_gone_is_told_from_one_that_is_silent(library: Library)
 @pytest.mark.parametrize("text", [b"", b"tcp:", b"tcp:1.2.3.4:", b"tcp:1.2.3.4:99999", b"udp:1.2.3.4:5", b"tcp:\xff:5"])
 def test_a_damaged_contact_is_a_typed_error(text: bytes) -> None:
     with pytest.raises(DescriptorError):
-        Contact.parse(bytes(16) + text)
+        Contact.parse(bytes(17) + text)
     assert Contact.parse(b"") is None
 
 
 def test_a_contact_survives_as_bytes() -> None:
-    contact = Contact(os.urandom(16), "tcp:10.0.0.7:4711")
-    assert Contact.parse(contact.pack()) == contact
+    for within_host in (False, True):
+        contact = Contact(os.urandom(16), "tcp:10.0.0.7:4711", within_host)
+        assert Contact.parse(contact.pack()) == contact
 
 
 def test_many_addresses_fit_into_a_filter() -> None:
