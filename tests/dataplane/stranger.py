@@ -1,4 +1,4 @@
-"""Another user of the owner's host, who knows all that a handle says but has no token: ``stranger.py SECONDS`` (root).
+"""Another user of the host, who knows all that a handle says but has no token: ``stranger.py SECONDS DEVICES`` (root).
 
 On its standard input is, as JSON, what `victim` returns. It tries to read the owner's memory by UCX itself, over ever
 new connections, and prints how much it has read.
@@ -7,6 +7,7 @@ new connections, and prints how much it has read.
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 
 NOBODY = 65534
 SECRET = 0x5A
+TRYING_S = 6.0
+PATIENCE_S = 60.0
 
 
 def victim(buffer: Any) -> dict[str, Any]:
@@ -29,13 +32,35 @@ def victim(buffer: Any) -> dict[str, Any]:
     }
 
 
+def command(devices: str = "lo") -> list[str]:
+    """What starts one that may use some network devices."""
+    return [sys.executable, "-m", "tests.dataplane.stranger", str(TRYING_S), devices]
+
+
+def has_read(process: "subprocess.Popen[str]") -> int:
+    """How many bytes it has read in the end."""
+    assert process.stdout is not None
+    read = int(process.stdout.readline())
+    assert process.wait(PATIENCE_S) == 0
+    return read
+
+
+def begin(process: "subprocess.Popen[str]", buffer: Any) -> None:
+    """Tell it whom to attack; returns once it tries."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(victim(buffer)))
+    process.stdin.close()
+    assert process.stdout.readline() == "trying\n"
+
+
 def main() -> None:
     from dataplane.backends.ucx_engine import find_library, load, options
     from dataplane.config import Config
 
     target = json.load(sys.stdin)
     ucp = load(find_library(None))
-    chosen = options(Config(ucx={"NET_DEVICES": "lo", "TLS": "tcp,self"}), ucp.library_version())
+    chosen = options(Config(ucx={"NET_DEVICES": sys.argv[2], "TLS": "tcp,self"}), ucp.library_version())
     ucp.set_global_option("LOG_LEVEL", "fatal")
     context = ucp.Context(chosen)
     os.setgroups([])

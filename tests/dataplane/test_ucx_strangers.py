@@ -1,11 +1,9 @@
 """Strangers of the same host at the ports of an owner that UCX serves over TCP, while others read from it."""
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +18,6 @@ from tests.dataplane import stranger
 
 ROOT = Path(__file__).parents[2]
 NBYTES = 1 << 20
-TRYING_S = 6.0
-PATIENCE_S = 60.0
 _LISTEN = "0A"  # TCP_LISTEN of net/tcp_states.h, as proc(5) has it
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -46,21 +42,17 @@ def listening(pid: int) -> list[int]:
 @contextlib.contextmanager
 def attacked(buffer: RDMABuffer) -> Iterator[None]:
     """With a stranger trying; in the end it must have read nothing."""
-    command = [sys.executable, "-m", "tests.dataplane.stranger", str(TRYING_S)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(stranger.victim(buffer)))
-        process.stdin.close()
-        assert process.stdout.readline() == "trying\n"
+    with subprocess.Popen(
+        stranger.command(), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        stranger.begin(process, buffer)
         yield
-        assert process.stdout.readline() == "0\n"
-        assert process.wait(PATIENCE_S) == 0
+        assert stranger.has_read(process) == 0
 
 
 def reads_its_content(buffer: RDMABuffer) -> bool:
     into = np.zeros(NBYTES, np.uint8)
-    buffer.read_into(into, timeout=PATIENCE_S).get()
+    buffer.read_into(into, timeout=stranger.PATIENCE_S).get()
     return bool((into == stranger.SECRET).all())
 
 
@@ -83,7 +75,7 @@ def test_a_stranger_reads_nothing_while_others_are_let_in(owner: RemoteOwner) ->
     assert isinstance(peer, UcxPeer)
     over = threading.Event()
     with attacked(buffer):
-        timer = threading.Timer(TRYING_S, over.set)
+        timer = threading.Timer(stranger.TRYING_S, over.set)
         timer.start()
         while not over.is_set():
             assert reads_its_content(buffer)
