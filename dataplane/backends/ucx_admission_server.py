@@ -18,6 +18,7 @@ from dataplane.backends.own_sockets import Place
 from dataplane.backends.ucx_admission import FOUND, HELLO, MAGIC, PLACES, Contact, pack_places, parse_places
 from dataplane.errors import DataplaneError
 
+_PROVED_S = 20.0  # for the rest of the conversation, once a visitor has proved itself
 _JOIN_S = 5.0
 _LOOK_S = 0.001  # between two looks at whether UCX has accepted a connection
 
@@ -169,6 +170,7 @@ class Server:
         places = parse_places(said)
         if visitor.stage is _Stage.SOURCES:
             visitor.proved = True
+            visitor.due = time.monotonic() + _PROVED_S
             self._strangers.leave(visitor.origin)
             visitor.sources = frozenset(place.address for place in places)
             self._restrict()

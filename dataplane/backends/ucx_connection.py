@@ -179,14 +179,14 @@ class Connection:
         return endpoint
 
     def _admitted(self, contact: Contact, deadline: float) -> "_ucp.Endpoint":
+        # Two workers number their connections; where one has missed any, the owner's would connect to here, and nobody
+        # listens here. So only a worker that has not met the owner's can connect to it.
+        if self._used_tcp:
+            self._lane = self._lane_instead(self._lane)
+            self._leave_lane()
+            self._leave_lane = self._lane.join(self)
+            self._used_tcp = False
         with Admission(contact, self._lane.sources, deadline) as admission:
-            # Two workers number their connections; where one has missed any, the owner's would connect to here, where
-            # nobody listens. So only a worker that has not met the owner's can connect to it.
-            if self._used_tcp:
-                self._lane = self._lane_instead(self._lane)
-                self._leave_lane()
-                self._leave_lane = self._lane.join(self)
-                self._used_tcp = False
             endpoint = self._new_endpoint()
             try:
                 if _may_use_tcp(endpoint):
