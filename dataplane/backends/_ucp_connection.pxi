@@ -23,6 +23,7 @@ cdef class Worker:
     cdef int asleep  # a driver may be in poll()
     cdef int woken
     cdef int stopping
+    cdef int retired
     cdef desk_t *desk
 
     def __cinit__(self, Context context):
@@ -87,6 +88,18 @@ cdef class Worker:
         """End `serve`. From any thread."""
         skipper_set(&self.stopping, 1)
         ucp_worker_signal(self.handle)
+
+    def retire(self):
+        """Let UCX's worker be destroyed with this object; else it stays until the process ends."""
+        self.retired = 1
+
+    def __dealloc__(self):
+        # Endpoints and batches refer to their worker, so that nobody is inside of it any more.
+        if self.retired and self.handle != NULL and self.context.pid == getpid():
+            with nogil:
+                ucp_worker_destroy(self.handle)
+            pthread_mutex_destroy(&self.desk.lock)
+            free(self.desk)
 
     def wake(self):
         """End `drive` now, or the next one at once. From any thread."""

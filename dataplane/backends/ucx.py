@@ -122,7 +122,7 @@ class UcxBackend(Backend):
             if region.kind is HOST and engine.expose(epoch, region, writable=registration.writable):
                 self._registrations.at_end(registration, functools.partial(engine.conceal, epoch))
             address = engine.address + engine.segments.pack()
-            card = CARD.pack(page.address, page.fd) + ucx_packed.pack(page_key, address)
+            card = CARD.pack(page.address, page.fd) + ucx_packed.pack(page_key, engine.contact, address)
             known = self._exports[registration] = ((card, ucx_packed.pack(memory.key)), memory)
         return known[0]
 

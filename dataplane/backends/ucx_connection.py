@@ -2,13 +2,16 @@
 
 import secrets
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dataplane import memfd
+from dataplane.backends.ucx_admission import Admission, Contact
 from dataplane.backends.ucx_lane import Lane
+from dataplane.errors import TransferTimeoutError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -24,7 +27,8 @@ _EMULATING = frozenset(
     {"tcp", "posix", "sysv", "ud_verbs", "ud_mlx5", "cuda_copy", "cuda_ipc", "gdr_copy", "rocm_copy", "rocm_ipc"}
 )
 
-Unpacked = tuple["_ucp.Endpoint", tuple["_ucp.RemoteKey", ...]]
+Unpacked = tuple["_ucp.Endpoint", tuple["_ucp.RemoteKey", ...], Lane]
+"""What an operation needs: an endpoint, the keys for it, the lane that it belongs to."""
 
 
 @dataclass(slots=True)
@@ -32,13 +36,13 @@ class Keys:
     """Packed keys, and what they were last unpacked to, by connection.
 
     For a single registration also: the page of its epoch word, if it is mapped here, the word's address over there, and
-    the way of its short copies, with how many connections had been given up when it was made.
+    the way of its short copies, with its lane and how many connections had been given up when it was made.
     """
 
     packed: tuple[bytes, ...]
     page: memfd.Mapping | None = None
     far_word: int = 0
-    way: "_ucp.Way | None" = None
+    way: "tuple[_ucp.Way, Lane] | None" = None
     way_told: int = 0
     unpacked: "dict[Connection, Unpacked]" = field(default_factory=dict)
 
@@ -79,32 +83,63 @@ class Connection:
         over_tcp: Whether bytes travel over TCP, for that reason.
     """
 
-    def __init__(self, ucp: "ModuleType", lane: Lane, worker_address: bytes, abandoned: Abandoned) -> None:
-        self.lane = lane
+    def __init__(
+        self,
+        ucp: "ModuleType",
+        lane: Lane,
+        worker_address: bytes,
+        contact: Contact | None,
+        abandoned: Abandoned,
+        lane_instead: Callable[[Lane], Lane],
+        *,
+        far: bool,
+    ) -> None:
+        """Of a lane to a worker.
+
+        Args:
+            ucp: The binding.
+            lane: Carries it.
+            worker_address: Of the owner.
+            contact: Where to ask before connecting over TCP; None: it has none.
+            abandoned: The connections to this owner that were given up.
+            lane_instead: Returns another lane for the same purpose.
+            far: Whether the owner is on another host; else TCP is used only where one of the two knows nothing else.
+        """
+        self._lane = lane
+        self._leave_lane = lane.join(self)
+        self._lane_instead = lane_instead
+        self._used_tcp = False
         self.emulated = self.over_tcp = False
         self._abandoned = abandoned
         self._told = 0
         self._ucp = ucp
         self._worker_address = worker_address
+        self._contact = contact
+        self._asks_first = contact is not None and (far or contact.within_host)
         self._lock = threading.Lock()
         self._endpoint: _ucp.Endpoint | None = None
         self._unpacked: OrderedDict[bytes, _ucp.RemoteKey] = OrderedDict()
 
-    def ready(self, keys: Keys, require_owner: Callable[[], None]) -> Unpacked:
+    def ready(self, keys: Keys, require_owner: Callable[[], None], deadline: float) -> Unpacked:
         """The endpoint that works, with these keys unpacked for it.
 
         Args:
             keys: What the caller needs.
             require_owner: Called before connecting anew; raises where there is nobody to connect to.
+            deadline: On CLOCK_MONOTONIC.
 
         Raises:
             UcxError: No connection can be made.
+            TransferError: The owner does not let this process connect.
+            TransferTimeoutError: The deadline passed before the owner had answered.
         """
         known = keys.unpacked.get(self)
         # One that was replaced was closed before.
         if known is not None and known[0].usable and self._told == self._abandoned.count:
             return known
-        with self._lock:
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise TransferTimeoutError("the deadline passed before the owner had let this process connect")
+        try:
             endpoint = self._endpoint
             if endpoint is None or not endpoint.usable:
                 require_owner()
@@ -112,13 +147,15 @@ class Connection:
                 if endpoint is not None:
                     endpoint.close()
                     self._abandoned.note(endpoint.number)
-                endpoint = self._endpoint = self._connect()
+                endpoint = self._endpoint = self._connect(deadline)
             if self._told != self._abandoned.count:
                 self._told, numbers = self._abandoned.last()
                 endpoint.forget(numbers)
-            unpacked = endpoint, tuple([self._unpack(endpoint, packed) for packed in keys.packed])
+            unpacked = endpoint, tuple([self._unpack(endpoint, packed) for packed in keys.packed]), self._lane
             keys.unpacked[self] = unpacked
             return unpacked
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Cut it by force. Idempotent; the next use connects anew."""
@@ -128,11 +165,40 @@ class Connection:
         if endpoint is not None:
             endpoint.close()
 
-    def _connect(self) -> "_ucp.Endpoint":
-        endpoint: _ucp.Endpoint = self._ucp.Endpoint(self.lane.worker, self._worker_address, 1 + secrets.randbits(63))
+    def _connect(self, deadline: float) -> "_ucp.Endpoint":
+        endpoint = None if self._asks_first else self._new_endpoint()
+        if self._contact is not None and (endpoint is None or _may_use_tcp(endpoint)):
+            if endpoint is not None:
+                endpoint.close()
+                self._asks_first = self._used_tcp = True
+            endpoint = self._admitted(self._contact, deadline)
+        assert endpoint is not None
         self.emulated = bool(endpoint.transports) and _EMULATING.issuperset(endpoint.transports)
         self.over_tcp = self.emulated and "tcp" in endpoint.transports
         self._told = 0
+        return endpoint
+
+    def _admitted(self, contact: Contact, deadline: float) -> "_ucp.Endpoint":
+        # Two workers number their connections; where one has missed any, the owner's would connect to here, and nobody
+        # listens here. So only a worker that has not met the owner's can connect to it.
+        if self._used_tcp:
+            self._lane = self._lane_instead(self._lane)
+            self._leave_lane()
+            self._leave_lane = self._lane.join(self)
+            self._used_tcp = False
+        with Admission(contact, self._lane.sources, deadline) as admission:
+            endpoint = self._new_endpoint()
+            try:
+                if _may_use_tcp(endpoint):
+                    self._used_tcp = True
+                    admission.connected()
+            except BaseException:
+                endpoint.close()
+                raise
+        return endpoint
+
+    def _new_endpoint(self) -> "_ucp.Endpoint":
+        endpoint: _ucp.Endpoint = self._ucp.Endpoint(self._lane.worker, self._worker_address, 1 + secrets.randbits(63))
         return endpoint
 
     def _unpack(self, endpoint: "_ucp.Endpoint", packed: bytes) -> "_ucp.RemoteKey":
@@ -142,3 +208,8 @@ class Connection:
             if len(self._unpacked) > _KEYS:
                 self._unpacked.popitem(last=False)
         return key
+
+
+def _may_use_tcp(endpoint: "_ucp.Endpoint") -> bool:
+    """Some versions of UCX do not tell."""
+    return not endpoint.transports or "tcp" in endpoint.transports

@@ -12,16 +12,20 @@ import atexit
 import ctypes
 import importlib.util
 import os
+import socket
 import threading
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from dataplane import memfd
+from dataplane.backends import own_sockets, socket_filter, ucx_admission_server
+from dataplane.backends.own_sockets import Place
 from dataplane.backends.ucx_lane import Lane
 from dataplane.backends.ucx_segments import Segments
-from dataplane.config import Config
+from dataplane.config import HOST_VARIABLE, Config
 from dataplane.epochs import Epoch
 from dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
 from dataplane.identity import limit_hint
@@ -60,6 +64,7 @@ _DEFAULTS = {
 # Before 1.14 an endpoint with keepalive that is closed before it is connected aborts the process, by an assertion that
 # openucx/ucx#8175 took out. Closing is how a deadline is kept; deadlines also find out what keepalive would.
 _KEEPALIVE_SINCE = (1, 14, 0)
+_SHARED_MEMORY = frozenset({"all", "shm", "sm", "mm", "posix", "cma", "xpmem", "knem"})
 _LOG_LEVEL = "LOG_LEVEL"
 _JOIN_S = 5.0
 _DESCRIPTORS = 48  # of two workers with a connection each over TCP, and of UCX's own thread
@@ -112,6 +117,15 @@ def options(config: Config, version: tuple[int, int, int]) -> dict[str, str]:
     return chosen
 
 
+def lacks_shared_memory(chosen: Mapping[str, str], version: tuple[int, int, int]) -> bool:
+    """Whether processes of this host reach this one over TCP as well, for all that the options tell.
+
+    Those that find out later only take longer to connect.
+    """
+    named = chosen.get("TLS", os.environ.get("UCX_TLS", "all"))
+    return version < _WITHOUT_TCP_SINCE or not (named.startswith("^") or _SHARED_MEMORY.intersection(named.split(",")))
+
+
 def check_options(config: Config) -> None:
     """See that UCX knows the caller's options. Loads the library, starts nothing.
 
@@ -134,6 +148,7 @@ class Engine:
     Attributes:
         ucp: The binding.
         address: Of the server worker, for peers.
+        contact: Where they ask to be let in to its port of TCP (see `ucx_admission.Contact`); empty where it has none.
         segments: What this process sends and takes over TCP.
         memory_types: Bit mask of what it can move.
         width: Lanes that a large operation may use.
@@ -158,18 +173,24 @@ class Engine:
             if level is not None:
                 ucp.set_global_option(_LOG_LEVEL, level)
             self._context: _ucp.Context = ucp.Context(chosen)
-            self._server: _ucp.Worker = ucp.Worker(self._context)
+            with _opening:
+                known = own_sockets.descriptors()
+                self._server: _ucp.Worker = ucp.Worker(self._context)
+                self.address = self._server.address()
+                listeners = _listeners(known, self.address)
+                self._admission = _admission(listeners, within_host=lacks_shared_memory(chosen, ucp.library_version()))
             self._exports: _ucp.Exports = ucp.Exports()
             self._server.answer(self._exports)
-            self.address = self._server.address()
             self._lanes = [self._new_lane(0)]
         except ucp.UcxError as error:
             raise BackendUnavailableError(f"UCX does not start with {chosen}: {error}") from error
+        self.contact = b"" if self._admission is None else self._admission.contact.pack()
         self.memory_types = self._context.memory_types()
         self._pid = os.getpid()
         self._memory: dict[tuple[int, int, int], weakref.ref[_Registered]] = {}
         self._anchored: dict[tuple[int, int, int], _Registered] = {}
         self._pages: dict[int, _Registered] = {}
+        self._retired: weakref.WeakSet[Lane] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._server.serve, name="dataplane-ucx-server", daemon=True)
@@ -187,6 +208,19 @@ class Engine:
         with self._lock:
             while len(self._lanes) <= number:
                 self._lanes.append(self._new_lane(len(self._lanes)))
+            return self._lanes[number]
+
+    def lane_instead(self, number: int, used: Lane) -> Lane:
+        """Another one than `used`, by that number: the present one, or a new one that takes its place.
+
+        Raises:
+            UcxError: There cannot be another worker.
+        """
+        with self._lock:
+            if self._lanes[number] is used:
+                self._lanes[number] = self._new_lane(number)
+                self._retired.add(used)
+                used.retire()
             return self._lanes[number]
 
     def register(self, storage: Storage, region: Region) -> "_Registered":
@@ -235,13 +269,19 @@ class Engine:
         if self._closing or os.getpid() != self._pid:
             return
         self._closing = True
-        for lane in self._lanes:
+        for lane in [*self._lanes, *self._retired]:
             lane.close()
+        if self._admission is not None:
+            self._admission.close()
         self._server.stop()
         self._thread.join(_JOIN_S)
 
     def _new_lane(self, number: int) -> Lane:
-        return Lane(self.ucp.Worker(self._context), f"dataplane-ucx-client-{number}", self.ucp.RUNNING)
+        with _opening:
+            known = own_sockets.descriptors()
+            worker = self.ucp.Worker(self._context)
+            sources = _stop_listening(_listeners(known, worker.address()))
+        return Lane(worker, f"dataplane-ucx-client-{number}", self.ucp.RUNNING, sources)
 
     def _map(self, address: int, nbytes: int, kind: MemoryKind) -> "_Registered":
         try:
@@ -266,6 +306,68 @@ def _require_descriptors() -> None:
     finally:
         for descriptor in found:
             os.close(descriptor)
+
+
+_opening = threading.Lock()
+"""Held while a worker is made, so that the sockets that are new afterwards are those of that one."""
+
+
+def _listeners(known: Mapping[int, str], address: bytes) -> dict[int, Place]:
+    """The descriptors at which a new worker listens on TCP; that is what UCX tells nobody but its peers."""
+    return {
+        fd: place
+        for fd, place in own_sockets.listening(known).items()
+        if place.port.to_bytes(2, "big") in address  # else another thread of this process has begun to listen
+    }
+
+
+def _stop_listening(listeners: Mapping[int, Place]) -> tuple[Place, ...]:
+    """Close the port of a worker that only connects to others. Returns the addresses from which it will."""
+    places = tuple(listeners.values())
+    if listeners:
+        with open(os.devnull, "rb") as instead:  # UCX goes on to hold the descriptor, and would close whatever it is
+            for fd in listeners:
+                os.dup2(instead.fileno(), fd, inheritable=False)
+        own_sockets.hang_up_on(places)
+    return places
+
+
+def _admission(listeners: Mapping[int, Place], *, within_host: bool) -> ucx_admission_server.Server | None:
+    """Keep everybody from the port of a worker that serves peers until they are let in. None: it has none.
+
+    Nobody has progressed the worker so far, so that nothing was read from whoever has connected already.
+    """
+    if not listeners:
+        return None
+    copies = [socket.socket(fileno=os.dup(fd)) for fd in listeners]
+    for copy in copies:
+        socket_filter.admit(copy, ())
+        _refuse_queued(copy)
+    places = tuple(listeners.values())
+    own_sockets.hang_up_on(places)
+    hosts = [str(place.address.ipv4_mapped or place.address) for place in places]
+    beyond = [host for place, host in zip(places, hosts, strict=True) if not _is_loopback(place)]
+    told = os.environ.get(HOST_VARIABLE, "")
+    try:
+        address = told if told in hosts else [*beyond, *hosts][0]
+        return ucx_admission_server.Server(copies, address, within_host=within_host)
+    except BaseException:
+        for copy in copies:
+            copy.close()
+        raise
+
+
+def _refuse_queued(listener: socket.socket) -> None:
+    """Hang up on whoever was quicker than the filter. UCX's sockets do not block."""
+    while True:
+        try:
+            listener.accept()[0].close()
+        except OSError:
+            return
+
+
+def _is_loopback(place: Place) -> bool:
+    return (place.address.ipv4_mapped or place.address).is_loopback
 
 
 class _Registered:

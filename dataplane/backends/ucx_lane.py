@@ -2,7 +2,11 @@
 
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
+
+from dataplane.backends.own_sockets import Place
 
 if TYPE_CHECKING:
     from dataplane.backends import _ucp
@@ -32,14 +36,23 @@ class Driven(Protocol):
 
 
 class Lane:
-    """One worker. Its thread starts with the first batch that is handed to it; thread-safe."""
+    """One worker. Its thread starts with the first batch that is handed to it; thread-safe.
 
-    def __init__(self, worker: "_ucp.Worker", name: str, running: int) -> None:
+    Attributes:
+        worker: It.
+        running: What a batch has for its result while it is not over.
+        sources: The addresses from which it connects over TCP.
+    """
+
+    def __init__(self, worker: "_ucp.Worker", name: str, running: int, sources: tuple[Place, ...] = ()) -> None:
         self.worker = worker
         self.running = running
+        self.sources = sources
         self._condition = threading.Condition()
         self._inbox: list[Driven] = []
         self._closing = False
+        self._retired = False
+        self._users = 0
         self._name = name
         self._thread: threading.Thread | None = None
 
@@ -52,6 +65,26 @@ class Lane:
                 self._thread.start()
             self._condition.notify()
         self.worker.wake()
+
+    def join(self, user: object) -> Callable[[], object]:
+        """Note that a connection uses it, until that is no more or calls what this returns."""
+        with self._condition:
+            self._users += 1
+        leave = weakref.finalize(user, self._left)
+        leave.atexit = False
+        return leave
+
+    def _left(self) -> None:
+        with self._condition:
+            self._users -= 1
+            self._condition.notify()
+
+    def retire(self) -> None:
+        """Another one takes its place. It ends, with its worker, once no connection uses it."""
+        self.worker.retire()
+        with self._condition:
+            self._retired = True
+            self._condition.notify()
 
     def close(self) -> None:
         """Stop the thread. Idempotent."""
@@ -67,8 +100,11 @@ class Lane:
         live: list[Driven] = []
         while True:
             with self._condition:
-                while not (self._inbox or live or self._closing):
+                while not (self._inbox or live or self._closing or self._deserted):
                     self._condition.wait(_IDLE_S)
+                if self._deserted and not (self._inbox or live):
+                    self._thread = None
+                    return
                 arrived, self._inbox = self._inbox, []
             if self._closing:
                 return
@@ -78,6 +114,10 @@ class Lane:
                 self.worker.drive([run.batch for run in live], min(nearest, time.monotonic() + _LOOK_S))
                 now = time.monotonic()
                 live = [run for run in live if self._goes_on(run, now)]
+
+    @property
+    def _deserted(self) -> bool:
+        return self._retired and not self._users
 
     def _goes_on(self, run: Driven, now: float) -> bool:
         if run.batch.result != self.running:

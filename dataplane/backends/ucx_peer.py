@@ -13,8 +13,10 @@ from dataplane import memfd
 from dataplane.atomic import Atomic, AtomicKind, FetchOperation
 from dataplane.backends import ucx_packed
 from dataplane.backends.base import Peer, Remote, Transfer
+from dataplane.backends.ucx_admission import Contact
 from dataplane.backends.ucx_connection import Abandoned, Connection, Keys, Unpacked
 from dataplane.backends.ucx_engine import Engine
+from dataplane.backends.ucx_lane import Lane
 from dataplane.backends.ucx_run import SPIN_S, AtomicRun, Batches, Run
 from dataplane.backends.ucx_segments import Segments
 from dataplane.backends.ucx_transfer import UcxTransfer
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from dataplane.backends import _ucp
 
 CARD = struct.Struct("<QI")
-"""Epoch page: address, descriptor; then, by `ucx_packed`, its key, and the worker's address with its segments."""
+"""Epoch page: address, descriptor; then, by `ucx_packed`, its key, the contact (see `ucx_admission`), and the worker's
+address with its segments."""
 
 _UNREACHABLE = -6  # UCS_ERR_UNREACHABLE of ucs/type/status.h
 _NOTHING_IN_COMMON = (
@@ -51,16 +54,23 @@ class UcxPeer(Peer):
     def __init__(self, engine: Engine, card: Card) -> None:
         self.engine = engine
         self.owner: OwnerId = card.owner
-        self._worker_address = address = _parse_card(card).worker
+        section = _parse_card(card)
+        self._worker_address = address = section.worker
         self._obstacle = engine.segments.obstacle(Segments.after(address))
         # Within the host the kernel knows at once what UCX may take long to find out.
         self._watch = ProcessWatch(card.owner) if card.owner.host == host_id() else None
+        self._contact = section.contact
         self._lock = threading.Lock()
         self._abandoned = Abandoned()
         self._connections: list[Connection] = []
         self._widen(0)
         self._next_lane = itertools.count()
         self._pages: dict[int, memfd.Mapping | None] = {}
+
+    @property
+    def asks_first(self) -> bool:
+        """Whether it has to let this process in before a connection is made, which may take its time."""
+        return self._contact is not None
 
     def usable(self) -> bool:
         """Whether the owner is not known to be dead; a broken connection is renewed at the next use."""
@@ -93,18 +103,19 @@ class UcxPeer(Peer):
         small = local.nbytes <= INLINE_BYTES
         try:
             if small and local.kind is HOST:
-                batch = self._way(remote).copy(to_remote, local.address, address, local.nbytes, SPIN_S, deadline)
+                way, lane = self._way(remote, deadline)
+                batch = way.copy(to_remote, local.address, address, local.nbytes, SPIN_S, deadline)
                 if batch is None:
                     return DONE
-                batches: Batches = ((self._connections[0].lane, batch),)
+                batches: Batches = ((lane, batch),)
             else:
-                batches = self._copies(local, remote, address, to_remote)
+                batches = self._copies(local, remote, address, to_remote, deadline)
                 if small:
                     batches[0][1].advance(SPIN_S, deadline)
         except TransferError as error:
             return Operation.failed(error)
         operation = Operation(1)
-        again = functools.partial(self._copies, local, remote, address, to_remote)
+        again = functools.partial(self._copies, local, remote, address, to_remote, deadline)
         run = Run(self, again, (remote,), (local,), deadline, operation.part_done)
         helper = run.begin(batches, begun=small)
         if helper is not None:
@@ -122,8 +133,10 @@ class UcxPeer(Peer):
             message = f"UCX does atomic operations on host memory only, and that of {remote.handle} is not"
             return FetchOperation.failed(BackendUnavailableError(message))
 
+        deadline = time.monotonic() + timeout
+
         def make() -> Batches:
-            connection, (endpoint, _) = self.connected(0, keys)
+            _, (endpoint, _, lane) = self.connected(0, keys, deadline)
             batch: _ucp.Batch = self.engine.ucp.Batch.atomic(
                 endpoint,
                 atomic.kind is AtomicKind.COMPARE_AND_SWAP,
@@ -133,9 +146,8 @@ class UcxPeer(Peer):
                 keys.far_word,
                 remote.handle.epoch,
             )
-            return [(connection.lane, batch)]
+            return [(lane, batch)]
 
-        deadline = time.monotonic() + timeout
         try:
             batches = make()
         except TransferError as error:
@@ -160,18 +172,19 @@ class UcxPeer(Peer):
         first = next(self._next_lane)
         return [1 + (first + i) % width for i in range(count)]
 
-    def connected(self, number: int, keys: Keys) -> "tuple[Connection, Unpacked]":
+    def connected(self, number: int, keys: Keys, deadline: float) -> "tuple[Connection, Unpacked]":
         """A lane's connection, made if there is none that works, with these keys unpacked for it.
 
         Raises:
             OwnerDiedError: The owner is gone.
             TransferError: No connection can be made.
+            TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed before the owner had answered.
         """
         try:
             if number >= len(self._connections):
                 self._widen(number)
             connection = self._connections[number]
-            unpacked = connection.ready(keys, self._require_owner)
+            unpacked = connection.ready(keys, self._require_owner, deadline)
         except self.engine.ucp.UcxError as error:
             unreachable = error.status == _UNREACHABLE
             raise self.failure(_NOTHING_IN_COMMON if unreachable else str(error), error.status) from error
@@ -204,28 +217,39 @@ class UcxPeer(Peer):
         with self._lock:
             while len(self._connections) <= number:
                 lane = self.engine.lane(len(self._connections))
-                self._connections.append(Connection(self.engine.ucp, lane, self._worker_address, self._abandoned))
+                connection = Connection(
+                    self.engine.ucp,
+                    lane,
+                    self._worker_address,
+                    self._contact,
+                    self._abandoned,
+                    functools.partial(self.engine.lane_instead, len(self._connections)),
+                    far=self._watch is None,
+                )
+                self._connections.append(connection)
 
-    def _way(self, remote: Remote) -> "_ucp.Way":
-        """That of short copies to and from host memory, as it is now.
+    def _way(self, remote: Remote, deadline: float) -> "tuple[_ucp.Way, Lane]":
+        """That of short copies to and from host memory, as it is now, and its lane.
 
         Raises:
             OwnerDiedError: The owner is gone.
             TransferError: No connection can be made.
+            TransferTimeoutError: The deadline passed before the owner had answered.
         """
         keys: Keys = remote.key
-        way = keys.way
+        known = keys.way
         told = self._abandoned.count
-        if way is None or keys.way_told != told or not way.usable:
-            connection, (endpoint, unpacked) = self.connected(0, keys)
+        if known is None or keys.way_told != told or not known[0].usable:
+            connection, (endpoint, unpacked, lane) = self.connected(0, keys, deadline)
             by_message = remote.handle.kind is HOST and connection.emulated
             word = keys.far_word if by_message else remote.word
             here, expected = keys.page is not None, remote.handle.epoch
-            way = keys.way = self.engine.ucp.Way(endpoint, unpacked, word, expected, here, by_message)
+            way = self.engine.ucp.Way(endpoint, unpacked, word, expected, here, by_message)
+            known = keys.way = way, lane
             keys.way_told = told
-        return way
+        return known
 
-    def _copies(self, local: Region, remote: Remote, address: int, to_remote: bool) -> Batches:
+    def _copies(self, local: Region, remote: Remote, address: int, to_remote: bool, deadline: float) -> Batches:
         """One contiguous copy, as its lanes carry it."""
         ucp, nbytes = self.engine.ucp, local.nbytes
         keys: Keys = remote.key
@@ -233,7 +257,7 @@ class UcxPeer(Peer):
         on_host = local.kind is HOST and remote.handle.kind is HOST
         numbers = self.spread(nbytes)
         if len(numbers) == 1:
-            connection, (endpoint, unpacked) = self.connected(numbers[0], keys)
+            connection, (endpoint, unpacked, lane) = self.connected(numbers[0], keys, deadline)
             by_message = on_host and connection.emulated
             batch = ucp.Batch.single(
                 endpoint,
@@ -248,15 +272,15 @@ class UcxPeer(Peer):
                 here,
                 by_message,
             )
-            return ((connection.lane, batch),)
+            return ((lane, batch),)
         share = ucp.Share.single(local.address, address, nbytes)
         batches = []
         for number in numbers:
-            connection, (endpoint, unpacked) = self.connected(number, keys)
+            connection, (endpoint, unpacked, lane) = self.connected(number, keys, deadline)
             by_message = on_host and connection.emulated
             batch = ucp.Batch(endpoint, unpacked, share, to_remote, local.kind, here, by_message)
             batch.guard(keys.far_word if by_message else remote.word, expected)
-            batches.append((connection.lane, batch))
+            batches.append((lane, batch))
         return batches
 
     def _page_here(self, fd: int, token: int) -> memfd.Mapping | None:
@@ -279,6 +303,7 @@ class _Section:
     page_address: int
     page_fd: int
     page_key: bytes
+    contact: Contact | None
     worker: bytes
 
 
@@ -287,8 +312,8 @@ def _parse_card(card: Card) -> _Section:
     page_address, page_fd = unpack_section(CARD, section, "UCX")
     if page_address + PAGE_BYTES > ADDRESSES:
         raise DescriptorError(f"this buffer handle has its epoch page at {page_address:#x}, where no memory can be")
-    key, worker = ucx_packed.unpack(section[CARD.size :], 2)
+    key, contact, worker = ucx_packed.unpack(section[CARD.size :], 3)
     ucx_packed.require_key(key)
     if not worker:
         raise DescriptorError("this buffer handle has a damaged section for UCX")
-    return _Section(page_address, page_fd, key, worker)
+    return _Section(page_address, page_fd, key, Contact.parse(contact), worker)

@@ -131,6 +131,13 @@ class Run:
         if self._tries > 1 or self._fate():
             self._done(self._peer.failure(ucp.status_text(status) + self._fate(), status))
             return
+        if self._peer.asks_first:
+            # The owner may let this thread wait for it, and it may be the one that keeps the deadlines of others.
+            threading.Thread(target=self._try_again, name="dataplane-ucx-retry", daemon=True).start()
+        else:
+            self._try_again()
+
+    def _try_again(self) -> None:
         try:
             batches = self._make()
         except TransferError as error:

@@ -1,5 +1,6 @@
 """Compiled batches to one owner, over UCX."""
 
+import functools
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ class UcxTransfer(Transfer):
     def start(self, deadline: float, done: Done) -> Helper | None:
         """See `Transfer`."""
         try:
-            batches = self._make()
+            batches = self._make(deadline)
         except TransferError as error:
             done(error)
             return None
@@ -70,7 +71,7 @@ class UcxTransfer(Transfer):
             return super().submit(timeout)
         deadline = time.monotonic() + timeout
         try:
-            connection, batch = self._again()
+            connection, lane, batch = self._again(deadline)
         except TransferError as error:
             return Operation.failed(error)
         if batch.advance(SPIN_S, deadline) == self._peer.engine.ucp.FINISHED:
@@ -78,36 +79,37 @@ class UcxTransfer(Transfer):
                 self._spare.append(batch)
             return DONE
         operation = Operation(1)
-        self._run(deadline, operation.part_done).begin(((connection.lane, batch),), begun=True)
+        self._run(deadline, operation.part_done).begin(((lane, batch),), begun=True)
         return operation
 
     def _run(self, deadline: float, done: Done) -> Run:
-        return Run(self._peer, self._make, self._remotes, self._locals, deadline, done)
+        make = functools.partial(self._make, deadline)
+        return Run(self._peer, make, self._remotes, self._locals, deadline, done)
 
-    def _again(self) -> "tuple[Connection, _ucp.Batch]":
+    def _again(self, deadline: float) -> "tuple[Connection, Lane, _ucp.Batch]":
         """The batch of a short transfer: one that has been used before, where the connection is still the same."""
-        connection, (endpoint, _) = self._peer.connected(0, self._keys)
+        connection, (endpoint, _, lane) = self._peer.connected(0, self._keys, deadline)
         try:
             batch = self._spare.pop()  # so that no other thread gets the same
         except IndexError:
-            return connection, self._make()[0][1]
+            return connection, *self._make(deadline)[0]
         if batch.endpoint is not endpoint:
-            return connection, self._make()[0][1]
+            return connection, *self._make(deadline)[0]
         batch.rewind()
-        return connection, batch
+        return connection, lane, batch
 
-    def _make(self) -> Batches:
+    def _make(self, deadline: float) -> Batches:
         numbers = self._peer.spread(self._nbytes)
-        by_message = self._on_host and self._peer.connected(numbers[0], self._keys)[0].emulated
+        by_message = self._on_host and self._peer.connected(numbers[0], self._keys, deadline)[0].emulated
         rows = self._rows_by_word if by_message else self._rows
         share = self._peer.engine.ucp.Share.many(rows, self._nbytes)
-        return [self._batch(number, share, by_message) for number in numbers]
+        return [self._batch(number, share, by_message, deadline) for number in numbers]
 
-    def _batch(self, number: int, share: "_ucp.Share", by_message: bool) -> "tuple[Lane, _ucp.Batch]":
-        connection, (endpoint, keys) = self._peer.connected(number, self._keys)
+    def _batch(self, number: int, share: "_ucp.Share", by_message: bool, deadline: float) -> "tuple[Lane, _ucp.Batch]":
+        _, (endpoint, keys, lane) = self._peer.connected(number, self._keys, deadline)
         batch: _ucp.Batch = self._peer.engine.ucp.Batch(
             endpoint, keys, share, self._to_remote, self._locals[0].kind, self._words_here, by_message
         )
         words = self._far_words if by_message else self._words
         batch.guard_many(words, self._word_keys, self._epochs)
-        return connection.lane, batch
+        return lane, batch

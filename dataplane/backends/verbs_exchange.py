@@ -21,24 +21,22 @@ The token is part of every handle of that owner, so whoever holds a handle can c
 stays open as long as the queue pairs: its end tells either side that the other one is gone.
 """
 
-import hmac
 import secrets
 import socket
 import struct
-import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from dataplane.backends import exchange
+from dataplane.backends.exchange import DIGEST_BYTES, prove, proves
 from dataplane.backends.verbs_device import ENDPOINT
 from dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
 
-TOKEN_BYTES = 16
 NOBODY = bytes(16)
 """Name of a connection that does not exist."""
 
 HELLO = struct.Struct("<4sB16s")
 MAGIC = b"SKv3"
-DIGEST_BYTES = 32
 
 Endpoints = Mapping[int, bytes]
 """What one side must know of the other, by rail; see `verbs_device.ENDPOINT`."""
@@ -75,16 +73,16 @@ def dial(address: str, token: bytes, endpoints: Endpoints, deadline: float, *, r
         TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed.
     """
     try:
-        connection = _socket_for(address)
+        connection = exchange.socket_for(address)
     except OSError as error:  # no file descriptor is left
         raise TransferError(f"no socket for a connection to {address}: {error}", status=error.errno) from error
     try:
-        _set_timeout(connection, deadline)
-        connection.connect(_target(address))
+        exchange.set_timeout(connection, deadline)
+        connection.connect(exchange.target(address))
         name = secrets.token_bytes(len(NOBODY))
         mine = HELLO.pack(MAGIC, bits_of(endpoints), name)
         connection.sendall(mine)
-        theirs = _receive(connection, HELLO.size, deadline)
+        theirs = exchange.receive(connection, HELLO.size, deadline)
         magic, bits, _ = HELLO.unpack(theirs)
         if magic != MAGIC:
             raise TransferError(f"who listens on {address} is no owner of buffers of this version of Skipper")
@@ -92,10 +90,10 @@ def dial(address: str, token: bytes, endpoints: Endpoints, deadline: float, *, r
         if not used:
             raise TransferError("the owner uses other RDMA ports, none of those that would be tried from here")
         own = b"".join(endpoints[rail] for rail in used) + replaces
-        connection.sendall(own + prove(token, b"initiator", mine + theirs, own))
-        answer = _receive(connection, len(used) * ENDPOINT.size + DIGEST_BYTES, deadline)
+        connection.sendall(own + prove(token, b"initiator", mine, theirs, own))
+        answer = exchange.receive(connection, len(used) * ENDPOINT.size + DIGEST_BYTES, deadline)
         other, proof = answer[:-DIGEST_BYTES], answer[-DIGEST_BYTES:]
-        if not hmac.compare_digest(proof, prove(token, b"owner", mine + theirs, other)):
+        if not proves(proof, token, b"owner", mine, theirs, other):
             raise TransferError(f"who listens on {address} is not the owner that the handle names")
     except TimeoutError:
         connection.close()
@@ -123,11 +121,6 @@ def hung_up(connection: socket.socket) -> bool:
         return True
 
 
-def prove(token: bytes, role: bytes, greetings: bytes, endpoints: bytes) -> bytes:
-    """What shows that a side knows the token, and that it was it who said all that."""
-    return hmac.digest(token, role + greetings + endpoints, "sha256")
-
-
 def bits_of(rails: Iterable[int]) -> int:
     """A set of rails as one number."""
     return sum(1 << rail for rail in rails)
@@ -136,39 +129,3 @@ def bits_of(rails: Iterable[int]) -> int:
 def by_rail(endpoints: bytes, rails: Iterable[int]) -> dict[int, bytes]:
     """The endpoints of a message, by rail."""
     return {rail: endpoints[at * ENDPOINT.size :][: ENDPOINT.size] for at, rail in enumerate(rails)}
-
-
-def _target(address: str) -> "str | tuple[str, int]":
-    kind, _, where = address.partition(":")
-    if kind == "unix":
-        return f"\0{where}"
-    host, _, port = where.rpartition(":")
-    return host, int(port)
-
-
-def _socket_for(address: str) -> socket.socket:
-    target = _target(address)
-    if isinstance(target, str):
-        return socket.socket(socket.AF_UNIX)
-    connection = socket.socket(socket.AF_INET6 if ":" in target[0] else socket.AF_INET)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
-def _set_timeout(connection: socket.socket, deadline: float) -> None:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    connection.settimeout(left)
-
-
-def _receive(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
-    received = b""
-    while len(received) < nbytes:
-        _set_timeout(connection, deadline)
-        part = connection.recv(nbytes - len(received))
-        if not part:
-            raise TransferError("the owner hung up: it does not know the handle's token, or has no queue pair left")
-        received += part
-    return received

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dataplane.backends.base import Remote
+from dataplane.backends.exchange import TOKEN_BYTES
 from dataplane.backends.verbs_device import Atomics
-from dataplane.backends.verbs_exchange import TOKEN_BYTES
 from dataplane.backends.verbs_port import MOST_PORTS
 from dataplane.epochs import PAGE_BYTES, WORD
 from dataplane.errors import DescriptorError

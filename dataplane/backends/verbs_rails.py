@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dataplane.backends.exchange import TOKEN_BYTES, bind
 from dataplane.backends.verbs_cm import Manager, connect, managed, ticket
 from dataplane.backends.verbs_completions import Completions
 from dataplane.backends.verbs_device import Device, QueuePair, pyverbs
-from dataplane.backends.verbs_exchange import TOKEN_BYTES, dial
+from dataplane.backends.verbs_exchange import dial
 from dataplane.backends.verbs_link import Lane
 from dataplane.backends.verbs_memory import MemoryCache, WordRoom
 from dataplane.backends.verbs_port import Port
-from dataplane.backends.verbs_server import Server, bind
+from dataplane.backends.verbs_server import Server
 from dataplane.errors import BackendUnavailableError, TransferError
 from dataplane.identity import OwnerId
 

@@ -1,21 +1,19 @@
 """The owner's side of the conversation that connects queue pairs; see `verbs_exchange` for what is said."""
 
-import hmac
 import secrets
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from dataplane.backends.exchange import DIGEST_BYTES, GREETING_S, Strangers, prove, proves
 from dataplane.backends.verbs_device import ENDPOINT
-from dataplane.backends.verbs_exchange import DIGEST_BYTES, HELLO, MAGIC, NOBODY, Endpoints, bits_of, by_rail, prove
-from dataplane.errors import BackendUnavailableError, DataplaneError
+from dataplane.backends.verbs_exchange import HELLO, MAGIC, NOBODY, Endpoints, bits_of, by_rail
+from dataplane.errors import DataplaneError
 
-_GREETING_S = 5.0  # for the whole conversation
-_STRANGERS = 64  # connections that have not proved themselves yet
 _JOIN_S = 5.0
 
 
@@ -33,43 +31,14 @@ class Pairs(Protocol):
         """Destroy it."""
 
 
-def bind(listen: str | None, name: str) -> tuple[socket.socket, str]:
-    """A listening socket and its address as text: "unix:NAME" or "tcp:HOST:PORT".
-
-    Args:
-        listen: "HOST:PORT" for TCP, port 0 for any; None for the unix socket.
-        name: Of the unix socket.
-
-    Raises:
-        BackendUnavailableError: The address cannot be had.
-    """
-    host, _, port = (listen or "").rpartition(":")
-    host = host.strip("[]")
-    try:
-        if listen is None:
-            where: Any = f"\0{name}"
-            listener = socket.socket(socket.AF_UNIX)
-        else:
-            family, kind, _, _, where = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-            listener = socket.socket(family, kind)
-    except (OSError, ValueError) as error:
-        raise BackendUnavailableError(f"cannot listen on {listen or name}: {error}") from error
-    try:
-        listener.bind(where)
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise BackendUnavailableError(f"cannot listen on {listen or name}: {error}") from error
-    listener.setblocking(False)
-    return listener, f"unix:{name}" if listen is None else f"tcp:{host}:{listener.getsockname()[1]}"
-
-
 @dataclass(slots=True)
 class _Visitor:
     """A connection as the owner sees it; `wanted` bytes make the message that it owes, `name` is the one it has."""
 
     connection: socket.socket
+    origin: Hashable
     due: float
+    proved: bool = False
     wanted: int = HELLO.size
     received: bytearray = field(default_factory=bytearray)
     greetings: bytes = b""
@@ -97,6 +66,7 @@ class Server:
         self._wake, waker = socket.socketpair()
         self._waker = waker
         self._selector.register(waker, selectors.EVENT_READ)
+        self._strangers = Strangers()
         self._visitors: dict[int, _Visitor] = {}
         self._named: dict[bytes, _Visitor] = {}  # those that have proved themselves
         self._closing = False
@@ -113,9 +83,9 @@ class Server:
     def _serve(self) -> None:
         while not self._closing:
             strangers = [visitor for visitor in self._visitors.values() if visitor.pairs is None]
-            for key, _ in self._selector.select(_GREETING_S if strangers else None):
+            for key, _ in self._selector.select(GREETING_S if strangers else None):
                 if key.fileobj is self._listener:
-                    self._welcome(len(strangers))
+                    self._welcome()
                 elif key.data is not None and not self._hear(key.data):
                     self._see_off(key.data)
             now = time.monotonic()
@@ -128,16 +98,17 @@ class Server:
         for own in (self._listener, self._wake, self._waker):
             own.close()
 
-    def _welcome(self, strangers: int) -> None:
+    def _welcome(self) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError:
             return  # it left before it was seen, or there is no file descriptor for it now
-        if strangers >= _STRANGERS:
+        origin = self._strangers.enter(connection)
+        if origin is None:
             connection.close()
             return
         connection.setblocking(False)
-        visitor = _Visitor(connection, time.monotonic() + _GREETING_S)
+        visitor = _Visitor(connection, origin, time.monotonic() + GREETING_S)
         self._visitors[connection.fileno()] = visitor
         self._selector.register(connection, selectors.EVENT_READ, visitor)
 
@@ -170,8 +141,10 @@ class Server:
 
     def _meet(self, visitor: _Visitor, message: bytes) -> bool:
         theirs, proof = message[:-DIGEST_BYTES], message[-DIGEST_BYTES:]
-        if not hmac.compare_digest(proof, prove(self._token, b"initiator", visitor.greetings, theirs)):
+        if not proves(proof, self._token, b"initiator", visitor.greetings, theirs):
             return False
+        visitor.proved = True
+        self._strangers.leave(visitor.origin)
         replaced = self._named.get(theirs[-len(NOBODY) :])
         if replaced is not None:
             self._see_off(replaced)
@@ -190,6 +163,8 @@ class Server:
         self._named.pop(visitor.name, None)
         self._selector.unregister(visitor.connection)
         del self._visitors[visitor.connection.fileno()]
+        if not visitor.proved:
+            self._strangers.leave(visitor.origin)
         visitor.connection.close()
         if visitor.pairs is not None:
             visitor.pairs.close()

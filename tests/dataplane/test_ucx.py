@@ -4,6 +4,7 @@ import gc
 import itertools
 import os
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_a_short_action_goes_on_over_a_new_connection(owner: RemoteOwner) -> Non
         into[:] = 0
         action.submit().get()
         assert (into == 5).all()
-        _, (endpoint, _) = peer.connected(0, remote.key)
+        _, (endpoint, *_) = peer.connected(0, remote.key, time.monotonic() + 10)
         peer.cut(endpoint)
 
 

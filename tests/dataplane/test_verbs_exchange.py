@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from dataplane.backends import verbs_exchange, verbs_server
+from dataplane.backends import exchange, verbs_exchange, verbs_server
+from dataplane.backends.exchange import TOKEN_BYTES, bind
 from dataplane.backends.verbs_device import ENDPOINT
-from dataplane.backends.verbs_exchange import TOKEN_BYTES, Endpoints, dial, hung_up
-from dataplane.backends.verbs_server import Server, bind
+from dataplane.backends.verbs_exchange import Endpoints, dial, hung_up
+from dataplane.backends.verbs_server import Server
 from dataplane.errors import BackendUnavailableError, OwnerDiedError, TransferError, TransferTimeoutError
 
 TOKEN = b"0123456789abcdef"
@@ -131,7 +132,7 @@ def test_a_proof_cannot_be_used_twice(address: str, pairs: Pairs) -> None:
         first.sendall(hello)
         greetings = hello + first.recv(21)
         own = MINE + verbs_exchange.NOBODY
-        sent.append(own + verbs_exchange.prove(TOKEN, b"initiator", greetings, own))
+        sent.append(own + exchange.prove(TOKEN, b"initiator", greetings, own))
         first.sendall(sent[0])
         assert first.recv(ENDPOINT.size)[:4] == THEIRS[:4]
     with connect_raw(address) as second:
@@ -154,7 +155,7 @@ def test_strangers_are_hung_up_on(address: str, pairs: Pairs, message: bytes) ->
 
 
 def test_a_silent_stranger_holds_nobody_up_and_is_hung_up_on(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs_server, "_GREETING_S", 0.2)
+    monkeypatch.setattr(verbs_server, "GREETING_S", 0.2)
     with connect_raw(address) as silent:
         connection, *_ = dial(address, TOKEN, {0: MINE}, soon())
         connection.close()

@@ -1,0 +1,118 @@
+"""The TCP sockets of this process that a library has opened without telling: found among all of its descriptors."""
+
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple, Self
+
+_PLACE = struct.Struct("!16sH")
+_STATE_AT = 0  # of tcp_info, linux/tcp.h
+ESTABLISHED, CONNECTING = 1, 2  # net/tcp_states.h
+
+
+class Place(NamedTuple):
+    """One end of a connection; an address of IPv4 is mapped into IPv6."""
+
+    address: ipaddress.IPv6Address
+    port: int
+
+    @classmethod
+    def of(cls, name: "tuple[str, int] | tuple[str, int, int, int]") -> Self:
+        """From what `getsockname` or `getpeername` returns."""
+        return cls(as_ipv6(name[0]), name[1])
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self:
+        """From `PLACE_BYTES` bytes."""
+        address, port = _PLACE.unpack(raw)
+        return cls(ipaddress.IPv6Address(address), port)
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        return _PLACE.pack(self.address.packed, self.port)
+
+
+PLACE_BYTES = _PLACE.size
+
+
+def as_ipv6(text: str) -> ipaddress.IPv6Address:
+    """An IP address, of IPv4 as mapped into IPv6."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    return address if address.version == 6 else ipaddress.IPv6Address(b"\0" * 10 + b"\xff\xff" + address.packed)
+
+
+def descriptors() -> dict[int, str]:
+    """The open sockets of this process, each with the name that no other socket has at the same time."""
+    found = {}
+    with os.scandir("/proc/self/fd") as entries:
+        for entry in entries:
+            try:
+                name = os.readlink(entry.path)
+            except OSError:
+                continue  # closed since
+            if name.startswith("socket:"):
+                found[int(entry.name)] = name
+    return found
+
+
+def opened(known: Mapping[int, str]) -> Iterator[tuple[int, socket.socket]]:
+    """The TCP sockets that are open now and were not among the known ones, each as a copy, which is closed after."""
+    for fd, name in descriptors().items():
+        if known.get(fd) == name:
+            continue
+        copy = copy_of(fd)
+        if copy is not None:
+            with copy:
+                yield fd, copy
+
+
+def copy_of(fd: int) -> socket.socket | None:
+    """The TCP socket of a descriptor, as a copy to be closed; None where it is none, or closed by now."""
+    try:
+        copy = socket.socket(fileno=os.dup(fd))
+    except OSError:
+        return None
+    if copy.type == socket.SOCK_STREAM and copy.family in (socket.AF_INET, socket.AF_INET6):
+        return copy
+    copy.close()
+    return None
+
+
+def listening(known: Mapping[int, str]) -> dict[int, Place]:
+    """Descriptors of TCP sockets that listen now and were not among the known ones, and where."""
+    return {
+        fd: Place.of(copy.getsockname())
+        for fd, copy in opened(known)
+        if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    }
+
+
+def state(connection: socket.socket) -> int:
+    """That of TCP."""
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[_STATE_AT]
+
+
+def ends(connection: socket.socket) -> tuple[Place, Place] | None:
+    """This end and the other one; None where it is not connected."""
+    try:
+        return Place.of(connection.getsockname()), Place.of(connection.getpeername())
+    except OSError:
+        return None
+
+
+def hang_up_on(places: Collection[Place]) -> None:
+    """End all connections that came in at these places."""
+    for _, copy in opened({}):
+        both = ends(copy)
+        if both is not None and both[0] in places:
+            shut(copy)
+
+
+def shut(connection: socket.socket) -> None:
+    """End a connection, whoever else holds it."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it has ended

@@ -1,0 +1,254 @@
+"""The owner's side of the conversation that lets others connect to UCX's TCP port; see `ucx_admission`."""
+
+import contextlib
+import ipaddress
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from dataplane.backends import exchange, own_sockets, socket_filter
+from dataplane.backends.exchange import DIGEST_BYTES, GREETING_S, Strangers, prove, proves
+from dataplane.backends.own_sockets import Place
+from dataplane.backends.ucx_admission import FOUND, HELLO, MAGIC, PLACES, Contact, pack_places, parse_places
+from dataplane.errors import DataplaneError
+
+_PROVED_S = 20.0  # for the rest of the conversation, once a visitor has proved itself
+_JOIN_S = 5.0
+_LOOK_S = 0.001  # between two looks at whether UCX has accepted a connection
+
+
+class _Stage(Enum):
+    """Which message is due of an initiator."""
+
+    HELLO = auto()
+    SOURCES = auto()
+    CONNECTIONS = auto()
+    NONE = auto()
+
+
+_OWED: dict[_Stage, tuple[bytes, struct.Struct]] = {
+    _Stage.SOURCES: (b"sources", PLACES),
+    _Stage.CONNECTIONS: (b"connections", PLACES),
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Visitor:
+    """An initiator, with what it has said so far."""
+
+    connection: socket.socket
+    origin: Hashable
+    due: float
+    proved: bool = False
+    stage: _Stage = _Stage.HELLO
+    received: bytearray = field(default_factory=bytearray)
+    transcript: bytes = b""
+    sources: frozenset[ipaddress.IPv6Address] = frozenset()
+    expected: set[Place] = field(default_factory=set)
+    claimed: int = 0
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes the message has that is due; 1 where there is none."""
+        if self.stage is _Stage.HELLO:
+            return HELLO.size
+        return _OWED[self.stage][1].size + DIGEST_BYTES if self.stage in _OWED else 1
+
+
+class Server:
+    """One daemon thread that holds the conversations. Until somebody has proved itself nobody can connect to UCX."""
+
+    def __init__(self, listeners: Sequence[socket.socket], address: str, *, within_host: bool) -> None:
+        """Close UCX's listening sockets to everybody, and listen for those who ask to be let in.
+
+        Args:
+            listeners: Copies of UCX's sockets, kept; closed already by `socket_filter.admit`.
+            address: The IP at which to listen.
+            within_host: For `Contact`.
+
+        Raises:
+            BackendUnavailableError: It cannot be listened at.
+        """
+        self._listeners = tuple(listeners)
+        self._places = {Place.of(listener.getsockname()) for listener in listeners}
+        own = f"[{address}]:0" if ":" in address else f"{address}:0"
+        self._door, where = exchange.bind(own, "")
+        self.contact = Contact(secrets.token_bytes(exchange.TOKEN_BYTES), where, within_host)
+        self._admitted: frozenset[ipaddress.IPv6Address] = frozenset()
+        self._strangers = Strangers()
+        self._visitors: dict[int, _Visitor] = {}
+        self._elsewhere: dict[int, str] = {}  # descriptors that are not UCX's connections
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._door, selectors.EVENT_READ)
+        self._wake, self._waker = socket.socketpair()
+        self._selector.register(self._waker, selectors.EVENT_READ)
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="dataplane-ucx-admission", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let nobody in any more, and end the thread. Idempotent."""
+        if not self._closing:
+            self._closing = True
+            self._wake.send(b"x")
+            self._thread.join(_JOIN_S)
+
+    # On the thread
+
+    def _serve(self) -> None:
+        while not self._closing:
+            for key, _ in self._selector.select(self._patience()):
+                if key.fileobj is self._door:
+                    self._welcome()
+                elif key.data is not None and not self._hear(key.data):
+                    self._see_off(key.data)
+            now = time.monotonic()
+            for visitor in list(self._visitors.values()):
+                if (visitor.stage is _Stage.NONE and not self._looked_for(visitor)) or now > visitor.due:
+                    self._see_off(visitor)
+        for visitor in list(self._visitors.values()):
+            self._see_off(visitor)
+        self._selector.close()
+        for own in (self._door, self._wake, self._waker, *self._listeners):
+            own.close()
+
+    def _patience(self) -> float | None:
+        if any(visitor.stage is _Stage.NONE for visitor in self._visitors.values()):
+            return _LOOK_S
+        return GREETING_S if self._visitors else None
+
+    def _welcome(self) -> None:
+        try:
+            connection, _ = self._door.accept()
+        except OSError:
+            return  # it left before it was seen, or there is no file descriptor for it now
+        origin = self._strangers.enter(connection)
+        if origin is None:
+            connection.close()
+            return
+        connection.setblocking(False)
+        visitor = _Visitor(connection, origin, time.monotonic() + GREETING_S)
+        self._visitors[connection.fileno()] = visitor
+        self._selector.register(connection, selectors.EVENT_READ, visitor)
+
+    def _hear(self, visitor: _Visitor) -> bool:
+        """Take what has arrived; whether the conversation goes on."""
+        try:
+            received = visitor.connection.recv(visitor.wanted - len(visitor.received))
+            if not received or visitor.stage is _Stage.NONE:
+                return False
+            visitor.received += received
+            if len(visitor.received) < visitor.wanted:
+                return True
+            message = bytes(visitor.received)
+            visitor.received.clear()
+            return self._understand(visitor, message)
+        except (OSError, DataplaneError):
+            return False
+
+    def _understand(self, visitor: _Visitor, message: bytes) -> bool:
+        if visitor.stage is _Stage.HELLO:
+            if HELLO.unpack(message)[0] != MAGIC:
+                return False
+            mine = HELLO.pack(MAGIC, secrets.token_bytes(16))
+            visitor.transcript = message + mine
+            visitor.stage = _Stage.SOURCES
+            # An answer is smaller than any socket's buffer, so it never blocks.
+            visitor.connection.sendall(mine)
+            return True
+        role, _ = _OWED[visitor.stage]
+        said, proof = message[:-DIGEST_BYTES], message[-DIGEST_BYTES:]
+        visitor.transcript += said
+        if not proves(proof, self.contact.token, role, visitor.transcript):
+            return False
+        places = parse_places(said)
+        if visitor.stage is _Stage.SOURCES:
+            visitor.proved = True
+            visitor.due = time.monotonic() + _PROVED_S
+            self._strangers.leave(visitor.origin)
+            visitor.sources = frozenset(place.address for place in places)
+            self._restrict()
+            visitor.stage = _Stage.CONNECTIONS
+            self._answer(visitor, b"listeners", pack_places(sorted(self._places)))
+        else:
+            visitor.expected = {place for place in places if place.address in visitor.sources}
+            visitor.claimed = len(visitor.expected)
+            visitor.stage = _Stage.NONE
+        return True
+
+    def _looked_for(self, visitor: _Visitor) -> bool:
+        """Lift the restriction on what a visitor has claimed; whether some of it has not been accepted yet."""
+        if visitor.expected:
+            for place, connection in self._accepted():
+                with connection:
+                    if place in visitor.expected:
+                        socket_filter.lift(connection)
+                        visitor.expected.discard(place)
+            if visitor.expected:
+                return True
+        self._close_to(visitor)
+        with contextlib.suppress(OSError):  # it has left
+            self._answer(visitor, b"found", FOUND.pack(visitor.claimed))
+        return False
+
+    def _answer(self, visitor: _Visitor, role: bytes, message: bytes) -> None:
+        visitor.transcript += message
+        visitor.connection.sendall(message + prove(self.contact.token, role, visitor.transcript))
+
+    def _see_off(self, visitor: _Visitor) -> None:
+        """Hang up on it, close the port to it, end what it has not claimed. Idempotent."""
+        if self._visitors.get(visitor.connection.fileno()) is not visitor:
+            return
+        self._selector.unregister(visitor.connection)
+        del self._visitors[visitor.connection.fileno()]
+        if not visitor.proved:
+            self._strangers.leave(visitor.origin)
+        self._close_to(visitor)
+        visitor.connection.close()
+
+    def _close_to(self, visitor: _Visitor) -> None:
+        """Let nobody connect for its sake any more, and end what it has not claimed. Idempotent."""
+        if visitor.sources:
+            visitor.sources = frozenset()
+            self._restrict()
+            self._sweep(self._admitted)
+
+    def _restrict(self) -> None:
+        """Let those connect whom a visitor speaks for, and nobody else."""
+        wanted = frozenset().union(*(visitor.sources for visitor in self._visitors.values()))
+        if wanted != self._admitted:
+            for listener in self._listeners:
+                socket_filter.admit(listener, wanted)
+            self._admitted = wanted
+
+    def _sweep(self, spared: Collection[ipaddress.IPv6Address]) -> None:
+        """End the connections that nobody has claimed."""
+        for place, connection in self._accepted():
+            with connection:
+                if place.address not in spared and socket_filter.restricted(connection):
+                    own_sockets.shut(connection)
+
+    def _accepted(self) -> list[tuple[Place, socket.socket]]:
+        """The connections that UCX has accepted, by their other ends; copies, to be closed."""
+        found = []
+        now = own_sockets.descriptors()
+        new = {fd: name for fd, name in now.items() if self._elsewhere.get(fd) != name}
+        self._elsewhere = {fd: name for fd, name in now.items() if fd not in new}
+        for fd, name in new.items():
+            copy = own_sockets.copy_of(fd)
+            if copy is None:
+                continue
+            both = own_sockets.ends(copy)
+            if both is not None and both[0] in self._places:
+                found.append((both[1], copy))
+            else:
+                copy.close()
+                if both is not None:
+                    self._elsewhere[fd] = name
+        return found

@@ -1,0 +1,269 @@
+"""Who gets to UCX's TCP port: the conversation before, and the filter in the kernel. Needs no UCX."""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dataplane.backends import exchange, own_sockets, socket_filter
+from dataplane.backends.own_sockets import Place, as_ipv6
+from dataplane.backends.ucx_admission import HELLO, MAGIC, Admission, Contact
+from dataplane.backends.ucx_admission_server import Server
+from dataplane.errors import DescriptorError, OwnerDiedError, TransferError, TransferTimeoutError
+
+MUTE_S = 0.3  # the kernel sends again after a fifth of a second what nobody has acknowledged
+PATIENCE_S = 20.0
+
+
+class Library:
+    """Stands for UCX: accepts whoever gets through, in a thread of its own, and keeps them."""
+
+    def __init__(self, host: str) -> None:
+        self.listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.listener.bind((host, 0))
+        self.listener.listen(64)
+        self.place = Place.of(self.listener.getsockname())
+        self.accepted: list[socket.socket] = []
+        self.arrived = threading.Semaphore(0)
+        self.listener.settimeout(0.05)
+        self._closing = False
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            with contextlib.suppress(TimeoutError):
+                self.accepted.append(self.listener.accept()[0])
+                self.arrived.release()
+
+    def close(self) -> None:
+        self._closing = True
+        self._thread.join()
+        for one in (self.listener, *self.accepted):
+            one.close()
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def library(request: pytest.FixtureRequest) -> Iterator[Library]:
+    library = Library(request.param)
+    yield library
+    library.close()
+
+
+@pytest.fixture
+def server(library: Library) -> Iterator[Server]:
+    copy = library.listener.dup()
+    socket_filter.admit(copy, ())
+    server = Server([copy], library.listener.getsockname()[0], within_host=False)
+    yield server
+    server.close()
+    server.close()
+
+
+def soon(seconds: float = PATIENCE_S) -> float:
+    return time.monotonic() + seconds
+
+
+def connecting_to(library: Library, source: str | None = None) -> socket.socket:
+    """A socket that has begun to connect, as UCX's do."""
+    connection = socket.socket(library.listener.family)
+    if source is not None:
+        connection.bind((source, 0))
+    connection.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        connection.connect(library.listener.getsockname()[:2])
+    return connection
+
+
+def own_address(library: Library) -> Place:
+    return Place(library.place.address, 0)
+
+
+def got(connection: socket.socket, seconds: float) -> bytes | None:
+    """What arrives within so long; None: nothing."""
+    connection.settimeout(seconds)
+    try:
+        return connection.recv(64)
+    except TimeoutError:
+        return None
+    except ConnectionResetError:
+        return b""
+
+
+def is_connected(connection: socket.socket, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while own_sockets.state(connection) != own_sockets.ESTABLISHED:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_nobody_can_connect_unasked(library: Library, server: Server) -> None:
+    with connecting_to(library) as stranger:
+        assert not is_connected(stranger, MUTE_S)
+    assert library.accepted == []
+
+
+def test_what_was_let_in_is_heard(library: Library, server: Server) -> None:
+    with Admission(server.contact, [own_address(library)], soon()) as admission:
+        assert admission.listeners == {library.place}
+        peer = connecting_to(library)
+        admission.connected()
+    with peer:
+        peer.setblocking(True)
+        peer.sendall(b"hello")
+        assert library.arrived.acquire(timeout=PATIENCE_S)
+        (accepted,) = library.accepted
+        assert got(accepted, PATIENCE_S) == b"hello"
+        accepted.sendall(b"welcome")
+        assert got(peer, PATIENCE_S) == b"welcome"
+        with connecting_to(library) as later:
+            assert not is_connected(later, MUTE_S)  # the port is closed again
+
+
+def test_a_stranger_of_the_same_address_is_not_heard_and_then_cut_off(library: Library, server: Server) -> None:
+    with Admission(server.contact, [own_address(library)], soon()) as admission, contextlib.ExitStack() as stack:
+        known = own_sockets.descriptors()
+        # As another process of that host would: not among the sockets that this process has opened since.
+        strangers = [stack.enter_context(connecting_to(library)) for _ in range(3)]
+        for stranger in strangers:
+            assert is_connected(stranger, PATIENCE_S)
+            stranger.sendall(b"let me in")
+            assert library.arrived.acquire(timeout=PATIENCE_S)
+        heard = [got(accepted, MUTE_S) for accepted in library.accepted]
+        assert heard == [None] * 3
+        admission._known = {**own_sockets.descriptors(), **known}
+        peer = stack.enter_context(connecting_to(library))
+        admission.connected()
+        peer.setblocking(True)
+        peer.sendall(b"hello")
+        assert library.arrived.acquire(timeout=PATIENCE_S)
+        assert got(library.accepted[-1], PATIENCE_S) == b"hello"
+        for accepted in library.accepted[:-1]:
+            assert got(accepted, PATIENCE_S) == b""
+
+
+@pytest.mark.parametrize("library", ["127.0.0.1"], indirect=True)  # of IPv6 the loopback has one address
+def test_other_addresses_than_those_that_were_told_stay_out(library: Library, server: Server) -> None:
+    with Admission(server.contact, [own_address(library)], soon()), connecting_to(library, "127.0.0.9") as stranger:
+        assert not is_connected(stranger, MUTE_S)
+
+
+def test_a_visitor_that_leaves_closes_the_port_behind_it(library: Library, server: Server) -> None:
+    with Admission(server.contact, [own_address(library)], soon()), connecting_to(library) as peer:
+        assert is_connected(peer, PATIENCE_S)
+    assert library.arrived.acquire(timeout=PATIENCE_S)
+    assert got(library.accepted[0], PATIENCE_S) == b""  # it had not said that this was its own
+
+
+def test_another_token_lets_nobody_in(library: Library, server: Server) -> None:
+    forged = Contact(os.urandom(exchange.TOKEN_BYTES), server.contact.address)
+    with pytest.raises(TransferError, match="hung up"):
+        Admission(forged, [own_address(library)], soon())
+    with connecting_to(library) as stranger:
+        assert not is_connected(stranger, MUTE_S)
+
+
+def test_an_owner_that_does_not_know_the_token_is_not_believed() -> None:
+    listener, address = exchange.bind("127.0.0.1:0", "")
+    listener.setblocking(True)
+
+    def pretend() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(HELLO.pack(MAGIC, bytes(16)))
+            connection.recv(4096)
+            connection.sendall(bytes(1 << 12))
+            with contextlib.suppress(ConnectionResetError):
+                connection.recv(1)
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    with pytest.raises(TransferError, match="not the owner"):
+        Admission(Contact(bytes(16), address), [], soon())
+    thread.join()
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    "message", [b"GET / HTTP/1.0\r\n\r\n" * 9, os.urandom(4096), HELLO.pack(MAGIC, bytes(16)) + os.urandom(4096)]
+)
+def test_garbage_is_hung_up_on(library: Library, server: Server, message: bytes) -> None:
+    with socket.create_connection(exchange.target(server.contact.address)) as stranger:
+        stranger.sendall(message)
+        stranger.settimeout(PATIENCE_S)
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass
+    with Admission(server.contact, [own_address(library)], soon()):
+        pass
+
+
+@pytest.mark.parametrize("library", ["127.0.0.1"], indirect=True)  # of IPv6 the loopback has one address
+def test_strangers_that_say_nothing_leave_room_for_others(library: Library, server: Server) -> None:
+    where = exchange.target(server.contact.address)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3 * exchange.MOST_ALIKE):
+            stack.enter_context(socket.create_connection(where, source_address=("127.0.0.9", 0)))
+        with Admission(server.contact, [own_address(library)], soon()):
+            pass
+
+
+def test_strangers_that_say_nothing_are_hung_up_on_in_the_end(library: Library, server: Server) -> None:
+    with socket.create_connection(exchange.target(server.contact.address)) as stranger:
+        assert got(stranger, PATIENCE_S) == b""
+
+
+def test_what_is_replayed_is_not_believed(library: Library, server: Server) -> None:
+    """Somebody who has listened to one conversation says the same again."""
+    said: list[bytes] = []
+    real = socket.socket.sendall
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "sendall", lambda self, data: (said.append(bytes(data)), real(self, data))[1])
+        with Admission(server.contact, [own_address(library)], soon()):
+            pass
+    first, *_ = (text for text in said if text[:4] == MAGIC)
+    proof = next(text for text in said if len(text) > HELLO.size)
+    with socket.create_connection(exchange.target(server.contact.address)) as stranger:
+        stranger.sendall(first)
+        stranger.settimeout(PATIENCE_S)
+        assert len(stranger.recv(HELLO.size)) == HELLO.size
+        stranger.sendall(proof)
+        assert got(stranger, PATIENCE_S) == b""
+
+
+def test_an_owner_that_is_gone_is_told_from_one_that_is_silent(library: Library) -> None:
+    listener, address = exchange.bind("127.0.0.1:0", "")
+    with pytest.raises(TransferTimeoutError):
+        Admission(Contact(bytes(16), address), [], soon(0.1))
+    listener.close()
+    with pytest.raises(OwnerDiedError):
+        Admission(Contact(bytes(16), address), [], soon())
+
+
+@pytest.mark.parametrize("text", [b"", b"tcp:", b"tcp:1.2.3.4:", b"tcp:1.2.3.4:99999", b"udp:1.2.3.4:5", b"tcp:\xff:5"])
+def test_a_damaged_contact_is_a_typed_error(text: bytes) -> None:
+    with pytest.raises(DescriptorError):
+        Contact.parse(bytes(17) + text)
+    assert Contact.parse(b"") is None
+
+
+def test_a_contact_survives_as_bytes() -> None:
+    for within_host in (False, True):
+        contact = Contact(os.urandom(16), "tcp:10.0.0.7:4711", within_host)
+        assert Contact.parse(contact.pack()) == contact
+
+
+def test_many_addresses_fit_into_a_filter() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        socket_filter.admit(listener, [as_ipv6(f"10.0.{at >> 8}.{at & 255}") for at in range(500)])
+        assert socket_filter.restricted(listener)
+        socket_filter.lift(listener)
+        assert not socket_filter.restricted(listener)
+        socket_filter.lift(listener)
