@@ -13,6 +13,8 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, ClassVar
 
+from control.bounds import check_port
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -64,6 +66,7 @@ class PageServer:
         port: the port; the system's choice where 0 was asked for.
 
     Raises:
+        ValueError: the port is none.
         OSError: the port is taken, or the address is not this host's.
     """
 
@@ -77,6 +80,7 @@ class PageServer:
         headers: Mapping[str, str] | None = None,
         gate: Gate | None = None,
     ) -> None:
+        check_port("port", port)
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         self._path = next(iter(pages))
         self._server = _Server((host, port), family, pages, headers or {}, gate)
