@@ -11,6 +11,7 @@ from time import monotonic as _now
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from control import forked
+from control.bounds import check_optional_seconds
 from control.errors import DeadlineError
 from control.exception_text import in_seconds, is_interrupt
 
@@ -236,6 +237,7 @@ class Future(Generic[T]):
 
     def _wait(self, timeout: float | None) -> None:
         forked.check()
+        timeout = check_optional_seconds("timeout", timeout)
         gate = threading.Lock()
         gate.acquire()
         self._when_settled(lambda: _open_gate(gate))

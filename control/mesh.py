@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 from control.actor import Actor, ActorInterface, check_construction, interface_of
+from control.bounds import check_seconds
 from control.context import context
 from control.endpoint import Endpoint, PlainMethod
 from control.engine import engine, is_for_engine
@@ -311,9 +312,10 @@ def _bound(process: Process, timeout: float | None) -> float:
     """The seconds that a stop may take."""
     if timeout is None:
         return process.settings.stop_timeout_s
-    if timeout < 0:
+    seconds = check_seconds("timeout", timeout)
+    if seconds < 0:
         raise ValueError(f"the timeout of a stop must not be negative, got {timeout:g}")
-    return timeout
+    return seconds
 
 
 def this_proc() -> ProcMesh:

@@ -9,8 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from control.bounds import LONGEST_S, check_count
+
 PRELOAD_VARIABLE = "SKIPPER_PRELOAD"
 """Environment variable with the modules to preload, separated by commas, where `configure` has not named any."""
+
+_MOST = 1 << 62
+"""Of what is counted."""
 
 _LEAST = {"max_unhandled": 256, "max_unhandled_nbytes": 16 << 20, "tree_threshold": 1, "tree_fanout": 2}
 """Room is given back in batches; a limit has to leave space for some of them. A tree has to branch."""
@@ -68,10 +73,11 @@ class Settings:
                 raise TypeError(f"{name} must be an int, not {value!r}")
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise TypeError(f"{name} must be a number of seconds, not {value!r}")
-            if least is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
-            if value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+            if least is not None:
+                check_count(name, value, least, _MOST)
+                continue
+            if not 0 < value <= LONGEST_S:
+                raise ValueError(f"{name} must be positive and at most {LONGEST_S:g}, got {value}")
 
     def unresponsive(self) -> float:
         """How long a process may be silent that is alive for the operating system; at least `heartbeat_s`."""

@@ -270,7 +270,7 @@ def _check_layout(layout: Any, local: StridedRegion, role: str, at: Sequence[int
     if layout.itemsize != local.itemsize:
         raise ValueError(f"{role} has elements of {local.itemsize} bytes, the remote box of {layout.itemsize}")
     low, high = extent(layout.shape, layout.strides, layout.itemsize)
-    if layout.offset + low < 0 or layout.offset + high > buf.nbytes:
+    if not (layout.offset + low >= 0 and layout.offset + high <= buf.nbytes):  # of NaN neither is true
         raise ValueError(
             f"the remote box covers bytes [{layout.offset + low}, {layout.offset + high}) of a buffer of {buf.nbytes}"
         )

@@ -9,7 +9,7 @@ from dataplane.backends.base import Peer, Remote
 from dataplane.errors import DataplaneError
 from dataplane.handle import Handle
 from dataplane.identity import OwnerId
-from dataplane.memory import contiguous, require_range, require_timeout, require_writable
+from dataplane.memory import LONGEST_S, contiguous, require_range, require_timeout, require_writable
 from dataplane.operation import DONE, Operation
 from dataplane.registration import Registration
 
@@ -282,7 +282,7 @@ class RDMABuffer:
             raise ValueError(f"{self!r} was registered as read-only")
 
     def _copy(self, region: Any, to_remote: bool, timeout: float, *, stream: bool = False) -> Operation:
-        seconds = timeout if type(timeout) is float and timeout > 0 else require_timeout(timeout)
+        seconds = timeout if type(timeout) is float and 0 < timeout < LONGEST_S else require_timeout(timeout)
         try:
             peer, remote, offset = self.route()
         except DataplaneError as error:

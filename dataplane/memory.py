@@ -16,6 +16,9 @@ from dataplane._copy import BufferView
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+LONGEST_S: Final = 1e9
+"""Thirty years: a longer timeout is taken for this one, since the system cannot wait for longer."""
+
 
 class MemoryKind(enum.IntEnum):
     """Where memory lies. The numbers are part of the handle format."""
@@ -159,19 +162,19 @@ def require_range(offset: Any, nbytes: Any, total: int) -> None:
 
 
 def require_timeout(timeout: Any) -> float:
-    """The timeout in seconds as a float.
+    """The timeout in seconds as a float, at most `LONGEST_S`.
 
     Raises:
         TypeError: It is no number.
         ValueError: It is not positive.
     """
-    if type(timeout) is float and timeout > 0:
+    if type(timeout) is float and 0 < timeout < LONGEST_S:
         return timeout
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
     if not timeout > 0:
         raise ValueError(f"timeout must be positive, not {timeout}")
-    return float(timeout)
+    return float(min(timeout, LONGEST_S))
 
 
 def _is_tensor(data: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from control import ProcMesh
+from control.bounds import MAX_PROCESSES, check_count
 from torchstore.client import check_keep
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
 from torchstore.errors import StrategyError
@@ -59,8 +60,7 @@ async def initialize(
     check_keep(keep_versions)
     if volume_nbytes is not None and volume_nbytes < 1:
         raise ValueError(f"a volume needs at least one byte, not {volume_nbytes}")
-    if num_storage_volumes < 1:
-        raise ValueError(f"a store needs at least one storage volume, not {num_storage_volumes}")
+    check_count("num_storage_volumes", num_storage_volumes, 1, MAX_PROCESSES)
     if strategy is None:
         if num_storage_volumes > 1 or mesh is not None:
             raise StrategyError(

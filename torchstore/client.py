@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from control import tracing
+from control.bounds import MAX_PROCESSES
 from torchstore.errors import KindMismatchError
 from torchstore.explanation import Explanation
 from torchstore.fetch import Fetcher
@@ -256,9 +257,9 @@ def _check_version(version: object) -> None:
 
 def _check_publisher(publisher: object) -> None:
     match publisher:
-        case (int(index), int(count)) if 0 <= index < count:
+        case (int(index), int(count)) if 0 <= index < count <= MAX_PROCESSES:
             return
-    raise ValueError(f"publisher is (index, count) with 0 <= index < count, not {publisher!r}")
+    raise ValueError(f"publisher is (index, count) with 0 <= index < count <= {MAX_PROCESSES}, not {publisher!r:.80}")
 
 
 def check_keep(keep: object) -> None:

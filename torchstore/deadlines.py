@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from typing import TypeVar
+
+from control.bounds import check_seconds
 
 T = TypeVar("T")
 
@@ -15,7 +17,15 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
 
     Raises:
         TimeoutError: It did not; it was cancelled.
+        TypeError: That is no number of seconds.
+        ValueError: It is not a number (NaN).
     """
+    try:
+        seconds = check_seconds("timeout", seconds)
+    except BaseException:
+        if isinstance(work, Coroutine):
+            work.close()
+        raise
     loop = asyncio.get_running_loop()
     clock = _clocks.get(loop) or _clock_of(loop)
     async with asyncio.timeout(None) as limit:

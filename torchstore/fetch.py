@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from control.bounds import check_seconds
 from dataplane import RDMAAction
 from dataplane.errors import DataplaneError
 from torchstore.board import Reader
@@ -113,7 +114,7 @@ class Fetcher:
         version was asked for.
         """
         cost, key, selector = Cost("get", time.perf_counter()), request.key, request.selector
-        end = cost.begin + timeout
+        end = cost.begin + check_seconds("timeout", timeout)
         with cost.spent_on("describe"):
             destination = Destination.of(request)
             circle = self._lender.circle(key, destination) if request.serve else ""

@@ -24,6 +24,9 @@ SCALE_SUFFIX = "_scale_inv"
 
 _STRIP = 1 << 20  # elements that are in float32 at one time
 
+_MOST = 1 << 16
+"""Rows or columns of a block: tensors are padded to whole ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockFP8:
@@ -46,8 +49,10 @@ class BlockFP8:
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
             raise ValueError(f"transfer_dtype: blocks are float8_e4m3fn or float8_e5m2, not {self.dtype}")
-        if len(self.block) != 2 or any(not isinstance(size, int) or size < 1 for size in self.block):
-            raise ValueError(f"transfer_dtype: a block has a positive number of rows and columns, not {self.block}")
+        if len(self.block) != 2 or any(not isinstance(size, int) or not 0 < size <= _MOST for size in self.block):
+            raise ValueError(
+                f"transfer_dtype: a block has a positive number of rows and columns, at most {_MOST}, not {self.block}"
+            )
 
     def takes(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether a tensor of this name is quantized."""

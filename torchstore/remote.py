@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
+from control.bounds import check_seconds
 from dataplane import RDMABuffer
 from dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
 from torchstore.board import open_answer
@@ -84,8 +85,9 @@ class Remote:
 
     async def _granted(self, call: Future[Any], timeout: float) -> Any:
         """Wait for a grant. One that comes after the caller has left is given back at once."""
+        seconds = check_seconds("timeout", timeout)
         try:
-            return await self._ask(call, timeout + _GRACE_S)
+            return await self._ask(call, seconds + _GRACE_S)
         except (asyncio.CancelledError, StoreTimeoutError):
             call.add_done_callback(self._release_late)
             raise
@@ -114,7 +116,8 @@ class Remote:
 
     async def fence(self, key: str, *, close: bool, timeout: float) -> None:
         """See `StoreController.fence`."""
-        await self._ask(self.controller.fence.call_one(self.info.client, key, close, timeout), timeout + _GRACE_S)
+        seconds = check_seconds("timeout", timeout)
+        await self._ask(self.controller.fence.call_one(self.info.client, key, close, seconds), seconds + _GRACE_S)
 
     async def rollback(self, key: str, version: int, timeout: float) -> None:
         """See `StoreController.rollback`."""
@@ -152,7 +155,7 @@ class Remote:
             StoreTimeoutError: Nothing was freed in time.
         """
         actor = self.info.volumes[volume]
-        end, clock = time.monotonic() + timeout, 0
+        end, clock = time.monotonic() + check_seconds("timeout", timeout), 0
         while True:
             try:
                 return await self._ask(actor.allocate.call_one(this_process(), nbytes), timeout)

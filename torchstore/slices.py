@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsInt, cast
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,19 @@ class TensorSlice:
             "mesh_shape": mesh_shape,
         }
         for name, numbers in given.items():
-            object.__setattr__(self, name, tuple(int(number) for number in numbers))
+            object.__setattr__(self, name, tuple(_whole(name, number) for number in numbers))
         if not len(self.offsets) == len(self.global_shape) == len(self.local_shape):
             raise ValueError(f"offsets, global_shape and local_shape of {self} need one number for each dim")
         for start, size, whole in zip(self.offsets, self.local_shape, self.global_shape, strict=True):
             if start < 0 or size < 0 or start + size > whole:
                 raise ValueError(f"{self} reaches out of the tensor")
+
+
+def _whole(name: str, number: object) -> int:
+    """A number of bytes or elements, of any type that holds whole numbers."""
+    if isinstance(number, float) and not number.is_integer():
+        raise ValueError(f"{name} holds whole numbers, not {number!r}")
+    try:
+        return int(cast(SupportsInt, number))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} holds whole numbers, not {type(number).__name__}") from error

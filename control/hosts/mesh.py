@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 
 from control import tracing
+from control.bounds import MAX_PROCESSES, check_count
 from control.context import context
 from control.future import Future
 from control.mesh import ProcMesh
@@ -84,6 +85,7 @@ class HostMesh(MeshLayout):
             PayloadError: ``bootstrap`` cannot be pickled.
         """
         extent = Extent.of(per_host or {})
+        check_count("the number of processes per host", extent.nelements, 0, MAX_PROCESSES)
         variables = {**environment(), **tracing.environment(), **(env or {})}
         for variable, value in variables.items():
             if not isinstance(variable, str) or not isinstance(value, str):

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from control import namespaces
+from control.bounds import check_count, check_port, check_seconds
 from control.errors import ControlError, NoSuchMethodError
 from control.future import Future
 from control.mesh import ActorMesh
@@ -25,6 +26,7 @@ from control.naming.user_secret import shared_secret
 from control.runtime.loop import LoopThread
 from control.wire import addresses, engine
 from control.wire.actor_calls import (
+    LARGEST_MESSAGE_NBYTES,
     MAX_MESSAGE_NBYTES,
     ActorInfo,
     Answer,
@@ -64,7 +66,9 @@ class ActorServer:
         max_message_nbytes: of arguments, or of a result.
 
     Raises:
-        ValueError: it may not listen there without TLS, or nobody else could reach what it would advertise.
+        ValueError: a number is out of its range, or it may not listen there without TLS, or nobody else could reach
+            what it would advertise.
+        TypeError: a number is none.
         UnsafeFileError: others could read the user's secret.
     """
 
@@ -82,6 +86,10 @@ class ActorServer:
         advertise: str | None = None,
         max_message_nbytes: int = MAX_MESSAGE_NBYTES,
     ) -> None:
+        check_port("port", port)
+        check_count("max_message_nbytes", max_message_nbytes, 1, LARGEST_MESSAGE_NBYTES)
+        if not isinstance(host, str):
+            raise TypeError(f"host is the name or address of one, not {type(host).__name__}")
         if tls is None and not insecure and not _is_loopback(host):
             raise ValueError(
                 f"{host} can be reached from other hosts: pass tls=, or insecure=True where the network is trusted"
@@ -140,8 +148,7 @@ class ActorServer:
             NamingError: the mapping could not take note of it.
         """
         namespaces.check_name(name)
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, got {concurrency}")
+        check_count("concurrency", concurrency, 1)
         hosted: Hosted
         if isinstance(instance, ActorMesh):
             hosted = MeshActor(name, cast(Any, instance))
@@ -190,7 +197,6 @@ class ActorServer:
                 max_calls=_MAX_CALLS,
             )
         self.port = self._listener.port
-        self._listener.start()
         try:
             self._catalog.publish(self.address)
         except BaseException:
@@ -204,6 +210,7 @@ class ActorServer:
         Args:
             grace_s: seconds; what has not ended by then is cut off, and its operations are cancelled.
         """
+        grace_s = check_seconds("grace_s", grace_s)
         if self._catalog.close():
             return
         if self._listener is not None:

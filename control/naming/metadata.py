@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from control import namespaces
+from control.bounds import check_seconds
 from control.errors import ControlError, NameNotFoundError, ResolverError
 from control.marking import idempotent
 from control.naming.actor_server import ActorServer
-from control.naming.registry import Registry
+from control.naming.registry import MAX_LEASE_S, MIN_LEASE_S, Registry
 from control.naming.resolver import FixedResolver
 from control.naming.rpc_client import RpcClient, RpcOptions
 from control.naming.urls import ACTOR, ServiceUrl, split_address
@@ -207,7 +208,7 @@ class MetadataMapping(_MetadataClient):
         lease_s: from 0.1 to 3600.
 
     Raises:
-        ValueError: there is no address, or it is none.
+        ValueError: there is no address, or it is none, or the lease is out of its range.
     """
 
     def __init__(
@@ -220,6 +221,8 @@ class MetadataMapping(_MetadataClient):
         lease_s: float = LEASE_S,
     ) -> None:
         super().__init__(address, namespace, secret, tls, _TIMEOUT_S)
+        if not MIN_LEASE_S <= check_seconds("lease_s", lease_s) <= MAX_LEASE_S:
+            raise ValueError(f"lease_s is from {MIN_LEASE_S:g} to {MAX_LEASE_S:g}, not {lease_s!r}")
         self._lease_s = lease_s
         self._lock = threading.Lock()
         self._held: dict[tuple[str, str], str] = {}

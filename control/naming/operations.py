@@ -57,7 +57,8 @@ class Operations:
         if operation is None:
             return _unknown(query.id)
         left = MAX_WAIT_S if remaining_s is None else max(remaining_s - _MARGIN_S, 0)
-        operation.ended.wait(max(min(query.wait_s, left, MAX_WAIT_S), 0))
+        wait_s = query.wait_s if query.wait_s > 0 else 0.0  # NaN is not above it either
+        operation.ended.wait(min(wait_s, left, MAX_WAIT_S))
         return operation.state()
 
     def cancel(self, query: OperationQuery) -> OperationState:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
+from control.bounds import check_optional_seconds, check_seconds
 from control.errors import ControlError, DeadlineError
 from control.future import Future
 from control.naming.attempts import Attempts
@@ -49,7 +50,8 @@ class RemoteOperation(Generic[R]):
 
         Raises, as a future: OperationNotFoundError, or what a call raises that cannot be delivered.
         """
-        return beside(lambda: self._ask(self._endpoint.channel.poll, wait_s).answer is not None)
+        seconds = check_seconds("wait_s", wait_s)
+        return beside(lambda: self._ask(self._endpoint.channel.poll, seconds).answer is not None)
 
     def result(self, *, timeout: float | None = None) -> Future[R]:
         """What the method returns, once it has; as a future, which raises what a call raises.
@@ -57,7 +59,8 @@ class RemoteOperation(Generic[R]):
         Args:
             timeout: seconds; the operation goes on even if they pass.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        seconds = check_optional_seconds("timeout", timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
         return beside(lambda: self._wait(deadline))
 
     def cancel(self) -> Future[bool]:

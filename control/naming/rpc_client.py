@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from control.bounds import check_count, check_optional_seconds
 from control.errors import ControlError
 from control.future import Future
 from control.marking import is_idempotent
@@ -19,7 +20,7 @@ from control.naming.remote_operation import RemoteOperation, start_operation
 from control.naming.resolver import Resolver
 from control.naming.scope import deadline_after
 from control.naming.user_secret import shared_secret
-from control.wire.actor_calls import MAX_MESSAGE_NBYTES
+from control.wire.actor_calls import LARGEST_MESSAGE_NBYTES, MAX_MESSAGE_NBYTES
 from control.wire.tls import Tls
 
 T = TypeVar("T")
@@ -43,10 +44,11 @@ class RpcOptions:
     retries: int = 0
 
     def __post_init__(self) -> None:
-        if self.timeout is not None and not self.timeout > 0:
+        seconds = check_optional_seconds("timeout", self.timeout)
+        if seconds is not None and not seconds > 0:
             raise ValueError(f"timeout is a number of seconds above 0, or None, not {self.timeout!r}")
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
-            raise ValueError(f"retries is an int, 0 or more, not {self.retries!r}")
+            raise ValueError(f"retries is an int, 0 or more, not {self.retries!r:.80}")
 
     def copy(self) -> RpcOptions:
         """The same options; since they cannot be changed, these."""
@@ -71,7 +73,7 @@ class RpcClient(Generic[T]):
         max_message_nbytes: of arguments, or of a result.
 
     Raises:
-        ValueError: the secret is too short.
+        ValueError: the secret is too short, or a number is out of its range.
         UnsafeFileError: others could read the user's secret.
     """
 
@@ -93,7 +95,7 @@ class RpcClient(Generic[T]):
             name if name is not None else cls.__name__,
             secret=shared_secret(secret),
             tls=tls,
-            max_message_nbytes=max_message_nbytes,
+            max_message_nbytes=check_count("max_message_nbytes", max_message_nbytes, 1, LARGEST_MESSAGE_NBYTES),
             handle=resolver.handle if isinstance(resolver, ActorHandle) else None,
         )
 
@@ -101,7 +103,7 @@ class RpcClient(Generic[T]):
         """The same client with other options: ``client.with_options(timeout=3, retries=2)``.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: there is no such option, or the timeout is no number.
             ValueError: it cannot have this value.
         """
         other = RpcClient.__new__(type(self))

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
+from control.bounds import check_optional_seconds
+
 
 class Scope:
     """One call that is being served.
@@ -84,6 +86,7 @@ def is_cancelled() -> bool:
 
 def deadline_after(timeout: float | None) -> float | None:
     """The deadline of a call made now, as `time.monotonic` counts: its own, or that of the call that is served."""
+    timeout = check_optional_seconds("timeout", timeout)
     left = remaining_s()
     if left is not None and (timeout is None or left < timeout):
         timeout = left

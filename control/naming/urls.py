@@ -34,8 +34,8 @@ class ServiceUrl:
     def __post_init__(self) -> None:
         if self.scheme not in (ACTOR, GRPC):
             raise ServiceUrlError(f"a service is at {ACTOR}:// or {GRPC}://, not at {self.scheme}://")
-        if not 0 < self.port < 1 << 16:
-            raise ServiceUrlError(f"{self.port} is no port")
+        if isinstance(self.port, bool) or not isinstance(self.port, int) or not 0 < self.port < 1 << 16:
+            raise ServiceUrlError(f"{self.port!r:.80} is no port")
 
     @staticmethod
     def parse(text: str) -> ServiceUrl:

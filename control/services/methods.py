@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from control.bounds import check_count
 from control.errors import ActorError, ControlError, ReplicaLostError
 from control.future import Future
 from control.marking import EndpointSpec, checker
@@ -11,7 +12,6 @@ from control.method_view import MethodView
 from control.port import Port, pack_with_ports
 from control.services.caller import Address, Caller
 from control.services.conductor import Conductor
-from control.services.options import check_count
 from control.services.requests import Binding, PlaceRequest, Request, SessionRequest
 from control.value_mesh import ValueMesh
 from control.wire.envelope import Payload

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from control.actor import Actor, ActorInterface, check_construction, interface_of
+from control.bounds import LONGEST_S, MAX_PROCESSES, check_count, check_seconds
 from control.errors import ActorDefinitionError
 from control.marking import checker
 
@@ -69,29 +69,15 @@ class ServiceOptions:
 
         Raises:
             ValueError: a number is out of its range.
-            TypeError: a count is not an integer.
+            TypeError: a count is not an integer, or a time no number.
         """
         for name, least in (("procs", 1), ("num_replicas", 1), ("retries", 0), ("max_restarts", 0)):
-            check_count(name, getattr(self, name), least)
+            check_count(name, getattr(self, name), least, MAX_PROCESSES)
         for name in ("health_interval_s", "health_timeout_s", "stable_s", "backoff_s", "drain_timeout_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} is a number of seconds, not {value!r}")
+            if not 0 <= check_seconds(name, value := getattr(self, name)) < LONGEST_S:
+                raise ValueError(f"{name} is a number of seconds from 0 to {LONGEST_S:g}, not {value!r}")
         if not self.health_interval_s:
             raise ValueError("health_interval_s must be above 0")
-
-
-def check_count(name: str, value: object, least: int) -> None:
-    """See whether an argument is a count.
-
-    Raises:
-        ValueError: it is below ``least``.
-        TypeError: it is not an integer.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is a whole number, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from control.actor import Actor, ActorInterface
+from control.bounds import MAX_PROCESSES, check_count
 from control.future import Future
 from control.mesh import this_proc
 from control.services.caller import Address, caller_of
 from control.services.keeper import Keeper
 from control.services.methods import ServiceMethod, SessionMethod
 from control.services.metrics import ReplicaMetrics
-from control.services.options import ServiceOptions, check_count
+from control.services.options import ServiceOptions
 from control.services.replicas import Blueprint
 from control.services.requests import Binding
 
@@ -118,7 +119,7 @@ class Service(Generic[A]):
             ValueError: the number is below 1.
             TypeError: it is no whole number.
         """
-        check_count("num_replicas", num_replicas, 1)
+        check_count("num_replicas", num_replicas, 1, MAX_PROCESSES)
         return self._keeper.scale.call_one(num_replicas)
 
     def drain(self, replica: int) -> Future[None]:

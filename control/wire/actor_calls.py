@@ -10,6 +10,9 @@ from control.wire._generated import actor_service_pb2 as pb
 MAX_MESSAGE_NBYTES = 64 << 20
 """Bytes of arguments, or of a result, where nobody says otherwise. They are held in memory several times over."""
 
+LARGEST_MESSAGE_NBYTES = (1 << 31) - (1 << 20)
+"""What can be asked for at most: gRPC counts the bytes of a message in 32 bits, and there is more in it."""
+
 Segments = tuple[bytes, ...]
 """What is encoded, and its out-of-band buffers."""
 

@@ -35,6 +35,7 @@ from control.wire.actor_calls import (
 )
 from control.wire.actor_session import VERSION, BadAnswerError, ClientSession
 from control.wire.daemon_threads import DaemonThreads
+from control.wire.grpc_core import NO_COMPRESSION
 from control.wire.tcp_state import ConnectionWatch
 from control.wire.tls import Tls
 
@@ -97,6 +98,7 @@ class ActorChannel:
             ("grpc.initial_reconnect_backoff_ms", 20),
             ("grpc.min_reconnect_backoff_ms", int(1000 * _CONNECT_S)),
             ("grpc.max_reconnect_backoff_ms", 250),
+            *NO_COMPRESSION,
         ]
         if tls is not None and tls.server_name is not None:
             self._options.append(("grpc.ssl_target_name_override", tls.server_name))

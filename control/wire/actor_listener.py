@@ -1,18 +1,25 @@
-"""`ActorListener`: where an actor server's requests come in, with gRPC's health and reflection services beside."""
+"""`ActorListener`: where an actor server's requests come in, with gRPC's health and reflection services beside.
+
+It stands on the streams of the link rather than on gRPC's own server, which has a thread wait for the body of every
+request, as long as whoever sent the headers pleases, and lets all of them count alike.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, Protocol
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from control.errors import ControlError, ProtocolError, WireError
+from control.errors import ProtocolError
 from control.wire import actor_service as messages
 from control.wire.actor_calls import (
     ActorInfo,
@@ -25,16 +32,30 @@ from control.wire.actor_calls import (
     Query,
     Start,
 )
-from control.wire.actor_session import VERSION, Refused, Seal, ServerSessions
+from control.wire.actor_session import VERSION, Refused, ServerSessions
+from control.wire.grpc_core import NO_COMPRESSION
+from control.wire.listener import Listener
+from control.wire.streams import IncomingStream, Status
 from control.wire.tls import Tls
+from control.wire.unproven import PATIENCE_S, Unproven
 
 _log = logging.getLogger("control")
 
 _MESSAGE_OVERHEAD_NBYTES = 64 << 10
 _SILENCE_MS = 10_000
+_IDLE_MS = 60_000
+"""A connection without a request is closed after this long; clients open another when they need it."""
+
 _STOP_S = 5.0
 _FOREVER_S = 1e8
 """gRPC has no deadline for None, only one far away."""
+
+_MAX_METADATA_NBYTES = 8 << 10
+
+_MAX_WATCHERS = 64
+"""Streams that want to be told when the server stops; one more costs the oldest its place."""
+
+_HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class Service(Protocol):
@@ -60,7 +81,9 @@ class Service(Protocol):
 
 
 class ActorListener:
-    """Listens, lets in who has proven to know the secret, and hands on what they ask.
+    """Listens at once, lets in who has proven to know the secret, and hands on what they ask.
+
+    Before a proof has come on a connection there are bounds for what its requests cost: see `unproven`.
 
     Args:
         service: what answers.
@@ -68,9 +91,10 @@ class ActorListener:
         secret: what both sides know.
         executor: where requests are served.
         tls: to encrypt; None speaks in the clear.
-        takes_open_json: whether requests without a proof are served, where they have nothing to do with pickles.
+        takes_open_json: whether requests without a proof are served, where they have nothing to do with pickles. Such
+            a server also tells everybody by reflection how it is to be called.
         max_message_nbytes: of a request or an answer.
-        max_calls: requests at the same time; those beyond are turned away.
+        max_calls: requests that are served at the same time; those beyond are turned away.
 
     Raises:
         WireError: the address cannot be listened on.
@@ -90,60 +114,60 @@ class ActorListener:
     ) -> None:
         self._service = service
         self._sessions = ServerSessions(secret)
+        self._executor = executor
         self._takes_open_json = takes_open_json
+        self._max_calls = max_calls
         self._quiet = threading.Condition()
         self._active = 0
         self._is_stopping = False
-        self._health = health.HealthServicer()
+        self._closed = threading.Event()
+        self._watchers: dict[_Watcher, None] = {}
+        self._unproven: Unproven[_Request | _Questions | _Watcher] = Unproven(
+            begin=lambda request: request.begin(), refuse=lambda request: request.refuse(), group=_peer_of
+        )
+        self._proofs: deque[str] = deque()
+        """Connections on which one has just come; the listener's thread takes note of them."""
+        self._rpcs = self._handlers()
         limit = max_message_nbytes + _MESSAGE_OVERHEAD_NBYTES
         options = (
             ("grpc.max_receive_message_length", limit),
             ("grpc.max_send_message_length", limit),
+            ("grpc.max_concurrent_streams", max_calls),
+            ("grpc.max_connection_idle_ms", _IDLE_MS),
             ("grpc.so_reuseport", 0),
-            ("grpc.max_metadata_size", 8 << 10),
+            ("grpc.max_metadata_size", _MAX_METADATA_NBYTES),
             ("grpc.keepalive_time_ms", _SILENCE_MS // 2),
             ("grpc.keepalive_timeout_ms", _SILENCE_MS),
             ("grpc.http2.ping_timeout_ms", _SILENCE_MS),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", _SILENCE_MS // 10),
             ("grpc.http2.max_ping_strikes", 0),
+            *NO_COMPRESSION,
         )
-        self._server: Any = grpc.server(
-            executor, handlers=(self._handlers(),), options=options, maximum_concurrent_rpcs=max_calls
+        self._listener = Listener(
+            ((address, tls),),
+            greeting_s=PATIENCE_S,
+            options=options,
+            on_stream=self._came,
+            patience=self._patience,
+            on_closed=self._closed.set,
+            name="actor-listener",
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (messages.SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
-        )
-        try:
-            if tls is None:
-                self.port: int = self._server.add_insecure_port(address)
-            else:
-                pair = ((tls.key, tls.certificate),)
-                credentials = grpc.ssl_server_credentials(pair, tls.authority, tls.authority is not None)
-                self.port = self._server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise WireError(f"cannot listen on {address}: {error}") from error
-        if self.port == 0:
-            raise WireError(f"cannot listen on {address}")
-
-    def start(self) -> None:
-        """Begin to serve."""
-        self._server.start()
-        for name in ("", messages.SERVICE):
-            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        (self.port,) = self._listener.ports
 
     def stop(self, grace_s: float) -> None:
         """Take no more requests, and wait for those that are being served, for ``grace_s`` at the longest."""
-        # Not by gRPC's own grace, which waits for clients to hang up: idle ones are asleep and do not.
-        self._health.enter_graceful_shutdown()
         with self._quiet:
             self._is_stopping = True
+            for watcher in tuple(self._watchers):
+                watcher.tell(health_pb2.HealthCheckResponse.NOT_SERVING)
             self._quiet.wait_for(lambda: self._active == 0, grace_s)
-        self._server.stop(None).wait(_STOP_S)
+        self._listener.close()
+        self._listener.cut()
+        self._closed.wait(_STOP_S)
 
-    def _handlers(self) -> Any:
+    def _handlers(self) -> dict[str, Callable[[bytes, bool, float | None], bytes]]:
         service = self._service
-        rpcs: dict[str, Callable[[bytes, bool, float | None], bytes]] = {
+        return {
             "Invoke": self._invoke,
             "ListMethods": lambda body, _, __: messages.encode_methods(
                 service.list_methods(messages.decode_methods_query(body))
@@ -159,56 +183,124 @@ class ActorListener:
                 service.cancel_operation(messages.decode_cancel(body))
             ),
         }
-        handlers = {name: grpc.unary_unary_rpc_method_handler(self._proven(name, rpc)) for name, rpc in rpcs.items()}
-        handlers["OpenSession"] = grpc.unary_unary_rpc_method_handler(self._open_session)
-        return grpc.method_handlers_generic_handler(messages.SERVICE, handlers)
 
-    def _proven(self, name: str, rpc: Callable[[bytes, bool, float | None], bytes]) -> Callable[[bytes, Any], bytes]:
-        """A handler of raw requests, of which nothing is parsed before it is known whom they are from."""
+    # On the listener's thread
+
+    def _came(self, stream: IncomingStream) -> None:
+        answer = self._answer_to(stream.method)
+        if answer is not None:
+            self._take(_Request(stream, self._gone, lambda request: self._have_answered(answer, request, stream)))
+        elif stream.method == f"/{_HEALTH}/Watch":
+            self._take(_Watcher(stream, self._gone, self._watch))
+        elif self._takes_open_json and stream.method == f"/{reflection.SERVICE_NAME}/ServerReflectionInfo":
+            self._take(_Questions(stream, self._gone))
+        else:
+            _Request(stream, self._gone, lambda _: None)
+            stream.turn_away("unimplemented", "there is no such method")
+
+    def _take(self, request: _Request | _Questions | _Watcher) -> None:
+        self._unproven.came(request, request.stream.connection, time.monotonic())
+
+    def _gone(self, request: _Request | _Questions | _Watcher) -> None:
+        if isinstance(request, _Watcher):
+            self._watchers.pop(request, None)
+        self._unproven.gone(request, time.monotonic())
+
+    def _watch(self, watcher: _Watcher) -> None:
+        if len(self._watchers) >= _MAX_WATCHERS:
+            oldest = next(iter(self._watchers))
+            del self._watchers[oldest]
+            oldest.stream.turn_away("resource_exhausted", "others want to watch, too")
+        with self._quiet:
+            self._watchers[watcher] = None
+            status = health_pb2.HealthCheckResponse
+            watcher.tell(status.NOT_SERVING if self._is_stopping else status.SERVING)
+
+    def _patience(self) -> float | None:
+        while self._proofs:
+            self._unproven.proved(self._proofs.popleft())
+        return self._unproven.sweep(time.monotonic())
+
+    def _answer_to(self, method: str) -> Callable[[bytes, IncomingStream], bytes] | None:
+        service, _, name = method.removeprefix("/").partition("/")
+        if service == messages.SERVICE and name == "OpenSession":
+            return self._open_session
+        if service == messages.SERVICE and name in self._rpcs:
+            return self._proven(name, self._rpcs[name])
+        return self._check_health if (service, name) == (_HEALTH, "Check") else None
+
+    def _have_answered(
+        self, answer: Callable[[bytes, IncomingStream], bytes], request: bytes, stream: IncomingStream
+    ) -> None:
+        """Have a request answered on a thread of the executor."""
+        with self._quiet:
+            if self._is_stopping:
+                stream.turn_away("unavailable", messages.STOPPING)
+                return
+            if self._active >= self._max_calls:
+                stream.turn_away("resource_exhausted", "this server has too many calls at the moment")
+                return
+            self._active += 1
+        self._executor.submit(self._answer, answer, request, stream)
+
+    # On a thread of the executor
+
+    def _answer(self, answer: Callable[[bytes, IncomingStream], bytes], request: bytes, stream: IncomingStream) -> None:
+        try:
+            stream.conclude(answer(request, stream))
+        except Refused as error:
+            stream.turn_away("unauthenticated", str(error))
+        except ProtocolError as error:
+            stream.turn_away("invalid_argument", str(error))
+        except Exception:  # noqa: BLE001  (whoever asked has to be told, and the next one served)
+            _log.exception("an actor server cannot answer %s", stream.method)
+            stream.turn_away("internal", "the server failed")
+        finally:
+            with self._quiet:
+                self._active -= 1
+                if self._is_stopping:
+                    self._quiet.notify()
+
+    def _proven(
+        self, name: str, rpc: Callable[[bytes, bool, float | None], bytes]
+    ) -> Callable[[bytes, IncomingStream], bytes]:
+        """What answers raw requests, of which nothing is parsed before it is known whom they are from."""
         encoded_name = name.encode()
 
-        def handle(request: bytes, context: Any) -> bytes:
-            with self._quiet:
-                if self._is_stopping:
-                    return _turn_away(context, grpc.StatusCode.UNAVAILABLE, messages.STOPPING)
-                if context.add_callback(self._one_less):  # once the answer is out, or nobody wants it any more
-                    self._active += 1
-            return answered(request, context)
-
-        def answered(request: bytes, context: Any) -> bytes:
-            seal: Seal | None = None
-            try:
-                body, seal = self._sessions.accept(encoded_name, request)
-                if seal is None and not self._takes_open_json:
-                    raise Refused("this server wants a proof: see actor_service.proto")
-                left = context.time_remaining()
-                answer = rpc(body, seal is not None, None if left is None or left > _FOREVER_S else left)
-            except Refused as error:
-                return _turn_away(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-            except ProtocolError as error:
-                return _turn_away(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            except ControlError:
-                _log.exception("an actor server cannot answer %s", name)
-                return _turn_away(context, grpc.StatusCode.INTERNAL, "the server failed")
+        def answered(request: bytes, stream: IncomingStream) -> bytes:
+            body, seal = self._sessions.accept(encoded_name, request)
+            if seal is not None:
+                self._proofs.append(stream.connection)
+            elif not self._takes_open_json:
+                raise Refused("this server wants a proof: see actor_service.proto")
+            left = stream.deadline - time.time()
+            answer = rpc(body, seal is not None, None if left > _FOREVER_S else max(left, 0))
             return answer if seal is None else seal.close(answer)
 
-        return handle
+        return answered
 
-    def _one_less(self) -> None:
-        with self._quiet:
-            self._active -= 1
-            if self._is_stopping:
-                self._quiet.notify()
-
-    def _open_session(self, request: bytes, context: Any) -> bytes:
+    def _open_session(self, request: bytes, stream: IncomingStream) -> bytes:
+        version, nonce = messages.decode_nonce(request)
+        if version != VERSION:
+            stream.turn_away("failed_precondition", f"this server speaks version {VERSION}")
+            return b""  # nobody takes it any more
         try:
-            version, nonce = messages.decode_nonce(request)
-            if version != VERSION:
-                words = f"this server speaks version {VERSION}"
-                return _turn_away(context, grpc.StatusCode.FAILED_PRECONDITION, words)
             return messages.encode_session(*self._sessions.offer(nonce))
-        except (Refused, ProtocolError) as error:
-            return _turn_away(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Refused as error:
+            raise ProtocolError(str(error)) from error
+
+    def _check_health(self, request: bytes, stream: IncomingStream) -> bytes:
+        """Whether it serves, which everybody may know; no name is known here that says anything of a job."""
+        try:
+            asked = health_pb2.HealthCheckRequest.FromString(request).service
+        except DecodeError as error:
+            raise ProtocolError(f"HealthCheckRequest cannot be parsed: {error}") from error
+        if asked not in ("", messages.SERVICE):
+            stream.turn_away("not_found", "")
+            return b""
+        status = health_pb2.HealthCheckResponse.SERVING
+        answer: bytes = health_pb2.HealthCheckResponse(status=status).SerializeToString()
+        return answer
 
     def _invoke(self, body: bytes, is_proven: bool, remaining_s: float | None) -> bytes:
         return messages.encode_answer(
@@ -221,14 +313,140 @@ class ActorListener:
         return messages.encode_operation(self._service.start_operation(start))
 
 
+class _Request:
+    """A request of one message, until that has come: the user of its stream.
+
+    Args:
+        stream: how it came.
+        on_gone: told once its message has come, or it has left without.
+        on_message: takes the message.
+    """
+
+    def __init__(
+        self, stream: IncomingStream, on_gone: Callable[[_Request], None], on_message: Callable[[bytes], None]
+    ) -> None:
+        self.stream = stream
+        self._on_gone = on_gone
+        self._on_message = on_message
+        stream.user = self
+
+    def begin(self) -> None:
+        """Ask for the message."""
+        self.stream.receive()
+
+    def refuse(self) -> None:
+        """Turn it away."""
+        self.stream.turn_away("deadline_exceeded", "its message has not come in time")
+
+    def opened(self, metadata: dict[str, Any]) -> None:
+        """Void: it is the other side that dials."""
+
+    def received(self, message: bytes) -> bool:
+        """What is asked."""
+        self._on_gone(self)
+        self._on_message(message)
+        return False
+
+    def sent(self) -> None:
+        """Void: the answer is the end."""
+
+    def ended(self, status: Status) -> None:
+        """It was answered, or has left, or has no message."""
+        self._on_gone(self)
+        self.stream.turn_away("invalid_argument", "a request is one message")
+
+
+class _Watcher(_Request):
+    """A stream of health: whether the server serves, and the news when it does not any more."""
+
+    def __init__(
+        self, stream: IncomingStream, on_gone: Callable[[_Request], None], on_asked: Callable[[_Watcher], None]
+    ) -> None:
+        super().__init__(stream, on_gone, lambda _: on_asked(self))
+        self._lock = threading.Lock()
+        self._is_sending = False
+        self._news: int | None = None
+
+    def begin(self) -> None:
+        """Ask for the message."""
+        self.stream.answer(())
+
+    def tell(self, status: int) -> None:
+        """Send a status, once the one before is out; from any thread."""
+        with self._lock:
+            if self._is_sending:
+                self._news = status
+            else:
+                self._send(status)
+
+    def sent(self) -> None:
+        """Send what has become of it meanwhile."""
+        with self._lock:
+            self._is_sending = False
+            if self._news is not None:
+                self._send(self._news)
+                self._news = None
+
+    def _send(self, status: int) -> None:
+        self._is_sending = True
+        self.stream.send(health_pb2.HealthCheckResponse(status=status).SerializeToString())
+
+
+class _Questions:
+    """A stream of questions about the services, for `PATIENCE_S` as a whole: the user of that stream."""
+
+    def __init__(self, stream: IncomingStream, on_gone: Callable[[_Questions], None]) -> None:
+        self.stream = stream
+        self._on_gone = on_gone
+        stream.user = self
+
+    def begin(self) -> None:
+        """Ask for the first question."""
+        self.stream.answer(())
+
+    def refuse(self) -> None:
+        """Turn it away."""
+        self.stream.turn_away("deadline_exceeded", "that is enough")
+
+    def opened(self, metadata: dict[str, Any]) -> None:
+        """Void: it is the other side that dials."""
+
+    def received(self, message: bytes) -> bool:
+        """Answer a question; the next is taken when the answer is out."""
+        try:
+            question = reflection_pb2.ServerReflectionRequest.FromString(message)
+        except DecodeError:
+            self.stream.turn_away("invalid_argument", "that is no question")
+            return False
+        (answer,) = _servicer().ServerReflectionInfo(iter((question,)), None)
+        self.stream.send(answer.SerializeToString())
+        return False
+
+    def sent(self) -> None:
+        """Take the next question."""
+        self.stream.receive()
+
+    def ended(self, status: Status) -> None:
+        """There are no more questions."""
+        self._on_gone(self)
+        self.stream.end()
+
+
+def _servicer() -> Any:
+    """Knows the services of an actor server, and no other message that this process may have imported."""
+    pool = DescriptorPool()
+    for file in (messages.FILE, health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        pool.AddSerializedFile(file.serialized_pb)
+    return reflection.ReflectionServicer((messages.SERVICE, _HEALTH, reflection.SERVICE_NAME), pool)
+
+
+def _peer_of(connection: str) -> str:
+    """The address of a connection's other end."""
+    return connection.rpartition(":")[0]
+
+
 def _checked(call: Call, is_proven: bool) -> Call:
     """A call that may be looked at: nobody's pickle is opened without a proof."""
     if not call.is_json and not is_proven:
         raise Refused("a pickle is taken with a proof only")
     return call
-
-
-def _turn_away(context: Any, code: Any, details: str) -> bytes:
-    context.set_code(code)
-    context.set_details(details)
-    return b""

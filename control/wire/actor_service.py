@@ -22,6 +22,9 @@ from control.wire.actor_calls import (
     Start,
 )
 
+FILE = pb.DESCRIPTOR
+"""The proto file."""
+
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ActorService"].full_name
 
 STOPPING = "this actor server is stopping"

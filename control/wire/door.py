@@ -12,13 +12,15 @@ from control.wire.envelope import ProcessRef
 from control.wire.handshake import Guest
 from control.wire.identity import Role
 from control.wire.listener import Listener
-from control.wire.streams import IncomingStream
+from control.wire.streams import OPTIONS, IncomingStream
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """A stranger that connects and then says nothing is turned away after this long."""
 
 MAX_STRANGERS = 256
 """Streams that have not proven themselves yet; one more costs the oldest of them its place."""
+
+_LIMITS = (("grpc.max_concurrent_streams", 4),)
 
 
 class Door:
@@ -56,7 +58,8 @@ class Door:
         """Until when each may prove itself, those first who came first; on the listener's thread."""
         self._listener = Listener(
             addresses,
-            idle_s=HANDSHAKE_TIMEOUT_S,
+            greeting_s=HANDSHAKE_TIMEOUT_S,
+            options=(*OPTIONS, ("grpc.max_connection_idle_ms", int(1000 * HANDSHAKE_TIMEOUT_S)), *_LIMITS),
             on_stream=self._came,
             patience=self._lose_patience,
             on_closed=on_closed,

@@ -15,7 +15,14 @@ from grpc._cython import cygrpc as core
 
 from control.errors import WireError
 
-__all__ = ["core", "missing_in", "server_certificates"]
+__all__ = ["NO_COMPRESSION", "core", "missing_in", "server_certificates"]
+
+NO_COMPRESSION = (("grpc.per_message_decompression", 0), ("grpc.per_message_compression", 0))
+"""For every channel and server: what comes is taken as it is.
+
+gRPC bounds the size of a message before it is inflated, and not after: two megabytes of a stranger's were one
+gigabyte of ours. What is compressed all the same then fails its proof, or does not parse.
+"""
 
 _TESTED = "from 1.66 to 1.85"
 _NEEDED = {
@@ -31,10 +38,11 @@ _NEEDED = {
         "destroy",
     ),
     "CompletionQueue": ("poll", "shutdown"),
-    "Call": ("start_server_batch", "cancel"),
+    "Call": ("start_server_batch", "cancel", "peer"),
     "CompletionType": ("queue_shutdown", "queue_timeout"),
     "InitialMetadataFlags": ("wait_for_ready", "wait_for_ready_explicitly_set"),
     "SSLChannelCredentials": (),
+    "server_credentials_ssl": (),
     "server_credentials_ssl_dynamic_cert_config": (),
     "auth_context": (),
     "PropagationConstants": ("GRPC_PROPAGATE_DEFAULTS",),
@@ -46,6 +54,11 @@ _NEEDED = {
         "invalid_argument",
         "failed_precondition",
         "already_exists",
+        "internal",
+        "not_found",
+        "resource_exhausted",
+        "unavailable",
+        "unimplemented",
         "deadline_exceeded",
     ),
     "SendInitialMetadataOperation": (),

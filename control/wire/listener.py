@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,9 +12,14 @@ from typing import Any
 from control.errors import WireError
 from control.wire.certificates import Certificates
 from control.wire.grpc_core import core
-from control.wire.streams import OPTIONS, IncomingStream, serve_here, to_listen
+from control.wire.streams import IncomingStream, serve_here, to_listen
+from control.wire.tls import Tls
 
 _log = logging.getLogger("control")
+
+_MAX_PENDING = 16_384
+"""Streams that have come and not been looked at. From this many on gRPC drops some, whoever's they are; by itself it
+begins with that at a thousand, which a stranger opens at one go."""
 
 
 class Listener:
@@ -25,10 +31,12 @@ class Listener:
 
     Args:
         addresses: where to listen, as gRPC's targets, each with the certificates for TLS or None.
-        idle_s: a connection without a stream is closed after this long, and one that does not finish its greeting.
+        greeting_s: a connection whose other end has not finished its greeting after this long is closed.
+        options: of gRPC's, for the server.
         on_stream: takes a stream that has come, and has to set its user.
         patience: called after everything that happens and after as many seconds as it returned the last time.
         on_closed: told when the listener has been closed and nothing of it is left.
+        name: of its thread.
 
     Raises:
         WireError: an address cannot be listened on; then none is.
@@ -36,12 +44,14 @@ class Listener:
 
     def __init__(
         self,
-        addresses: Sequence[tuple[str, Certificates | None]],
+        addresses: Sequence[tuple[str, Certificates | Tls | None]],
         *,
-        idle_s: float,
+        greeting_s: float,
+        options: Sequence[tuple[str, int]],
         on_stream: Callable[[IncomingStream], None],
         patience: Callable[[], float | None],
         on_closed: Callable[[], None],
+        name: str = "control-listener",
     ) -> None:
         self._on_stream = on_stream
         self._patience = patience
@@ -54,18 +64,20 @@ class Listener:
         """Whether the server has been asked for a stream, and has not answered. On the listener's thread."""
         self._streams: set[IncomingStream] = set()
         """Those that are not closed. On the listener's thread."""
-        bound_ms = int(1000 * idle_s)
+        bound_ms = int(1000 * greeting_s)
         limits = (
             ("grpc.server_handshake_timeout_ms", bound_ms),
-            ("grpc.max_connection_idle_ms", bound_ms),
-            ("grpc.max_concurrent_streams", 4),
+            ("grpc.http2.settings_timeout", bound_ms),
+            ("grpc.server.max_pending_requests", _MAX_PENDING),
+            ("grpc.server.max_pending_requests_hard_limit", 2 * _MAX_PENDING),
+            ("grpc.max_allowed_incoming_connections", _most_connections()),
         )
         self._queue = core.CompletionQueue()
-        self._server = core.Server((*OPTIONS, *limits), False)
+        self._server = core.Server((*options, *limits), False)
         self._server.register_completion_queue(self._queue)
         try:
             self.ports = tuple(self._listen(*address) for address in addresses)
-            threading.Thread(target=self._run, name="control-listener", daemon=True).start()
+            threading.Thread(target=self._run, name=name, daemon=True).start()
         except BaseException:
             self._abandon()
             raise
@@ -93,7 +105,7 @@ class Listener:
         while (event := self._queue.poll()).completion_type != core.CompletionType.queue_shutdown:
             event.tag(event)
 
-    def _listen(self, address: str, certificates: Certificates | None) -> int:
+    def _listen(self, address: str, certificates: Certificates | Tls | None) -> int:
         try:
             port: int = self._server.add_http2_port(address.encode(), to_listen(certificates))
         except RuntimeError as error:
@@ -152,3 +164,9 @@ class Listener:
     def _end_if_over(self) -> None:
         if self._is_shut_down and not self._expects and not self._streams:
             self._queue.shutdown()
+
+
+def _most_connections() -> int:
+    """What leaves a quarter of the descriptors to the rest of the process, however many strangers connect."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (1 << 31) - 1 if soft == resource.RLIM_INFINITY else min(3 * soft // 4, (1 << 31) - 1)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from control.wire.certificates import Certificates
 from control.wire.frames import MAX_MESSAGE_NBYTES
 from control.wire.grpc_core import core, server_certificates
+from control.wire.tls import Tls
 
 METHOD = "/skipper.control.v1.Link/Connect"
 
@@ -35,6 +36,7 @@ OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", 8 << 10),
+    #     *NO_COMPRESSION,
 )
 
 
@@ -45,13 +47,16 @@ def _to_dial(certificates: Certificates | None) -> Any:
     return core.SSLChannelCredentials(authority, key, certificate)
 
 
-def to_listen(certificates: Certificates | None) -> Any:
-    """What a server is given so that it speaks TLS, and only with those whose certificate it takes.
+def to_listen(certificates: Certificates | Tls | None) -> Any:
+    """What a server is given so that it speaks TLS, and only with those whose certificate it takes, if it asks.
 
-    gRPC asks for the certificates anew whenever somebody connects.
+    gRPC asks for `Certificates` anew whenever somebody connects.
     """
     if certificates is None:
         return None
+    if isinstance(certificates, Tls):
+        pair = core.SslPemKeyCertPair(certificates.key, certificates.certificate)
+        return core.server_credentials_ssl(certificates.authority, [pair], certificates.authority is not None)
     last = certificates.pems()
 
     def look() -> Any:
@@ -253,10 +258,16 @@ class IncomingStream(Stream):
 
     Attributes:
         metadata: what the other side said first.
+        method: what it asks for, as gRPC's path.
+        deadline: until when it waits, as `time.time` counts.
+        connection: on which it came: gRPC's name for the other end, such as ``ipv4:10.0.0.1:40000``.
     """
 
     def __init__(self, event: Any, on_closed: Callable[[IncomingStream], None]) -> None:
         super().__init__()
+        self.method: str = event.call_details.method.decode(errors="replace")
+        self.deadline: float = event.call_details.deadline
+        self.connection: str = event.call.peer().decode(errors="replace")
         self.metadata: dict[str, Any] = dict(event.invocation_metadata)
         self._call = event.call
         self._on_closed = on_closed
@@ -306,6 +317,19 @@ class IncomingStream(Stream):
             code = getattr(core.StatusCode, name)
             last = core.SendStatusFromServerOperation((), code, details.encode(), _NO_FLAGS)
             self._start((*first, last), _ignore)
+
+    def conclude(self, message: bytes) -> None:
+        """Answer with one message, and say that this was all; from any thread, where nothing has been said yet."""
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
+            operations = (
+                core.SendInitialMetadataOperation((), _NO_FLAGS),
+                core.SendMessageOperation(message, _NO_FLAGS),
+                core.SendStatusFromServerOperation((), core.StatusCode.ok, b"", _NO_FLAGS),
+            )
+            self._start(operations, _ignore)
 
     def cancel(self) -> None:
         """End the stream without a word; from any thread."""

@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import dataclasses
+import gzip
 import pickle
 import queue
 import socket
 import time
+from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,6 +21,7 @@ from control.wire import auth, door, transport
 from control.wire.envelope import Envelope, Kind, ProcessRef
 from control.wire.frames import encode, encode_process
 from control.wire.payload import pack
+from tests.http2 import Stranger
 
 from .actors import Echo
 from .conftest import PATIENCE_S, wait_until
@@ -107,6 +111,36 @@ def test_a_message_above_the_limit_is_refused_unread(echo: ActorMesh[Echo]) -> N
         status, received = connect(address, hello(), [bytes(8 << 20)])
         assert status is not grpc.StatusCode.OK
         assert received == []
+
+
+def peak_nbytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def test_nothing_of_a_strangers_is_inflated(echo: ActorMesh[Echo]) -> None:
+    pid = echo.pid.call_one().get(PATIENCE_S)
+    bomb = gzip.compress(bytes(60 << 20))
+    assert len(bomb) < 64 << 10  # what HTTP/2 lets through before the other side has said a word
+    before = peak_nbytes(pid)
+    headers = [(name, b64encode(value) if isinstance(value, bytes) else value) for name, value in hello()]
+    with Stranger(echo.root_members[0].address) as stranger:
+        stream = stranger.open(METHOD, [("grpc-encoding", "gzip"), *headers])
+        stranger.say(stream, bomb, is_compressed=True)
+        wait_until(lambda: stranger.listen() or stream in stranger.ended, "it to be turned away")  # type: ignore[func-returns-value]
+    assert echo.echo.call_one(1).get(PATIENCE_S) == 1
+    assert peak_nbytes(pid) - before < 30 << 20
+
+
+def test_streams_without_end_on_one_connection_keep_no_process_out(echo: ActorMesh[Echo], own_procs: Any) -> None:
+    """Far more than HTTP/2 lets one connection have, none of which says anything."""
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(Stranger(runtime.current().me.address)) for _ in range(20)]
+        for stranger in strangers:
+            for _ in range(100):
+                stranger.open(METHOD)
+        newcomer = own_procs({"gpus": 1}).spawn("newcomer", Echo)
+        assert newcomer.echo.call_one(1).get(PATIENCE_S) == 1
 
 
 def test_garbage_on_the_socket_costs_only_its_connection(echo: ActorMesh[Echo]) -> None:

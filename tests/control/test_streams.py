@@ -16,7 +16,7 @@ from control.wire import engine
 
 engine.choose()
 from control.wire.listener import Listener
-from control.wire.streams import OutgoingStream
+from control.wire.streams import OPTIONS, OutgoingStream
 
 
 class Quiet:
@@ -44,7 +44,8 @@ def on_stream(stream):
 
 
 address = f"unix-abstract:skipper-test-{os.getpid()}"
-listener = Listener([(address, None)], idle_s=5.0, on_stream=on_stream, patience=lambda: None, on_closed=closed.set)
+options = {"greeting_s": 5.0, "options": OPTIONS, "patience": lambda: None}
+listener = Listener([(address, None)], on_stream=on_stream, on_closed=closed.set, **options)
 dialed = OutgoingStream(address, (), Quiet())
 threading.Thread(target=dialed.run, daemon=True).start()
 assert came.wait(20)
@@ -79,12 +80,13 @@ from control.wire import engine
 engine.choose()
 from control.errors import WireError
 from control.wire.listener import Listener
+from control.wire.streams import OPTIONS
 
 
 def listen(*addresses):
     pairs = [(address, None) for address in addresses]
     options = {"on_stream": None, "patience": lambda: None, "on_closed": lambda: None}
-    return Listener(pairs, idle_s=5.0, **options)
+    return Listener(pairs, greeting_s=5.0, options=OPTIONS, **options)
 
 
 address = f"unix-abstract:skipper-test-{os.getpid()}"

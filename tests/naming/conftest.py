@@ -64,3 +64,32 @@ def host() -> Iterator[Callable[..., Host]]:
 def client_of(address: str, cls: type, name: str, options: RpcOptions = OPTIONS, **kwargs: Any) -> RpcClient[Any]:
     """A client of the actor ``name`` of one server."""
     return RpcClient(FixedResolver(f"actor://{address}/{name}"), cls, options, name=name, **kwargs)
+
+
+def self_signed() -> tuple[bytes, bytes, bytes]:
+    """A certificate for ``localhost`` that signs itself, twice, and its key: an authority, a certificate and a key."""
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    encoding = serialization.Encoding.PEM
+    plain = serialization.NoEncryption()
+    pem = signed.public_bytes(encoding)
+    return pem, pem, key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain)

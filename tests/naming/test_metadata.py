@@ -109,8 +109,8 @@ def test_what_is_no_name_or_no_url_is_not_registered(metadata: MetadataServer) -
         mapping.register("no name", A)
     with pytest.raises(ResolverError, match="ServiceUrlError"):
         mapping.register("a", "host:1")
-    with pytest.raises(ResolverError, match="a lease is for"):
-        MetadataMapping(metadata.address, namespace="job", lease_s=1e6).register("a", A)
+    with pytest.raises(ValueError, match=r"0\.1 to 3600"):
+        MetadataMapping(metadata.address, namespace="job", lease_s=1e6)
 
 
 def test_a_server_is_known_from_its_start_to_its_stop(metadata: MetadataServer) -> None:

@@ -22,7 +22,7 @@ from control.wire._generated import actor_service_pb2 as pb
 from control.wire.actor_calls import Call
 from control.wire.actor_session import ClientSession
 
-from .conftest import client_of
+from .conftest import client_of, self_signed
 from .parties import PATIENCE_S, Calculator, Host
 
 OTHER_SECRET = b"x" * 32
@@ -250,31 +250,8 @@ class Unused:
 
 @pytest.fixture(scope="module")
 def certificate() -> tuple[bytes, bytes]:
-    """A certificate for ``localhost`` that signs itself, and its key."""
-    from datetime import UTC, datetime, timedelta
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    encoding = serialization.Encoding.PEM
-    plain = serialization.NoEncryption()
-    return signed.public_bytes(encoding), key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain)
+    _, pem, key = self_signed()
+    return pem, key
 
 
 def test_with_tls_both_ends_know_each_other_by_certificate(certificate: tuple[bytes, bytes]) -> None:
