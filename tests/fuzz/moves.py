@@ -14,7 +14,7 @@ from functools import cache
 import dataplane
 from dataplane import RDMABuffer, memfd, process
 from dataplane import handle as handles
-from dataplane.backends import verbs_exchange, verbs_keys
+from dataplane.backends import ucx_packed, verbs_exchange, verbs_keys
 from dataplane.backends.ucx_peer import CARD, _parse_card
 from dataplane.backends.ucx_segments import Segments
 from dataplane.backends.verbs_device import ENDPOINT, Atomics
@@ -36,7 +36,15 @@ _SECONDS = 20.0
 
 def signed(card: bytes, body: bytes) -> bytes:
     """A handle whose two halves are taken for what its owner has made."""
-    return handles.join(card[:0xFFFF], body)
+    _know_secret()
+    card = card[:0xFFFF]
+    return handles.join(card, process.current().keys.seal(card, body))
+
+
+@cache
+def _know_secret() -> None:
+    """Not that of whoever runs this: inputs are to mean the same everywhere."""
+    dataplane.configure(secret=bytes(range(32)))
 
 
 def read_handle(data: bytes) -> None:
@@ -54,6 +62,8 @@ def read_signed_handle(data: bytes) -> None:
         raise Broken(f"the handle of {handle} speaks of bytes [{offset}, {offset + nbytes})")
     if UCX in handle.card.sections:
         Segments.after(_parse_card(handle.card).worker).obstacle(Segments(1, 1))
+    if UCX in handle.sections:
+        ucx_packed.unpack(handle.sections[UCX], 1)
     if VERBS in handle.card.sections and VERBS in handle.sections:
         verbs_keys.remote_of(handle)
 
@@ -83,10 +93,14 @@ def _handles() -> Iterator[Handle]:
     page_key, worker = b"k" * 30, b"w" * 40 + Segments(4, 4).pack()
     cards = {
         SHM: struct.pack("<I", 5),
-        UCX: CARD.pack(0x2000, 6, len(page_key)) + page_key + worker,
+        UCX: CARD.pack(0x2000, 6) + ucx_packed.pack(page_key, worker),
         VERBS: contact.pack(),
     }
-    bodies = {SHM: struct.pack("<IQQ", 5, 6, 7), UCX: b"r" * 40, VERBS: verbs_keys.pack_body(0x3000, (1, 2))}
+    bodies = {
+        SHM: struct.pack("<IQQ", 5, 6, 7),
+        UCX: ucx_packed.pack(b"r" * 40),
+        VERBS: verbs_keys.pack_body(0x3000, (1, 2)),
+    }
     for numbers in ((SHM,), (UCX,), (VERBS,), (SHM, UCX, VERBS)):
         card = Card.make(owner, 9, {number: cards[number] for number in numbers})
         sections = {number: bodies[number] for number in numbers}
