@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import trust
+import skipper_trust
 from control.errors import UnsafeFileError
 
 
@@ -17,8 +17,8 @@ def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[i
         UnsafeFileError: that is not so.
     """
     try:
-        trust.check_private(status, path, is_right_kind)
-    except trust.UnsafeFileError as error:
+        skipper_trust.check_private(status, path, is_right_kind)
+    except skipper_trust.UnsafeFileError as error:
         raise UnsafeFileError(str(error)) from None
 
 
@@ -30,6 +30,6 @@ def read_secret(path: Path, *, least_nbytes: int) -> bytes:
         ValueError: it cannot be read, or holds too little.
     """
     try:
-        return trust.read_secret(path, least_nbytes=least_nbytes)
-    except trust.UnsafeFileError as error:
+        return skipper_trust.read_secret(path, least_nbytes=least_nbytes)
+    except skipper_trust.UnsafeFileError as error:
         raise UnsafeFileError(str(error)) from None

@@ -1,18 +1,18 @@
 """The secret that actor servers and their clients share where they are not given one.
 
-It is that of the user, in a file (see `trust.user_secret`). Processes of one user on one host need nothing else.
-Elsewhere, name a file that both sides can read by ``SKIPPER_SECRET_FILE``.
+It is that of the user, in a file (see `skipper_trust.user_secret`). Processes of one user on one host need nothing
+else. Elsewhere, name a file that both sides can read by ``SKIPPER_SECRET_FILE``.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import trust
+import skipper_trust
 from control import private_file
 from control.errors import ResolverError, UnsafeFileError
 from control.wire.actor_session import MIN_SECRET_NBYTES, check_secret
-from trust import SECRET_VARIABLE
+from skipper_trust import SECRET_VARIABLE
 
 __all__ = ["SECRET_VARIABLE", "read_secret", "shared_secret"]
 
@@ -29,8 +29,8 @@ def shared_secret(given: bytes | None = None) -> bytes:
     if given is not None:
         return check_secret(given)
     try:
-        return trust.user_secret()
-    except trust.UnsafeFileError as error:
+        return skipper_trust.user_secret()
+    except skipper_trust.UnsafeFileError as error:
         raise UnsafeFileError(str(error)) from None
     except (OSError, ValueError) as error:
         raise ResolverError(str(error)) from error

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import trust
+import skipper_trust
 from control import forked, tracing
 from control import settings as bounds
 from control.errors import AlreadyInJobError, JoinError
@@ -178,7 +178,7 @@ def shutdown(*, grace_s: float | None = None) -> None:
             process.ending.shutdown(grace_s=grace_s)
             process.root_cell.end_of_faults(time.monotonic() + grace_s)
             _current = None
-            trust.leave_job()
+            skipper_trust.leave_job()
 
 
 def _start_root() -> Process:

@@ -29,7 +29,7 @@ from control.runtime.process import Process
 from control.wire.addresses import within_host
 from control.wire.auth import NOT_OUR_SECRET
 from control.wire.payload import pack
-from trust import folder
+from skipper_trust import folder
 
 JOB_VARIABLE = "SKIPPER_JOB"
 """Environment variable that says which job to join: what `join` takes as an address, or a connection file's content."""

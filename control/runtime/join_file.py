@@ -23,7 +23,7 @@ from control.errors import JobExistsError, JobNotFoundError, RemoteHostError, Un
 from control.private_file import check_private
 from control.settings import Settings
 from control.wire.envelope import ProcessRef
-from trust import folder
+from skipper_trust import folder
 
 _SUFFIX = ".json"
 _VERSION = 1

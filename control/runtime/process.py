@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import trust
+import skipper_trust
 from control import forked
 from control import settings as bounds
 from control.errors import BackpressureError, PayloadError
@@ -76,7 +76,7 @@ class Process:
         self.me = me
         self.root = root
         self.secret = secret
-        trust.enter_job(secret)  # before any memory is registered: the data plane proves its handles by it
+        skipper_trust.enter_job(secret)  # before any memory is registered: the data plane proves its handles by it
         self.certs = certs
         self.data_plane_is_open = data_plane_is_open
         self.settings = bounds.settings()

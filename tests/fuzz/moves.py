@@ -14,12 +14,13 @@ from functools import cache
 import dataplane
 from dataplane import RDMABuffer, memfd, process
 from dataplane import handle as handles
-from dataplane.backends import ucx_packed, verbs_exchange, verbs_keys
+from dataplane.backends import ucx_admission, ucx_packed, verbs_exchange, verbs_keys
+from dataplane.backends.exchange import TOKEN_BYTES, bind, prove
 from dataplane.backends.ucx_peer import CARD, _parse_card
 from dataplane.backends.ucx_segments import Segments
 from dataplane.backends.verbs_device import ENDPOINT, Atomics
-from dataplane.backends.verbs_exchange import HELLO, MAGIC, TOKEN_BYTES, by_rail, dial, prove
-from dataplane.backends.verbs_server import Server, bind
+from dataplane.backends.verbs_exchange import HELLO, MAGIC, by_rail, dial
+from dataplane.backends.verbs_server import Server
 from dataplane.errors import TransferTimeoutError
 from dataplane.handle import SHM, UCX, VERBS, Card, Handle
 from dataplane.identity import OwnerId, new_owner
@@ -91,9 +92,10 @@ def _handles() -> Iterator[Handle]:
     owner = OwnerId(1, 4711, 2, 3)
     contact = verbs_keys.Contact(bytes(TOKEN_BYTES), 0x1000, (7, 8), Atomics(1), "tcp:127.0.0.1:4711")
     page_key, worker = b"k" * 30, b"w" * 40 + Segments(4, 4).pack()
+    admission = ucx_admission.Contact(bytes(TOKEN_BYTES), "tcp:127.0.0.1:4711").pack()
     cards = {
         SHM: struct.pack("<I", 5),
-        UCX: CARD.pack(0x2000, 6) + ucx_packed.pack(page_key, worker),
+        UCX: CARD.pack(0x2000, 6) + ucx_packed.pack(page_key, admission, worker),
         VERBS: contact.pack(),
     }
     bodies = {

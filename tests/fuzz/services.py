@@ -143,12 +143,15 @@ def queue_seeds() -> Iterator[bytes]:
 # Pages
 
 
+_PAGE_TOKEN = "a-token-of-letters"
+
+
 @cache
 def _pages() -> tuple[PageServer, ...]:
     def look() -> JobStatus:
         raise SupervisionError("there is no job")
 
-    return Dashboard(Feed(look, 60.0), 0, "127.0.0.1", ""), Dashboard(Feed(look, 60.0), 0, "127.0.0.1", "token")
+    return Dashboard(Feed(look, 60.0), 0, "127.0.0.1", ""), Dashboard(Feed(look, 60.0), 0, "127.0.0.1", _PAGE_TOKEN)
 
 
 def ask_for_page(data: bytes) -> None:
@@ -167,16 +170,16 @@ def ask_for_page(data: bytes) -> None:
     status = answer.partition(b"\r\n")[0]
     if b" 500 " in status or b"Traceback" in answer:
         raise Broken(f"{status!r}: {answer[-300:]!r}")
-    if server.url.endswith("token") and b" 200 " in status and b"token" not in request:
+    if server.token and b" 200 " in status and _PAGE_TOKEN.encode() not in request:
         raise Broken("a page was shown to who has no token")
 
 
 def page_seeds() -> Iterator[bytes]:
     """What a browser asks for."""
     for which in (b"\0", b"\1"):
-        for path in (b"/", b"/data.json", b"/none?x=1", b"/?token=token"):
+        for path in (b"/", b"/data.json", b"/none?x=1", b"/?token=" + _PAGE_TOKEN.encode()):
             yield which + b"GET " + path + b" HTTP/1.1\r\nHost: localhost:PORT\r\nConnection: close\r\n\r\n"
-        cookie = b"Cookie: skipper-dashboard-PORT=token; a=b\r\nOrigin: http://localhost:PORT\r\n"
+        cookie = b"Cookie: skipper-token-PORT=" + _PAGE_TOKEN.encode() + b"; a=b\r\nOrigin: http://localhost:PORT\r\n"
         yield which + b"GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n" + cookie + b"\r\n"
 
 

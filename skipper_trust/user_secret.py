@@ -11,7 +11,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from trust.private_file import check_private, read_secret
+from skipper_trust.private_file import UnsafeFileError, check_private, read_secret
 
 SECRET_VARIABLE = "SKIPPER_SECRET_FILE"
 """Environment variable with the path of the file that holds the secret, of 16 bytes or more."""
@@ -46,7 +46,9 @@ def _read_or_make() -> bytes:
     path = folder() / _NAME
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o700)
-    where = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if path.parent.is_symlink():  # for the message; what counts is O_NOFOLLOW
+        raise UnsafeFileError(f"{path.parent} is a link, which may lead to a folder that holds something else")
+    where = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         check_private(os.fstat(where), path.parent, stat.S_ISDIR)
         if not path.exists():

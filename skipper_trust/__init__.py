@@ -4,9 +4,9 @@
 import the other for that.
 """
 
-from trust.job_secret import enter_job, job_secret, leave_job
-from trust.private_file import UnsafeFileError, check_private, read_secret
-from trust.user_secret import MIN_SECRET_NBYTES, SECRET_VARIABLE, folder, user_secret
+from skipper_trust.job_secret import enter_job, job_secret, leave_job
+from skipper_trust.private_file import UnsafeFileError, check_private, read_secret
+from skipper_trust.user_secret import MIN_SECRET_NBYTES, SECRET_VARIABLE, folder, user_secret
 
 __all__ = [
     # secrets
