@@ -35,7 +35,9 @@ class Dashboard(PageServer):
 
     Args:
         feed: what it shows.
-        port, host, token: see `PageServer`.
+        port: as of `PageServer`, like the next two.
+        host: where it listens.
+        token: what browsers have to know.
     """
 
     def __init__(self, feed: Feed, port: int, host: str, token: str | bool | None) -> None:
