@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -87,6 +88,7 @@ class Children:
         self._ask_to_end = ask_to_end
         self._bounds = bounds
         self._launcher: Launcher | None = None
+        self._making = threading.Lock()
         self._oom = OomWatch()
         self._children: dict[str, Child] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -97,13 +99,13 @@ class Children:
 
     def launch(self, configs: Sequence[WorkerConfig], env: Mapping[str, str]) -> None:
         """Start children; returns at once, and their failure to start is an end like any other."""
-        if self._launcher is None:
-            self._launcher = Launcher()
+        with self._making:
+            launcher = self._launcher = self._launcher or Launcher()
         mark = self._oom.mark()
         children = [Child(config.me, oom_mark=mark) for config in configs]
         self._children.update((child.ref.id, child) for child in children)
         launches = [Launch(config, self._notifier(child)) for config, child in zip(configs, children, strict=True)]
-        self._launcher.launch(launches, env, self._bounds.preloaded())
+        launcher.launch(launches, env, self._bounds.preloaded())
 
     def get(self, process_id: str) -> Child | None:
         """The child with this id, also if it has ended."""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -234,6 +235,24 @@ def test_it_ends_with_a_process_of_a_process(own_procs: Spawn, failures: Failure
     os.kill(echo.pid.call_one().get(PATIENCE_S), signal.SIGKILL)
     failures.wait()
     wait_until(lambda: not left([inner, *pids]), f"the end of {pids}")
+
+
+def test_processes_that_are_spawned_first_and_at_once_have_one_guard_that_ends() -> None:
+    for _ in range(3):
+        together = threading.Barrier(4)
+
+        def spawn() -> None:
+            together.wait(PATIENCE_S)  # noqa: B023  (of this turn: the threads end in it)
+            control.this_host().spawn_procs().initialized.get(PATIENCE_S)
+
+        threads = [threading.Thread(target=spawn) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        watcher_and_guard()
+        control.shutdown()
+        assert [one for one in psutil.Process().children() if one.name() == WATCHER.decode()] == []
 
 
 def test_what_cannot_be_executed_is_told() -> None:
