@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from control.wire.certificates import Certificates
 from control.wire.frames import MAX_MESSAGE_NBYTES
-from control.wire.grpc_core import core, server_certificates
+from control.wire.grpc_core import NO_COMPRESSION, core, server_certificates
 from control.wire.tls import Tls
 
 METHOD = "/skipper.control.v1.Link/Connect"
@@ -36,7 +36,7 @@ OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", 8 << 10),
-    #     *NO_COMPRESSION,
+    *NO_COMPRESSION,
 )
 
 
