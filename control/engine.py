@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager
-from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from control.errors import EngineMissingError
@@ -80,6 +79,8 @@ def engine() -> TensorEngine:
         EngineMissingError: there is none.
         ImportError: it cannot be imported, for want of torch for example.
     """
+    from importlib.metadata import distributions  # most processes do without
+
     # Not by `entry_points`: that one stops at the first of equally named distributions, such as what an earlier build
     # has left beside a checkout.
     for distribution in distributions():

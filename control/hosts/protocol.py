@@ -11,7 +11,6 @@ import json
 import platform
 import secrets
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from control.errors import ControlError, HostError, HostMismatchError, HostUnreachableError
@@ -76,6 +75,8 @@ def versions() -> dict[str, str]:
 
     Functions and classes travel as the bytecode of one minor version of Python.
     """
+    from importlib.metadata import PackageNotFoundError, version  # most processes do without
+
     try:
         skipper = version("skipper-mesh")
     except PackageNotFoundError:

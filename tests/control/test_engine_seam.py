@@ -1,5 +1,6 @@
 """What control does for a tensor engine without knowing one: find it, and let it run something around an endpoint."""
 
+import importlib.metadata
 import pickle
 import sys
 from collections.abc import Callable
@@ -139,7 +140,7 @@ def test_over_is_a_name_that_meshes_of_actors_have() -> None:
 
 def test_without_an_engine_the_error_says_what_to_install(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     none: list[Distribution] = []
-    monkeypatch.setattr(seam, "distributions", lambda: none)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: none)
     seam.engine.cache_clear()
     with pytest.raises(EngineMissingError, match="skipper-mesh"):
         procs.activate()
