@@ -95,8 +95,8 @@ class Server:
     def close(self) -> None:
         """Let nobody in any more, and end the thread. Idempotent."""
         if not self._closing:
+            self._wake.send(b"x")  # first: the thread, which may be awake, closes the socket once it sees the flag
             self._closing = True
-            self._wake.send(b"x")
             self._thread.join(_JOIN_S)
 
     # On the thread

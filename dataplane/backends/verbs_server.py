@@ -76,8 +76,8 @@ class Server:
     def close(self) -> None:
         """Hang up on everybody and end the thread. Idempotent."""
         if not self._closing:
+            self._wake.send(b"x")  # first: the thread, which may be awake, closes the socket once it sees the flag
             self._closing = True
-            self._wake.send(b"x")
             self._thread.join(_JOIN_S)
 
     def _serve(self) -> None:
