@@ -59,7 +59,7 @@ class Machine:
         With ``own_folder`` that folder is empty there, and nobody else sees what is put into it.
         """
         if own_folder is not None:
-            command = ["sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', str(own_folder), *command]
+            command = ["sh", "-c", 'mount -t tmpfs -o mode=0700 tmpfs "$0" && exec "$@"', str(own_folder), *command]
         inside = ["ip", "netns", "exec", self.name, "unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         process: subprocess.Popen[str] = subprocess.Popen([*inside, *command], text=True, **options)  # type: ignore[call-overload]
         self.processes.append(process)
