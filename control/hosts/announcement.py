@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from control import private_file
 from control.errors import HostError
 from control.wire import addresses
 
@@ -34,18 +33,8 @@ def write(path: Path, announcement: Announcement) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            json.dump({"address": announcement.address, "pid": announcement.pid}, file)
-            file.flush()
-            os.fsync(fd)
-        os.rename(draft, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        raise
+    content = {"address": announcement.address, "pid": announcement.pid}
+    private_file.replace(path, json.dumps(content).encode(), 0o600)
 
 
 def read(path: Path) -> Announcement | None:

@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from control import private_file
 from control.errors import CertificateError
 from control.wire.certificates import AUTHORITY, AUTHORITY_KEY, CERTIFICATE, KEY, REVOKED, SECRET, SIGNER
 from control.wire.chain import cluster_of, identity_of
@@ -498,21 +499,8 @@ def _new_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file, or replace one: who reads it finds the one or the other whole."""
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                os.fchmod(fd, mode)  # whatever the umask is
-                file.write(content)
-                file.flush()
-                os.fsync(fd)
-            os.rename(draft, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-            raise
+        private_file.replace(path, content, mode)
     except OSError as error:
         raise CertificateError(f"{path} cannot be written: {error.strerror}") from error
 
