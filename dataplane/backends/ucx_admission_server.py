@@ -3,23 +3,20 @@
 import contextlib
 import ipaddress
 import secrets
-import selectors
 import socket
 import struct
-import threading
 import time
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from dataplane.backends import exchange, own_sockets, socket_filter
-from dataplane.backends.exchange import DIGEST_BYTES, GREETING_S, Strangers, prove, proves
+from dataplane.backends.exchange import DIGEST_BYTES, GREETING_S, prove, proves
+from dataplane.backends.exchange_server import ExchangeServer
 from dataplane.backends.own_sockets import Place
 from dataplane.backends.ucx_admission import FOUND, HELLO, MAGIC, PLACES, Contact, pack_places, parse_places
-from dataplane.errors import DataplaneError
 
 _PROVED_S = 20.0  # for the rest of the conversation, once a visitor has proved itself
-_JOIN_S = 5.0
 _LOOK_S = 0.001  # between two looks at whether UCX has accepted a connection
 
 
@@ -61,8 +58,8 @@ class _Visitor:
         return _OWED[self.stage][1].size + DIGEST_BYTES if self.stage in _OWED else 1
 
 
-class Server:
-    """One daemon thread that holds the conversations. Until somebody has proved itself nobody can connect to UCX."""
+class Server(ExchangeServer[_Visitor]):
+    """Lets others connect to UCX. Until somebody has proved itself nobody can."""
 
     def __init__(self, listeners: Sequence[socket.socket], address: str, *, within_host: bool) -> None:
         """Close UCX's listening sockets to everybody, and listen for those who ask to be let in.
@@ -75,82 +72,29 @@ class Server:
         Raises:
             BackendUnavailableError: It cannot be listened at.
         """
-        self._listeners = tuple(listeners)
-        self._places = {Place.of(listener.getsockname()) for listener in listeners}
         own = f"[{address}]:0" if ":" in address else f"{address}:0"
-        self._door, where = exchange.bind(own, "")
+        door, where = exchange.bind(own, "")
+        self._listeners = tuple(listeners)
+        super().__init__(door, "dataplane-ucx-admission", self._listeners)
+        self._places = {Place.of(listener.getsockname()) for listener in listeners}
         self.contact = Contact(secrets.token_bytes(exchange.TOKEN_BYTES), where, within_host)
         self._admitted: frozenset[ipaddress.IPv6Address] = frozenset()
-        self._strangers = Strangers()
-        self._visitors: dict[int, _Visitor] = {}
         self._elsewhere: dict[int, str] = {}  # descriptors that are not UCX's connections
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._door, selectors.EVENT_READ)
-        self._wake, self._waker = socket.socketpair()
-        self._selector.register(self._waker, selectors.EVENT_READ)
-        self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="dataplane-ucx-admission", daemon=True)
-        self._thread.start()
+        self._begin()
 
-    def close(self) -> None:
-        """Let nobody in any more, and end the thread. Idempotent."""
-        if not self._closing:
-            self._wake.send(b"x")  # first: the thread, which may be awake, closes the socket once it sees the flag
-            self._closing = True
-            self._thread.join(_JOIN_S)
+    def _visitor(self, connection: socket.socket, origin: Hashable, due: float) -> _Visitor:
+        return _Visitor(connection, origin, due)
 
-    # On the thread
+    def _is_silent(self, visitor: _Visitor) -> bool:
+        return visitor.stage is _Stage.NONE
 
-    def _serve(self) -> None:
-        while not self._closing:
-            for key, _ in self._selector.select(self._patience()):
-                if key.fileobj is self._door:
-                    self._welcome()
-                elif key.data is not None and not self._hear(key.data):
-                    self._see_off(key.data)
-            now = time.monotonic()
-            for visitor in list(self._visitors.values()):
-                if (visitor.stage is _Stage.NONE and not self._looked_for(visitor)) or now > visitor.due:
-                    self._see_off(visitor)
-        for visitor in list(self._visitors.values()):
-            self._see_off(visitor)
-        self._selector.close()
-        for own in (self._door, self._wake, self._waker, *self._listeners):
-            own.close()
+    def _stays(self, visitor: _Visitor, now: float) -> bool:
+        return (visitor.stage is not _Stage.NONE or self._looked_for(visitor)) and now <= visitor.due
 
     def _patience(self) -> float | None:
         if any(visitor.stage is _Stage.NONE for visitor in self._visitors.values()):
             return _LOOK_S
         return GREETING_S if self._visitors else None
-
-    def _welcome(self) -> None:
-        try:
-            connection, _ = self._door.accept()
-        except OSError:
-            return  # it left before it was seen, or there is no file descriptor for it now
-        origin = self._strangers.enter(connection)
-        if origin is None:
-            connection.close()
-            return
-        connection.setblocking(False)
-        visitor = _Visitor(connection, origin, time.monotonic() + GREETING_S)
-        self._visitors[connection.fileno()] = visitor
-        self._selector.register(connection, selectors.EVENT_READ, visitor)
-
-    def _hear(self, visitor: _Visitor) -> bool:
-        """Take what has arrived; whether the conversation goes on."""
-        try:
-            received = visitor.connection.recv(visitor.wanted - len(visitor.received))
-            if not received or visitor.stage is _Stage.NONE:
-                return False
-            visitor.received += received
-            if len(visitor.received) < visitor.wanted:
-                return True
-            message = bytes(visitor.received)
-            visitor.received.clear()
-            return self._understand(visitor, message)
-        except (OSError, DataplaneError):
-            return False
 
     def _understand(self, visitor: _Visitor, message: bytes) -> bool:
         if visitor.stage is _Stage.HELLO:
@@ -159,7 +103,6 @@ class Server:
             mine = HELLO.pack(MAGIC, secrets.token_bytes(16))
             visitor.transcript = message + mine
             visitor.stage = _Stage.SOURCES
-            # An answer is smaller than any socket's buffer, so it never blocks.
             visitor.connection.sendall(mine)
             return True
         role, _ = _OWED[visitor.stage]
@@ -169,9 +112,8 @@ class Server:
             return False
         places = parse_places(said)
         if visitor.stage is _Stage.SOURCES:
-            visitor.proved = True
+            self._has_proved(visitor)
             visitor.due = time.monotonic() + _PROVED_S
-            self._strangers.leave(visitor.origin)
             visitor.sources = frozenset(place.address for place in places)
             self._restrict()
             visitor.stage = _Stage.CONNECTIONS
@@ -201,14 +143,8 @@ class Server:
         visitor.transcript += message
         visitor.connection.sendall(message + prove(self.contact.token, role, visitor.transcript))
 
-    def _see_off(self, visitor: _Visitor) -> None:
-        """Hang up on it, close the port to it, end what it has not claimed. Idempotent."""
-        if self._visitors.get(visitor.connection.fileno()) is not visitor:
-            return
-        self._selector.unregister(visitor.connection)
-        del self._visitors[visitor.connection.fileno()]
-        if not visitor.proved:
-            self._strangers.leave(visitor.origin)
+    def _part(self, visitor: _Visitor) -> None:
+        """Close the port to it, end what it has not claimed."""
         self._close_to(visitor)
         visitor.connection.close()
 

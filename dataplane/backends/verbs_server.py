@@ -1,20 +1,15 @@
 """The owner's side of the conversation that connects queue pairs; see `verbs_exchange` for what is said."""
 
 import secrets
-import selectors
 import socket
-import threading
-import time
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dataplane.backends.exchange import DIGEST_BYTES, GREETING_S, Strangers, prove, proves
+from dataplane.backends.exchange import DIGEST_BYTES, GREETING_S, prove, proves
+from dataplane.backends.exchange_server import ExchangeServer
 from dataplane.backends.verbs_device import ENDPOINT
 from dataplane.backends.verbs_exchange import HELLO, MAGIC, NOBODY, Endpoints, bits_of, by_rail
-from dataplane.errors import DataplaneError
-
-_JOIN_S = 5.0
 
 
 class Pairs(Protocol):
@@ -47,8 +42,8 @@ class _Visitor:
     pairs: Pairs | None = None
 
 
-class Server:
-    """The owner's side: one daemon thread that answers initiators and keeps their queue pairs while they live."""
+class Server(ExchangeServer[_Visitor]):
+    """The owner's side: answers initiators, and keeps their queue pairs while they live."""
 
     def __init__(
         self,
@@ -57,76 +52,27 @@ class Server:
         rails: Iterable[int],
         make_pairs: Callable[[tuple[int, ...]], Pairs],
     ) -> None:
-        self._listener = listener
+        super().__init__(listener, "dataplane-verbs-server")
         self._token = token
         self._rails = tuple(rails)
         self._make_pairs = make_pairs
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._wake, waker = socket.socketpair()
-        self._waker = waker
-        self._selector.register(waker, selectors.EVENT_READ)
-        self._strangers = Strangers()
-        self._visitors: dict[int, _Visitor] = {}
         self._named: dict[bytes, _Visitor] = {}  # those that have proved themselves
-        self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="dataplane-verbs-server", daemon=True)
-        self._thread.start()
+        self._begin()
 
-    def close(self) -> None:
-        """Hang up on everybody and end the thread. Idempotent."""
-        if not self._closing:
-            self._wake.send(b"x")  # first: the thread, which may be awake, closes the socket once it sees the flag
-            self._closing = True
-            self._thread.join(_JOIN_S)
+    def _visitor(self, connection: socket.socket, origin: Hashable, due: float) -> _Visitor:
+        return _Visitor(connection, origin, due)
 
-    def _serve(self) -> None:
-        while not self._closing:
-            strangers = [visitor for visitor in self._visitors.values() if visitor.pairs is None]
-            for key, _ in self._selector.select(GREETING_S if strangers else None):
-                if key.fileobj is self._listener:
-                    self._welcome()
-                elif key.data is not None and not self._hear(key.data):
-                    self._see_off(key.data)
-            now = time.monotonic()
-            for visitor in strangers:
-                if visitor.pairs is None and now > visitor.due:
-                    self._see_off(visitor)
-        for visitor in list(self._visitors.values()):
-            self._see_off(visitor)
-        self._selector.close()
-        for own in (self._listener, self._wake, self._waker):
-            own.close()
+    def _is_silent(self, visitor: _Visitor) -> bool:
+        return visitor.pairs is not None
 
-    def _welcome(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return  # it left before it was seen, or there is no file descriptor for it now
-        origin = self._strangers.enter(connection)
-        if origin is None:
-            connection.close()
-            return
-        connection.setblocking(False)
-        visitor = _Visitor(connection, origin, time.monotonic() + GREETING_S)
-        self._visitors[connection.fileno()] = visitor
-        self._selector.register(connection, selectors.EVENT_READ, visitor)
+    def _stays(self, visitor: _Visitor, now: float) -> bool:
+        return visitor.pairs is not None or now <= visitor.due
 
-    def _hear(self, visitor: _Visitor) -> bool:
-        """Take what has arrived; whether the connection goes on."""
-        try:
-            received = visitor.connection.recv(visitor.wanted - len(visitor.received) or 1)
-            if not received or visitor.pairs is not None:
-                return False
-            visitor.received += received
-            if len(visitor.received) < visitor.wanted:
-                return True
-            message = bytes(visitor.received)
-            visitor.received.clear()
-            # A reply is smaller than any socket's buffer, so it never blocks.
-            return self._meet(visitor, message) if visitor.greetings else self._greet(visitor, message)
-        except (OSError, DataplaneError):
-            return False
+    def _patience(self) -> float | None:
+        return GREETING_S if any(visitor.pairs is None for visitor in self._visitors.values()) else None
+
+    def _understand(self, visitor: _Visitor, message: bytes) -> bool:
+        return self._meet(visitor, message) if visitor.greetings else self._greet(visitor, message)
 
     def _greet(self, visitor: _Visitor, theirs: bytes) -> bool:
         magic, bits, visitor.name = HELLO.unpack(theirs)
@@ -143,8 +89,7 @@ class Server:
         theirs, proof = message[:-DIGEST_BYTES], message[-DIGEST_BYTES:]
         if not proves(proof, self._token, b"initiator", visitor.greetings, theirs):
             return False
-        visitor.proved = True
-        self._strangers.leave(visitor.origin)
+        self._has_proved(visitor)
         replaced = self._named.get(theirs[-len(NOBODY) :])
         if replaced is not None:
             self._see_off(replaced)
@@ -156,15 +101,8 @@ class Server:
         visitor.connection.sendall(mine + prove(self._token, b"owner", visitor.greetings, mine))
         return True
 
-    def _see_off(self, visitor: _Visitor) -> None:
-        """Hang up on it. Idempotent: one that was replaced may have hung up itself at the same time."""
-        if visitor.connection.fileno() < 0:
-            return
+    def _part(self, visitor: _Visitor) -> None:
         self._named.pop(visitor.name, None)
-        self._selector.unregister(visitor.connection)
-        del self._visitors[visitor.connection.fileno()]
-        if not visitor.proved:
-            self._strangers.leave(visitor.origin)
         visitor.connection.close()
         if visitor.pairs is not None:
             visitor.pairs.close()
