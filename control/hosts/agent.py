@@ -114,7 +114,7 @@ class HostAgent:
         self._idle_timeout_s = idle_timeout_s
         self._idle_since_s = time.monotonic()
         self._gone = threading.Event()
-        self._certificates = None if certs is None else Certificates.read(certs)
+        self._certificates = None if certs is None else Certificates(certs)
         if self._certificates is not None:
             self._certificates.require(Role.HOST, "an agent")
         own = f"agent-{secrets.token_hex(8)}"

@@ -86,7 +86,7 @@ def attach_to_hosts(
             f"{beyond[0]} is another machine: pass certs= for TLS, or insecure=True where the whole network is trusted"
         )
     folder = None if certs is None else os.path.abspath(certs)
-    certificates = None if folder is None else Certificates.read(folder)
+    certificates = None if folder is None else Certificates(folder)
     if certificates is not None:
         certificates.require(Role.SCRIPT, "attach_to_hosts")
     secret = read_secret(Path(secret_file) if secret_file is not None else Path(folder or "") / SECRET)

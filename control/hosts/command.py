@@ -171,7 +171,7 @@ _MOST_SECRET_NBYTES = 4096
 
 def _connect(given: argparse.Namespace) -> AgentLink:
     host, port = addresses.parse(given.address)
-    certificates = None if given.certs is None else Certificates.read(given.certs)
+    certificates = None if given.certs is None else Certificates(given.certs)
     if certificates is not None:
         certificates.require(Role.SCRIPT, "what agents are asked")
     return AgentLink(host, port, protocol.secret_of_host(_secret_of(given), host), certificates, timeout=_TIMEOUT_S)

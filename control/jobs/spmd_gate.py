@@ -80,14 +80,14 @@ class Gate:
             )
         folder = None if certs is None else os.path.abspath(certs)
         if folder is not None:
-            Certificates.read(folder)
+            Certificates(folder)
         secret = read_secret(Path(secret_file) if secret_file is not None else Path(folder or "") / SECRET)
         return Gate(host, port, secret, folder, (certs is None) if data_plane is None else data_plane)
 
     @property
     def certificates(self) -> Certificates | None:
         """For TLS; None: none."""
-        return None if self.certs is None else Certificates.read(self.certs)
+        return None if self.certs is None else Certificates(self.certs)
 
     def __repr__(self) -> str:
         return f"<Gate {addresses.at(self.host, self.port)}>"  # never the secret

@@ -113,7 +113,7 @@ class Process:
             unresponsive_s=self.settings.unresponsive(),
             connect_timeout_s=self.settings.connect_timeout_s,
             script_id=root.id,
-            certificates=None if certs is None else Certificates.read(certs),
+            certificates=None if certs is None else Certificates(certs),
         )
         loop_thread.run(self.transport.start(), timeout=START_TIMEOUT_S)
         self.me = self.transport.me
@@ -318,7 +318,7 @@ class Process:
         """
         from control.wire.certificates import Certificates
 
-        self.transport.listen_beyond(host, None if certs is None else Certificates.read(certs))
+        self.transport.listen_beyond(host, None if certs is None else Certificates(certs))
         self.certs = certs
         self.me = self.root = self.transport.me
         self._is_beyond = True

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import cache
 from typing import Any, Protocol
 
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -432,6 +433,7 @@ class _Questions:
         self.stream.end()
 
 
+@cache
 def _servicer() -> Any:
     """Knows the services of an actor server, and no other message that this process may have imported."""
     pool = DescriptorPool()

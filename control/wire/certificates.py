@@ -98,11 +98,6 @@ class Certificates:
         self._content = _load(self._folder)
         self._looked_s = time.monotonic()
 
-    @staticmethod
-    def read(folder: str | os.PathLike[str]) -> Certificates:
-        """See the class."""
-        return Certificates(folder)
-
     @property
     def authority(self) -> bytes:
         """PEM: certificates of those whose signature counts."""

@@ -97,7 +97,7 @@ def ask(address: str, folder: Path, method: str = "status", timeout: float = PAT
     """What an agent answers to somebody with these certificates and the agents' secret."""
     ip, port = addresses.parse(address)
     secret = (folder / SECRET).read_bytes().strip()
-    with AgentLink(ip, port, secret, Certificates.read(folder), timeout=timeout) as link:
+    with AgentLink(ip, port, secret, Certificates(folder), timeout=timeout) as link:
         return link.ask(method, {}, timeout=timeout)
 
 
@@ -176,12 +176,12 @@ def test_a_script_attaches_nothing_but_hosts(authority: Path, script: Path, tmp_
         ("client", HostUnreachableError, "no agent answers"),  # TLS has it that a client is no server
     ):
         fake = certs.issue(authority, tmp_path / f"fake-{role}", ["127.0.0.2"], role=role, name="fake")
-        with Listening("127.0.0.2", Certificates.read(fake), secret) as port, pytest.raises(error, match=words):
+        with Listening("127.0.0.2", Certificates(fake), secret) as port, pytest.raises(error, match=words):
             attach_to_hosts(f"tcp://127.0.0.2:{port}", certs=script, timeout=2)
         control.shutdown()
     plain = host(authority, tmp_path / "host", "127.0.0.2")
-    with Listening("127.0.0.2", Certificates.read(plain), secret) as port:
-        ip, theirs = "127.0.0.2", Certificates.read(script)
+    with Listening("127.0.0.2", Certificates(plain), secret) as port:
+        ip, theirs = "127.0.0.2", Certificates(script)
         AgentLink(ip, port, secret, theirs, timeout=PATIENCE_S).close()  # nor is it the place that was refused
 
 
@@ -299,12 +299,12 @@ def test_a_script_whose_certificate_is_revoked_loses_its_job_and_gets_no_other(
 def test_what_is_revoked_is_named_by_name_role_or_file(own_authority: Path, tmp_path: Path) -> None:
     for role in ("script", "host"):
         certs.issue(own_authority, tmp_path / role, [HERE], role=role, name="node1")
-    machine = Certificates.read(certs.issue(own_authority, tmp_path / "watcher", [HERE], role="host"))
-    identities = {role: Certificates.read(tmp_path / role).identity for role in ("script", "host")}
+    machine = Certificates(certs.issue(own_authority, tmp_path / "watcher", [HERE], role="host"))
+    identities = {role: Certificates(tmp_path / role).identity for role in ("script", "host")}
 
     def revoked() -> set[str]:
         certs.update(own_authority, [tmp_path / "watcher"])
-        found = Certificates.read(tmp_path / "watcher")
+        found = Certificates(tmp_path / "watcher")
         return {role for role, identity in identities.items() if found.is_revoked(identity)}
 
     with pytest.raises(CertificateError, match="no certificate has been issued to 'node2'"):
@@ -327,7 +327,7 @@ def test_files_that_do_not_go_together_change_nothing(
     own_authority: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = host(own_authority, tmp_path / "host", HERE)
-    found = Certificates.read(folder)
+    found = Certificates(folder)
     before = found.pems()
     other = certs.make_authority(tmp_path / "other", cluster="ours")
     certs.issue(other, tmp_path / "foreign", [HERE], role="host")
@@ -346,9 +346,9 @@ def test_files_that_do_not_go_together_change_nothing(
         wait_until(lambda: found.pems() == before and bool(caplog.records), f"a bad {name} is noticed")
         assert "stay as they were" in caplog.text
         with pytest.raises(CertificateError):
-            Certificates.read(folder)  # who begins with it is told
+            Certificates(folder)  # who begins with it is told
         (folder / name).unlink() if kept is None else (folder / name).write_bytes(kept)
-    assert Certificates.read(folder).pems() == before
+    assert Certificates(folder).pems() == before
 
 
 # Rotation
@@ -471,12 +471,12 @@ def test_what_others_could_have_read_or_written_is_not_used(authority: Path, tmp
         before = (folder / name).stat().st_mode
         (folder / name).chmod(mode)
         with pytest.raises(CertificateError, match=words):
-            Certificates.read(folder)
+            Certificates(folder)
         (folder / name).chmod(before)
     if os.geteuid() == 0:
         os.chown(folder / "key.pem", 12345, 12345)
         with pytest.raises(CertificateError, match="no file of this user"):
-            Certificates.read(folder)
+            Certificates(folder)
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077])
@@ -528,7 +528,7 @@ def dial(me: ProcessRef, peer: ProcessRef, folder: Path) -> str:
         on_open=lambda stream: over.set(),
         on_failure=failed,
         address=addresses.target(peer.address),
-        certificates=Certificates.read(folder),
+        certificates=Certificates(folder),
         roles=MEMBERS,
     )
     thread = threading.Thread(target=there.stream.run)
