@@ -11,6 +11,8 @@ TESTS  ?= tests --ignore=tests/hosts --ignore=tests/jobs --ignore=tests/packagin
 # How many files of tests run at a time. A process of pytest that dies ends the run: pytest-xdist, which would replace it,
 # may then wait for ever at the end.
 WORKERS ?= 2
+# CI has tests.twice here: what fails beside other tests is tried once more by itself.
+PYTEST ?= pytest
 XDIST  := --numprocesses=$(WORKERS) --dist=loadfile --max-worker-restart=0
 ARGS   ?=
 # Of fuzzing, for all targets together.
@@ -61,7 +63,7 @@ demo: $(DEMO_STAMP)
 	$(BIN)/python -m examples.rl_weight_sync $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(XDIST) $(TESTS) $(ARGS)
+	$(BIN)/python -m $(PYTEST) $(XDIST) $(TESTS) $(ARGS)
 
 # Tests whose program is missing skip; so a machine that does not let us install goes on without.
 test-packages:
@@ -76,8 +78,8 @@ test-verbs: $(STAMP)
 # Machines are network and pid namespaces on a bridge of this one (tests/hosts/netns.py); Slurm, Ray and torchrun are
 # started by the tests.
 test-hosts: $(STAMP)
-	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest tests/hosts $(ARGS)
-	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m pytest $(XDIST) tests/jobs $(ARGS)
+	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m $(PYTEST) tests/hosts $(ARGS)
+	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m $(PYTEST) $(XDIST) tests/jobs $(ARGS)
 
 # Guided by coverage where atheris has a wheel for this Python, else random. See CONTRIBUTING.md.
 fuzz: $(STAMP)
