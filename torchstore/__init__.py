@@ -31,11 +31,15 @@ from torchstore.errors import (
     DTypeMismatchError,
     KeyNotFoundError,
     KindMismatchError,
+    LateShareError,
     LayoutMismatchError,
     MismatchError,
+    OutOfStepError,
     PartiallyPublishedError,
     PublisherLostError,
     RendezvousError,
+    ReplicaMismatchError,
+    ShareMismatchError,
     SourceChangedError,
     StateDictMismatchError,
     StoreError,
@@ -53,6 +57,7 @@ from torchstore.exporter import MetricsServer, serve_metrics
 from torchstore.meta import TensorMeta, ValueMeta
 from torchstore.metrics import metrics_text
 from torchstore.naming import Part, Stack
+from torchstore.origin import Origin
 from torchstore.quantize import BlockFP8
 from torchstore.records import SyncRecord
 from torchstore.share import share_memory_
@@ -108,6 +113,7 @@ __all__ = [
     "Link",
     "Part",
     "Stack",
+    "Origin",
     "wait_for_readers",
     "fence",
     "share_memory_",
@@ -132,6 +138,8 @@ __all__ = [
     "VersionNotFoundError",
     "PartiallyPublishedError",
     "VersionExistsError",
+    "LateShareError",
+    "OutOfStepError",
     "MismatchError",
     "LayoutMismatchError",
     "UnsupportedPlacementError",
@@ -140,6 +148,8 @@ __all__ = [
     "DTypeMismatchError",
     "KindMismatchError",
     "StateDictMismatchError",
+    "ShareMismatchError",
+    "ReplicaMismatchError",
     "SourceChangedError",
     "ChecksumError",
     "PublisherLostError",

@@ -18,6 +18,7 @@ from torchstore.client import check_keep
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
 from torchstore.errors import StrategyError
 from torchstore.meta import ValueMeta
+from torchstore.origin import Origin
 from torchstore.remote import DEFAULT_TIMEOUT_S, ask
 from torchstore.slices import TensorSlice
 from torchstore.strategy import ControllerStorageVolumes, TorchStoreStrategy
@@ -95,18 +96,24 @@ async def put(
     store_name: str = DEFAULT_STORE_NAME,
     *,
     checksum: bool | None = None,
+    publisher: Origin | tuple[int, int] | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Store a tensor, this rank's shard of a DTensor, or any picklable object; replaces what is there.
 
-    A DTensor is visible when every rank of its mesh has put its shard. The value is copied: change it
+    A DTensor is visible when every rank of the process group has put its shard, or all that ``publisher`` says (see
+    `put_state_dict`); anything else at once, whoever puts it. The value is copied: change it
     afterwards as you like. ``checksum`` is that of `put_state_dict`; values that travel in a message have none.
 
     Raises:
+        TypeError: ``publisher`` is given, and the value is no tensor.
         MismatchError: The tensor cannot be stored (a Partial placement, no dense memory).
+        LateShareError, OutOfStepError, ShareMismatchError: As those of `put_state_dict`.
         VolumeLostError: The storage volume is dead.
     """
-    await run(store_name, timeout, lambda own: own.put(key, value, checksum=checksum, timeout=timeout))
+    await run(
+        store_name, timeout, lambda own: own.put(key, value, checksum=checksum, publisher=publisher, timeout=timeout)
+    )
 
 
 async def put_batch(

@@ -9,6 +9,7 @@ the layouts.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,6 +22,7 @@ from torchstore.cells import cell_shape, cell_sums, cells, cells_differ, grid_sh
 from torchstore.errors import ChecksumError
 from torchstore.layout import Box, Ints, Piece, Transfer
 from torchstore.manifest import Binding, Manifest, TensorItem
+from torchstore.messages import Digests
 from torchstore.tensors import LocalTensor
 
 _SUM_BYTES = 8
@@ -50,6 +52,20 @@ def fill_sums(table: torch.Tensor, items: Mapping[str, TensorItem], tensors: Map
             sums = cell_sums(block, piece.box.offsets, cell).reshape(-1)
             table[end : end + sums.numel()].copy_(sums)
             end += sums.numel()
+
+
+@torch.no_grad()
+def digests_of(tensors: Mapping[str, LocalTensor]) -> Digests:
+    """A digest of every box that this process holds: equal bytes, equal digests."""
+    found: dict[tuple[str, Ints, Ints], bytes] = {}
+    for name, local in tensors.items():
+        cell = cell_shape(local.global_shape)
+        for piece in local.pieces:
+            block = region(local.tensor, piece.local, piece.box.shape)
+            sums = cell_sums(block, piece.box.offsets, cell).cpu().contiguous()
+            digest = hashlib.blake2b(sums.numpy().tobytes(), digest_size=16)
+            found[name, piece.box.offsets, piece.box.shape] = digest.digest()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

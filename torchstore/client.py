@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from control import tracing
-from control.bounds import MAX_PROCESSES
 from torchstore.errors import KindMismatchError
 from torchstore.explanation import Explanation
 from torchstore.fetch import Fetcher
@@ -17,6 +16,7 @@ from torchstore.messages import Selector, StaleClientError
 from torchstore.meta import ValueMeta
 from torchstore.metrics import log_of
 from torchstore.naming import NameMap
+from torchstore.origin import Origin, read_publisher
 from torchstore.publish import Publisher
 from torchstore.records import SyncRecord
 from torchstore.remote import DEFAULT_TIMEOUT_S, Remote
@@ -43,12 +43,21 @@ class LocalClient:
         self.last_sync: SyncRecord | None = None
 
     async def put(
-        self, key: str, value: Any, *, checksum: bool | None = None, timeout: float = DEFAULT_TIMEOUT_S
+        self,
+        key: str,
+        value: Any,
+        *,
+        checksum: bool | None = None,
+        publisher: Origin | tuple[int, int] | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         """See `torchstore.put`."""
         _check_key(key)
-        summed = self._summed(checksum)
-        await self._observed("put", self._publisher.put_values({key: value}, timeout, checksum=summed))
+        if publisher is not None and not isinstance(value, torch.Tensor):
+            raise TypeError(f"only a tensor is put in parts (publisher=...), not {type(value).__name__}")
+        summed, origin = self._summed(checksum), read_publisher(publisher)
+        work = self._publisher.put_values({key: value}, timeout, checksum=summed, publisher=origin)
+        await self._observed("put", work)
 
     async def put_batch(
         self, entries: Mapping[str, Any], *, checksum: bool | None = None, timeout: float = DEFAULT_TIMEOUT_S
@@ -97,7 +106,8 @@ class LocalClient:
         transfer_dtype: TransferDtype | None = None,
         checksum: bool | None = None,
         delta: bool = False,
-        publisher: tuple[int, int] | None = None,
+        publisher: Origin | tuple[int, int] | None = None,
+        verify_replicas: bool = False,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> int:
         """See `torchstore.put_state_dict`."""
@@ -112,8 +122,7 @@ class LocalClient:
             check_transfer_dtype(transfer_dtype)
         if delta and mode != "snapshot":
             raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
-        if publisher is not None:
-            _check_publisher(publisher)
+        origin = read_publisher(publisher)
         work = self._publisher.put_state_dict(
             state_dict,
             key,
@@ -124,7 +133,8 @@ class LocalClient:
             timeout,
             checksum=self._summed(checksum),
             delta=delta,
-            publisher=publisher,
+            publisher=origin,
+            verify_replicas=verify_replicas,
         )
         return await self._observed("put", work)
 
@@ -253,13 +263,6 @@ def _check_names(names: object, user_state_dict: object) -> None:
 def _check_version(version: object) -> None:
     if not isinstance(version, int) or isinstance(version, bool):
         raise TypeError(f"a version is a number, not {version!r}")
-
-
-def _check_publisher(publisher: object) -> None:
-    match publisher:
-        case (int(index), int(count)) if 0 <= index < count <= MAX_PROCESSES:
-            return
-    raise ValueError(f"publisher is (index, count) with 0 <= index < count <= {MAX_PROCESSES}, not {publisher!r:.80}")
 
 
 def check_keep(keep: object) -> None:

@@ -142,16 +142,16 @@ class StoreController(Actor):
         Raises:
             UnknownIdError: A publication holds only an id, and it is not remembered. Nothing was added.
             ArenaFreedError: A publication's arena is gone. Nothing was added.
-            VersionExistsError: The version is there already.
+            VersionExistsError, LateShareError, OutOfStepError, ShareMismatchError, ReplicaMismatchError: See
+                `History.contribute`.
         """
         writer = self._process_of(client)
         resolved = [(publication, self._contribution(publication)) for publication in publications]
         answers: list[Published] = []
         for publication, contribution in resolved:
-            number, ready = self._index.contribute(
-                publication.key, contribution, publication.version, keep=publication.keep
+            answers.append(
+                self._index.contribute(publication.key, contribution, publication.version, keep=publication.keep)
             )
-            answers.append(Published(number, ready))
         if answers:
             answers[-1] = replace(answers[-1], retired=self._ledger.news_for(writer))
         self._waiting.wake()
@@ -161,9 +161,9 @@ class StoreController(Actor):
     async def put_inline(self, client: int, key: str, value: bytes) -> int:
         """Add a whole small value as the next version of a key. Returns its number."""
         contribution = Contribution(self._process_of(client), Part(), None, None, inline=value)
-        number, _ = self._index.contribute(key, contribution, None)
+        published = self._index.contribute(key, contribution, None)
         self._waiting.wake()
-        return number
+        return published.version
 
     @endpoint
     async def reclaim(self, client: int) -> tuple[Retired, ...]:

@@ -8,6 +8,8 @@ StoreError
 │   ├── VersionNotFoundError                        the key is there, this version of it is not (any more)
 │   └── PartiallyPublishedError                     shards are missing: the boxes that nobody put are named
 ├── VersionExistsError              (ValueError)    versions are immutable; this one is ready already
+├── LateShareError                                  a rank's share of a step that was given up
+├── OutOfStepError                                  it cannot be told which step a rank is at, or it is far ahead
 ├── MismatchError                   (ValueError)    what is stored and what is asked for do not fit
 │   ├── LayoutMismatchError                         shapes, slices or placements
 │   │   ├── UnsupportedPlacementError               Partial, or a placement that this store does not know
@@ -15,7 +17,9 @@ StoreError
 │   │   └── CoverageError                           a hole: some box of the destination has no source
 │   ├── DTypeMismatchError          (TypeError)     dtypes: the store never converts silently
 │   ├── KindMismatchError           (TypeError)     an object where a tensor was asked for, or the reverse
-│   └── StateDictMismatchError                      names missing on one side
+│   ├── StateDictMismatchError                      names missing on one side
+│   ├── ShareMismatchError                          shares of one step that do not fit together
+│   └── ReplicaMismatchError                        replicas of one box with different bytes
 ├── SourceChangedError                              direct mode: the publisher moved on while it was read
 ├── PublisherLostError                              direct mode: the process that owns the bytes is gone
 ├── ChecksumError                                   other bytes have arrived than were published
@@ -90,12 +94,13 @@ class PartiallyPublishedError(KeyNotFoundError):
 
     Attributes:
         version: The version that is being assembled.
-        missing: A line for each thing that is missing (a rank of the mesh, a box of a tensor).
+        missing: A line for each thing that is missing (shares of ranks, a box of a tensor).
     """
 
-    def __init__(self, key: str, version: int, missing: tuple[str, ...]) -> None:
+    def __init__(self, key: str, version: int, missing: tuple[str, ...], hint: str = "") -> None:
         shown = "; ".join(missing[:4]) + ("; ..." if len(missing) > 4 else "")
-        super().__init__(key, f"version {version} of {key!r} is only partially published; missing: {shown}")
+        advice = f" ({hint})" if hint else ""
+        super().__init__(key, f"version {version} of {key!r} is only partially published; missing: {shown}{advice}")
         self.version = version
         self.missing = missing
 
@@ -111,6 +116,37 @@ class VersionExistsError(StoreError, ValueError):
         self.key = key
         self.version = version
         self.newest = newest
+
+
+class LateShareError(StoreError):
+    """A rank has put its share of a step that was given up; the share was not taken.
+
+    Attributes:
+        rank: Who has put it.
+        size: Of the rank's group.
+        step: The how-manieth put of the key by this rank it was.
+        reason: Why the step was given up.
+    """
+
+    def __init__(self, key: str, rank: int, size: int, step: int, reason: str) -> None:
+        super().__init__(
+            f"rank {rank} of {size} comes too late with its share of step {step} of {key!r}: {reason}. Where ranks "
+            "have died or were started again, make a new process group (or name the group anew: "
+            "publisher=Origin(group, rank, size)), or say which version it is: version=..."
+        )
+        self.key = key
+        self.rank = rank
+        self.size = size
+        self.step = step
+        self.reason = reason
+
+
+class OutOfStepError(StoreError):
+    """A rank is at another step than the others can be; the message names ranks and steps."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key!r}: {message}")
+        self.key = key
 
 
 class MismatchError(StoreError, ValueError):
@@ -186,6 +222,33 @@ class StateDictMismatchError(MismatchError):
         super().__init__(key, "; ".join(parts) + " (strict=False takes what is there)")
         self.missing = missing
         self.unexpected = unexpected
+
+
+class ShareMismatchError(MismatchError):
+    """The shares that two ranks have put of one step do not fit together; the step is given up."""
+
+
+class ReplicaMismatchError(MismatchError):
+    """Replicas of one box differ (``verify_replicas=True``); the step is given up.
+
+    Attributes:
+        key: Of the value.
+        name: Of the tensor.
+        box: (offsets, shape) in the global tensor.
+        ranks: Two that hold different bytes of it.
+    """
+
+    def __init__(
+        self, key: str, name: str, box: tuple[tuple[int, ...], tuple[int, ...]], ranks: tuple[int, int]
+    ) -> None:
+        super().__init__(
+            key,
+            f"ranks {ranks[0]} and {ranks[1]} hold different bytes of {name or 'the tensor'}[offsets {box[0]}, shape "
+            f"{box[1]}], which should be replicas",
+        )
+        self.name = name
+        self.box = box
+        self.ranks = ranks
 
 
 class SourceChangedError(StoreError):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchstore.errors import KeyNotFoundError
+from torchstore.errors import KeyNotFoundError, StoreError
 from torchstore.manifest import Binding
-from torchstore.messages import Share, Wanted
+from torchstore.messages import Published, Share, Wanted
 from torchstore.process import ProcessId
 from torchstore.version import Contribution, Version
 from torchstore.versions import History
@@ -37,8 +37,8 @@ class Index:
 
     def contribute(
         self, key: str, contribution: Contribution, version: int | None, *, keep: int | None = None
-    ) -> tuple[int, bool]:
-        """Add a contribution to a key. Returns the version's number, and whether it is ready.
+    ) -> Published:
+        """Add a contribution to a key.
 
         Args:
             key: Of the value.
@@ -47,15 +47,24 @@ class Index:
             keep: How many ready versions the key keeps from now on; None: as many as before.
 
         Raises:
-            VersionExistsError: See `History.contribute`.
+            StoreError: See `History.contribute`. The memory of the contribution is idle again.
         """
         history = self._histories.get(key)
         if history is None:
             history = self._histories[key] = History(key, keep=self.keep)
         history.keep = keep or history.keep
-        number = history.contribute(contribution, version).number
+        try:
+            found = history.contribute(contribution, version)
+        except StoreError:
+            self._drop(history, contribution)
+            raise
         self._settle(history)
-        return number, number in history.ready
+        return Published(found.number, found.number in history.ready, found.step.index if found.step is not None else 0)
+
+    def waits_for(self, key: str) -> str:
+        """What the next version of a key is waited for; "" where that is not known."""
+        history = self._histories.get(key)
+        return history.waits_for() if history is not None else ""
 
     def find(self, wanted: Wanted) -> tuple[History, Version, str] | None:
         """The version that a request means, with the name of the entry that its key leads to; None: wait.
@@ -187,10 +196,17 @@ class Index:
             end = key.rfind("/", 0, end)
         return key, ""
 
+    def _drop(self, history: History, refused: Contribution) -> None:
+        """Nothing came of a contribution: its memory is its writer's again."""
+        binding = refused.binding
+        self._settle(history)
+        if binding is not None and history.key in self._histories and not history.uses(binding.id):
+            self._on_idle(refused.writer, binding)
+
     def _settle(self, history: History) -> None:
         self._on_change(history)
         idle = history.reap()
-        if not history.ready and not history.staging and not history.draining:
+        if not history.ready and not history.staging and not history.draining and not history.steps.given_up():
             del self._histories[history.key]
             self._on_gone(list(history.memory.values()))
         else:

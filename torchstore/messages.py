@@ -6,13 +6,15 @@ other side of the same message ever sees: they say what to send instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from control import ActorMesh
 from torchstore.board import Place
 from torchstore.errors import StoreError
 from torchstore.layout import Ints
 from torchstore.manifest import Binding, Manifest
+from torchstore.origin import ALONE, Turn
 from torchstore.process import ProcessId
 from torchstore.strategy import TorchStoreStrategy
 from torchstore.volume import StorageVolume
@@ -67,6 +69,10 @@ class Change:
     cells: bytes
 
 
+Digests = Mapping[tuple[str, Ints, Ints], bytes]
+"""By the name of a tensor, and offsets and shape of a box in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One rank's contribution to one version of one key.
@@ -81,6 +87,8 @@ class Publication:
         keep: How many ready versions the key keeps from now on; None: as many as before.
         stamp: Unique, if this publication may be the base of the next one's delta; else "".
         change: What it changes of its base, if that is known.
+        turn: Whose put it is, and which of them.
+        digests: Of each box that the publisher has, where replicas are to be compared.
     """
 
     key: str
@@ -94,6 +102,8 @@ class Publication:
     keep: int | None = None
     stamp: str = ""
     change: Change | None = None
+    turn: Turn = ALONE
+    digests: Digests = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +127,13 @@ class Published:
     Attributes:
         version: The number that it got.
         ready: Whether this contribution completed the version.
+        step: The step of the writer's group that it belongs to; 0 where the writer publishes alone.
         retired: Memory of this writer that no version uses any more.
     """
 
     version: int
     ready: bool
+    step: int = 0
     retired: tuple[Retired, ...] = ()
 
 
@@ -154,7 +166,7 @@ class Grant:
         shares: Of every publisher.
         item: The name inside the value that the key led to ("" for the whole).
         waited_s: How long the controller had to wait for the version.
-        slowest_rank: The coordinate of the rank that put its part last, where there are several.
+        slowest_rank: The rank that put its part last, as a tuple of one, where there are several.
         spread_s: How long after the first one it did.
         lender: The copy of another reader to read from, if there is one.
         place: Where the controller posts the newest inline value of the key, if it does.

@@ -16,21 +16,23 @@ import torch
 
 from dataplane.errors import BufferDroppedError, OwnerDiedError, TransferTimeoutError
 from torchstore.arenas import Arena, ArenaPool
-from torchstore.checksum import fill_sums
+from torchstore.checksum import digests_of, fill_sums
 from torchstore.delta import Bases
 from torchstore.direct import DirectMemory
 from torchstore.errors import StoreTimeoutError
 from torchstore.manifest import Binding, Manifest, Mode
-from torchstore.messages import ArenaFreedError, Publication, Published, Retired, UnknownIdError
+from torchstore.messages import ArenaFreedError, Digests, Publication, Published, Retired, UnknownIdError
+from torchstore.origin import ALONE, NOWHERE, Membership, Origin, Turn
 from torchstore.packing import Packed, pack
 from torchstore.plan import compile_write, execute
 from torchstore.process import this_process
 from torchstore.quantize import Scales
 from torchstore.records import Cost, SyncRecord
 from torchstore.remote import Remote
+from torchstore.sequence import Sequences, holds_all
 from torchstore.staging import Staged, Staging, TransferDtype
-from torchstore.state_dict import flatten
-from torchstore.tensors import fingerprint
+from torchstore.state_dict import Path, flatten
+from torchstore.tensors import fingerprint, is_dtensor
 from torchstore.values import dump, inline_object, inline_tensor
 
 _REMEMBERED = 8192
@@ -48,12 +50,13 @@ class Publisher:
         self._bases = Bases()
         self._packed: dict[str, Packed] = {}
         self._seen: dict[str, int] = {}  # hash of the fingerprint that was put last
+        self._sequences = Sequences()
         self._sent: set[str] = set()  # ids of manifests and bindings that the controller has been sent
 
     async def put_values(
-        self, values: Mapping[str, Any], timeout: float, *, checksum: bool = False
+        self, values: Mapping[str, Any], timeout: float, *, checksum: bool = False, publisher: Origin | None = None
     ) -> tuple[None, SyncRecord | None]:
-        """Put plain values, each visible by itself; one control call for all of them.
+        """Put plain values, each visible by itself, and this rank's shards; one control call for all of them.
 
         Returns:
             Nothing, and what it cost; None when there was nothing to put.
@@ -64,18 +67,41 @@ class Publisher:
         key, *_ = values
         small: dict[str, bytes] = {}
         large: dict[str, Packed] = {}
-        for name, value in values.items():
-            small[name], packed = _encode(name, value, checksum=checksum)
-            if packed is not None:
-                large[name] = packed
-        if len(values) == 1 and not large:  # the shortest way: plain arguments and a plain answer
+        parts: dict[str, Turn] = {}
+        member = NOWHERE
+        if publisher is not None or any(map(is_dtensor, values.values())):
+            member = await self._sequences.member(publisher, timeout)
+        try:
+            for name, value in values.items():
+                if publisher is not None or is_dtensor(value):
+                    parts[name] = self._sequences.next(name, member, None, alone=False)
+                place = (member.origin.rank, member.origin.size) if parts.get(name, ALONE) is not ALONE else None
+                small[name], packed = _encode(name, value, checksum=checksum, publisher=place)
+                if packed is not None:
+                    large[name] = packed
+            return await self._put_encoded(key, small, large, parts, cost, timeout)
+        except BaseException as error:
+            for name, turn in parts.items():
+                self._sequences.failed(name, member, turn, error)
+            raise
+
+    async def _put_encoded(
+        self,
+        key: str,
+        small: Mapping[str, bytes],
+        large: Mapping[str, Packed],
+        parts: Mapping[str, Turn],
+        cost: Cost,
+        timeout: float,
+    ) -> tuple[None, SyncRecord | None]:
+        if len(small) == 1 and not large:  # the shortest way: plain arguments and a plain answer
             with cost.spent_on("control"):
                 number = await self._remote.put_inline(key, small[key], timeout)
             return None, cost.record(key, number, self._remote.take_calls())
 
         async def publications() -> list[Publication]:
             return [
-                await self._snapshot(name, large[name], cost, timeout)
+                replace(await self._snapshot(name, large[name], cost, timeout), turn=parts.get(name, ALONE))
                 if name in large
                 else Publication(name, None, self._me, inline=inline)
                 for name, inline in small.items()
@@ -96,7 +122,8 @@ class Publisher:
         *,
         checksum: bool = False,
         delta: bool = False,
-        publisher: tuple[int, int] | None = None,
+        publisher: Origin | None = None,
+        verify_replicas: bool = False,
     ) -> tuple[int, SyncRecord]:
         """Put this rank's part of a state dict as one version; one control call when warm.
 
@@ -106,16 +133,65 @@ class Publisher:
         cost = Cost("put", time.perf_counter())
         with cost.spent_on("describe"):
             leaves, paths = flatten(state_dict)
+        member = await self._sequences.member(publisher, timeout)
+        alone = holds_all(leaves) if publisher is None and not verify_replicas else False
+        turn = self._sequences.next(key, member, version, alone=alone)
+        try:
+            return await self._put_leaves(
+                leaves,
+                paths,
+                key,
+                mode,
+                version,
+                keep,
+                transfer_dtype,
+                timeout,
+                cost,
+                checksum=checksum,
+                delta=delta,
+                member=member,
+                turn=turn,
+                place=(turn.origin.rank, turn.origin.size) if publisher is not None or alone is False else None,
+                verify_replicas=verify_replicas,
+            )
+        except BaseException as error:
+            self._sequences.failed(key, member, turn, error)
+            raise
+
+    async def _put_leaves(
+        self,
+        leaves: Mapping[str, Any],
+        paths: Mapping[str, Path],
+        key: str,
+        mode: Mode,
+        version: int | None,
+        keep: int | None,
+        transfer_dtype: TransferDtype | None,
+        timeout: float,
+        cost: Cost,
+        *,
+        checksum: bool,
+        delta: bool,
+        member: Membership,
+        turn: Turn,
+        place: tuple[int, int] | None,
+        verify_replicas: bool,
+    ) -> tuple[int, SyncRecord]:
+        """Put a part whose step is known."""
         staged: Staged | None = None
         if transfer_dtype is not None:
             staged = await self._stage(key, mode, leaves, transfer_dtype, cost, timeout)
             with cost.spent_on("cast"):
                 leaves, paths = await asyncio.to_thread(staged.fill, leaves), staged.paths(paths)
         scales = staged.scales if staged is not None else {}
-        packed = self._pack_state_dict(key, mode, leaves, paths, scales, cost, checksum=checksum, publisher=publisher)
+        packed = self._pack_state_dict(key, mode, leaves, paths, scales, cost, checksum=checksum, publisher=place)
         names = packed.manifest.objects
         objects = dump({name: leaves[name] for name in names}) if names else b""
 
+        digests: Digests = {}
+        if verify_replicas:
+            with cost.spent_on("verify"):
+                digests = await asyncio.to_thread(digests_of, packed.tensors)
         sent: list[Publication] = []
 
         async def publications() -> list[Publication]:
@@ -124,7 +200,8 @@ class Publisher:
                 await _take_sums(packed, cost)
                 with cost.spent_on("compile"):
                     binding, generation = self._direct.publish(key, packed)
-                return [Publication(key, version, self._me, packed.manifest, binding, generation, objects, keep=keep)]
+                direct = Publication(key, version, self._me, packed.manifest, binding, generation, objects, keep=keep)
+                return [replace(direct, turn=turn, digests=digests)]
             stamp, change = "", None
             if delta:
                 with cost.spent_on("describe"):
@@ -133,10 +210,13 @@ class Publisher:
                     change, cost.saved_nbytes = compared
             self._bases.forget(key)  # its arena may be the one that is written to now
             written = await self._snapshot(key, packed, cost, timeout)
-            sent[:] = [replace(written, version=version, objects=objects, keep=keep, stamp=stamp, change=change)]
+            said = replace(written, version=version, objects=objects, keep=keep, stamp=stamp, change=change)
+            sent[:] = [replace(said, turn=turn, digests=digests)]
             return sent
 
         (published,) = await self._publish(publications, cost, timeout)
+        if version is not None:
+            self._sequences.settled(key, member, published)
         if delta:
             self._bases.published(key, packed, sent[0])
         return published.version, cost.record(key, published.version, self._remote.take_calls())
@@ -325,11 +405,13 @@ async def _take_sums(packed: Packed, cost: Cost) -> None:
             await asyncio.to_thread(fill_sums, packed.sums, packed.manifest.tensors, packed.tensors)
 
 
-def _encode(key: str, value: Any, *, checksum: bool) -> tuple[bytes, Packed | None]:
+def _encode(key: str, value: Any, *, checksum: bool, publisher: tuple[int, int] | None) -> tuple[bytes, Packed | None]:
     """A value as bytes for the message, or else described for an arena."""
     if isinstance(value, torch.Tensor):
-        inline = inline_tensor(value)
-        return inline, None if inline else pack(key, "value", "snapshot", {"": value}, checksum=checksum)
+        inline = inline_tensor(value) if publisher is None else b""
+        if inline:
+            return inline, None
+        return b"", pack(key, "value", "snapshot", {"": value}, checksum=checksum, publisher=publisher)
     data = dump(value)
     inline = inline_object(data)
     if inline:

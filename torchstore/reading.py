@@ -63,17 +63,17 @@ class Reading:
             place = self.board.place(key, only.version, only.inline) if selector == Selector() else None
             return pack_answer(only.version, place, only.inline)
 
-        self._waiting.answer(port, attempt, timeout, lambda: f"no version of {key!r} as asked for")
+        self._waiting.answer(port, attempt, timeout, lambda: self._waited_for((key,)))
 
     def grant_all(self, port: Port[tuple[Grant, ...]], client: int, wanted: tuple[Wanted, ...], timeout: float) -> None:
         """See `StoreController.acquire_batch`."""
-        keys, since = ", ".join(repr(request.key) for request in wanted[:3]), time.monotonic()
+        keys, since = tuple(request.key for request in wanted[:3]), time.monotonic()
         patience = Patience(max((request.patience_s for request in wanted), default=0.0), self._waiting.wake)
 
         def attempt() -> tuple[Grant, ...] | None:
             return self._granted(wanted, client, since, patience)
 
-        self._waiting.answer(port, attempt, timeout, lambda: f"no version of {keys} as asked for")
+        self._waiting.answer(port, attempt, timeout, lambda: self._waited_for(keys))
 
     def release(self, leases: tuple[tuple[str, int], ...]) -> None:
         """Take leases back."""
@@ -96,6 +96,10 @@ class Reading:
         if history.key in self.board:
             number, value = history.newest_inline()
             self.board.post(history.key, number, value)
+
+    def _waited_for(self, keys: tuple[str, ...]) -> str:
+        reasons = filter(None, map(self._index.waits_for, keys))
+        return "; ".join([f"no version of {', '.join(map(repr, keys))} as asked for", *reasons])
 
     def _granted(
         self, wanted: tuple[Wanted, ...], client: int, since: float, patience: Patience | None = None

@@ -30,7 +30,7 @@ class SyncRecord:
         describe_s: Of ``seconds``, looking up what is stored and comparing it with the given tensors.
         verify_s: Of ``seconds``, proving that the bytes are one version's.
         cast_s: Of ``seconds``, converting tensors on their way.
-        slowest_rank: Where the version was put by several ranks, the mesh coordinate of the last one.
+        slowest_rank: Where the version was put by several ranks, the last one, as a tuple of one.
         spread_s: How long after the first one it came.
         ended: When the operation was done, in seconds since the epoch.
         saved_nbytes: ``delta=True``: bytes that did not have to be moved, because they were there already; of a put,

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import control
 from control import ControlError, ServedJob, this_proc
-from torchstore import api
+from torchstore import api, origin
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client
 from torchstore.errors import RendezvousError, StoreError, StoreNotInitializedError, StoreTimeoutError, StrategyError
 from torchstore.process import this_process
@@ -187,7 +187,8 @@ async def initialize_spmd(
                 timeout=_left(deadline),
             )
             has_started = True
-            await asyncio.to_thread(board.tell, _JOB, str(served.path))
+            path = str(served.path)
+            await asyncio.to_thread(board.tell, _JOB, path)
         else:
             path = await asyncio.to_thread(board.hear, _JOB)
             await asyncio.to_thread(_join, path, _rank(env.rank), deadline)
@@ -205,6 +206,8 @@ async def initialize_spmd(
                 await api.teardown(store_name, DEFAULT_TIMEOUT_S)
         _leave_if_alone()
         raise
+    if not _sessions:
+        origin.enrol(f"spmd {path}", env.rank, env.world_size)
     session = _sessions[store_name] = _Session(store_name, info.client, served)
     api.shut_down_together[store_name] = session.shutdown
 
@@ -221,6 +224,8 @@ def _join(path: str, name: str, deadline: float) -> None:
 def _leave_if_alone() -> None:
     """Leave the job that was joined for a store, with the last one."""
     global _has_joined
+    if not _sessions:
+        origin.dismiss()
     if _has_joined and not _sessions:
         _has_joined = False
         control.shutdown()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import product
 from typing import TypeVar
 
-from torchstore.errors import StoreError
-from torchstore.layout import Ints, uncovered
+from torchstore.errors import PartiallyPublishedError, ReplicaMismatchError, ShareMismatchError, StoreError
+from torchstore.layout import uncovered
 from torchstore.manifest import Binding, Manifest, Part
-from torchstore.messages import Change, Publication
+from torchstore.messages import Change, Digests, Publication
 from torchstore.offers import Offers
+from torchstore.origin import ALONE, Turn
 from torchstore.process import ProcessId
 from torchstore.recent import Recent
+from torchstore.steps import Step, name_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class Contribution:
     arrived: float = 0.0
     stamp: str = ""
     change: Change | None = None
+    turn: Turn = ALONE
+    digests: Digests = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """Of the writer in its group."""
+        return self.turn.origin.rank
 
     @staticmethod
     def of(publication: Publication, manifest: Manifest | None, binding: Binding | None, now: float) -> Contribution:
@@ -50,6 +58,8 @@ class Contribution:
             arrived=now,
             stamp=publication.stamp,
             change=publication.change,
+            turn=publication.turn,
+            digests=publication.digests,
         )
 
 
@@ -58,7 +68,8 @@ class Version:
     """One version of one key.
 
     Attributes:
-        contributions: By the rank's coordinate in the mesh; () for a publication that stands alone.
+        contributions: By rank in the publishing group.
+        step: The step of that group; None for a process that publishes alone.
         leases: Who reads it now, by lease number.
         closed: Direct mode: taken back; nobody may start to read it.
         lost: Set when part of the bytes is gone: makes the error that readers get.
@@ -67,7 +78,9 @@ class Version:
     """
 
     number: int
-    contributions: dict[Ints, Contribution] = field(default_factory=dict)
+    key: str = ""
+    contributions: dict[int, Contribution] = field(default_factory=dict)
+    step: Step | None = None
     leases: dict[int, ProcessId] = field(default_factory=dict)
     closed: bool = False
     lost: Callable[[], StoreError] | None = None
@@ -80,34 +93,67 @@ class Version:
             if contribution.binding is not None:
                 yield contribution.writer, contribution.binding
 
-    def accepts(self, new: Contribution) -> bool:
-        """Whether a contribution can belong to this version: same mesh, no conflict about a tensor."""
-        for old in self.contributions.values():
-            if old.part.mesh_shape != new.part.mesh_shape or (old.manifest is None) != (new.manifest is None):
-                return False
-            if old.manifest is not None and new.manifest is not None:
-                return _remembered(_agreement, (old.manifest, new.manifest), _agree)
-        return True
+    def conflict(self, new: Contribution) -> StoreError | None:
+        """Why a contribution cannot belong to this version; None: it can."""
+        for rank, old in self.contributions.items():
+            if rank == new.rank or old.manifest is None or new.manifest is None or old.manifest.id == new.manifest.id:
+                continue
+            is_replica = self.step is not None and self.step.alone and _is_filled(old) and _is_filled(new)
+            check = (_replicates, _disagree_as_replicas) if is_replica else (_agreement, _disagree)
+            if _remembered(check[0], (old.manifest, new.manifest), check[1]):
+                problem = check[1]((old.manifest, new.manifest))  # said in this order
+                return ShareMismatchError(
+                    self.key, f"the share of rank {new.rank} does not fit that of rank {rank}: {problem}"
+                )
+        for rank, old in self.contributions.items():
+            for name, *box in old.digests.keys() & new.digests.keys() if rank != new.rank else ():
+                at = (name, box[0], box[1])
+                if old.digests[at] != new.digests[at]:
+                    return ReplicaMismatchError(self.key, name, (box[0], box[1]), (rank, new.rank))
+        return None
 
     def missing(self) -> tuple[str, ...]:
         """What is not there yet, one line each; empty when the version is complete."""
-        contributions = list(self.contributions.values())
-        part = contributions[0].part
-        if not part.mesh_shape and contributions[0].manifest is None:
-            return ()  # a small value, which came whole
-        shards = {contribution.part.shard() for contribution in contributions}
-        axes = [range(part.mesh_shape[axis]) for axis in part.sharded_axes]
-        absent = [shard for shard in product(*axes) if shard not in shards]
+        absent = self.step.absent() if self.step is not None else ()
         if absent:
-            return tuple(f"the shard of rank {shard} along axes {part.sharded_axes}" for shard in absent)
-        manifests = tuple(c.manifest for c in contributions if c.manifest is not None)
-        return _remembered(_coverage, manifests, _holes)
+            return (f"the share of {name_ranks(absent, self.step.size)}",) if self.step is not None else ()
+        return _missing_of(self.contributions.values())
 
+    def incomplete(self) -> PartiallyPublishedError:
+        """The error of those who want to read it before it is whole."""
+        waits = self.step is not None and self.step.absent()
+        return PartiallyPublishedError(self.key, self.number, self.missing(), _HINT if waits else "")
+
+    def without(self, process: ProcessId) -> dict[int, Contribution] | None:
+        """The contributions of others, if they hold all of the version; else None."""
+        others = {rank: old for rank, old in self.contributions.items() if old.writer != process}
+        names, rest = (
+            {name for c in some if c.manifest is not None for name in (*c.manifest.tensors, *c.manifest.objects)}
+            for some in (self.contributions.values(), others.values())
+        )
+        return others if others and names == rest and not _missing_of(others.values()) else None
+
+
+def _missing_of(contributions: Collection[Contribution]) -> tuple[str, ...]:
+    manifests = tuple(c.manifest for c in contributions if c.manifest is not None)
+    return _remembered(_coverage, manifests, _holes) if manifests else ()
+
+
+def _is_filled(contribution: Contribution) -> bool:
+    manifest = contribution.manifest
+    return manifest is None or bool(manifest.tensors or manifest.objects)
+
+
+_HINT = (
+    "every rank of the process group puts each step, those that have nothing to give an empty state dict; where only "
+    "some ranks put, they say so: publisher=(index, count)"
+)
 
 A = TypeVar("A")
 
 # Every step of a training run asks the same of the same manifests again. By their ids.
-_agreement: Recent[frozenset[str], bool] = Recent(256)
+_agreement: Recent[frozenset[str], str] = Recent(4096)
+_replicates: Recent[frozenset[str], str] = Recent(256)
 _coverage: Recent[frozenset[str], tuple[str, ...]] = Recent(256)
 
 
@@ -119,14 +165,29 @@ def _remembered(
     return known if known is not None else answers.put(ids, ask(manifests))
 
 
-def _agree(manifests: tuple[Manifest, ...]) -> bool:
-    """Whether the first two manifests can be of one version: no tensor is said to be two things."""
-    left, right = manifests[0], manifests[-1]
-    return left.kind == right.kind and all(
-        (left.tensors[name].dtype, left.tensors[name].global_shape)
-        == (right.tensors[name].dtype, right.tensors[name].global_shape)
-        for name in left.tensors.keys() & right.tensors.keys()
-    )
+def _disagree(manifests: tuple[Manifest, ...]) -> str:
+    """What two manifests of one version say differently of a tensor; "" if nothing."""
+    left, right = manifests
+    if left.kind != right.kind:
+        return f"it is a {right.kind} and not a {left.kind}"
+    for name in left.tensors.keys() & right.tensors.keys():
+        old, new = left.tensors[name], right.tensors[name]
+        if (old.dtype, old.global_shape) != (new.dtype, new.global_shape):
+            said = (f"{item.dtype.removeprefix('torch.')}{list(item.global_shape)}" for item in (new, old))
+            return f"{name or 'the tensor'} is {' and not '.join(said)}"
+    return ""
+
+
+def _disagree_as_replicas(manifests: tuple[Manifest, ...]) -> str:
+    """The same for two of which each holds the whole value."""
+    names = [{*manifest.tensors, *manifest.objects} for manifest in manifests]
+    differing = sorted(names[0] ^ names[1])
+    if differing:
+        return (
+            f"they have put different names, {differing[0]!r} for one, and neither has DTensors; ranks that put parts "
+            "of one version say so: publisher=(rank, ranks)"
+        )
+    return _disagree(manifests)
 
 
 def _holes(manifests: tuple[Manifest, ...]) -> tuple[str, ...]:

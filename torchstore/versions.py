@@ -1,7 +1,7 @@
 """The life of the versions of one key: staging → ready → (closed) → retired. No I/O, no clock, no actor.
 
-A version is assembled from the contributions of all ranks of a mesh and becomes ready, in one step, when
-every shard is there and their boxes cover every tensor. From then on it never changes. Readers hold leases;
+A version is assembled from the shares of one step of a publishing group (`torchstore.steps`) and becomes ready, all of
+it at once, when the step is whole and the boxes cover every tensor. From then on it never changes. Readers hold leases;
 a version that was replaced is retired when its last lease is given back, and only then may its memory be
 used again.
 
@@ -16,7 +16,6 @@ from itertools import count
 
 from torchstore.errors import (
     KeyNotFoundError,
-    PartiallyPublishedError,
     PublisherLostError,
     SourceChangedError,
     StoreError,
@@ -24,10 +23,10 @@ from torchstore.errors import (
     VersionNotFoundError,
     VolumeLostError,
 )
-from torchstore.layout import Ints
 from torchstore.manifest import Binding, Manifest
 from torchstore.messages import Selector, Share
 from torchstore.process import ProcessId
+from torchstore.steps import Step, Steps
 from torchstore.version import Contribution, Version, lives_in
 
 
@@ -51,85 +50,129 @@ class History:
         self.hidden: set[str] = set()
         # All memory that versions have used: their writers keep it for the next one.
         self.memory: dict[str, tuple[ProcessId, Binding]] = {}
+        self.steps = Steps(key)
         self._newest = 0
-        self._last: dict[Ints, int] = {}  # the version that each coordinate contributed to last
 
     # Publishing -----------------------------------------------------------------------------------------
 
     def contribute(self, new: Contribution, number: int | None) -> Version:
-        """Add one rank's part to a version; the version becomes ready if nothing is missing any more.
+        """Add one rank's share to a version; the version becomes ready if nothing is missing any more.
 
         Args:
             new: The contribution.
-            number: The version, or None: the first one that waits for this rank, else a new one.
+            number: The version, or None: that of the step which the share belongs to.
+
+        Returns:
+            The version; where the share is a replica of one that is gone, an empty one of its number.
 
         Raises:
             VersionExistsError: The number is that of a ready version, or older than one.
+            LateShareError: The step was given up.
+            OutOfStepError: The rank is too far ahead of others.
+            ShareMismatchError: The shares of the step do not fit together; it is given up.
+            ReplicaMismatchError: Replicas differ; it is given up.
         """
-        at = new.part.coordinate
-        for version in list(self.staging.values()):
-            previous = version.contributions.get(at)
-            if previous is not None and previous.writer != new.writer:
-                # The rank was started again: what its predecessor began will never be whole.
-                self._abandon(version)
-        version = self._choose(new, number)
-        self._last[at] = version.number
-        replaced = version.contributions.get(at)
-        if replaced is not None:
-            self.draining.append(Version(version.number, {at: replaced}))
-        version.contributions[at] = new
         if new.binding is not None:
             self.memory[new.binding.id] = (new.writer, new.binding)
+        version = self._version_of(new, number)
+        if version.step is not None and not version.step.is_open:
+            return self._join(version, version.step, new)
+        self._check(version, new)
+        replaced = version.contributions.get(new.rank)
+        if replaced is not None:
+            self.draining.append(Version(version.number, contributions={new.rank: replaced}))
+        version.contributions[new.rank] = new
+        if version.step is not None:
+            version.step.add(new.turn)
         if new.binding is not None and new.binding.mode == "direct":
             self._supersede(new.binding, version)
-        # A ready version only gains a replica that came late.
-        if version.number in self.staging and not version.missing():
+        if not version.missing():
             self._make_ready(version)
         return version
 
-    def _choose(self, new: Contribution, number: int | None) -> Version:
-        at = new.part.coordinate
-        if number is None:
-            for candidate in sorted(self.staging.items()) + sorted(self.ready.items()):
-                found, version = candidate
-                waits = at not in version.contributions and found > self._last.get(at, 0)
-                if waits and new.part.mesh_shape and version.accepts(new):
-                    return version
-            number = self._newest + 1
-        elif number in self.ready and at not in self.ready[number].contributions:
-            if self.ready[number].accepts(new) and new.part.mesh_shape:
-                return self.ready[number]
-            raise VersionExistsError(self.key, number, self._newest)
-        elif number <= max(self.ready, default=number - 1):
-            raise VersionExistsError(self.key, number, max(self.ready))
+    def _version_of(self, new: Contribution, number: int | None) -> Version:
+        """The version that a share belongs to."""
+        newest_ready = max(self.ready, default=0)
+        if new.turn.origin.size == 1:
+            if number is not None and number <= max(self.ready, default=number - 1):
+                raise VersionExistsError(self.key, number, newest_ready)
+            return self._begin(self._newest + 1 if number is None else number, None)
+        known = self.steps.find(new.turn, number) if number is not None else None
+        if number is not None and known is None and number <= max(self.ready, default=number - 1):
+            raise VersionExistsError(self.key, number, newest_ready)
+        step = self.steps.place(new.turn, new.writer, number, self._newest)
+        for staged in [version for version in self.staging.values() if version.step and version.step.given_up]:
+            self._abandon(staged, "")
+        version = (self.staging if step.is_open else self.ready).get(step.version)
+        if version is not None and version.step is step:
+            return version
+        return self._begin(step.version, step) if step.is_open else Version(step.version, self.key, step=step)
+
+    def _begin(self, number: int, step: Step | None) -> Version:
         staged = self.staging.get(number)
-        if staged is not None and not staged.accepts(new):
-            self._abandon(staged)  # another shape, dtype or mesh under the same number: begin again
+        if staged is not None:
+            self._abandon(staged, f"version {number} was put by others since")
         self._newest = max(self._newest, number)
-        return self.staging.setdefault(number, Version(number))
+        version = self.staging[number] = Version(number, self.key, step=step)
+        return version
+
+    def _join(self, version: Version, step: Step, new: Contribution) -> Version:
+        """A share of a step that is whole: the same one once more, or a replica that comes late."""
+        at = step.puts.get(new.rank)
+        if at is not None and at != (new.turn.session, new.turn.number):
+            raise VersionExistsError(self.key, version.number, max(self.ready, default=version.number))
+        self._check(version, new)
+        step.add(new.turn)
+        if new.binding is not None and new.binding.mode == "direct":
+            self._supersede(new.binding, version)
+        mode = new.binding.mode if new.binding is not None else ""
+        if at is None and mode == "direct" and version.number in self.ready and not version.closed:
+            version.contributions[new.rank] = new  # one more source to read from
+        elif at is None or all(binding is not new.binding for _, binding in version.bindings()):
+            self.draining.append(Version(version.number, contributions={new.rank: new}))
+        return version
+
+    def _check(self, version: Version, new: Contribution) -> None:
+        """Give the step up if a share does not fit the others.
+
+        Raises:
+            ShareMismatchError: It does not.
+            ReplicaMismatchError: It has other bytes.
+        """
+        of_kind = version.step.take(self.key, new.turn) if version.step is not None else None
+        problem = of_kind or version.conflict(new)
+        if problem is not None:
+            if version.number in self.staging:
+                self._abandon(version, str(problem))
+            raise problem
 
     def _supersede(self, binding: Binding, by: Version) -> None:
         """The memory of older versions in the same binding holds the new one now."""
-        for version in [*self.ready.values(), *self.draining]:
+        for version in self._all():
             if version is not by and any(old.id == binding.id for _, old in version.bindings()):
                 version.closed = True
 
     def _make_ready(self, version: Version) -> None:
         del self.staging[version.number]
         self.ready[version.number] = version
+        if version.step is not None:
+            version.step.is_whole = True
         version.ready_as = next(self._ready_numbers)
         self.hidden.clear()
         for number in [n for n in self.staging if n < version.number]:
-            self._abandon(self.staging[number])
+            self._abandon(self.staging[number], f"version {version.number} is whole already")
         # Direct mode: what lay in the memory that holds the new version now is readable no more.
         outdated = {n for n, old in self.ready.items() if old.closed and n < version.number}
         current = sorted(self.ready.keys() - outdated)
         for number in sorted(outdated) + current[: -self.keep]:
             self.draining.append(self.ready.pop(number))
 
-    def _abandon(self, version: Version) -> None:
+    def _abandon(self, version: Version, why: str) -> None:
+        """Give up a version that is not whole."""
         del self.staging[version.number]
         self.draining.append(version)
+        if version.step is not None and version.step.is_open:
+            version.step.given_up = why
 
     def idle_versions(self, volume: str) -> list[Version]:
         """Ready versions with memory in a volume that nobody reads, without the newest."""
@@ -155,7 +198,7 @@ class History:
         self._exact(number)
         self.draining += [self.ready.pop(later) for later in sorted(self.ready) if later > number]
         for staged in list(self.staging.values()):
-            self._abandon(staged)
+            self._abandon(staged, f"the key was rolled back to version {number}")
 
     # Reading --------------------------------------------------------------------------------------------
 
@@ -178,9 +221,18 @@ class History:
         if after is not None:
             return None
         if self.staging:
-            version = self.staging[max(self.staging)]
-            raise PartiallyPublishedError(self.key, version.number, version.missing())
-        raise KeyNotFoundError(self.key)
+            raise self.staging[max(self.staging)].incomplete()
+        why = self.steps.given_up()
+        raise KeyNotFoundError(
+            self.key, f"{self.key!r} has no version: the last step was given up, {why}" if why else None
+        )
+
+    def waits_for(self) -> str:
+        """What the next version is waited for, for people."""
+        if self.staging:
+            return str(self.staging[max(self.staging)].incomplete())
+        why = self.steps.given_up()
+        return f"the last step was given up: {why}" if why else ""
 
     def newest_inline(self) -> tuple[int, bytes]:
         """The version that readers of the newest are granted, if its value travels inline; else no bytes."""
@@ -196,7 +248,7 @@ class History:
         version = self.ready.get(number)
         if version is None:
             if number in self.staging:
-                raise PartiallyPublishedError(self.key, number, self.staging[number].missing())
+                raise self.staging[number].incomplete()
             raise VersionNotFoundError(self.key, number, tuple(sorted(self.ready)))
         if version.lost is not None:
             raise version.lost()
@@ -249,30 +301,44 @@ class History:
         return (*of_published, *of_copies)
 
     def process_died(self, process: ProcessId, reason: str) -> None:
-        """Drop a dead process' leases and unfinished versions; what lived in its memory is lost."""
+        """Drop a dead process' leases and what can never be whole without it; what lived in its memory is lost."""
+        self.steps.process_died(process, reason)
         for version in list(self.staging.values()):
-            if any(c.writer == process for c in version.contributions.values()):
-                self._abandon(version)
+            begun_alone = version.step is None and process in _writers(version)
+            given_up = version.step is not None and version.step.given_up
+            if begun_alone or given_up or lives_in(version, process):
+                self._abandon(version, reason)
         for version in self._all():
             for lease in [n for n, reader in version.leases.items() if reader == process]:
                 del version.leases[lease]
                 version.offers.end(lease)
             version.offers.close(process)
             if version.lost is None and lives_in(version, process):
-                version.lost = partial(PublisherLostError, self.key, version.number, reason)
+                self._lose(version, process, reason)
+
+    def _lose(self, version: Version, process: ProcessId, reason: str) -> None:
+        """Go on with the replicas of what lived in a dead process' memory, if there are such."""
+        others = version.without(process) if version.number in self.ready else None
+        if others is None:
+            version.lost = partial(PublisherLostError, self.key, version.number, reason)
+            return
+        gone = {rank: old for rank, old in version.contributions.items() if rank not in others}
+        version.contributions = others
+        self.draining.append(Version(version.number, contributions=gone))
 
     def volume_died(self, volume: str, reason: str) -> None:
         """The copies that this volume held are gone."""
         for version in self._all():
             if any(binding.volume == volume for _, binding in version.bindings()):
                 if version.number in self.staging:
-                    self._abandon(version)
+                    self._abandon(version, reason)
                 version.lost = partial(VolumeLostError, volume, reason)
 
     def delete(self) -> None:
         """Forget every version; leases may still be held."""
         self.draining += [*self.staging.values(), *self.ready.values()]
         self.staging, self.ready = {}, {}
+        self.steps.clear()
 
     def reap(self) -> list[tuple[ProcessId, Binding]]:
         """Remove the versions that nobody reads any more.
@@ -292,6 +358,10 @@ class History:
             if binding.id not in used
         }
         return list(freed.values())
+
+    def uses(self, binding: str) -> bool:
+        """Whether some version lies in this memory."""
+        return any(found.id == binding for version in self._all() for _, found in version.bindings())
 
     def bindings_of(self, writer: ProcessId) -> set[str]:
         """Ids of the memory that some version uses and this process has put."""
@@ -332,3 +402,7 @@ class History:
 
     def _all(self) -> list[Version]:
         return [*self.staging.values(), *self.ready.values(), *self.draining]
+
+
+def _writers(version: Version) -> set[ProcessId]:
+    return {contribution.writer for contribution in version.contributions.values()}

@@ -13,6 +13,7 @@ from torchstore.clients import DEFAULT_STORE_NAME, run
 from torchstore.explanation import Explanation
 from torchstore.manifest import Mode
 from torchstore.naming import NameMap
+from torchstore.origin import Origin
 from torchstore.remote import DEFAULT_TIMEOUT_S
 from torchstore.staging import TransferDtype
 
@@ -29,7 +30,8 @@ async def put_state_dict(
     transfer_dtype: TransferDtype | None = None,
     checksum: bool | None = None,
     delta: bool = False,
-    publisher: tuple[int, int] | None = None,
+    publisher: Origin | tuple[int, int] | None = None,
+    verify_replicas: bool = False,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> int:
     """Publish this rank's part of a state dict as one version, which becomes visible whole or not at all.
@@ -43,8 +45,8 @@ async def put_state_dict(
         mode: "snapshot" (the default) copies into a storage volume, and the version outlives this process.
             "direct" copies nothing: readers take the bytes from these tensors, which must stay alive and
             unchanged until `fence` (or `wait_for_readers`) says that nobody reads them any more.
-        version: A number higher than those before; by default the next one. Ranks that give none are
-            matched by order: the n-th put of each rank of the mesh makes the n-th version.
+        version: A number higher than those before; by default the next one. Ranks that give none are matched by order:
+            the n-th put of this key by each rank of the group belongs to step n.
         keep: How many ready versions of this key stay readable from now on, beside those that somebody reads;
             None: as many as before, at first as many as `initialize` said. In direct mode a publisher's memory
             holds one version, whatever is kept.
@@ -58,9 +60,13 @@ async def put_state_dict(
             every reader takes the sums of what has arrived and compares. None: as `initialize` said.
         delta: Snapshot mode: compare with the last version that this process put with ``delta=True``, which is read
             from its volume for that, and publish which cells differ.
-        publisher: (index, count): this is one of ``count`` processes that put a part of the version each, whatever
-            tensors these are: stages of a pipeline, say. The version is whole when all have put and every tensor is
-            covered. None: the mesh of the DTensors says who belongs together, and a state dict without them is whole.
+        publisher: (index, count), or an `Origin`, which names the group too: this is one of ``count`` processes that
+            put a part of the version each, whatever tensors these are: stages of a pipeline, say. The version is whole
+            when all have put and every tensor is covered. None: all ranks of the process group put, those that have
+            nothing to give an empty state dict; and a state dict without DTensors is all of a version, of which the
+            other ranks may put replicas. Outside of a process group each process publishes alone.
+        verify_replicas: Wait for all ranks of the group, and compare the sums of equal boxes, which are taken for that.
+            All ranks say the same.
         timeout: In seconds.
 
     Returns:
@@ -68,6 +74,11 @@ async def put_state_dict(
 
     Raises:
         VersionExistsError: That version is ready already, or a newer one is.
+        LateShareError: The step was given up: a rank has died or was started again, or a newer version is whole.
+        OutOfStepError: The last put of this rank failed, or other ranks are far behind.
+        ShareMismatchError: The shares of the step do not fit together.
+        ReplicaMismatchError: ``verify_replicas``: two ranks hold different bytes of one box.
+        RendezvousError: The process group's own store is gone.
         MismatchError: A tensor cannot be stored; `BlockAlignmentError`: its shards cut the blocks of a `BlockFP8`.
         VolumeLostError: The storage volume is dead.
     """
@@ -84,6 +95,7 @@ async def put_state_dict(
             checksum=checksum,
             delta=delta,
             publisher=publisher,
+            verify_replicas=verify_replicas,
             timeout=timeout,
         ),
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchstore as ts
-from control import SupervisionError, this_proc
+from control import ActorError, SupervisionError, this_proc
 from tests.torchstore.actors import Keeper, model_values
 
 LIMIT_S = 20.0
@@ -80,7 +80,7 @@ async def test_readers_of_a_publisher_that_dies_get_its_version_or_an_error(vict
 
 
 @pytest.mark.usefixtures("store")
-async def test_a_rank_killed_before_the_others_have_put_leaves_the_last_version(victim: Any, survivor: Any) -> None:
+async def test_a_killed_rank_has_put_what_it_has_put_and_its_group_is_over(victim: Any, survivor: Any) -> None:
     one, other = victim, survivor
     for actor, rank in ((one, 0), (other, 1)):
         await actor.put_fake_shard.call_one("d", rank, 2, 1)
@@ -88,8 +88,11 @@ async def test_a_rank_killed_before_the_others_have_put_leaves_the_last_version(
     await kill(one)
     assert model_values(await ts.get_state_dict("d")) == {1}
     await other.put_fake_shard.call_one("d", 1, 2, 2)
-    assert model_values(await ts.get_state_dict("d")) == {1}
-    assert await ts.versions("d") == (1,)
+    assert model_values(await ts.get_state_dict("d")) == {2}
+    with pytest.raises(ActorError, match=r"LateShareError.*rank 0 of 2 is gone") as raised:
+        await other.put_fake_shard.call_one("d", 1, 2, 3)
+    assert isinstance(raised.value.cause, ts.LateShareError)
+    assert model_values(await ts.get_state_dict("d")) == {2}
 
 
 @pytest.mark.usefixtures("store")

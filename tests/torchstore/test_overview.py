@@ -12,6 +12,7 @@ from control.tools.survey import survey
 from tests.control.tools.browser import PATIENCE_MS, launch_options, needs_chromium
 from torchstore.index import Index
 from torchstore.manifest import Part
+from torchstore.origin import Origin, Turn
 from torchstore.overview import overview
 from torchstore.process import ProcessId
 from torchstore.version import Contribution
@@ -49,8 +50,8 @@ def test_what_is_read_lost_or_in_the_making_is_told() -> None:
     history.lease(history.ready[12], HERE)
     history.ready[11].closed = True
     history.draining.append(history.ready.pop(3))
-    half = Part((0,), (2,), (0,))
-    index.contribute("whole/model", Contribution(HERE, half, None, None), None)
+    half, turn = Part((0,), (2,), (0,)), Turn(Origin("", 0, 2), "a session", 1)
+    index.contribute("whole/model", Contribution(HERE, half, None, None, turn=turn), None)
     table = overview("main", index)
     assert table.title == "Store main"
     assert table.rows == [

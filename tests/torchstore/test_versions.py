@@ -1,11 +1,15 @@
 """The state machine of versions: pure, so no process, no memory and no clock is needed to test it."""
 
+from math import prod
+
 import pytest
 
 from torchstore.errors import (
     KeyNotFoundError,
+    LateShareError,
     PartiallyPublishedError,
     PublisherLostError,
+    ShareMismatchError,
     SourceChangedError,
     VersionExistsError,
     VersionNotFoundError,
@@ -13,7 +17,8 @@ from torchstore.errors import (
 )
 from torchstore.layout import Layout, Replicate, Shard
 from torchstore.manifest import Binding, Manifest, Mode, Part, TensorItem
-from torchstore.messages import Selector
+from torchstore.messages import Digests, Selector
+from torchstore.origin import ALONE, Origin, Turn
 from torchstore.process import ProcessId
 from torchstore.version import Contribution
 from torchstore.versions import History
@@ -45,11 +50,18 @@ def shard(
     binding: str | None = None,
     start: int = 1,
     dtype: str = "torch.float32",
+    step: int = 1,
+    group: str = "",
+    digests: Digests | None = None,
 ) -> Contribution:
+    """The share of a rank in a group of as many ranks as the mesh has; each process is one session."""
     coordinate = list(layout.coordinates())[rank]
     described = manifest(layout, coordinate, dtype=dtype)
     memory = Binding(binding or f"memory-{rank}", mode, "v0" if mode == "snapshot" else "", ())
-    return Contribution(process(rank, start), described.part, described, memory)
+    origin = Origin(group, rank, prod(layout.mesh_shape))
+    turn = Turn(origin, f"{group} {rank} {start}", step) if origin.size > 1 else ALONE
+    part = described.part
+    return Contribution(process(rank, start), part, described, memory, turn=turn, digests=digests or {})
 
 
 def inline(value: bytes = b"x") -> Contribution:
@@ -59,7 +71,7 @@ def inline(value: bytes = b"x") -> Contribution:
 def test_a_version_is_visible_only_when_every_shard_is_there() -> None:
     history = History("w")
     first = history.contribute(shard(0), None)
-    with pytest.raises(PartiallyPublishedError, match=r"rank \(1,\)"):
+    with pytest.raises(PartiallyPublishedError, match="rank 1 of 2"):
         history.select(LATEST)
     assert history.contribute(shard(1), None) is first
     assert history.select(LATEST) is first
@@ -69,15 +81,15 @@ def test_an_old_version_stays_readable_while_the_next_is_staged() -> None:
     history = History("w")
     for rank in (0, 1):
         one = history.contribute(shard(rank, binding=f"a{rank}"), None)
-    two = history.contribute(shard(0, binding="b0"), None)
+    two = history.contribute(shard(0, binding="b0", step=2), None)
     assert two.number == 2
     assert history.select(LATEST) is one
 
 
 def test_a_rank_that_runs_ahead_opens_the_next_version_and_others_catch_up_in_order() -> None:
     history = History("w")
-    assert [history.contribute(shard(0), None).number for _ in range(3)] == [1, 2, 3]
-    assert [history.contribute(shard(1), None).number for _ in range(2)] == [1, 2]
+    assert [history.contribute(shard(0, step=step), None).number for step in (1, 2, 3)] == [1, 2, 3]
+    assert [history.contribute(shard(1, step=step), None).number for step in (1, 2)] == [1, 2]
     assert history.newest is not None
     assert history.newest.number == 2
 
@@ -88,7 +100,7 @@ def test_memory_is_freed_when_the_last_reader_of_a_replaced_version_leaves() -> 
     history.contribute(shard(1, binding="a1"), None)
     lease = history.lease(one, READER)
     for rank in (0, 1):
-        history.contribute(shard(rank, binding=f"b{rank}"), None)
+        history.contribute(shard(rank, binding=f"b{rank}", step=2), None)
     assert history.reap() == []
     history.release(lease)
     assert {binding.id for _, binding in history.reap()} == {"a0", "a1"}
@@ -96,32 +108,40 @@ def test_memory_is_freed_when_the_last_reader_of_a_replaced_version_leaves() -> 
 
 def test_memory_shared_with_the_next_version_is_not_freed() -> None:
     history = History("w")
-    for _ in range(2):
+    for step in (1, 2):
         for rank in (0, 1):
-            history.contribute(shard(rank, mode="direct"), None)
+            history.contribute(shard(rank, mode="direct", step=step), None)
     assert history.reap() == []
 
 
-def test_replicas_are_not_waited_for_and_join_when_they_come_late() -> None:
+def test_a_step_of_sharded_tensors_is_whole_when_all_ranks_have_put_replicas_too() -> None:
     history = History("w")
-    for rank in (0, 1):
-        one = history.contribute(shard(rank, layout=REPLICATED_ROWS), None)
+    for rank in (0, 1, 3):
+        history.contribute(shard(rank, layout=REPLICATED_ROWS), None)
+    with pytest.raises(PartiallyPublishedError, match="rank 2 of 4"):
+        history.select(LATEST)
+    one = history.contribute(shard(2, layout=REPLICATED_ROWS), None)
     assert history.select(LATEST) is one
-    for rank in (2, 3):
-        assert history.contribute(shard(rank, layout=REPLICATED_ROWS), None) is one
-    assert history.contribute(shard(0, layout=REPLICATED_ROWS), None).number == 2
+    assert history.contribute(shard(0, layout=REPLICATED_ROWS, step=2), None).number == 2
 
 
-def test_another_dtype_mesh_or_shape_makes_a_new_version_and_never_mixes() -> None:
+def test_another_dtype_or_shape_is_refused_and_the_step_given_up() -> None:
     history = History("w")
-    history.contribute(shard(0), None)
-    assert history.contribute(shard(1, dtype="torch.int32"), None).number == 2
-    assert history.contribute(shard(1, layout=Layout((6,), (2,), (Shard(0),))), None).number == 3
-    assert history.contribute(inline(), None).number == 4
+    for step, (other, said) in enumerate(
+        [
+            (shard(1, dtype="torch.int32"), r"rank 1 .* int32\[4\] and not float32\[4\]"),
+            (shard(1, layout=Layout((6,), (2,), (Shard(0),)), step=2), r"rank 1 .* float32\[6\] and not float32\[4\]"),
+        ],
+        1,
+    ):
+        history.contribute(shard(0, step=step), None)
+        with pytest.raises(ShareMismatchError, match=said):
+            history.contribute(other, None)
+        assert history.staging == {}
+    assert history.contribute(inline(), None).number == 3
     newest = history.select(LATEST)
     assert newest is not None
-    assert newest.number == 4
-    assert history.staging == {}
+    assert newest.number == 3
 
 
 def test_a_restarted_rank_abandons_what_its_predecessor_began() -> None:
@@ -134,14 +154,28 @@ def test_a_restarted_rank_abandons_what_its_predecessor_began() -> None:
     assert history.select(LATEST) is version
 
 
-def test_a_rank_that_dies_before_the_others_have_put_leaves_the_last_version_readable() -> None:
+def test_a_rank_that_dies_before_it_has_put_leaves_the_last_version_readable() -> None:
     history = History("w")
     for rank in (0, 1):
         one = history.contribute(shard(rank, binding=f"a{rank}"), None)
-    history.contribute(shard(0, binding="b0"), None)
-    history.process_died(process(0), "killed")
+    history.contribute(shard(0, binding="b0", step=2), None)
+    history.process_died(process(1), "killed")
     assert history.select(LATEST) is one
     assert {binding.id for _, binding in history.reap()} == {"b0"}
+    with pytest.raises(LateShareError, match="rank 1 of 2 is gone: killed"):
+        history.contribute(shard(0, binding="b0", step=3), None)
+
+
+@pytest.mark.parametrize("mode", ["snapshot", "direct"])
+def test_what_a_rank_has_put_outlives_it_if_it_is_in_a_volume(mode: Mode) -> None:
+    history = History("w")
+    history.contribute(shard(0, mode=mode), None)
+    history.process_died(process(0), "killed")
+    if mode == "snapshot":
+        assert history.contribute(shard(1, mode=mode), None) is history.select(LATEST)
+    else:
+        with pytest.raises(LateShareError, match="killed"):
+            history.contribute(shard(1, mode=mode), None)
 
 
 def test_versions_given_by_number_are_immutable_and_only_go_up() -> None:
@@ -150,14 +184,14 @@ def test_versions_given_by_number_are_immutable_and_only_go_up() -> None:
     history.contribute(shard(1), 7)
     for number in (7, 3):
         with pytest.raises(VersionExistsError, match="newest one is 7"):
-            history.contribute(shard(0), number)
-    assert history.contribute(shard(0), None).number == 8
+            history.contribute(shard(0, step=2), number)
+    assert history.contribute(shard(0, step=2), None).number == 8
 
 
 def test_putting_a_staged_shard_again_replaces_it_and_frees_the_first() -> None:
     history = History("w")
     history.contribute(shard(0, binding="first"), 5)
-    history.contribute(shard(0, binding="second"), 5)
+    history.contribute(shard(0, binding="second", step=2), 5)
     assert [binding.id for _, binding in history.reap()] == ["first"]
 
 
@@ -165,7 +199,7 @@ def test_older_unfinished_versions_are_dropped_when_a_newer_one_is_ready() -> No
     history = History("w")
     history.contribute(shard(0, binding="a0"), 1)
     for rank in (0, 1):
-        history.contribute(shard(rank, binding=f"b{rank}"), 2)
+        history.contribute(shard(rank, binding=f"b{rank}", step=2), 2)
     assert history.staging == {}
     assert [binding.id for _, binding in history.reap()] == ["a0"]
 
@@ -189,11 +223,11 @@ def test_direct_memory_that_is_put_again_closes_the_version_that_lay_in_it() -> 
     history = History("w")
     for rank in (0, 1):
         history.contribute(shard(rank, mode="direct"), None)
-    history.contribute(shard(0, mode="direct"), None)
+    history.contribute(shard(0, mode="direct", step=2), None)
     assert history.select(LATEST) is None
     with pytest.raises(SourceChangedError, match="taken it back"):
         history.select(Selector(exact=1))
-    two = history.contribute(shard(1, mode="direct"), None)
+    two = history.contribute(shard(1, mode="direct", step=2), None)
     assert history.select(LATEST) is two
 
 

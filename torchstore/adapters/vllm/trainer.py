@@ -133,7 +133,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
     def _send_shards(self) -> None:
         weights = as_dtensors(self.source.iter_local(), self.source.metadata)
         key, info = self._info.key, self._info
-        publisher = (self.rank, info.num_trainer_ranks) if self._ownership.is_staged else None
+        publisher = (self.rank, info.num_trainer_ranks) if info.num_trainer_ranks > 1 else None
         version = run(self._put(weights, key, info.mode, publisher))
         failure: Exception | None = None
         if self.is_sender:
