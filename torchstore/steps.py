@@ -77,9 +77,14 @@ class Step:
         """A rank has put its share."""
         self.puts[turn.origin.rank] = (turn.session, turn.number)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether it waits for no rank."""
+        return len(self.puts) == self.size or bool(self.alone and self.puts)
+
     def absent(self) -> tuple[int, ...]:
         """The ranks that it waits for."""
-        if self.alone and self.puts:
+        if self.is_complete:
             return ()
         return tuple(rank for rank in range(self.size) if rank not in self.puts)
 

@@ -70,6 +70,7 @@ class Version:
     Attributes:
         contributions: By rank in the publishing group.
         step: The step of that group; None for a process that publishes alone.
+        is_familiar: All contributions are laid out as those of a version that is known to fit together.
         leases: Who reads it now, by lease number.
         closed: Direct mode: taken back; nobody may start to read it.
         lost: Set when part of the bytes is gone: makes the error that readers get.
@@ -81,6 +82,7 @@ class Version:
     key: str = ""
     contributions: dict[int, Contribution] = field(default_factory=dict)
     step: Step | None = None
+    is_familiar: bool = True
     leases: dict[int, ProcessId] = field(default_factory=dict)
     closed: bool = False
     lost: Callable[[], StoreError] | None = None
@@ -94,8 +96,8 @@ class Version:
                 yield contribution.writer, contribution.binding
 
     def conflict(self, new: Contribution) -> StoreError | None:
-        """Why a contribution cannot belong to this version; None: it can."""
-        for rank, old in self.contributions.items():
+        """Why a contribution cannot belong to this version; None: it can. `is_familiar` speaks for it too."""
+        for rank, old in self.contributions.items() if not self.is_familiar else ():
             if rank == new.rank or old.manifest is None or new.manifest is None or old.manifest.id == new.manifest.id:
                 continue
             is_replica = self.step is not None and self.step.alone and _is_filled(old) and _is_filled(new)
@@ -105,7 +107,7 @@ class Version:
                 return ShareMismatchError(
                     self.key, f"the share of rank {new.rank} does not fit that of rank {rank}: {problem}"
                 )
-        for rank, old in self.contributions.items():
+        for rank, old in self.contributions.items() if new.digests else ():
             for name, *box in old.digests.keys() & new.digests.keys() if rank != new.rank else ():
                 at = (name, box[0], box[1])
                 if old.digests[at] != new.digests[at]:

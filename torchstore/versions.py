@@ -25,6 +25,7 @@ from torchstore.errors import (
 )
 from torchstore.manifest import Binding, Manifest
 from torchstore.messages import Selector, Share
+from torchstore.origin import Origin
 from torchstore.process import ProcessId
 from torchstore.steps import Step, Steps
 from torchstore.version import Contribution, Version, lives_in
@@ -51,6 +52,7 @@ class History:
         # All memory that versions have used: their writers keep it for the next one.
         self.memory: dict[str, tuple[ProcessId, Binding]] = {}
         self.steps = Steps(key)
+        self._fitting: dict[Origin, str] = {}  # the manifests of the last version of several ranks
         self._newest = 0
 
     # Publishing -----------------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ class History:
             version.step.add(new.turn)
         if new.binding is not None and new.binding.mode == "direct":
             self._supersede(new.binding, version)
-        if not version.missing():
+        if (version.step is None or version.step.is_complete) and not version.missing():
             self._make_ready(version)
         return version
 
@@ -140,6 +142,8 @@ class History:
             ReplicaMismatchError: It has other bytes.
         """
         of_kind = version.step.take(self.key, new.turn) if version.step is not None else None
+        layout = new.manifest.id if new.manifest is not None else ""
+        version.is_familiar = version.is_familiar and self._fitting.get(new.turn.origin) == layout
         problem = of_kind or version.conflict(new)
         if problem is not None:
             if version.number in self.staging:
@@ -157,6 +161,9 @@ class History:
         self.ready[version.number] = version
         if version.step is not None:
             version.step.is_whole = True
+            if not version.is_familiar:
+                old = version.contributions.values()
+                self._fitting = {c.turn.origin: c.manifest.id for c in old if c.manifest is not None}
         version.ready_as = next(self._ready_numbers)
         self.hidden.clear()
         for number in [n for n in self.staging if n < version.number]:
