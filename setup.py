@@ -78,6 +78,7 @@ def extensions() -> list[Extension]:
                 "dataplane/rows.h",
                 "dataplane/atomics.h",
                 "dataplane/backends/ucp_api.pxd",
+                "dataplane/backends/ucp_guard.h",
                 *glob("dataplane/backends/_ucp_*.pxi"),
             ],
             library_dirs=[str(ucx / "lib")],

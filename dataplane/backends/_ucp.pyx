@@ -39,6 +39,11 @@ cdef extern from "rows.h" nogil:
     void skipper_stream_avx2(char *dst, const char *src, size_t nbytes)
     void skipper_fence()
 
+cdef extern from "backends/ucp_guard.h":
+    int SKIPPER_GUARD_IN_PLACE
+    int SKIPPER_GUARD_NOT_NEEDED
+    int skipper_guard()
+
 cdef extern from "pthread.h" nogil:
     ctypedef struct pthread_mutex_t:
         pass
@@ -117,6 +122,16 @@ def library_version():
     cdef unsigned major, minor, release
     ucp_get_version(&major, &minor, &release)
     return major, minor, release
+
+
+def guard():
+    """See that a reader that is gone before its request to connect is answered does not end this process.
+
+    To be called before anything else is; see `ucp_guard.h`. Returns whether it is seen to, None for a UCX of another
+    version than that which has the fault.
+    """
+    cdef int state = skipper_guard()
+    return None if state == SKIPPER_GUARD_NOT_NEEDED else state == SKIPPER_GUARD_IN_PLACE
 
 
 def set_global_option(str name, str value):

@@ -162,6 +162,7 @@ class Engine:
         """
         ucp = load(find_library(config.ucx_library))
         _require_descriptors()
+        ucp.guard()
         self.ucp = ucp
         self.width = config.threads
         chosen = options(config, ucp.library_version())

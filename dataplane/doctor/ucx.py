@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from dataplane.backends.base import BackendStatus
-from dataplane.backends.ucx_engine import find_library
+from dataplane.backends.ucx_engine import find_library, load
 from dataplane.doctor.checks import Check, Verdict
 from dataplane.doctor.child import ProbeError, ask
 from dataplane.doctor.sysfs import Interface, RdmaPort
+
+_TRIED = ((1, 13), (1, 22))
 
 Facts = dict[str, Any]
 Resources = list[dict[str, str]]
@@ -40,7 +42,11 @@ def ucx(
     if not status.usable:
         advice = "pip install libucx-cu12, or name a libucp.so.0: skipper doctor --ucx-library PATH"
         return [Check("backends", "ucx", Verdict.PROBLEM, status.reason, advice)], facts
-    own = [Check("backends", "ucx", Verdict.OK, status.reason.removesuffix(", not started"))]
+    binding = load(find_library(library))
+    own = [
+        Check("backends", "ucx", Verdict.OK, status.reason.removesuffix(", not started")),
+        of_version(binding.library_version(), guarded=binding.guard()),
+    ]
     try:
         resources: Resources = ask("transports", _libuct(find_library(library)))
     except ProbeError as error:
@@ -51,6 +57,27 @@ def ucx(
     facts |= {"transports": names, "resources": resources, "net_devices": used}
     checks = [*own, _transports(names, cma=cma, rdma=any(port.state == "ACTIVE" for port in ports), gpus=gpus)]
     return [*checks, _devices(used, resources, networks)], facts
+
+
+def of_version(version: tuple[int, int, int], *, guarded: bool | None) -> Check:
+    """Whether Skipper is tried with a version of UCX.
+
+    Args:
+        version: As UCX tells it.
+        guarded: Whether its known fault is kept away (see `ucp_guard.h`); None where the guard is for other versions.
+    """
+    name = ".".join(map(str, version))
+    if version[:2] not in _TRIED:
+        tried = " and ".join(".".join(map(str, each)) for each in _TRIED)
+        found = f"{name} was not tried with Skipper ({tried} were); the guard against a fault of 1.22 is not active"
+        return Check("backends", "ucx version", Verdict.WARNING, found, "pip install libucx-cu12==1.22.0")
+    if guarded is None:
+        return Check("backends", "ucx version", Verdict.OK, f"{name}, tried with Skipper")
+    if not guarded:
+        found = f"the guard is not active in this {name}: a reader that is killed while it connects may crash an owner"
+        return Check("backends", "ucx version", Verdict.WARNING, found, "pip install libucx-cu12==1.22.0")
+    found = f"{name}, tried with Skipper; its known fault is guarded against"
+    return Check("backends", "ucx version", Verdict.OK, found)
 
 
 def devices_used() -> list[str]:

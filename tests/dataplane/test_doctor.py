@@ -18,7 +18,7 @@ from dataplane.doctor.child import ProbeError, ask
 from dataplane.doctor.command import main
 from dataplane.doctor.sysfs import Interface, RdmaPort
 from dataplane.doctor.trial import TrialError, trial
-from dataplane.doctor.ucx import ucx
+from dataplane.doctor.ucx import of_version, ucx
 
 ROOT = Path(__file__).resolve().parents[2]
 ROCE = RdmaPort("mlx5_0", 1, "ACTIVE", "Ethernet", 100.0, False, (Gid(1, "10.0.0.7", "RoCE v2", "eth0"),))
@@ -34,7 +34,7 @@ def test_the_embedded_default_works_on_this_machine_and_the_json_says_so() -> No
     done = doctor("--trial", "--json", "-")
     report = json.loads(done.stdout)
     told = {check["name"]: check for check in report["checks"]}
-    for default in ("local", "shm", "ucx", "ucx, tried", "shared memory"):
+    for default in ("local", "shm", "ucx", "ucx version", "ucx, tried", "shared memory"):
         assert told[default]["verdict"] == "ok", told[default]
     # Other parts of this machine may be in any state: the exit code says of the worst.
     assert done.returncode == (report["verdict"] == "problem"), done.stderr
@@ -207,3 +207,21 @@ def test_a_device_that_ucx_does_not_see_is_a_problem(monkeypatch: pytest.MonkeyP
     assert told["ucx devices"].verdict is Verdict.PROBLEM
     assert facts["net_devices"] == ["mlx5_7:1"]
     assert told["ucx transports"].verdict is Verdict.WARNING, "the driver sees a GPU, and this UCX does not"
+
+
+@pytest.mark.parametrize(
+    ("version", "guarded", "verdict", "says"),
+    [
+        ((1, 22, 0), True, Verdict.OK, "guarded against"),
+        ((1, 22, 1), False, Verdict.WARNING, "may crash an owner"),
+        ((1, 13, 1), None, Verdict.OK, "tried with Skipper"),
+        ((1, 21, 0), None, Verdict.WARNING, "not tried"),
+    ],
+)
+def test_a_version_of_ucx_that_was_not_tried_is_said(
+    version: tuple[int, int, int], guarded: bool | None, verdict: Verdict, says: str
+) -> None:
+    check = of_version(version, guarded=guarded)
+    assert check.verdict is verdict
+    assert says in check.found
+    assert ".".join(map(str, version)) in check.found
