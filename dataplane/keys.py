@@ -25,7 +25,8 @@ _LABEL = b"skipper data plane "
 _NAME_BYTES = 8
 _TAG_BYTES = 16
 _ENTRY_BYTES = _NAME_BYTES + _TAG_BYTES
-_MOST_ENTRIES = 4
+MOST_KEYS = 4
+"""Of one process; a handle has an entry for each."""
 _CARDS = 1024  # whose keys are kept
 
 
@@ -95,7 +96,7 @@ class Keys:
         self._present()
         count = sealed[-1] if sealed else 0
         end = len(sealed) - 1 - count * _ENTRY_BYTES
-        if not 0 < count <= _MOST_ENTRIES or end < 0:
+        if not 0 < count <= MOST_KEYS or end < 0:
             raise DescriptorError("this buffer handle is cut short or damaged: it bears no proof of where it is from")
         body = sealed[:end]
         for at in range(end, len(sealed) - 1, _ENTRY_BYTES):
@@ -106,13 +107,13 @@ class Keys:
                 raise DescriptorError("this buffer handle was altered or damaged: its proof does not fit")
         raise DescriptorError(_FOREIGN)
 
-    def derived(self, purpose: bytes) -> bytes:
-        """32 bytes that the processes of a job have in common, or outside of one those with the same secret.
+    def derived(self, purpose: bytes) -> tuple[bytes, ...]:
+        """For another use, 32 bytes of each secret; who understands handles of this process has one of them, too.
 
         Raises:
             ConfigurationError: There is no secret.
         """
-        return self._present()[0].derived(purpose)
+        return tuple([key.derived(purpose) for key in self._present()])
 
     def _present(self) -> tuple[Key, ...]:
         """The keys of now; the first is the job's, where there is one."""

@@ -50,9 +50,12 @@ class Process:
         self.registrations = RegistrationTable(self.epochs, self.arena)
         self.pool = CopyPool(config.threads)
         self.local = LocalBackend(self.registrations, self.pool)
-        self.ucx: UcxBackend = UcxBackend(config, self.registrations, forbidden=parent is not None and parent.ucx.ran)
+        ucx_ran = parent is not None and parent.ucx.ran
+        self.ucx: UcxBackend = UcxBackend(config, self.registrations, self._wire_up_keys, forbidden=ucx_ran)
         verbs_ran = parent is not None and parent.verbs.ran
-        self.verbs: VerbsBackend = VerbsBackend(config, self.owner, self.registrations, forbidden=verbs_ran)
+        self.verbs: VerbsBackend = VerbsBackend(
+            config, self.owner, self.registrations, self._wire_up_keys, forbidden=verbs_ran
+        )
         self.transports: dict[str, Backend] = {
             "shm": SharedMemoryBackend(self.owner, self.pool),
             "ucx": self.ucx,
@@ -99,6 +102,10 @@ class Process:
             BufferDroppedError: It was dropped.
         """
         return self._handle(registration, {}, {})
+
+    def _wire_up_keys(self) -> tuple[bytes, ...]:
+        """See `exchange.WireUpKeys`. Those of now: jobs are entered and left, and secrets configured."""
+        return self.keys.derived(b"wire-up")
 
     def _handle(
         self, registration: Registration, card_sections: dict[int, bytes], sections: dict[int, bytes]

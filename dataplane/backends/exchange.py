@@ -1,23 +1,35 @@
 """What the conversations have in common by which two processes prove to each other that they belong together.
 
 An owner of memory listens on a unix socket without a file (an abstract name, reachable on its host only), or on a TCP
-address. Messages have fixed sizes, nothing is unpickled, and each side proves with an HMAC over fresh nonces that it
-knows the token that is in every handle of that owner.
+address. Messages have fixed sizes, and nothing is unpickled. Each side proves two things with an HMAC over fresh nonces
+and all that was said: that it knows a secret that the other one knows, that of the job or of the user, and that it
+means this owner, by the token and the address that are in every handle of it. So neither a handle that was read on its
+way opens anything, nor a secret without a handle.
+
+A process may have several secrets, and does not tell a stranger which. So the first proof of a conversation comes once
+for each secret of its sender, `MOST_KEYS` times altogether, and the owner answers under the first that it knows.
 """
 
 import hmac
 import os
+import secrets
 import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from dataplane.errors import BackendUnavailableError, TransferError
+from dataplane.keys import MOST_KEYS
 
 TOKEN_BYTES = 16
 DIGEST_BYTES = 32
+PROOFS_BYTES = MOST_KEYS * DIGEST_BYTES
+"""Of a message that is proved by each secret."""
+
+WireUpKeys = Callable[[], tuple[bytes, ...]]
+"""Returns a key for each secret that this process has now, the job's first; see `keys.Keys.derived`."""
 
 GREETING_S = 5.0
 """For the whole conversation."""
@@ -29,14 +41,39 @@ MOST_ALIKE = 16
 _CREDENTIALS = struct.Struct("3i")  # ucred of unix(7)
 
 
-def prove(token: bytes, role: bytes, *transcript: bytes) -> bytes:
-    """What shows that a side knows the token, and that it was it who said all that, of fixed sizes."""
-    return hmac.digest(token, role + b"".join(transcript), "sha256")
+def proof_keys(wire_up_keys: Sequence[bytes], token: bytes, address: str) -> tuple[bytes, ...]:
+    """What the proofs of a conversation with one owner are made with, for each key in turn."""
+    return tuple([hmac.digest(key, token + address.encode(), "sha256") for key in wire_up_keys[:MOST_KEYS]])
 
 
-def proves(proof: bytes, token: bytes, role: bytes, *transcript: bytes) -> bool:
+def prove(key: bytes, role: bytes, *transcript: bytes) -> bytes:
+    """What shows that a side knows the key, and that it was it who said all that, of fixed sizes."""
+    return hmac.digest(key, role + b"".join(transcript), "sha256")
+
+
+def prove_by_each(keys: Sequence[bytes], role: bytes, *transcript: bytes) -> bytes:
+    """A proof for each of these keys; what is missing of `MOST_KEYS` nobody can tell from one."""
+    proofs = [prove(key, role, *transcript) for key in keys]
+    return b"".join(proofs) + secrets.token_bytes(PROOFS_BYTES - len(proofs) * DIGEST_BYTES)
+
+
+def proves(proof: bytes, key: bytes, role: bytes, *transcript: bytes) -> bool:
     """Whether that is such a proof, in time that does not depend on where they differ."""
-    return hmac.compare_digest(proof, prove(token, role, *transcript))
+    return hmac.compare_digest(proof, prove(key, role, *transcript))
+
+
+def proved_by(proofs: bytes, keys: Sequence[bytes], role: bytes, *transcript: bytes) -> bytes | None:
+    """The first of these keys under which one of the proofs is good; None where there is none."""
+    told = [proofs[at : at + DIGEST_BYTES] for at in range(0, len(proofs), DIGEST_BYTES)]
+    for key in keys:
+        if any(proves(proof, key, role, *transcript) for proof in told):
+            return key
+    return None
+
+
+def is_kindred(magic: bytes, own: bytes) -> bool:
+    """Whether that is the magic of some version of a conversation: its sender is told ours before it is hung up on."""
+    return magic[:-1] == own[:-1]
 
 
 def bind(listen: str | None, name: str) -> tuple[socket.socket, str]:
@@ -127,7 +164,10 @@ def receive(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
         set_timeout(connection, deadline)
         part = connection.recv(nbytes - len(received))
         if not part:
-            raise TransferError("the owner hung up: it does not know the handle's token, or has too many visitors")
+            raise TransferError(
+                "the owner hung up: it knows no secret of this process, is not that of the handle (a wrong token), "
+                "is of another version of Skipper, or has too many visitors"
+            )
         received += part
     return received
 

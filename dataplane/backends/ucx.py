@@ -12,6 +12,7 @@ import weakref
 
 from dataplane.backends import ucx_packed
 from dataplane.backends.base import Backend, BackendStatus, Peer
+from dataplane.backends.exchange import WireUpKeys
 from dataplane.backends.ucx_engine import Engine, check_options, find_library, has_cuda_modules, load
 from dataplane.backends.ucx_peer import CARD, UcxPeer
 from dataplane.config import Config
@@ -28,8 +29,11 @@ class UcxBackend(Backend):
     number = UCX
     memory_kinds = frozenset(MemoryKind)
 
-    def __init__(self, config: Config, registrations: RegistrationTable, *, forbidden: bool) -> None:
+    def __init__(
+        self, config: Config, registrations: RegistrationTable, wire_up_keys: WireUpKeys, *, forbidden: bool
+    ) -> None:
         self._config = config
+        self._wire_up_keys = wire_up_keys
         self._registrations = registrations
         self._forbidden = forbidden
         self._lock = threading.Lock()
@@ -88,7 +92,7 @@ class UcxBackend(Backend):
             raise BackendUnavailableError(_FORKED)
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(self._config)
+                self._engine = Engine(self._config, self._wire_up_keys)
             return self._engine
 
     def obstacle(self, handle: Handle) -> str | None:

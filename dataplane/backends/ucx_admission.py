@@ -6,11 +6,13 @@ file has what is said, and the initiator's side of it; the owner's is `ucx_admis
 
     initiator  magic, nonce
     owner      magic, nonce
-    initiator  the addresses that it will connect from, HMAC-SHA256(token, "sources" + all before)
-    owner      the places where its UCX listens, HMAC-SHA256(token, "listeners" + all before)
-    initiator  the ends of its connections to there, HMAC-SHA256(token, "connections" + all before)
-    owner      how many of them it has found, HMAC-SHA256(token, "found" + all before)
+    initiator  the addresses that it will connect from, for each of its keys HMAC-SHA256(key, "sources" + all before)
+    owner      the places where its UCX listens, HMAC-SHA256(key, "listeners" + all before)
+    initiator  the ends of its connections to there, HMAC-SHA256(key, "connections" + all before)
+    owner      how many of them it has found, HMAC-SHA256(key, "found" + all before)
 
+A key is HMAC-SHA256(what a secret of the job or the user gives for this, token + address of the conversation), where
+the token and the address are those of the handle; the owner uses the first key of its own that a proof is good under.
 After the third message the kernel lets those addresses connect, but delivers no data. After the fifth, which the
 initiator sends once it is connected and before it sends anything over that, data are delivered on exactly these
 connections; what else has come in meanwhile is ended, and the port closed again. All messages have a fixed size.
@@ -21,17 +23,17 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from dataplane.backends import exchange, own_sockets
-from dataplane.backends.exchange import DIGEST_BYTES, TOKEN_BYTES, prove, proves
+from dataplane.backends.exchange import DIGEST_BYTES, TOKEN_BYTES, proof_keys, prove, prove_by_each, proved_by
 from dataplane.backends.own_sockets import PLACE_BYTES, Place
 from dataplane.errors import DescriptorError, OwnerDiedError, TransferError, TransferTimeoutError
 
-MAGIC = b"SKu1"
+MAGIC = b"SKu2"
 HELLO = struct.Struct("<4s16s")
 MOST_PLACES = 8
 PLACES = struct.Struct(f"<B{MOST_PLACES * PLACE_BYTES}s")
@@ -46,7 +48,7 @@ class Contact:
     """What a handle says of an owner whose UCX listens on TCP.
 
     Attributes:
-        token: Who knows it may connect.
+        token: Whose owner is meant.
         address: Where the conversation takes place, as `exchange.bind` returns it.
         within_host: Whether it is reached over TCP even from its own host.
     """
@@ -78,22 +80,28 @@ class Contact:
 class Admission:
     """A conversation in which the owner has let this process connect; to be closed once it has."""
 
-    def __init__(self, contact: Contact, sources: Iterable[Place], deadline: float) -> None:
+    def __init__(
+        self, contact: Contact, wire_up_keys: Sequence[bytes], sources: Iterable[Place], deadline: float
+    ) -> None:
         """Ask to be let in.
 
         Args:
             contact: Whom.
+            wire_up_keys: One of which the owner has, too; see `exchange.WireUpKeys`.
             sources: The addresses from which this process will connect; their ports do not matter.
             deadline: On CLOCK_MONOTONIC.
 
         Raises:
             OwnerDiedError: Nobody listens there any more.
-            TransferError: The owner hangs up: it does not know the token, or has too many visitors.
+            TransferError: The owner hangs up: it knows none of the keys, has another token or too many visitors. Or it
+                is of another version.
             TransferTimeoutError: The deadline passed.
         """
         self._contact = contact
         self._deadline = deadline
         self._transcript = b""
+        self._keys = proof_keys(wire_up_keys, contact.token, contact.address)
+        self._key: bytes | None = None  # under which the owner has answered
         self._known: Mapping[int, str] = {}
         self.listeners: frozenset[Place] = frozenset()
         try:
@@ -148,14 +156,20 @@ class Admission:
 
     def _say(self, role: bytes, message: bytes) -> None:
         self._transcript += message
+        if self._key is None:
+            message += prove_by_each(self._keys, role, self._transcript)
+        else:
+            message += prove(self._key, role, self._transcript)
         exchange.set_timeout(self._socket, self._deadline)
-        self._socket.sendall(message + prove(self._contact.token, role, self._transcript))
+        self._socket.sendall(message)
 
     def _hear(self, role: bytes, layout: struct.Struct) -> bytes:
         answer = exchange.receive(self._socket, layout.size + DIGEST_BYTES, self._deadline)
         message, proof = answer[:-DIGEST_BYTES], answer[-DIGEST_BYTES:]
         self._transcript += message
-        if not proves(proof, self._contact.token, role, self._transcript):
+        keys = self._keys if self._key is None else (self._key,)
+        self._key = proved_by(proof, keys, role, self._transcript)
+        if self._key is None:
             raise TransferError(f"who listens on {self._contact.address} is not the owner that the handle names")
         return message
 

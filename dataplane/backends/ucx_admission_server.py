@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from dataplane.backends import exchange, own_sockets, socket_filter
-from dataplane.backends.exchange import DIGEST_BYTES, GREETING_S, prove, proves
+from dataplane.backends.exchange import (
+    DIGEST_BYTES,
+    GREETING_S,
+    PROOFS_BYTES,
+    WireUpKeys,
+    is_kindred,
+    proof_keys,
+    prove,
+    proved_by,
+)
 from dataplane.backends.exchange_server import ExchangeServer
 from dataplane.backends.own_sockets import Place
 from dataplane.backends.ucx_admission import FOUND, HELLO, MAGIC, PLACES, Contact, pack_places, parse_places
@@ -29,9 +38,10 @@ class _Stage(Enum):
     NONE = auto()
 
 
-_OWED: dict[_Stage, tuple[bytes, struct.Struct]] = {
-    _Stage.SOURCES: (b"sources", PLACES),
-    _Stage.CONNECTIONS: (b"connections", PLACES),
+# Its role, what it says, how long its proofs are.
+_OWED: dict[_Stage, tuple[bytes, struct.Struct, int]] = {
+    _Stage.SOURCES: (b"sources", PLACES, PROOFS_BYTES),
+    _Stage.CONNECTIONS: (b"connections", PLACES, DIGEST_BYTES),
 }
 
 
@@ -46,6 +56,7 @@ class _Visitor:
     stage: _Stage = _Stage.HELLO
     received: bytearray = field(default_factory=bytearray)
     transcript: bytes = b""
+    keys: tuple[bytes, ...] = ()  # that its proofs may be made with; one, once it has proved itself
     sources: frozenset[ipaddress.IPv6Address] = frozenset()
     expected: set[Place] = field(default_factory=set)
     claimed: int = 0
@@ -55,18 +66,24 @@ class _Visitor:
         """How many bytes the message has that is due; 1 where there is none."""
         if self.stage is _Stage.HELLO:
             return HELLO.size
-        return _OWED[self.stage][1].size + DIGEST_BYTES if self.stage in _OWED else 1
+        if self.stage is _Stage.NONE:
+            return 1
+        _, layout, proof_nbytes = _OWED[self.stage]
+        return layout.size + proof_nbytes
 
 
 class Server(ExchangeServer[_Visitor]):
     """Lets others connect to UCX. Until somebody has proved itself nobody can."""
 
-    def __init__(self, listeners: Sequence[socket.socket], address: str, *, within_host: bool) -> None:
+    def __init__(
+        self, listeners: Sequence[socket.socket], address: str, wire_up_keys: WireUpKeys, *, within_host: bool
+    ) -> None:
         """Close UCX's listening sockets to everybody, and listen for those who ask to be let in.
 
         Args:
             listeners: Copies of UCX's sockets, kept; closed already by `socket_filter.admit`.
             address: The IP at which to listen.
+            wire_up_keys: Of which a visitor must have one.
             within_host: For `Contact`.
 
         Raises:
@@ -78,6 +95,7 @@ class Server(ExchangeServer[_Visitor]):
         super().__init__(door, "dataplane-ucx-admission", self._listeners)
         self._places = {Place.of(listener.getsockname()) for listener in listeners}
         self.contact = Contact(secrets.token_bytes(exchange.TOKEN_BYTES), where, within_host)
+        self._wire_up_keys = wire_up_keys
         self._admitted: frozenset[ipaddress.IPv6Address] = frozenset()
         self._elsewhere: dict[int, str] = {}  # descriptors that are not UCX's connections
         self._begin()
@@ -98,18 +116,14 @@ class Server(ExchangeServer[_Visitor]):
 
     def _understand(self, visitor: _Visitor, message: bytes) -> bool:
         if visitor.stage is _Stage.HELLO:
-            if HELLO.unpack(message)[0] != MAGIC:
-                return False
-            mine = HELLO.pack(MAGIC, secrets.token_bytes(16))
-            visitor.transcript = message + mine
-            visitor.stage = _Stage.SOURCES
-            visitor.connection.sendall(mine)
-            return True
-        role, _ = _OWED[visitor.stage]
-        said, proof = message[:-DIGEST_BYTES], message[-DIGEST_BYTES:]
+            return self._greet(visitor, message)
+        role, layout, _ = _OWED[visitor.stage]
+        said, proofs = message[: layout.size], message[layout.size :]
         visitor.transcript += said
-        if not proves(proof, self.contact.token, role, visitor.transcript):
+        key = proved_by(proofs, visitor.keys, role, visitor.transcript)
+        if key is None:
             return False
+        visitor.keys = (key,)
         places = parse_places(said)
         if visitor.stage is _Stage.SOURCES:
             self._has_proved(visitor)
@@ -123,6 +137,17 @@ class Server(ExchangeServer[_Visitor]):
             visitor.claimed = len(visitor.expected)
             visitor.stage = _Stage.NONE
         return True
+
+    def _greet(self, visitor: _Visitor, theirs: bytes) -> bool:
+        magic, _ = HELLO.unpack(theirs)
+        if not is_kindred(magic, MAGIC):
+            return False
+        mine = HELLO.pack(MAGIC, secrets.token_bytes(16))
+        visitor.transcript = theirs + mine
+        visitor.keys = proof_keys(self._wire_up_keys(), self.contact.token, self.contact.address)
+        visitor.stage = _Stage.SOURCES
+        visitor.connection.sendall(mine)
+        return bool(magic == MAGIC)
 
     def _looked_for(self, visitor: _Visitor) -> bool:
         """Lift the restriction on what a visitor has claimed; whether some of it has not been accepted yet."""
@@ -141,7 +166,7 @@ class Server(ExchangeServer[_Visitor]):
 
     def _answer(self, visitor: _Visitor, role: bytes, message: bytes) -> None:
         visitor.transcript += message
-        visitor.connection.sendall(message + prove(self.contact.token, role, visitor.transcript))
+        visitor.connection.sendall(message + prove(visitor.keys[0], role, visitor.transcript))
 
     def _part(self, visitor: _Visitor) -> None:
         """Close the port to it, end what it has not claimed."""

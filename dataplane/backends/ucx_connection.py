@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dataplane import memfd
+from dataplane.backends.exchange import WireUpKeys
 from dataplane.backends.ucx_admission import Admission, Contact
 from dataplane.backends.ucx_lane import Lane
 from dataplane.errors import TransferTimeoutError
@@ -89,6 +90,7 @@ class Connection:
         lane: Lane,
         worker_address: bytes,
         contact: Contact | None,
+        wire_up_keys: WireUpKeys,
         abandoned: Abandoned,
         lane_instead: Callable[[Lane], Lane],
         *,
@@ -101,6 +103,7 @@ class Connection:
             lane: Carries it.
             worker_address: Of the owner.
             contact: Where to ask before connecting over TCP; None: it has none.
+            wire_up_keys: To ask there.
             abandoned: The connections to this owner that were given up.
             lane_instead: Returns another lane for the same purpose.
             far: Whether the owner is on another host; else TCP is used only where one of the two knows nothing else.
@@ -115,6 +118,7 @@ class Connection:
         self._ucp = ucp
         self._worker_address = worker_address
         self._contact = contact
+        self._wire_up_keys = wire_up_keys
         self._asks_first = contact is not None and (far or contact.within_host)
         self._lock = threading.Lock()
         self._endpoint: _ucp.Endpoint | None = None
@@ -186,7 +190,7 @@ class Connection:
             self._leave_lane()
             self._leave_lane = self._lane.join(self)
             self._used_tcp = False
-        with Admission(contact, self._lane.sources, deadline) as admission:
+        with Admission(contact, self._wire_up_keys(), self._lane.sources, deadline) as admission:
             endpoint = self._new_endpoint()
             try:
                 if _may_use_tcp(endpoint):

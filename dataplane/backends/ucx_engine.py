@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from dataplane import memfd
 from dataplane.backends import own_sockets, socket_filter, ucx_admission_server
+from dataplane.backends.exchange import WireUpKeys
 from dataplane.backends.own_sockets import Place
 from dataplane.backends.ucx_lane import Lane
 from dataplane.backends.ucx_segments import Segments
@@ -147,6 +148,7 @@ class Engine:
 
     Attributes:
         ucp: The binding.
+        wire_up_keys: As given.
         address: Of the server worker, for peers.
         contact: Where they ask to be let in to its port of TCP (see `ucx_admission.Contact`); empty where it has none.
         segments: What this process sends and takes over TCP.
@@ -154,8 +156,12 @@ class Engine:
         width: Lanes that a large operation may use.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, wire_up_keys: WireUpKeys) -> None:
         """Load and initialise the library, start the server.
+
+        Args:
+            config: With UCX's options.
+            wire_up_keys: For the conversations that let peers connect over TCP.
 
         Raises:
             BackendUnavailableError: It cannot be loaded, or refuses an option.
@@ -164,6 +170,7 @@ class Engine:
         _require_descriptors()
         ucp.guard()
         self.ucp = ucp
+        self.wire_up_keys = wire_up_keys
         self.width = config.threads
         chosen = options(config, ucp.library_version())
         # Its own messages would repeat on stderr what the typed errors say, once per request.
@@ -179,7 +186,8 @@ class Engine:
                 self._server: _ucp.Worker = ucp.Worker(self._context)
                 self.address = self._server.address()
                 listeners = _listeners(known, self.address)
-                self._admission = _admission(listeners, within_host=lacks_shared_memory(chosen, ucp.library_version()))
+                within_host = lacks_shared_memory(chosen, ucp.library_version())
+                self._admission = _admission(listeners, wire_up_keys, within_host=within_host)
             self._exports: _ucp.Exports = ucp.Exports()
             self._server.answer(self._exports)
             self._lanes = [self._new_lane(0)]
@@ -333,7 +341,9 @@ def _stop_listening(listeners: Mapping[int, Place]) -> tuple[Place, ...]:
     return places
 
 
-def _admission(listeners: Mapping[int, Place], *, within_host: bool) -> ucx_admission_server.Server | None:
+def _admission(
+    listeners: Mapping[int, Place], wire_up_keys: WireUpKeys, *, within_host: bool
+) -> ucx_admission_server.Server | None:
     """Keep everybody from the port of a worker that serves peers until they are let in. None: it has none.
 
     Nobody has progressed the worker so far, so that nothing was read from whoever has connected already.
@@ -351,7 +361,7 @@ def _admission(listeners: Mapping[int, Place], *, within_host: bool) -> ucx_admi
     told = os.environ.get(HOST_VARIABLE, "")
     try:
         address = told if told in hosts else [*beyond, *hosts][0]
-        return ucx_admission_server.Server(copies, address, within_host=within_host)
+        return ucx_admission_server.Server(copies, address, wire_up_keys, within_host=within_host)
     except BaseException:
         for copy in copies:
             copy.close()

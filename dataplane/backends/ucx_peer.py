@@ -222,6 +222,7 @@ class UcxPeer(Peer):
                     lane,
                     self._worker_address,
                     self._contact,
+                    self.engine.wire_up_keys,
                     self._abandoned,
                     functools.partial(self.engine.lane_instead, len(self._connections)),
                     far=self._watch is None,

@@ -9,6 +9,7 @@ refuses its key. So a write needs no look at the epoch word first, as other back
 import threading
 
 from dataplane.backends.base import Backend, BackendStatus, Peer
+from dataplane.backends.exchange import WireUpKeys
 from dataplane.backends.verbs_device import require_pyverbs
 from dataplane.backends.verbs_engine import Engine
 from dataplane.backends.verbs_keys import Contact, contact_of, pack_body
@@ -29,8 +30,17 @@ class VerbsBackend(Backend):
     number = VERBS
     memory_kinds = frozenset(MemoryKind)
 
-    def __init__(self, config: Config, owner: OwnerId, registrations: RegistrationTable, *, forbidden: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        owner: OwnerId,
+        registrations: RegistrationTable,
+        wire_up_keys: WireUpKeys,
+        *,
+        forbidden: bool,
+    ) -> None:
         self._config = config
+        self._wire_up_keys = wire_up_keys
         self._owner = owner
         self._registrations = registrations
         self._forbidden = forbidden
@@ -83,7 +93,8 @@ class VerbsBackend(Backend):
         with self._lock:
             if self._engine is None:
                 try:
-                    self._engine = Engine(self._usable_ports(), self._config.verbs, self._owner)
+                    ports = self._usable_ports()
+                    self._engine = Engine(ports, self._config.verbs, self._owner, self._wire_up_keys)
                 except OSError as error:  # no file descriptor is left
                     raise BackendUnavailableError(f"RDMA cannot be started: {error}") from error
             return self._engine

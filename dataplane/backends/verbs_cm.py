@@ -77,9 +77,9 @@ class Channel:
         self.channel.close()
 
 
-def ticket(token: bytes, initiator: bytes, owner: bytes) -> bytes:
-    """What lets one queue pair connect to one other: who does not know the token cannot make it."""
-    return hmac.digest(token, b"ticket" + initiator + owner, "sha256")
+def ticket(key: bytes, initiator: bytes, owner: bytes) -> bytes:
+    """What lets one queue pair connect to one other: who does not know the key of their conversation cannot make it."""
+    return hmac.digest(key, b"ticket" + initiator + owner, "sha256")
 
 
 def managed(endpoint: bytes) -> bool:

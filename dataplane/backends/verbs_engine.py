@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dataplane.backends.exchange import WireUpKeys
 from dataplane.backends.verbs_link import (
     EXPIRED,
     FLUSHED,
@@ -46,7 +47,9 @@ class Engine(Posting):
         lock: Held for all that it does; a thread may take it again.
     """
 
-    def __init__(self, ports: Sequence[Port], options: Mapping[str, Any], owner: OwnerId) -> None:
+    def __init__(
+        self, ports: Sequence[Port], options: Mapping[str, Any], owner: OwnerId, wire_up_keys: WireUpKeys
+    ) -> None:
         """Open the ports, listen for peers, start the threads.
 
         Raises:
@@ -54,7 +57,7 @@ class Engine(Posting):
         """
         super().__init__()
         self._pid = os.getpid()
-        self.rails = Rails(ports, options, owner)
+        self.rails = Rails(ports, options, owner, wire_up_keys)
         self._all = self.rails.rails
         self._sleeper = select.poll()  # for whoever leads; unlike select() it takes descriptors of any number
         for rail in self._all:

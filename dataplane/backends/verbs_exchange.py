@@ -7,8 +7,11 @@ that `configure(verbs={"listen": ...})` names. All messages have a fixed size, n
 
     initiator  magic, its rails, nonce
     owner      magic, its rails, nonce
-    initiator  endpoints, name, HMAC-SHA256(token, "initiator" + both first messages + endpoints + name)
-    owner      endpoints, HMAC-SHA256(token, "owner" + both first messages + endpoints)
+    initiator  endpoints, name, for each of its keys HMAC-SHA256(key, "initiator" + all before + endpoints + name)
+    owner      endpoints, HMAC-SHA256(key, "owner" + all before + endpoints)
+
+A key is HMAC-SHA256(what a secret of the job or the user gives for this, token + address of the owner), where the token
+and the address are those of the handle; the owner uses the first key of its own that a proof is good under.
 
 A rail is a port that a side uses; rails are numbered by their order on each side, told as a set of bits, and those that
 both sides named are connected, each to the one of the same number. There is one endpoint for each of them.
@@ -17,18 +20,18 @@ A connection's name is the initiator's nonce. The name that the initiator sends 
 replaces. The owner destroys its end of that before it answers: packets of a write that was given up, and that are still
 on their way, can then not arrive after those of a later one.
 
-The token is part of every handle of that owner, so whoever holds a handle can connect, and nobody else. The socket
-stays open as long as the queue pairs: its end tells either side that the other one is gone.
+So who knows a secret and holds a handle of that owner can connect, and nobody else. The socket stays open as long as
+the queue pairs: its end tells either side that the other one is gone.
 """
 
 import secrets
 import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dataplane.backends import exchange
-from dataplane.backends.exchange import DIGEST_BYTES, prove, proves
+from dataplane.backends.exchange import DIGEST_BYTES, proof_keys, prove_by_each, proved_by
 from dataplane.backends.verbs_device import ENDPOINT
 from dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
 
@@ -36,7 +39,7 @@ NOBODY = bytes(16)
 """Name of a connection that does not exist."""
 
 HELLO = struct.Struct("<4sB16s")
-MAGIC = b"SKv3"
+MAGIC = b"SKv4"
 
 Endpoints = Mapping[int, bytes]
 """What one side must know of the other, by rail; see `verbs_device.ENDPOINT`."""
@@ -49,27 +52,38 @@ class Dialled(NamedTuple):
         socket: To be kept as long as the queue pairs.
         endpoints: The owner's, on each rail that both sides have.
         name: For the connection that replaces it.
+        key: That of the proofs, which both sides know, for what else is to be proved.
     """
 
     socket: socket.socket
     endpoints: dict[int, bytes]
     name: bytes
+    key: bytes
 
 
-def dial(address: str, token: bytes, endpoints: Endpoints, deadline: float, *, replaces: bytes = NOBODY) -> Dialled:
+def dial(
+    address: str,
+    token: bytes,
+    wire_up_keys: Sequence[bytes],
+    endpoints: Endpoints,
+    deadline: float,
+    *,
+    replaces: bytes = NOBODY,
+) -> Dialled:
     """Connect to an owner.
 
     Args:
         address: Where it listens.
-        token: Proves that both belong together.
+        token: Of the handle.
+        wire_up_keys: One of which the owner has, too; see `exchange.WireUpKeys`.
         endpoints: Of this side, on the rails that it would use.
         deadline: On CLOCK_MONOTONIC.
         replaces: Name of an earlier connection to this owner, over which nothing must arrive any more.
 
     Raises:
         OwnerDiedError: Nobody listens there any more.
-        TransferError: The owner hangs up: it does not know the token, or has no queue pair left. Or both sides have no
-            rail in common.
+        TransferError: The owner hangs up: it knows none of the keys, has another token or no queue pair left, or is of
+            another version. Or both sides have no rail in common.
         TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed.
     """
     try:
@@ -89,11 +103,14 @@ def dial(address: str, token: bytes, endpoints: Endpoints, deadline: float, *, r
         used = tuple(rail for rail in endpoints if bits >> rail & 1)
         if not used:
             raise TransferError("the owner uses other RDMA ports, none of those that would be tried from here")
+        keys = proof_keys(wire_up_keys, token, address)
         own = b"".join(endpoints[rail] for rail in used) + replaces
-        connection.sendall(own + prove(token, b"initiator", mine, theirs, own))
+        said = mine + theirs + own
+        connection.sendall(own + prove_by_each(keys, b"initiator", said))
         answer = exchange.receive(connection, len(used) * ENDPOINT.size + DIGEST_BYTES, deadline)
         other, proof = answer[:-DIGEST_BYTES], answer[-DIGEST_BYTES:]
-        if not proves(proof, token, b"owner", mine, theirs, other):
+        key = proved_by(proof, keys, b"owner", said, other)
+        if key is None:
             raise TransferError(f"who listens on {address} is not the owner that the handle names")
     except TimeoutError:
         connection.close()
@@ -108,7 +125,7 @@ def dial(address: str, token: bytes, endpoints: Endpoints, deadline: float, *, r
         connection.close()
         raise
     connection.setblocking(False)
-    return Dialled(connection, by_rail(other, used), name)
+    return Dialled(connection, by_rail(other, used), name, key)
 
 
 def hung_up(connection: socket.socket) -> bool:

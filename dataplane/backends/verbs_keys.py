@@ -33,7 +33,7 @@ class Contact:
     """The verbs section of a card.
 
     Attributes:
-        token: Who knows it may connect.
+        token: Whose owner is meant.
         page: Where the epoch page begins.
         page_keys: Its keys, one per rail of the owner.
         atomics: What atomic operations on the owner's memory are atomic with.

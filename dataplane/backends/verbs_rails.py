@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.backends.exchange import TOKEN_BYTES, bind
+from dataplane.backends.exchange import TOKEN_BYTES, WireUpKeys, bind
 from dataplane.backends.verbs_cm import Manager, connect, managed, ticket
 from dataplane.backends.verbs_completions import Completions
 from dataplane.backends.verbs_device import Device, QueuePair, pyverbs
@@ -102,10 +102,10 @@ class Pairs:
 class PassivePairs(Pairs):
     """The owner's end of a link."""
 
-    def __init__(self, rails: Sequence[Rail], token: bytes) -> None:
+    def __init__(self, rails: Sequence[Rail], key: bytes) -> None:
         super().__init__()
         self._rails = rails
-        self._token = token
+        self._key = key
 
     def connect(self, theirs: Mapping[int, bytes]) -> None:
         """Become ready to be reached by the other end, or let it come by the connection manager.
@@ -118,7 +118,7 @@ class PassivePairs(Pairs):
             if manager is None:
                 pair.connect(endpoint)
             else:
-                manager.expect(ticket(self._token, endpoint, pair.endpoint), pair)
+                manager.expect(ticket(self._key, endpoint, pair.endpoint), pair)
 
     def close(self) -> None:
         """See `Pairs`."""
@@ -147,12 +147,14 @@ class Rails:
         memory: Registered with them.
         words: Room for epoch words, registered with them.
         turns: Counts the programs, for those that use one rail of several.
-        token: What peers must know to connect.
+        token: What peers must have from a handle to connect, beside a secret in common.
         address: Where they do.
         staging: Why GPU memory is moved by way of host memory; None while it is not.
     """
 
-    def __init__(self, ports: Sequence[Port], options: Mapping[str, Any], owner: OwnerId) -> None:
+    def __init__(
+        self, ports: Sequence[Port], options: Mapping[str, Any], owner: OwnerId, wire_up_keys: WireUpKeys
+    ) -> None:
         """Open the ports and listen for peers.
 
         Raises:
@@ -166,7 +168,10 @@ class Rails:
         self.staging: str | None = None
         self.token = secrets.token_bytes(TOKEN_BYTES)
         listener, self.address = bind(options.get("listen"), f"skipper-verbs-{owner.token:016x}")
-        self._server = Server(listener, self.token, range(len(self.rails)), self._passive_pairs)
+        self._wire_up_keys = wire_up_keys
+        self._server = Server(
+            listener, self.address, self.token, wire_up_keys, range(len(self.rails)), self._passive_pairs
+        )
 
     def connect(
         self, address: str, token: bytes, wanted: Sequence[int], deadline: float, *, replaces: bytes
@@ -181,11 +186,11 @@ class Rails:
         pairs = Pairs()
         try:
             self._fill(pairs, wanted, Rail.pair)
-            dialled = dial(address, token, pairs.endpoints, deadline, replaces=replaces)
+            dialled = dial(address, token, self._wire_up_keys(), pairs.endpoints, deadline, replaces=replaces)
             try:
                 pairs.keep(dialled.endpoints)
                 for rail, theirs in dialled.endpoints.items():
-                    self._connect(self.rails[rail], pairs.by_rail[rail], theirs, token, deadline)
+                    self._connect(self.rails[rail], pairs.by_rail[rail], theirs, dialled.key, deadline)
             except TransferError:
                 dialled.socket.close()
                 raise
@@ -210,8 +215,8 @@ class Rails:
         for device in self.devices:
             device.close()
 
-    def _passive_pairs(self, rails: Iterable[int]) -> PassivePairs:
-        pairs = PassivePairs(self.rails, self.token)
+    def _passive_pairs(self, rails: Iterable[int], key: bytes) -> PassivePairs:
+        pairs = PassivePairs(self.rails, key)
         try:
             self._fill(pairs, rails, Rail.passive_pair)
         except TransferError:
@@ -223,9 +228,9 @@ class Rails:
         for rail in rails:
             pairs.by_rail[rail] = make(self.rails[rail])
 
-    def _connect(self, rail: Rail, pair: QueuePair, theirs: bytes, token: bytes, deadline: float) -> None:
+    def _connect(self, rail: Rail, pair: QueuePair, theirs: bytes, key: bytes, deadline: float) -> None:
         """By hand, or, where the owner wants it, by the connection manager."""
         if managed(theirs):
-            connect(pair, rail.device, theirs, ticket(token, pair.endpoint, theirs), deadline)
+            connect(pair, rail.device, theirs, ticket(key, pair.endpoint, theirs), deadline)
         else:
             pair.connect(theirs)

@@ -6,7 +6,15 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dataplane.backends.exchange import DIGEST_BYTES, GREETING_S, prove, proves
+from dataplane.backends.exchange import (
+    GREETING_S,
+    PROOFS_BYTES,
+    WireUpKeys,
+    is_kindred,
+    proof_keys,
+    prove,
+    proved_by,
+)
 from dataplane.backends.exchange_server import ExchangeServer
 from dataplane.backends.verbs_device import ENDPOINT
 from dataplane.backends.verbs_exchange import HELLO, MAGIC, NOBODY, Endpoints, bits_of, by_rail
@@ -48,12 +56,26 @@ class Server(ExchangeServer[_Visitor]):
     def __init__(
         self,
         listener: socket.socket,
+        address: str,
         token: bytes,
+        wire_up_keys: WireUpKeys,
         rails: Iterable[int],
-        make_pairs: Callable[[tuple[int, ...]], Pairs],
+        make_pairs: Callable[[tuple[int, ...], bytes], Pairs],
     ) -> None:
+        """Begin to listen.
+
+        Args:
+            listener: Of `exchange.bind`; kept.
+            address: The same as text, as it stands in handles.
+            token: Of the handles.
+            wire_up_keys: Of which a visitor must have one.
+            rails: Of this owner.
+            make_pairs: Makes this end of a connection on such rails, given the key of its proofs.
+        """
         super().__init__(listener, "dataplane-verbs-server")
+        self._address = address
         self._token = token
+        self._wire_up_keys = wire_up_keys
         self._rails = tuple(rails)
         self._make_pairs = make_pairs
         self._named: dict[bytes, _Visitor] = {}  # those that have proved themselves
@@ -77,17 +99,20 @@ class Server(ExchangeServer[_Visitor]):
     def _greet(self, visitor: _Visitor, theirs: bytes) -> bool:
         magic, bits, visitor.name = HELLO.unpack(theirs)
         visitor.rails = tuple(rail for rail in self._rails if bits >> rail & 1)
-        if magic != MAGIC:
+        if not is_kindred(magic, MAGIC):
             return False
         mine = HELLO.pack(MAGIC, bits_of(self._rails), secrets.token_bytes(16))
         visitor.greetings = theirs + mine
-        visitor.wanted = len(visitor.rails) * ENDPOINT.size + len(NOBODY) + DIGEST_BYTES
+        visitor.wanted = len(visitor.rails) * ENDPOINT.size + len(NOBODY) + PROOFS_BYTES
         visitor.connection.sendall(mine)
-        return bool(visitor.rails)
+        return magic == MAGIC and bool(visitor.rails)
 
     def _meet(self, visitor: _Visitor, message: bytes) -> bool:
-        theirs, proof = message[:-DIGEST_BYTES], message[-DIGEST_BYTES:]
-        if not proves(proof, self._token, b"initiator", visitor.greetings, theirs):
+        theirs, proofs = message[:-PROOFS_BYTES], message[-PROOFS_BYTES:]
+        said = visitor.greetings + theirs
+        keys = proof_keys(self._wire_up_keys(), self._token, self._address)
+        key = proved_by(proofs, keys, b"initiator", said)
+        if key is None:
             return False
         self._has_proved(visitor)
         replaced = self._named.get(theirs[-len(NOBODY) :])
@@ -95,10 +120,10 @@ class Server(ExchangeServer[_Visitor]):
             self._see_off(replaced)
         visitor.wanted = 1
         self._named[visitor.name] = visitor
-        visitor.pairs = pairs = self._make_pairs(visitor.rails)
+        visitor.pairs = pairs = self._make_pairs(visitor.rails, key)
         pairs.connect(by_rail(theirs, visitor.rails))
         mine = b"".join(pairs.endpoints[rail] for rail in visitor.rails)
-        visitor.connection.sendall(mine + prove(self._token, b"owner", visitor.greetings, mine))
+        visitor.connection.sendall(mine + prove(key, b"owner", said, mine))
         return True
 
     def _part(self, visitor: _Visitor) -> None:

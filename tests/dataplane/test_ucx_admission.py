@@ -15,6 +15,8 @@ from dataplane.backends.ucx_admission import HELLO, MAGIC, Admission, Contact
 from dataplane.backends.ucx_admission_server import Server
 from dataplane.errors import DescriptorError, OwnerDiedError, TransferError, TransferTimeoutError
 
+KEYS = (b"of the job" + bytes(22), b"of the user" + bytes(21))
+STRANGE = (b"of somebody else" + bytes(16),)
 MUTE_S = 0.3  # the kernel sends again after a fifth of a second what nobody has acknowledged
 PATIENCE_S = 20.0
 
@@ -58,7 +60,7 @@ def library(request: pytest.FixtureRequest) -> Iterator[Library]:
 def server(library: Library) -> Iterator[Server]:
     copy = library.listener.dup()
     socket_filter.admit(copy, ())
-    server = Server([copy], library.listener.getsockname()[0], within_host=False)
+    server = Server([copy], library.listener.getsockname()[0], lambda: KEYS, within_host=False)
     yield server
     server.close()
     server.close()
@@ -110,7 +112,7 @@ def test_nobody_can_connect_unasked(library: Library, server: Server) -> None:
 
 
 def test_what_was_let_in_is_heard(library: Library, server: Server) -> None:
-    with Admission(server.contact, [own_address(library)], soon()) as admission:
+    with Admission(server.contact, KEYS, [own_address(library)], soon()) as admission:
         assert admission.listeners == {library.place}
         peer = connecting_to(library)
         admission.connected()
@@ -127,7 +129,7 @@ def test_what_was_let_in_is_heard(library: Library, server: Server) -> None:
 
 
 def test_a_stranger_of_the_same_address_is_not_heard_and_then_cut_off(library: Library, server: Server) -> None:
-    with Admission(server.contact, [own_address(library)], soon()) as admission, contextlib.ExitStack() as stack:
+    with Admission(server.contact, KEYS, [own_address(library)], soon()) as admission, contextlib.ExitStack() as stack:
         known = own_sockets.descriptors()
         # As another process of that host would: not among the sockets that this process has opened since.
         strangers = [stack.enter_context(connecting_to(library)) for _ in range(3)]
@@ -150,12 +152,15 @@ def test_a_stranger_of_the_same_address_is_not_heard_and_then_cut_off(library: L
 
 @pytest.mark.parametrize("library", ["127.0.0.1"], indirect=True)  # of IPv6 the loopback has one address
 def test_other_addresses_than_those_that_were_told_stay_out(library: Library, server: Server) -> None:
-    with Admission(server.contact, [own_address(library)], soon()), connecting_to(library, "127.0.0.9") as stranger:
+    with (
+        Admission(server.contact, KEYS, [own_address(library)], soon()),
+        connecting_to(library, "127.0.0.9") as stranger,
+    ):
         assert not is_connected(stranger, MUTE_S)
 
 
 def test_a_visitor_that_leaves_closes_the_port_behind_it(library: Library, server: Server) -> None:
-    with Admission(server.contact, [own_address(library)], soon()), connecting_to(library) as peer:
+    with Admission(server.contact, KEYS, [own_address(library)], soon()), connecting_to(library) as peer:
         assert is_connected(peer, PATIENCE_S)
     assert library.arrived.acquire(timeout=PATIENCE_S)
     assert got(library.accepted[0], PATIENCE_S) == b""  # it had not said that this was its own
@@ -164,9 +169,49 @@ def test_a_visitor_that_leaves_closes_the_port_behind_it(library: Library, serve
 def test_another_token_lets_nobody_in(library: Library, server: Server) -> None:
     forged = Contact(os.urandom(exchange.TOKEN_BYTES), server.contact.address)
     with pytest.raises(TransferError, match="hung up"):
-        Admission(forged, [own_address(library)], soon())
+        Admission(forged, KEYS, [own_address(library)], soon())
     with connecting_to(library) as stranger:
         assert not is_connected(stranger, MUTE_S)
+
+
+@pytest.mark.parametrize("keys", [STRANGE, ()], ids=["another", "none"])
+def test_a_handle_without_the_secret_lets_nobody_in(library: Library, server: Server, keys: tuple[bytes, ...]) -> None:
+    with pytest.raises(TransferError, match="no secret"):
+        Admission(server.contact, keys, [own_address(library)], soon())
+    with connecting_to(library) as stranger:
+        assert not is_connected(stranger, MUTE_S)
+
+
+@pytest.mark.parametrize("keys", [KEYS, KEYS[1:], (*STRANGE, KEYS[1])], ids=["both", "user", "last"])
+def test_one_secret_in_common_lets_in(library: Library, server: Server, keys: tuple[bytes, ...]) -> None:
+    with Admission(server.contact, keys, [own_address(library)], soon()) as admission, connecting_to(library):
+        admission.connected()
+
+
+def test_an_older_version_is_told_apart(library: Library, server: Server) -> None:
+    with socket.create_connection(exchange.target(server.contact.address)) as older:
+        older.sendall(HELLO.pack(b"SKu1", bytes(16)))
+        older.settimeout(PATIENCE_S)
+        assert older.recv(HELLO.size, socket.MSG_WAITALL)[:4] == MAGIC
+        assert older.recv(1) == b""
+
+
+def test_an_owner_of_an_older_version_is_a_typed_error() -> None:
+    listener, address = exchange.bind("127.0.0.1:0", "")
+    listener.setblocking(True)
+
+    def older() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(HELLO.size)
+            connection.sendall(HELLO.pack(b"SKu1", bytes(16)))
+
+    thread = threading.Thread(target=older)
+    thread.start()
+    with pytest.raises(TransferError, match="version"):
+        Admission(Contact(bytes(16), address), KEYS, [], soon())
+    thread.join()
+    listener.close()
 
 
 def test_an_owner_that_does_not_know_the_token_is_not_believed() -> None:
@@ -186,7 +231,7 @@ def test_an_owner_that_does_not_know_the_token_is_not_believed() -> None:
     thread = threading.Thread(target=pretend)
     thread.start()
     with pytest.raises(TransferError, match="not the owner"):
-        Admission(Contact(bytes(16), address), [], soon())
+        Admission(Contact(bytes(16), address), KEYS, [], soon())
     thread.join()
     listener.close()
 
@@ -201,7 +246,7 @@ def test_garbage_is_hung_up_on(library: Library, server: Server, message: bytes)
         with contextlib.suppress(ConnectionResetError):
             while stranger.recv(4096):
                 pass
-    with Admission(server.contact, [own_address(library)], soon()):
+    with Admission(server.contact, KEYS, [own_address(library)], soon()):
         pass
 
 
@@ -211,7 +256,7 @@ def test_strangers_that_say_nothing_leave_room_for_others(library: Library, serv
     with contextlib.ExitStack() as stack:
         for _ in range(3 * exchange.MOST_ALIKE):
             stack.enter_context(socket.create_connection(where, source_address=("127.0.0.9", 0)))
-        with Admission(server.contact, [own_address(library)], soon()):
+        with Admission(server.contact, KEYS, [own_address(library)], soon()):
             pass
 
 
@@ -226,7 +271,7 @@ def test_what_is_replayed_is_not_believed(library: Library, server: Server) -> N
     real = socket.socket.sendall
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "sendall", lambda self, data: (said.append(bytes(data)), real(self, data))[1])
-        with Admission(server.contact, [own_address(library)], soon()):
+        with Admission(server.contact, KEYS, [own_address(library)], soon()):
             pass
     first, *_ = (text for text in said if text[:4] == MAGIC)
     proof = next(text for text in said if len(text) > HELLO.size)
@@ -241,10 +286,10 @@ def test_what_is_replayed_is_not_believed(library: Library, server: Server) -> N
 def test_an_owner_that_is_gone_is_told_from_one_that_is_silent(library: Library) -> None:
     listener, address = exchange.bind("127.0.0.1:0", "")
     with pytest.raises(TransferTimeoutError):
-        Admission(Contact(bytes(16), address), [], soon(0.1))
+        Admission(Contact(bytes(16), address), KEYS, [], soon(0.1))
     listener.close()
     with pytest.raises(OwnerDiedError):
-        Admission(Contact(bytes(16), address), [], soon())
+        Admission(Contact(bytes(16), address), KEYS, [], soon())
 
 
 @pytest.mark.parametrize("text", [b"", b"tcp:", b"tcp:1.2.3.4:", b"tcp:1.2.3.4:99999", b"udp:1.2.3.4:5", b"tcp:\xff:5"])

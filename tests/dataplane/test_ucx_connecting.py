@@ -1,18 +1,24 @@
 """Connections over TCP that are made anew: after a failure half-way, and again and again."""
 
+import dataclasses
 import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from dataplane import RDMABuffer, TransferTimeoutError
-from dataplane.backends.ucx_admission import Admission
-from dataplane.backends.ucx_peer import UcxPeer
-from tests.conformance.owner import RemoteOwner
+import skipper_trust
+from dataplane import RDMABuffer, TransferError, TransferTimeoutError, process
+from dataplane.backends.own_sockets import Place
+from dataplane.backends.ucx_admission import Admission, Contact
+from dataplane.backends.ucx_peer import UcxPeer, _parse_card
+from dataplane.keys import Keys
+from tests.conformance.owner import Memory, RemoteOwner, main
+from tests.handles import parsed
 
 NBYTES = 100_000
 
@@ -76,3 +82,50 @@ def test_connections_that_are_made_anew_leave_nothing(owner: RemoteOwner) -> Non
     assert now[0] <= descriptors + 5  # the last one may not have ended yet
     assert now[1] <= threads + 1
     assert owner("footprint")[0] <= there + 3
+
+
+def contact_in(raw: bytes) -> Contact:
+    """Where the owner of a handle lets others in, as everybody reads who gets hold of it."""
+    handle, _, _ = parsed(raw)
+    contact = _parse_card(handle.card).contact
+    assert contact is not None
+    return contact
+
+
+def test_who_has_read_a_handle_but_knows_no_secret_is_not_let_in(owner: RemoteOwner) -> None:
+    _, raw = owner("make_filled", NBYTES, 7)
+    contact = contact_in(raw)
+    strange = Keys(b"a secret of somebody else").derived(b"wire-up")
+    with pytest.raises(TransferError, match="no secret"):
+        Admission(contact, strange, [Place.of(("127.0.0.1", 0))], time.monotonic() + 20)
+    with Admission(contact, process.current().keys.derived(b"wire-up"), [], time.monotonic() + 20) as admission:
+        assert admission.listeners
+    assert reads_its_content(RDMABuffer.deserialize(raw))
+
+
+def test_a_secret_without_the_handle_of_that_owner_is_not_enough(owner: RemoteOwner) -> None:
+    _, raw = owner("make_filled", NBYTES, 7)
+    guessed = dataclasses.replace(contact_in(raw), token=bytes(16))
+    with pytest.raises(TransferError, match="token"):
+        Admission(guessed, process.current().keys.derived(b"wire-up"), [], time.monotonic() + 20)
+
+
+def test_an_owner_in_a_job_lets_in_processes_of_its_user_outside_of_it() -> None:
+    inside = RemoteOwner(
+        {"backend": "ucx", "ucx": {"TLS": "tcp,self"}}, shared=False, module="tests.dataplane.test_ucx_connecting"
+    )
+    inside("enter_job", b"the secret of a job")
+    _, raw = inside("make_filled", NBYTES, 7)
+    assert reads_its_content(RDMABuffer.deserialize(raw))
+    inside.close()
+
+
+class Member(Memory):
+    """An owner that takes part in a job."""
+
+    def enter_job(self, secret: bytes) -> None:
+        skipper_trust.enter_job(secret)
+
+
+if __name__ == "__main__":
+    main(Member)
