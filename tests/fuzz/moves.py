@@ -1,34 +1,26 @@
-"""What comes with handles, and what comes to the sockets of the data plane, as targets call it."""
+"""What comes with handles, as targets call it; see `conversations` for what comes to the sockets."""
 
-import contextlib
 import dataclasses
 import fcntl
 import os
-import socket
 import struct
-import threading
-import time
 from collections.abc import Iterator
 from functools import cache
 
 import dataplane
 from dataplane import RDMABuffer, memfd, process
 from dataplane import handle as handles
-from dataplane.backends import ucx_admission, ucx_packed, verbs_exchange, verbs_keys
-from dataplane.backends.exchange import TOKEN_BYTES, bind, prove
+from dataplane.backends import ucx_admission, ucx_packed, verbs_keys
+from dataplane.backends.exchange import TOKEN_BYTES
 from dataplane.backends.ucx_peer import CARD, _parse_card
 from dataplane.backends.ucx_segments import Segments
-from dataplane.backends.verbs_device import ENDPOINT, Atomics
-from dataplane.backends.verbs_exchange import HELLO, MAGIC, by_rail, dial
-from dataplane.backends.verbs_server import Server
-from dataplane.errors import TransferTimeoutError
+from dataplane.backends.verbs_device import Atomics
 from dataplane.handle import SHM, UCX, VERBS, Card, Handle
 from dataplane.identity import OwnerId, new_owner
 from dataplane.memory import HOST
 from tests.fuzz.mutation import join_parts, numbers_of, split_parts
 from tests.fuzz.verdicts import Broken
 
-TOKEN = b"0123456789abcdef"
 _SECONDS = 20.0
 
 
@@ -171,108 +163,3 @@ def attach_shared_seeds() -> Iterator[bytes]:
 @cache
 def _me() -> OwnerId:
     return new_owner()
-
-
-# The exchange before queue pairs
-
-
-class _Pairs:
-    """Stands for queue pairs: they are a device's."""
-
-    def __init__(self, rails: tuple[int, ...] = (0,)) -> None:
-        self.endpoints = {rail: ENDPOINT.pack(6, 7, b"t" * 16, 8, 9, 10, 0) for rail in rails}
-        self.made = 0
-
-    def __call__(self, rails: tuple[int, ...]) -> "_Pairs":
-        self.made += 1
-        return self
-
-    def connect(self, theirs: object) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-@cache
-def _owner() -> tuple[Server, str, _Pairs]:
-    pairs = _Pairs((0, 1))
-    listener, address = bind(None, f"skipper-fuzz-{os.getpid()}")
-    return Server(listener, TOKEN, (0, 1), pairs), address, pairs
-
-
-def meet_owner(data: bytes) -> None:
-    """What a stranger says to an owner that has verbs; a real owner is served afterwards, by the same thread."""
-    _, address, pairs = _owner()
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(_SECONDS)
-        stranger.connect(f"\0{address.partition(':')[2]}")
-        with contextlib.suppress(ConnectionError):  # it hangs up, as it should
-            for part in split_parts(data):
-                stranger.sendall(part)
-            stranger.shutdown(socket.SHUT_WR)
-            while stranger.recv(4096):
-                pass
-    if pairs.made:
-        raise Broken("a stranger got queue pairs")
-
-
-def meet_owner_seeds() -> Iterator[bytes]:
-    """An initiator's two messages; it has no proof."""
-    yield join_parts(HELLO.pack(MAGIC, 3, bytes(16)), bytes(2 * ENDPOINT.size + 16 + 32))
-    yield join_parts(HELLO.pack(MAGIC, 0, bytes(16)))
-
-
-def meet_initiator(data: bytes) -> None:
-    """What somebody answers who listens where an owner did, with and without its token; the first byte says which."""
-    knows, rest = data[:1] == b"\1", data[1:]
-    hello, endpoints, *_ = *split_parts(rest), b"", b""
-    name = f"skipper-fuzz-initiator-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"\0{name}")
-        listener.listen(1)
-        answering = threading.Thread(target=_answer, args=(listener, hello, endpoints, knows))
-        answering.start()
-        try:
-            mine = {rail: ENDPOINT.pack(1, 2, b"m" * 16, 3, 4, 5, 0) for rail in (0, 1)}
-            made = dial(f"unix:{name}", TOKEN, mine, time.monotonic() + _SECONDS)
-            made.socket.close()
-            if not knows:
-                raise Broken("an owner that does not know the token was believed")
-            if any(len(endpoint) != ENDPOINT.size for endpoint in made.endpoints.values()):
-                raise Broken(f"endpoints of the wrong size: {made.endpoints}")
-        except TransferTimeoutError as error:
-            raise Broken("it waited for the deadline, though the other end had hung up") from error
-        finally:
-            answering.join()
-
-
-def _answer(listener: socket.socket, hello: bytes, endpoints: bytes, knows: bool) -> None:
-    connection, _ = listener.accept()
-    with connection:
-        connection.settimeout(_SECONDS)
-        try:
-            theirs = connection.recv(HELLO.size, socket.MSG_WAITALL)
-            connection.sendall(hello)
-            proof = prove(TOKEN, b"owner", theirs + hello, endpoints) if knows else bytes(32)
-            connection.sendall(endpoints + proof)
-            connection.shutdown(socket.SHUT_WR)
-            while connection.recv(4096):
-                pass
-        except OSError:
-            return  # it has hung up, as it may
-
-
-def meet_initiator_seeds() -> Iterator[bytes]:
-    """An owner's words, of one that knows the token and of one that does not."""
-    endpoints = ENDPOINT.pack(6, 7, b"t" * 16, 8, 9, 10, 0) * 2
-    for knows in (b"\0", b"\1"):
-        yield knows + join_parts(HELLO.pack(MAGIC, 3, bytes(16)), endpoints)
-        yield knows + join_parts(HELLO.pack(MAGIC, 1, bytes(16)), endpoints[: ENDPOINT.size])
-
-
-def read_endpoints(data: bytes) -> None:
-    """Endpoints of a peer, cut up by rail."""
-    (count,), rest = numbers_of(data, 65)
-    by_rail(rest, range(count))
-    verbs_exchange.bits_of(range(count))

@@ -16,7 +16,7 @@ from control.runtime.tree_wire import CastHeader, Opening
 from control.wire.actor_session import BadAnswerError, Refused
 from control.wire.frames import decode_process
 from dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
-from tests.fuzz import messages, moves, services, stores, wire, workspaces
+from tests.fuzz import conversations, messages, moves, services, stores, wire, workspaces
 from tests.fuzz.mutation import mutate_json
 from tests.fuzz.target import Target
 from torchstore.errors import StoreError
@@ -61,9 +61,12 @@ TARGETS = (
     Target("shared-memory", moves.resolve_shared, moves.resolve_shared_seeds, (DataplaneError,)),
     Target("shared-header", moves.attach_shared, moves.attach_shared_seeds, (BufferDroppedError,)),
     Target("ucx-owner", messages.ask_owner, messages.owner_seeds),
-    Target("verbs-owner", moves.meet_owner, moves.meet_owner_seeds),
-    Target("verbs-initiator", moves.meet_initiator, moves.meet_initiator_seeds, (TransferError,)),
-    Target("verbs-endpoints", moves.read_endpoints, lambda: [bytes(70)]),
+    Target("ucx-admission", conversations.ask_for_admission, conversations.admission_seeds),
+    Target("ucx-initiator", conversations.answer_initiator, conversations.answer_initiator_seeds, (TransferError,)),
+    Target("exchange", conversations.change_exchange, conversations.change_exchange_seeds),
+    Target("verbs-owner", conversations.meet_owner, conversations.meet_owner_seeds),
+    Target("verbs-initiator", conversations.meet_initiator, conversations.meet_initiator_seeds, (TransferError,)),
+    Target("verbs-endpoints", conversations.read_endpoints, lambda: [bytes(70)]),
     # Stores
     Target("board", stores.read_board, stores.board_seeds, _OF_THE_JOB),
     Target("manifest", stores.read_manifest, stores.manifest_seeds, _OF_THE_JOB, mutate_json),
