@@ -4,14 +4,15 @@
    (ucp_wireup_init_lanes). Where the other process has ended meanwhile, no transport reaches it, and the endpoint is
    left without a configuration: its cfg_index stays UCP_WORKER_CFG_INDEX_NULL, which is 0xffff. It is then scheduled to
    fail (ucp_ep_set_lanes_failed_schedule), and what runs for that takes worker->ep_config[cfg_index] without a look at
-   the index, 273 MB behind an array of a few entries: SIGSEGV. Two functions do so. The others on the way
-   (ucp_ep_destroy_base, ucp_ep_match_remove_ep, ucp_worker_keepalive_remove_ep, ucp_ep_has_cm_lane) compare with 0xffff.
+   the index, 273 MB behind an array of a few entries: SIGSEGV. Two functions do so. Others that meet such an endpoint
+   (ucp_ep_destroy_base, ucp_worker_keepalive_remove_ep, ucp_worker_do_keepalive_progress) compare with 0xffff.
 
        ucp_ep_set_lanes_failed(ep, lanes, status)   reads how errors are handled and which lanes to discard. Of an
                                                     endpoint that no user holds, such as this one, it makes an end by
                                                     ucp_ep_disconnected(ep, 1).
        ucp_ep_cleanup_lanes(ep)                     reads how many lanes there are to destroy. ucp_ep_disconnected
-                                                    calls it, and so does the end of a worker.
+                                                    calls it, and so does ucp_wireup_send_ep_removed, which tells a
+                                                    peer that its endpoint here is gone, where that peer is gone, too.
 
    Neither has anything to do for an endpoint that has no lanes. Inside of libucp both are called through its procedure
    linkage table, since they are global and the library is not linked with -Bsymbolic. So their two jump slots are made
