@@ -8,6 +8,7 @@ from control.context import ActorInstance, Context, context, current_actor_name,
 from control.controller import get_or_spawn_controller
 from control.endpoint import Endpoint, as_endpoint
 from control.errors import (
+    AbsentError,
     ActorDefinitionError,
     ActorError,
     AlreadyInJobError,
@@ -84,6 +85,7 @@ else:
     from control.mesh import ActorMesh
 
 __all__ = [
+    "AbsentError",
     # actors
     "Actor",
     "endpoint",

@@ -19,7 +19,8 @@ ControlError
 ├── ThreadLimitError               no thread can be started                (also RuntimeError)
 ├── EngineMissingError             no tensor engine is installed            (also ImportError)
 ├── TracingMissingError            OpenTelemetry is not installed           (also ImportError)
-├── RendezvousError                not all ranks of SPMD code came to run it (also TimeoutError)
+├── RendezvousError                ranks that wait for each other did not meet (also TimeoutError)
+│   └── AbsentError                some of them have not come in time
 ├── ScriptExitError                a script ended with another status than 0
 ├── WorkspaceError                 a folder cannot be synced
 ├── JoinError                      a running job cannot be joined, or not be served
@@ -219,7 +220,26 @@ class TracingMissingError(ControlError, ImportError):
 
 
 class RendezvousError(ControlError, TimeoutError):
-    """Not all ranks came to run SPMD code; the message names those that are missing."""
+    """Ranks that wait for each other did not meet; the message names those that are missing."""
+
+
+class AbsentError(RendezvousError):
+    """Some ranks have not come in time to where others wait for them.
+
+    Attributes:
+        missing: these ranks.
+        size: how many were to come.
+        timeout_s: how long was waited for them.
+    """
+
+    def __init__(self, missing: tuple[int, ...], size: int, timeout_s: float) -> None:
+        super().__init__(missing, size, timeout_s)
+        self.missing = missing
+        self.size = size
+        self.timeout_s = timeout_s
+
+    def __str__(self) -> str:
+        return f"ranks {list(self.missing)} of {self.size} have not come within {self.timeout_s:g} s"
 
 
 class ScriptExitError(ControlError):

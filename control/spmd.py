@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import runpy
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from control.actor import Actor
 from control.context import context
 from control.controller import get_or_spawn_controller
-from control.errors import RendezvousError, ScriptExitError
+from control.errors import ScriptExitError
+from control.gathering import Gatherings
 from control.hosts.data_plane import device_of
 from control.marking import concurrent_endpoint, endpoint
 from control.runtime import job as runtime
@@ -147,7 +147,7 @@ class SpmdActor(Actor):
         Raises:
             TypeError: the arguments do not fit, or a script got some with keywords.
             ValueError: it was called on a slice: spawn on a slice of the processes instead.
-            RendezvousError: not all ranks came to run it within `MEET_TIMEOUT_S`.
+            AbsentError: (a `RendezvousError`) not all ranks came to run it within `MEET_TIMEOUT_S`.
             ScriptExitError: a script or module ended with another status than 0.
         """
         if not (args or kwargs):
@@ -173,19 +173,11 @@ class SpmdActor(Actor):
         return SpmdRank.of(actor.rank.rank, meeting.get(2 * MEET_TIMEOUT_S))
 
 
-@dataclass(slots=True)
-class _Meeting:
-    """Who has come so far."""
-
-    places: dict[int, Place] = field(default_factory=dict)
-    complete: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class _Rendezvous(Actor):
     """Where the ranks of a run tell each other where they are: one actor of the job, in the script's process."""
 
     def __init__(self) -> None:
-        self._meetings: dict[tuple[int, int], _Meeting] = {}
+        self._gatherings: Gatherings[int, Place] = Gatherings()
 
     @concurrent_endpoint
     async def meet(self, run: tuple[int, int], rank: int, size: int, place: Place) -> list[Place]:
@@ -195,22 +187,10 @@ class _Rendezvous(Actor):
             Their places, in rank order.
 
         Raises:
-            RendezvousError: some have not come.
+            AbsentError: (a `RendezvousError`) some have not come.
         """
-        meeting = self._meetings.setdefault(run, _Meeting())
-        meeting.places[rank] = place
-        if len(meeting.places) == size:
-            meeting.complete.set()
-            del self._meetings[run]
-        try:
-            await asyncio.wait_for(meeting.complete.wait(), MEET_TIMEOUT_S)
-        except TimeoutError:
-            self._meetings.pop(run, None)
-            missing = sorted(set(range(size)) - set(meeting.places))
-            raise RendezvousError(
-                f"ranks {missing} of {size} have not come to run the code within {MEET_TIMEOUT_S} s"
-            ) from None
-        return [meeting.places[index] for index in range(size)]
+        places = await self._gatherings.gather(run, {rank: place}, expected=range(size), timeout_s=MEET_TIMEOUT_S)
+        return list(places.values())
 
 
 def _runner(main: Callable[..., Any] | str | os.PathLike[str]) -> Callable[..., Any]:

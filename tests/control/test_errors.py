@@ -9,6 +9,7 @@ from control.runtime.causes import open_chain, pack_chain
 from control.shape import Extent
 
 EXPORTED = """
+    AbsentError
     Accumulator Actor ActorDefinitionError ActorError ActorInstance ActorMesh AlreadyInJobError AuthenticationError
     BackpressureError CertificateError Channel ChannelClosedError ConnectionLostError Context ControlError Creator
     DeadlineError Endpoint EngineMissingError Extent FailureKind ForkedProcessError Future HandleExpiredError HostError
@@ -81,6 +82,7 @@ ARGUMENTS: dict[type[Exception], tuple[object, ...]] = {
     ActorError: ("a[0]", "step", "ValueError: x", "Traceback", ValueError("x")),
     errors.ReplicaLostError: ("service", 3, "it is gone", FAILURE),
     errors.SessionLostError: ("service", 3, "it is gone", FAILURE),
+    errors.AbsentError: ((1, 3), 4, 0.5),
     errors.ScriptExitError: ("train.py", 3),
     errors.JobFailedError: (2, "it was cancelled", "the end of its log"),
 }
