@@ -11,7 +11,7 @@ import torch
 from tensor_engine import collectives
 from tensor_engine.calls import Call
 from tensor_engine.device import local
-from tensor_engine.groups import Group, Groups, Rendezvous
+from tensor_engine.groups import Group, Groups
 from tensor_engine.heap import Poison, poison_storage
 from tensor_engine.interpreter import Interpreter
 from tensor_engine.metadata import Metadata
@@ -31,7 +31,6 @@ class Reduction:
     """What workers are told of a reduction, once. Equal only to itself: the script makes each of them once, too.
 
     Attributes:
-        rendezvous: where they find each other.
         groups: the numbers of those who reduce with each other.
         kind: the reduction.
         scatter: whether each gets a part of the result.
@@ -39,7 +38,6 @@ class Reduction:
         to: the numbers of those who need the result; None for all.
     """
 
-    rendezvous: Rendezvous
     groups: tuple[tuple[int, ...], ...]
     kind: str
     scatter: bool
@@ -59,12 +57,10 @@ class Move:
     """What workers are told of a move from one mesh to another, once. Equal only to itself.
 
     Attributes:
-        rendezvous: where they find each other.
         groups: a sender, and after it those who get what it has, itself not among them.
         expected: metadata of the values.
     """
 
-    rendezvous: Rendezvous
     groups: tuple[tuple[int, ...], ...]
     expected: Metadata
 
@@ -72,7 +68,7 @@ class Move:
 def reduce(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
     """Reduce ``inputs[0]`` over the groups of the `Reduction`; into ``inputs[-1]`` if the call has no outputs."""
     plan: Reduction = call.static
-    groups = _groups(worker, plan.rendezvous, plan.expected)
+    groups = _groups(worker, plan.expected)
     group = next(groups.get(members) for members in plan.groups if groups.number in members)
     result = _reduce(group, plan, inputs[0])
     if call.outputs:
@@ -131,16 +127,15 @@ def _reduce(group: Group, plan: Reduction, value: Any) -> Any:
 
 def _meet(worker: Interpreter, plan: Move) -> list[Group]:
     """The groups that this worker is in, made in one order by all, before anything is sent."""
-    groups = _groups(worker, plan.rendezvous, plan.expected)
+    groups = _groups(worker, plan.expected)
     return [groups.get(members) for members in plan.groups if groups.number in members]
 
 
-def _groups(worker: Interpreter, rendezvous: Rendezvous, expected: Metadata) -> Groups:
+def _groups(worker: Interpreter, expected: Metadata) -> Groups:
     key = f"groups of {expected.device.type}"
     groups: Groups | None = worker.own.get(key)
     if groups is None:
         groups = worker.own[key] = Groups(
-            rendezvous,
             worker_number(worker.session, worker.rank),
             stream=f"{worker.stream}/{expected.device.type}",
             device=local(expected.device),

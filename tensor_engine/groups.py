@@ -4,60 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store
 
 from dataplane import DataplaneError, RDMABuffer
 from tensor_engine.errors import CommunicationError, CommunicationTimeoutError
+from tensor_engine.gloo_group import make_gloo
+from tensor_engine.rendezvous import JobStore, MeetingPoint
 
-LOOPBACK = "127.0.0.1"
 DEFAULT_TIMEOUT_S = 1800.0  # as long as one operation of another worker may take; who is gone is found at once
-_GLOO_THREADS = 2  # one for what comes while another is at work: all that a stream ever has under way
-
-
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Where workers find each other: the address of a key-value store."""
-
-    host: str
-    port: int
-
-
-class RendezvousServer:
-    """The store through which workers find each other, in the script's process.
-
-    It listens on loopback only, on a port that the system chooses, and holds a few hundred bytes for each group.
-    """
-
-    def __init__(self) -> None:
-        with socket.socket() as listener:
-            listener.bind((LOOPBACK, 0))
-            listener.listen()
-            self.address = Rendezvous(LOOPBACK, listener.getsockname()[1])
-            # torch would listen on every interface; it takes a socket that listens already, and closes it.
-            self._store: TCPStore | None = TCPStore(
-                self.address.host,
-                self.address.port,
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )
-
-    def close(self) -> None:
-        """Stop listening. Groups that exist go on; no new ones can be made."""
-        self._store = None
-
-    def __enter__(self) -> RendezvousServer:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 class Group:
@@ -154,7 +113,6 @@ class Groups:
     Every worker has a number that is unique in the script, over all meshes, so that a group may span meshes.
 
     Args:
-        rendezvous: the script's store.
         number: of this worker.
         stream: streams run beside each other, so each has groups of its own.
         device: of the tensors: gloo moves those of ``"cpu"``, NCCL those of ``"cuda"``.
@@ -163,7 +121,6 @@ class Groups:
 
     def __init__(
         self,
-        rendezvous: Rendezvous,
         number: int,
         *,
         stream: str = "main",
@@ -173,9 +130,8 @@ class Groups:
         self.number = number
         self.device = torch.device(device)
         self.timeout_s = timeout_s
-        self._rendezvous = rendezvous
         self._stream = stream
-        self._store: Store | None = None
+        self._point: MeetingPoint | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
 
     def get(self, members: tuple[int, ...]) -> Group:
@@ -204,7 +160,7 @@ class Groups:
         groups, self._groups = self._groups, {}
         for group in groups.values():
             group.close()
-        self._store = None
+        self._point = None
 
     def new_backend(self, members: tuple[int, ...]) -> tuple[Store, Any]:
         """A store and a torch backend for these workers, this one among them; all of them have to make it.
@@ -213,38 +169,24 @@ class Groups:
             CommunicationTimeoutError: the others did not come in time.
             CommunicationError: one of them is gone.
         """
-        name = f"{self._stream}/{'-'.join(map(str, members))}"
+        name, rank, size = f"{self._stream}/{'-'.join(map(str, members))}", members.index(self.number), len(members)
         try:
-            store = PrefixStore(name, self._connect()) if len(members) > 1 else HashStore()
-            return store, self._backend(store, members.index(self.number), len(members))
+            if self._point is None:
+                self._point = MeetingPoint(self.timeout_s)
+            store = JobStore(self._point, name) if size > 1 else HashStore()
+            return store, self._backend(self._point, store, name, rank, size)
         except RuntimeError as error:
             kind = CommunicationTimeoutError if _is_late(error) else CommunicationError
             raise kind(
                 f"worker {self.number} could not meet the others of {members} within {self.timeout_s} s: {error}"
             ) from error
 
-    def _backend(self, store: Store, rank: int, size: int) -> Any:
-        timeout = datetime.timedelta(seconds=self.timeout_s)
-        if self.device.type == "cuda":
-            nccl: Any = dist.ProcessGroupNCCL.Options()
-            nccl._timeout = timeout
-            return dist.ProcessGroupNCCL(store, rank, size, nccl)
-        gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        gloo._timeout = timeout
-        gloo._threads = _GLOO_THREADS
-        gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-        return dist.ProcessGroupGloo(store, rank, size, gloo)
-
-    def _connect(self) -> Store:
-        if self._store is None:
-            self._store = TCPStore(
-                self._rendezvous.host,
-                self._rendezvous.port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=datetime.timedelta(seconds=self.timeout_s),
-            )
-        return self._store
+    def _backend(self, point: MeetingPoint, store: Store, name: str, rank: int, size: int) -> Any:
+        if self.device.type != "cuda":
+            return make_gloo(point, name, rank, size)
+        nccl: Any = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = datetime.timedelta(seconds=self.timeout_s)
+        return dist.ProcessGroupNCCL(store, rank, size, nccl)
 
 
 def _is_late(error: Exception) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from control import ProcMesh
 from tensor_engine.communication import Move, Reduction, worker_number
 from tensor_engine.errors import MeshMismatchError
-from tensor_engine.groups import Rendezvous, RendezvousServer
 from tensor_engine.metadata import Metadata
 
 _PLANS = 1024
@@ -67,7 +66,7 @@ def plan_reduction(
     if scatter and (not expected.shape or expected.shape[0] % len(ordered[0])):
         raise ValueError(f"scatter= cuts dim 0 of {expected!r} into {len(ordered[0])} parts, which does not go evenly")
     to = None if onto is None else frozenset(worker_number(session, rank) for rank in onto.ranks)
-    return Reduction(rendezvous(), ordered, kind, scatter, expected, to)
+    return Reduction(ordered, kind, scatter, expected, to)
 
 
 @functools.lru_cache(maxsize=_PLANS)
@@ -97,15 +96,4 @@ def plan_move(here: int, source: ProcMesh, there: int, target: ProcMesh, expecte
         if sender != reader:
             readers[sender].append(reader)
     groups = tuple((sender, *theirs) for sender, theirs in readers.items() if theirs)
-    return Move(rendezvous(), groups, expected)
-
-
-@functools.cache
-def _server() -> RendezvousServer:
-    """For the life of the script: a group may be made at any time, and the address is all that it costs."""
-    return RendezvousServer()
-
-
-def rendezvous() -> Rendezvous:
-    """Where the workers of this script find each other."""
-    return _server().address
+    return Move(groups, expected)

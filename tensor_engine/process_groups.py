@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as registry
 from control import ProcMesh
 from tensor_engine.communication import worker_number
 from tensor_engine.errors import CommunicationError, MeshMismatchError
-from tensor_engine.groups import Groups, Rendezvous
+from tensor_engine.groups import Groups
 from tensor_engine.interpreter import Interpreter
 
 if TYPE_CHECKING:
@@ -29,13 +29,11 @@ class Told:
 
     Attributes:
         number: unique in the script.
-        rendezvous: where they find each other.
         groups: the numbers of the workers of each group.
         ranks: for each of these, the worker's rank in its root mesh.
     """
 
     number: int
-    rendezvous: Rendezvous
     groups: tuple[tuple[int, ...], ...]
     ranks: tuple[tuple[int, ...], ...]
 
@@ -103,7 +101,7 @@ def process_group(mesh: ProcMesh, axes: str | Sequence[str] | None = None) -> Re
         KeyError: the mesh has no such axis.
         ValueError: an axis is named twice.
     """
-    from tensor_engine.plans import mesh_axes, rendezvous
+    from tensor_engine.plans import mesh_axes
     from tensor_engine.session import session_of
 
     names = mesh_axes(mesh, tuple(mesh.extent) if axes is None else axes)
@@ -114,7 +112,7 @@ def process_group(mesh: ProcMesh, axes: str | Sequence[str] | None = None) -> Re
         grouped.setdefault(others, []).append((tuple(point[axis] for axis in names), rank))
     ranks = tuple(tuple(rank for _, rank in sorted(members)) for members in grouped.values())
     groups = tuple(tuple(worker_number(session, rank) for rank in members) for members in ranks)
-    return RemoteProcessGroup(Told(next(_numbers), rendezvous(), groups, ranks), mesh)
+    return RemoteProcessGroup(Told(next(_numbers), groups, ranks), mesh)
 
 
 class WorkerGroups:
@@ -169,7 +167,7 @@ class WorkerGroups:
         meeting: Any = None
         for device in devices:
             name = f"user/{told.number}/{self._stream}/{device}"
-            groups = Groups(told.rendezvous, self._number, stream=name, device=device)
+            groups = Groups(self._number, stream=name, device=device)
             store, backend = groups.new_backend(members)
             if group is None:
                 group, meeting = dist.ProcessGroup(store, rank, len(members)), store

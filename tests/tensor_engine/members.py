@@ -1,6 +1,5 @@
 """Groups of workers without instructions: actors in which the tests run functions."""
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import torch
 
 from control import Actor, ActorMesh, ProcMesh, context, endpoint
-from tensor_engine.groups import Groups, Rendezvous, RendezvousServer
+from tensor_engine.groups import Groups
 
 PATIENCE_S = 60.0
 """Bound on waits that take milliseconds where nothing is wrong; starting a worker takes seconds."""
@@ -17,10 +16,9 @@ PATIENCE_S = 60.0
 class Member(Actor):
     """Runs functions of the tests, with the groups of its process."""
 
-    def __init__(self, rendezvous: Rendezvous, job: int, timeout_s: float) -> None:
+    def __init__(self, job: int, timeout_s: float) -> None:
         torch.set_num_threads(1)
         self._job = job
-        self._rendezvous = rendezvous
         self._timeout_s = timeout_s
         self._streams: dict[str, Groups] = {}
 
@@ -31,9 +29,14 @@ class Member(Actor):
             return None
         groups = self._streams.get(stream)
         if groups is None:
-            groups = Groups(self._rendezvous, number, stream=f"{self._job}/{stream}", timeout_s=self._timeout_s)
+            groups = Groups(number, stream=f"{self._job}/{stream}", timeout_s=self._timeout_s)
             self._streams[stream] = groups
         return function(groups.get(members), *args)
+
+    @endpoint
+    def run_without(self, function: Callable[..., Any], members: tuple[int, ...], absent: tuple[int, ...]) -> Any:
+        """As `run`; some members do not take part."""
+        return None if context().actor_instance.rank.rank in absent else self.run(function, members, "", ())
 
     @endpoint
     def run_both_ways(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -44,9 +47,10 @@ class Member(Actor):
 class Members:
     """What the tests see of them."""
 
-    def __init__(self, mesh: ActorMesh[Member], size: int) -> None:
+    def __init__(self, procs: ProcMesh, mesh: ActorMesh[Member]) -> None:
+        self.procs = procs
         self.mesh = mesh
-        self.size = size
+        self.size = procs.size
 
     def run(
         self,
@@ -66,12 +70,11 @@ class Members:
 
 
 _jobs = itertools.count()
-_server = functools.cache(RendezvousServer)
 
 
 def members_of(procs: ProcMesh, *, timeout_s: float = PATIENCE_S) -> Members:
     """One in each of these processes."""
-    return Members(procs.spawn("members", Member, _server().address, next(_jobs), timeout_s), procs.size)
+    return Members(procs, procs.spawn("members", Member, next(_jobs), timeout_s))
 
 
 def value(group_rank: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 import tensor_engine
 from control import Actor, ProcMesh, context, endpoint, this_host
 from tensor_engine import fetch_shard, inspect, reduce, to_mesh
-from tensor_engine.groups import LOOPBACK, RendezvousServer
 
+_LOOPBACK = "127.0.0.1"
 _TIMEOUT_S = 300.0  # a compiler on the workers takes its time
 
 BLOCK = 5
@@ -109,7 +109,7 @@ class Reference(Actor):
     def __init__(self, config: Config, size: int, port: int) -> None:
         torch.set_num_threads(1)
         rank = context().actor_instance.rank.rank
-        store = dist.TCPStore(LOOPBACK, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+        store = dist.TCPStore(_LOOPBACK, port, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
         self.model = DistributedDataParallel(make_model(config))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=config.rate, momentum=0.9)
@@ -200,23 +200,23 @@ class Result:
 def compare(procs: ProcMesh, config: Config, steps: int, *, compiled: bool, backend: str | None = None) -> Result:
     """Train both in these processes, the one over the engine by `tensor_engine.compile` or without."""
     mesh = procs.flatten("dp")
-    with RendezvousServer() as server:
-        engine = Engine(config, mesh, compiled=compiled, backend=backend)
-        reference = procs.spawn("reference", Reference, config, procs.size, server.address.port)
-        losses: tuple[list[list[float]], list[list[float]]] = (
-            [[] for _ in range(mesh.size)],
-            [[] for _ in range(mesh.size)],
-        )
-        times_s: tuple[list[float], list[float]] = ([], [])
-        for begin in range(0, steps, BLOCK):
-            count = min(BLOCK, steps - begin)
-            for side, train in enumerate((lambda n: list(reference.train.call(n).get(120)), engine.train)):
-                began = time.perf_counter()
-                found = train(count)
-                times_s[side].append((time.perf_counter() - began) / count)
-                for rank, more in enumerate(found):
-                    losses[side][rank] += more
-        reference.stop().get(60)
+    meeting = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    engine = Engine(config, mesh, compiled=compiled, backend=backend)
+    reference = procs.spawn("reference", Reference, config, procs.size, meeting.port)
+    losses: tuple[list[list[float]], list[list[float]]] = (
+        [[] for _ in range(mesh.size)],
+        [[] for _ in range(mesh.size)],
+    )
+    times_s: tuple[list[float], list[float]] = ([], [])
+    for begin in range(0, steps, BLOCK):
+        count = min(BLOCK, steps - begin)
+        for side, train in enumerate((lambda n: list(reference.train.call(n).get(120)), engine.train)):
+            began = time.perf_counter()
+            found = train(count)
+            times_s[side].append((time.perf_counter() - began) / count)
+            for rank, more in enumerate(found):
+                losses[side][rank] += more
+    reference.stop().get(60)
     first = 1 if len(times_s[0]) > 1 else 0  # the first block of each also makes connections and learns operations
     speed = statistics.median(times_s[0][first:]) / statistics.median(times_s[1][first:])
     return Result(*losses, speed)

@@ -1,0 +1,210 @@
+"""How workers find each other: by an actor of the script, over the job's own links. No port is opened for it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch._C._distributed_c10d import HashStore, Store
+
+from control import Actor, ActorError, ControlError, Future, concurrent_endpoint, get_or_spawn_controller
+from control.gathering import Gatherings, Part
+from tensor_engine.errors import CommunicationError, CommunicationTimeoutError
+
+P = TypeVar("P", bound=Part)
+T = TypeVar("T")
+
+_NAME = "skipper-engine-rendezvous"
+_GRACE_S = 10.0
+"""What an answer may take on its way, beyond the wait that it is about."""
+
+
+class Rendezvous(Actor):
+    """Where workers wait for each other and keep the keys of their stores: one actor of the job, in the script."""
+
+    def __init__(self) -> None:
+        self._gatherings: Gatherings[Part, Any] = Gatherings()
+        self._stores: dict[str, HashStore] = {}
+        self._changed = asyncio.Condition()
+
+    @concurrent_endpoint
+    async def gather(
+        self, key: str, brought: dict[Part, Any], expected: tuple[Part, ...], timeout_s: float
+    ) -> dict[Part, Any]:
+        """Bring something, and wait for all that is expected: see `Gatherings.gather`.
+
+        Raises:
+            AbsentError: (a `TimeoutError`) some have not come.
+            ValueError: they disagree on who is to come.
+        """
+        return await self._gatherings.gather(key, brought, expected=expected, timeout_s=timeout_s)
+
+    @concurrent_endpoint
+    async def change(self, store: str, operation: str, arguments: tuple[Any, ...]) -> Any:
+        """Run an operation of a store that waits for nothing, by its name there."""
+        result = getattr(self._stores.setdefault(store, HashStore()), operation)(*arguments)
+        async with self._changed:
+            self._changed.notify_all()
+        return result
+
+    @concurrent_endpoint
+    async def read(self, store: str, keys: list[str], timeout_s: float) -> list[bytes]:
+        """What stands under these keys, once all are there.
+
+        Raises:
+            TimeoutError: some are not there in time.
+        """
+        kept = self._stores.setdefault(store, HashStore())
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: kept.check(keys))
+        except TimeoutError:
+            missing = [key for key in keys if not kept.check([key])]
+            raise TimeoutError(f"nobody has set {', '.join(missing)} within {timeout_s:g} s") from None
+        return [kept.get(key) for key in keys]
+
+    @concurrent_endpoint
+    async def forget(self, store: str) -> None:
+        """Forget a store."""
+        self._stores.pop(store, None)
+
+
+class MeetingPoint:
+    """The job's `Rendezvous`, as a worker uses it.
+
+    Args:
+        timeout_s: bound of each wait.
+
+    Raises:
+        CommunicationError: the script cannot be asked.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.actor = answer(get_or_spawn_controller(_NAME, Rendezvous), timeout_s)
+
+    def gather(self, key: str, brought: Mapping[P, T], expected: Collection[P]) -> dict[P, T]:
+        """Bring something, and wait for all that is expected: see `Gatherings.gather`.
+
+        Raises:
+            CommunicationTimeoutError: some have not come in time; the message names them.
+            CommunicationError: the script cannot be asked.
+        """
+        return answer(self.begin_gathering(key, brought, expected), self.timeout_s)
+
+    def begin_gathering(self, key: str, brought: Mapping[P, T], expected: Collection[P]) -> Future[dict[P, T]]:
+        """As `gather`, without waiting."""
+        gather: Any = self.actor.gather
+        begun: Future[dict[P, T]] = gather.call_one(key, dict(brought), tuple(expected), self.timeout_s)
+        return begun
+
+
+def answer(future: Future[T], timeout_s: float) -> T:
+    """What the script answers to something that may take ``timeout_s`` there.
+
+    Raises:
+        CommunicationTimeoutError: it took too long; or a worker did not come, and the message names it.
+        CommunicationError: the script cannot be asked, or refuses.
+    """
+    try:
+        return future.get(timeout_s + _GRACE_S)
+    except ActorError as error:
+        kind = CommunicationTimeoutError if isinstance(error.cause, TimeoutError) else CommunicationError
+        raise kind(error.summary if error.cause is None else str(error.cause)) from error
+    except TimeoutError as error:
+        raise CommunicationTimeoutError(f"the script has not answered: {error}") from error
+    except ControlError as error:
+        raise CommunicationError(f"the script cannot be asked: {error}") from error
+
+
+class JobStore(Store):
+    """A store of `torch.distributed` that lies in the script's process. torch calls these methods from C++.
+
+    Args:
+        point: by which the script is asked.
+        name: of the store; members of a group give the same.
+        is_written_once: whether what has been read of a key holds for ever, so that nobody asks for it again.
+
+    Raises:
+        CommunicationTimeoutError: (from all methods) a key is not there in time.
+        CommunicationError: (from all methods) the script cannot be asked.
+    """
+
+    def __init__(self, point: MeetingPoint, name: str, *, is_written_once: bool = False) -> None:
+        super().__init__()
+        self._point = point
+        self._name = name
+        self._is_written_once = is_written_once
+        self._known: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Put a value there."""
+        self._change("set", key, value)
+
+    def get(self, key: str) -> bytes:
+        """The value, once it is there."""
+        return self._read([key], self._point.timeout_s)[0]
+
+    def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
+        """Return once all are there."""
+        self._read(keys, self._point.timeout_s if timeout is None else timeout.total_seconds())
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all are there."""
+        return bool(self._change("check", list(keys)))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number; what it is then."""
+        return int(self._change("add", key, amount))
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Put a value in place of the expected one; what is there then."""
+        return bytes(self._change("compare_set", key, expected, desired))
+
+    def append(self, key: str, value: bytes | str) -> None:
+        """Put more behind a value."""
+        self._change("append", key, value)
+
+    def delete_key(self, key: str) -> bool:
+        """Take it away; whether it was there."""
+        return bool(self._change("delete_key", key))
+
+    def num_keys(self) -> int:
+        """How many there are."""
+        return int(self._change("num_keys"))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values, once all are there."""
+        return self._read(keys, self._point.timeout_s)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        """Put values there."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """It has `append`, `multi_get` and `multi_set`."""
+        return True
+
+    def clone(self) -> JobStore:
+        """Another one of the same keys."""
+        return JobStore(self._point, self._name, is_written_once=self._is_written_once)
+
+    def forget(self) -> None:
+        """Forget all keys; no member reads one any more."""
+        answer(self._point.actor.forget.call_one(self._name), 0)
+
+    def _change(self, operation: str, *arguments: Any) -> Any:
+        return answer(self._point.actor.change.call_one(self._name, operation, arguments), 0)
+
+    def _read(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
+        unknown = [key for key in keys if key not in self._known]
+        found = dict(self._known)
+        if unknown:
+            values = answer(self._point.actor.read.call_one(self._name, unknown, timeout_s), timeout_s)
+            found.update(zip(unknown, values, strict=True))
+        if self._is_written_once:
+            self._known = found
+        return [found[key] for key in keys]

@@ -1,0 +1,182 @@
+"""gloo's port while the members of a group connect: what somebody gets who connects to it and is none of them."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import IO
+
+import psutil
+import pytest
+import torch
+
+from control import ActorError, this_host
+from dataplane.backends import own_sockets
+from tensor_engine.errors import CommunicationTimeoutError
+from tensor_engine.gloo_port import GlooPort
+from tensor_engine.groups import Group
+from tests.tensor_engine.members import PATIENCE_S, Members, members_of
+
+STRANGER = 54_321
+SHORT_S = 0.3
+"""How long to wait for what never comes."""
+
+HAMMER = """
+import os, select, socket, struct, sys
+if os.geteuid() == 0:
+    os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+ports, held, tried, heard, left = [], [], 0, 0, b""
+while True:
+    if select.select([0], [], [], 0 if ports else None)[0]:
+        said = os.read(0, 4096)
+        if not said:
+            break
+        *lines, left = (left + said).split(b"\\n")
+        ports = (ports + [int(line) for line in lines])[-8:]
+    for port in ports:
+        for number in range(4):
+            stranger = socket.socket()
+            stranger.setblocking(False)
+            stranger.connect_ex(("127.0.0.1", port))
+            held.append((stranger, number))
+            tried += 1
+    for stranger, number in held:
+        try:
+            stranger.send(struct.pack("=q", number) + os.urandom(64))
+            heard += len(stranger.recv(4096))
+        except OSError:
+            pass
+    for stranger, _ in held[:-64]:
+        stranger.close()
+    del held[:-64]
+print(tried, heard, flush=True)
+"""
+
+
+@pytest.fixture
+def port() -> Iterator[GlooPort]:
+    made = GlooPort.open()
+    yield made
+    made.close()
+
+
+def knock(port: GlooPort) -> socket.socket:
+    """Begin to connect to it."""
+    stranger = socket.socket()
+    stranger.settimeout(SHORT_S)
+    try:
+        stranger.connect(("127.0.0.1", port.place.port))
+    except OSError:
+        stranger.close()
+        raise
+    return stranger
+
+
+def test_nobody_can_connect_before_the_members_are_there(port: GlooPort) -> None:
+    with pytest.raises(TimeoutError):
+        knock(port)
+    port.let_in()
+    knock(port).close()
+
+
+def test_what_a_stranger_sends_is_not_delivered_and_his_connection_ends_with_the_port(port: GlooPort) -> None:
+    port.let_in()
+    with knock(port) as stranger, knock(port) as member:
+        for connection in (stranger, member):
+            connection.sendall(b"8 bytes!")
+        (_, number) = member.getsockname()
+        accepted = threading.Event()
+        while not port.take(number):  # gloo's thread accepts it
+            assert not accepted.wait(0.001)
+        port.close()
+        stranger.settimeout(PATIENCE_S)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+        with pytest.raises(ConnectionRefusedError):
+            knock(port)
+
+
+def test_the_port_is_closed_for_good_and_the_process_goes_on(port: GlooPort) -> None:
+    before = set(own_sockets.listening({}).values())
+    assert port.place in before
+    port.close()
+    port.close()
+    assert port.place not in own_sockets.listening({}).values()
+    del port.device
+
+
+def swap(group: Group) -> list[int]:
+    """What each member has sent to this one."""
+    sent = torch.full((group.size, 8), group.rank + 1, dtype=torch.uint8)
+    got = torch.empty_like(sent)
+    group.swap(sent, got)
+    return [int(row[0]) for row in got]
+
+
+def listening(group: Group) -> int:
+    """How many ports this process has."""
+    return len(own_sockets.listening({}))
+
+
+def process_id(group: Group) -> int:
+    """Of a member."""
+    return os.getpid()
+
+
+def tell_ports(pids: list[int], hammer: IO[str], is_over: threading.Event) -> None:
+    """Say which ports these processes listen at, sooner than a stranger could know."""
+    told: set[int] = set()
+    processes = [psutil.Process(pid) for pid in pids]
+    while not is_over.is_set():
+        for process in processes:
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN and connection.laddr.port not in told:
+                    told.add(connection.laddr.port)
+                    hammer.write(f"{connection.laddr.port}\n")
+                    hammer.flush()
+
+
+@pytest.fixture(scope="module")
+def members() -> Iterator[Members]:
+    procs = this_host().spawn_procs({"gpus": 4}, env={"OMP_NUM_THREADS": "1"})
+    yield members_of(procs)
+    procs.stop().get(PATIENCE_S)
+
+
+def test_a_group_of_four_forms_and_leaves_no_port_open(members: Members) -> None:
+    assert members.run(swap) == [[1, 2, 3, 4]] * 4
+    assert members.run(listening) == [0] * 4
+
+
+def test_another_user_who_tries_every_port_gets_nothing_and_disturbs_no_group(members: Members) -> None:
+    pids = members.run(process_id)
+    command = [sys.executable, "-S", "-c", HAMMER, str(STRANGER)]
+    is_over = threading.Event()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as hammer:
+        teller = threading.Thread(target=tell_ports, args=(pids, hammer.stdin, is_over))
+        teller.start()
+        try:
+            for number in range(8):
+                assert members.run(swap, stream=f"beside a stranger {number}") == [[1, 2, 3, 4]] * 4
+        finally:
+            is_over.set()
+            teller.join()
+        tried, heard = map(int, hammer.communicate(timeout=PATIENCE_S)[0].split())
+    assert tried > 0
+    assert heard == 0
+    assert members.run(listening) == [0] * 4
+
+
+def late(group: Group) -> None:
+    """A group is made."""
+
+
+def test_members_that_do_not_come_are_named_to_those_who_wait(members: Members) -> None:
+    hasty = members_of(members.procs, timeout_s=SHORT_S)
+    with pytest.raises(ActorError, match=r"ranks \[2, 3\] of 4 have not come") as caught:
+        hasty.mesh.run_without.call(late, (0, 1, 2, 3), (2, 3)).get(PATIENCE_S)
+    assert isinstance(caught.value.cause, CommunicationTimeoutError)
+    assert hasty.run(swap, members=(2, 3)) == [[1, 2], [1, 2]]
