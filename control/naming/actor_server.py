@@ -6,13 +6,15 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ipaddress
+import os
 import threading
+from collections.abc import Collection
 from types import TracebackType
 from typing import Any, cast
 
 from control import namespaces
 from control.bounds import check_count, check_port, check_seconds
-from control.errors import ControlError, NoSuchMethodError
+from control.errors import CertificateError, ControlError, NoSuchMethodError
 from control.future import Future
 from control.mesh import ActorMesh
 from control.naming.catalog import Catalog
@@ -39,7 +41,9 @@ from control.wire.actor_calls import (
     Query,
     Start,
 )
+from control.wire.certificates import Certificates
 from control.wire.daemon_threads import DaemonThreads
+from control.wire.identity import Role
 from control.wire.tls import Tls
 
 _MAX_THREADS = 256
@@ -57,7 +61,10 @@ class ActorServer:
         namespace: that the names are meant in; None: that of ``mapping`` where it has one, or else that of
             `namespaces.namespace`. Clients that look for a name in another are told that there is no such actor.
         secret: that callers have to know, of 16 bytes or more; None: that of the user (see `user_secret`).
-        tls: to encrypt. Without it the server listens beyond the host only where it is told to.
+        tls: to encrypt. Without it, or `certs`, the server listens beyond the host only where it is told to.
+        certs: in place of `tls`, a folder of certificates as `skipper certs` issues them: then clients need one of the
+            same cluster, with one of `roles`, that was not revoked. The folder is looked at again and again.
+        roles: with `certs`, whose holders may call: ``script``, ``host``, ``client``.
         insecure: listen beyond the host without TLS: whoever can listen on the network then reads what is sent. It
             still cannot be changed on the way, and no stranger can call.
         allow_json: serve whoever comes without a proof, as long as they speak JSON. Not even a server that only
@@ -67,8 +74,9 @@ class ActorServer:
 
     Raises:
         ValueError: a number is out of its range, or it may not listen there without TLS, or nobody else could reach
-            what it would advertise.
+            what it would advertise; or both `tls` and `certs` are given, or there is no such role.
         TypeError: a number is none.
+        CertificateError: (a `ValueError`) TLS cannot use the folder, or it is for a client.
         UnsafeFileError: others could read the user's secret.
     """
 
@@ -81,6 +89,8 @@ class ActorServer:
         namespace: str | None = None,
         secret: bytes | None = None,
         tls: Tls | None = None,
+        certs: str | os.PathLike[str] | None = None,
+        roles: Collection[Role | str] = tuple(Role),
         insecure: bool = False,
         allow_json: bool = False,
         advertise: str | None = None,
@@ -90,9 +100,12 @@ class ActorServer:
         check_count("max_message_nbytes", max_message_nbytes, 1, LARGEST_MESSAGE_NBYTES)
         if not isinstance(host, str):
             raise TypeError(f"host is the name or address of one, not {type(host).__name__}")
-        if tls is None and not insecure and not _is_loopback(host):
+        if tls is not None and certs is not None:
+            raise ValueError("certs= takes the place of tls=: pass one of them")
+        if tls is None and certs is None and not insecure and not _is_loopback(host):
             raise ValueError(
-                f"{host} can be reached from other hosts: pass tls=, or insecure=True where the network is trusted"
+                f"{host} can be reached from other hosts: pass certs= or tls=, or insecure=True where the network is "
+                "trusted"
             )
         if mapping is not None and advertise is None and host in ("", "0.0.0.0", "::"):
             raise ValueError(f"nobody can call {host!r}: say by advertise= how others reach this host")
@@ -102,7 +115,8 @@ class ActorServer:
         self._namespace = None if namespace is None else namespaces.check_namespace(namespace)
         self._listens_on = host
         self._secret = shared_secret(secret)
-        self._tls = tls
+        self._roles = frozenset(map(Role, roles))
+        self._tls = tls if certs is None else _certificates(certs)
         self._allow_json = allow_json
         self._max_nbytes = max_message_nbytes
         self._catalog = Catalog(mapping, self._namespace)
@@ -192,6 +206,7 @@ class ActorServer:
                 self._secret,
                 executor=self._executor,
                 tls=self._tls,
+                roles=self._roles,
                 takes_open_json=self._allow_json,
                 max_message_nbytes=self._max_nbytes,
                 max_calls=_MAX_CALLS,
@@ -321,6 +336,13 @@ async def _cancel_all() -> None:
 
 async def _awaited(awaitable: Any) -> Any:
     return await awaitable
+
+
+def _certificates(folder: str | os.PathLike[str]) -> Certificates:
+    certificates = Certificates(folder)
+    if certificates.identity.role is Role.CLIENT:
+        raise CertificateError(f"{os.fspath(folder)} holds the certificate of a client, which serves nothing")
+    return certificates
 
 
 def _is_loopback(host: str) -> bool:

@@ -50,7 +50,7 @@ def _serve(given: argparse.Namespace, secret: bytes | None) -> int:
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    with MetadataServer(host, port, secret=secret, tls=tls, insecure=given.insecure) as server:
+    with MetadataServer(host, port, secret=secret, tls=tls, certs=given.certs, insecure=given.insecure) as server:
         sys.stdout.write(f"serving names at {server.address}\n")
         sys.stdout.flush()
         ended.wait()
@@ -85,6 +85,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     serve.add_argument("--address", default="127.0.0.1:0", help="host:port to listen on; port 0 takes a free one")
     serve.add_argument("--certificate", type=Path, help="PEM file with the certificate, for TLS")
     serve.add_argument("--key", type=Path, help="PEM file with its key")
+    serve.add_argument("--certs", type=Path, help="in their place, a folder of skipper certs; clients then need roles")
     serve.add_argument("--insecure", action="store_true", help="listen beyond this host without TLS")
     listing = commands.add_parser("list", help="print absolute names and their URLs")
     listing.add_argument("prefix", nargs="?", default="/", help="with which they begin")

@@ -81,6 +81,7 @@ class MetadataServer(ActorServer):
         port: to listen on; 0 takes a free one.
         secret: that callers have to know; None: that of the user.
         tls: to encrypt.
+        certs: as of `ActorServer`.
         insecure: listen beyond the host without TLS.
         allow_json: serve whoever comes without a proof. Whoever can reach it can then take names.
     """
@@ -92,11 +93,19 @@ class MetadataServer(ActorServer):
         *,
         secret: bytes | None = None,
         tls: Tls | None = None,
+        certs: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         allow_json: bool = False,
     ) -> None:
         super().__init__(
-            host, port, namespace=namespaces.ROOT, secret=secret, tls=tls, insecure=insecure, allow_json=allow_json
+            host,
+            port,
+            namespace=namespaces.ROOT,
+            secret=secret,
+            tls=tls,
+            certs=certs,
+            insecure=insecure,
+            allow_json=allow_json,
         )
         self.register(_NAME, Metadata())
 

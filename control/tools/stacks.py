@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from control.errors import DeadlineError
+from control.errors import DeadlineError, JobNotFoundError
 from control.runtime import join
 from control.tools import outside
 from control.tools.survey import Answer, survey
@@ -205,9 +205,22 @@ def _seen_from_here(script_id: str, *, native: bool) -> list[ProcessStacks]:
 
 
 def _pid_of(process_id: str) -> int:
-    """The process of this host that listens at the address which only that process can have."""
+    """The process of this host that listens at the address which only that process can have.
+
+    Raises:
+        DeadlineError: it is frozen, and so many wait for it that nobody else can.
+        JobNotFoundError: it has ended meanwhile.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
         knock.settimeout(outside.SIGNAL_TIMEOUT_S)
-        knock.connect("\0" + within_host(process_id).removeprefix(_UNIX))
+        try:
+            knock.connect("\0" + within_host(process_id).removeprefix(_UNIX))
+        except (BlockingIOError, TimeoutError):  # unix(7): its queue of connections is full
+            raise DeadlineError(
+                "the script is frozen, and as many connections wait for it as can: let it go on (kill -CONT), or look "
+                "at it from outside with py-spy dump --pid PID"
+            ) from None
+        except ConnectionRefusedError:
+            raise JobNotFoundError("the script has ended meanwhile") from None
         pid, _, _ = struct.unpack("iii", knock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(pid)

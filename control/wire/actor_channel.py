@@ -157,6 +157,8 @@ class ActorChannel:
         except grpc.RpcError as error:
             self._connection = self._connect()
             status, details = error.code(), error.details() or ""
+            if status is grpc.StatusCode.PERMISSION_DENIED:
+                raise AuthenticationError(f"{self.target}: {details}") from error
             raise UnreachableError(f"no actor server answers at {self.target}: {status.name}: {details}") from error
         except ProtocolError as error:
             raise UnreachableError(f"no actor server answers at {self.target}: {error}") from error
@@ -284,6 +286,9 @@ class ActorChannel:
         if code is grpc.StatusCode.UNAUTHENTICATED:
             self._forget(session)
             return SessionEndedError(words)
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            self._forget(session)
+            return AuthenticationError(f"{self.target}: {details}")
         if code is grpc.StatusCode.UNAVAILABLE:
             self._reconnect(session)
         if code is grpc.StatusCode.UNAVAILABLE and details.lower().startswith(_UNDELIVERED):

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 from functools import cache
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from control.errors import ProtocolError
+from control.errors import CertificateError, ProtocolError
 from control.wire import actor_service as messages
 from control.wire.actor_calls import (
     ActorInfo,
@@ -34,7 +34,11 @@ from control.wire.actor_calls import (
     Start,
 )
 from control.wire.actor_session import VERSION, Refused, ServerSessions
+from control.wire.auth import NOT_ADMITTED
+from control.wire.certificates import Certificates
+from control.wire.client_certificates import ClientCertificates
 from control.wire.grpc_core import NO_COMPRESSION
+from control.wire.identity import Role
 from control.wire.listener import Listener
 from control.wire.streams import IncomingStream, Status
 from control.wire.tls import Tls
@@ -92,6 +96,7 @@ class ActorListener:
         secret: what both sides know.
         executor: where requests are served.
         tls: to encrypt; None speaks in the clear.
+        roles: with `Certificates`: those whose holders may ask.
         takes_open_json: whether requests without a proof are served, where they have nothing to do with pickles. Such
             a server also tells everybody by reflection how it is to be called.
         max_message_nbytes: of a request or an answer.
@@ -108,13 +113,15 @@ class ActorListener:
         secret: bytes,
         *,
         executor: Executor,
-        tls: Tls | None,
+        tls: Certificates | Tls | None,
+        roles: Collection[Role] = (),
         takes_open_json: bool,
         max_message_nbytes: int,
         max_calls: int,
     ) -> None:
         self._service = service
         self._sessions = ServerSessions(secret)
+        self._clients = ClientCertificates(tls, roles) if isinstance(tls, Certificates) else None
         self._executor = executor
         self._takes_open_json = takes_open_json
         self._max_calls = max_calls
@@ -188,6 +195,8 @@ class ActorListener:
     # On the listener's thread
 
     def _came(self, stream: IncomingStream) -> None:
+        if not self._may_ask(stream):
+            return
         answer = self._answer_to(stream.method)
         if answer is not None:
             self._take(_Request(stream, self._gone, lambda request: self._have_answered(answer, request, stream)))
@@ -198,6 +207,17 @@ class ActorListener:
         else:
             _Request(stream, self._gone, lambda _: None)
             stream.turn_away("unimplemented", "there is no such method")
+
+    def _may_ask(self, stream: IncomingStream) -> bool:
+        if self._clients is None:
+            return True
+        try:
+            self._clients.admit(stream.shown() or ())
+        except CertificateError as error:
+            _Request(stream, self._gone, lambda _: None)
+            stream.turn_away("permission_denied", f"{NOT_ADMITTED}: {error}")
+            return False
+        return True
 
     def _take(self, request: _Request | _Questions | _Watcher) -> None:
         self._unproven.came(request, request.stream.connection, time.monotonic())

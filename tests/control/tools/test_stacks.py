@@ -1,8 +1,10 @@
 """Stacks of processes that answer, that hold the interpreter lock, and that are stopped."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -159,3 +161,32 @@ def test_a_script_that_hangs_is_seen_from_the_command(
     assert f"(pid {running.process.pid})" in done.stdout
     assert "hang" in done.stdout
     assert "below" in done.stdout
+
+
+def test_a_frozen_script_that_as_many_wait_for_as_can_is_said_to_be_one(
+    skipper: Skipper, script: Callable[[str], Script], runtime_folder: Path
+) -> None:
+    running = script(
+        f"""
+        import os, sys
+        os.environ["XDG_RUNTIME_DIR"] = {str(runtime_folder)!r}
+        import control
+        from control.runtime import job
+        control.serve_job("full")
+        print(job.current().me.id, flush=True)
+        sys.stdin.read()
+        """
+    )
+    address = f"\0skipper-{running.line()}"
+    running.process.send_signal(signal.SIGSTOP)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(address)
+        done = skipper("stacks", "--timeout", "0.5", job="full")
+        running.process.send_signal(signal.SIGCONT)
+    assert done.returncode == 3, "the job cannot be reached"
+    assert "the script is frozen" in done.stderr
+    assert "Traceback" not in done.stderr
