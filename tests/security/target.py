@@ -17,15 +17,16 @@ class Target:
     """A job that runs; a context manager.
 
     Args:
-        arguments: for `tests.security.job`.
+        arguments: for the module.
         folder: what it is to have for temporary files and for its user's own.
+        module: the program; it says what it is in a line of JSON, and then a line for each round.
 
     Attributes:
         report: what it said of itself at the beginning.
         rounds: what it has said of each round since.
     """
 
-    def __init__(self, *arguments: str, folder: Path, umask: int = 0o022) -> None:
+    def __init__(self, *arguments: str, folder: Path, umask: int = 0o022, module: str = "tests.security.job") -> None:
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -36,7 +37,7 @@ class Target:
         self.log = folder / "job.log"
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.security.job", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
