@@ -59,6 +59,14 @@ class Opened:
                 found.setdefault(name, item)
         return found
 
+    def places(self, name: str) -> tuple[tuple[object, ...] | None, ...]:
+        """Where each source holds a tensor; equal for names that are tied in all of them."""
+        items = (source.manifest.tensors.get(name) for source in self.sources)
+        return tuple(
+            (item.dtype, item.pieces, item.buffer, item.offset, item.strides) if item and item.pieces else None
+            for item in items
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Recalled:

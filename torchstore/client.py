@@ -23,6 +23,7 @@ from torchstore.remote import DEFAULT_TIMEOUT_S, Remote
 from torchstore.request import Request, StateDictRequest
 from torchstore.slices import TensorSlice
 from torchstore.staging import TransferDtype, check_transfer_dtype
+from torchstore.tensors import check_writable
 
 T = TypeVar("T")
 
@@ -279,6 +280,8 @@ def _request(key: str, into: object, part: object) -> Request:
         raise KindMismatchError(key, f"inplace_tensor is a tensor or a DTensor, not {type(into).__name__}")
     if part is not None and not isinstance(part, TensorSlice):
         raise TypeError(f"tensor_slice_spec is a TensorSlice, not {type(part).__name__}")
+    if into is not None:
+        check_writable(into, key)
     return Request(into, part)
 
 

@@ -13,6 +13,7 @@ from torchstore.catalog import Opened
 from torchstore.errors import KindMismatchError, StateDictMismatchError
 from torchstore.manifest import TensorItem
 from torchstore.naming import NameMap, Stack, ask, map_names
+from torchstore.overlap import check_distinct
 from torchstore.plan import Plan, compile_read
 from torchstore.process import this_process
 from torchstore.quantize import Landing, land, lands
@@ -80,7 +81,9 @@ def compile_state_dict(
     objects = {name for source in opened.sources for name in source.manifest.objects}
     if destination.names is not None:
         mapped = map_names(key, leaves, destination.names, stored, objects, strict=destination.request.strict)
-        return compile_targets(key, opened, mapped.targets, mapped.stored, earlier), mapped.created
+        plan = compile_targets(key, opened, mapped.targets, mapped.stored, earlier)
+        plan.filled = tuple(destination.tensors())
+        return plan, mapped.created
     stored = _to_fill(stored, leaves)
     if destination.request.into is not None and destination.request.strict:
         missing = tuple(name for name in leaves if name not in stored and name not in objects)
@@ -97,7 +100,9 @@ def compile_state_dict(
         if not isinstance(tensor, torch.Tensor):
             tensor = created[name] = torch.empty(item.global_shape, dtype=dtype_named(item.dtype))
         targets[name] = describe(tensor, key=f"{key}/{name}")
-    return compile_targets(key, opened, targets, {}, earlier), created
+    plan = compile_targets(key, opened, targets, {}, earlier)
+    plan.filled = tuple(name for name in targets if name not in created)
+    return plan, created
 
 
 def compile_copy(key: str, destination: Destination, opened: Opened, lent: Opened) -> Plan:
@@ -123,10 +128,26 @@ def compile_targets(
     earlier: Mapping[str, Landing] = MappingProxyType({}),
 ) -> Plan:
     """The plan that fills these targets; quantized ones where values are wanted are to be made into those."""
+    _check_distinct(key, targets, names, opened)
     into, stored, landings = land(key, targets, names, opened.tensors(), earlier)
     plan = compile_read(key, opened.sources, into, reader=this_process().pid, stored=stored)
     plan.landings = landings
     return plan
+
+
+def _check_distinct(key: str, targets: Mapping[str, LocalTensor], names: Mapping[str, str], opened: Opened) -> None:
+    """Refuse targets that share memory but are not tied in the same manner where they are stored.
+
+    Raises:
+        DestinationOverlapError: See above.
+    """
+    written = [(label, target) for label, target in targets.items() if target.pieces]
+
+    def source(index: int) -> tuple[Any, ...]:
+        label, target = written[index]
+        return target.pieces, opened.places(names.get(label, label))
+
+    check_distinct(key, [(label, target.tensor) for label, target in written], source)
 
 
 def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> dict[str, TensorItem]:

@@ -14,6 +14,7 @@ StoreError
 │   ├── LayoutMismatchError                         shapes, slices or placements
 │   │   ├── UnsupportedPlacementError               Partial, or a placement that this store does not know
 │   │   ├── BlockAlignmentError                     a shard that cuts the blocks in which it is to be quantized
+│   │   ├── DestinationOverlapError                 two entries that would be read into the same memory
 │   │   └── CoverageError                           a hole: some box of the destination has no source
 │   ├── DTypeMismatchError          (TypeError)     dtypes: the store never converts silently
 │   ├── KindMismatchError           (TypeError)     an object where a tensor was asked for, or the reverse
@@ -181,6 +182,22 @@ class BlockAlignmentError(LayoutMismatchError):
         )
         self.block = block
         self.box = (offsets, shape)
+
+
+class DestinationOverlapError(LayoutMismatchError):
+    """Two entries would be read into memory that they share, from different sources; nothing has been read.
+
+    Attributes:
+        names: Of both entries.
+    """
+
+    def __init__(self, key: str, first: str, second: str) -> None:
+        super().__init__(
+            key,
+            f"{first!r} and {second!r} are to be read into memory that they share, but are not stored as one tensor: "
+            "whichever came last would stay; read one of them only, or give them memory of their own",
+        )
+        self.names = (first, second)
 
 
 class CoverageError(LayoutMismatchError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -38,14 +38,16 @@ from torchstore.explanation import Explanation, explain_plan
 from torchstore.increment import DeltaRead, Held, compile_delta
 from torchstore.lender import Lender
 from torchstore.messages import Grant, Selector, Share, Wanted
+from torchstore.overlap import check_distinct
 from torchstore.plan import Plan, PlanCache
 from torchstore.recent import Recent
 from torchstore.records import Cost, SyncRecord
 from torchstore.remote import Remote
 from torchstore.request import Request, StateDictRequest, as_object, small_tensor, target_of
-from torchstore.tensors import LocalTensor, describe
+from torchstore.tensors import LocalTensor, describe, is_dtensor, memory_of
 from torchstore.transfer import Mover
 from torchstore.values import load, open_inline
+from torchstore.written import written
 
 _HELD = 32  # keys
 _PATIENCE = 0.25  # of the time that there is: so long another reader's copy is waited for, or read
@@ -99,6 +101,7 @@ class Fetcher:
         asked = [self._catalog.recall(key) for key in requests]
         grants = await self._acquire(asked, Selector(), cost, timeout)
         try:
+            self._check_distinct(asked, requests, grants)
             values = {
                 recalled.key: await self._value(recalled, requests[recalled.key], grant, cost, timeout)
                 for recalled, grant in zip(asked, grants, strict=True)
@@ -207,6 +210,26 @@ class Fetcher:
             await asyncio.sleep(0)  # who polls in a loop must not keep its event loop to itself
         return found
 
+    def _check_distinct(
+        self, asked: list[Recalled], requests: Mapping[str, Request], grants: tuple[Grant, ...]
+    ) -> None:
+        """Refuse tensors that share memory, unless the same bytes are read into them."""
+        given = [
+            (recalled, into, grant)
+            for recalled, grant in zip(asked, grants, strict=True)
+            if (into := requests[recalled.key].into) is not None
+        ]
+
+        def source(index: int) -> Hashable:
+            recalled, into, grant = given[index]
+            part = (into.placements, into.device_mesh) if is_dtensor(into) else requests[recalled.key].part
+            if grant.inline:
+                return grant.inline, part
+            opened = self._catalog.open(recalled, grant)
+            return opened.ids, opened.places(grant.item), part
+
+        check_distinct("", [(recalled.key, memory_of(into)) for recalled, into, _ in given], source)
+
     async def _value(self, recalled: Recalled, request: Request, grant: Grant, cost: Cost, timeout: float) -> Any:
         key = recalled.key
         if grant.inline:
@@ -223,18 +246,21 @@ class Fetcher:
             raise KindMismatchError(key, "a state dict is stored there: use get_state_dict")
         if item.pickled:
             data = torch.empty(item.global_shape, dtype=torch.uint8)
-            await self._read_one(key, opened, describe(data, key=key), cost, timeout)
+            await self._read_one(key, opened, describe(data, key=key), cost, timeout, data)
             return as_object(key, request, load(data.numpy().tobytes()))
         target, result = target_of(key, request, item)
-        await self._read_one(key, opened, target, cost, timeout)
+        await self._read_one(key, opened, target, cost, timeout, result)
         return result
 
-    async def _read_one(self, key: str, opened: Opened, target: LocalTensor, cost: Cost, timeout: float) -> None:
+    async def _read_one(
+        self, key: str, opened: Opened, target: LocalTensor, cost: Cost, timeout: float, into: torch.Tensor
+    ) -> None:
         # One tensor's plan is built faster than anything that it moves; keeping it would keep the tensor.
         cost.hit = False
         with cost.spent_on("compile"):
             plan = compile_targets(opened.grant.key, opened, {opened.grant.item: target}, {})
-        await self._mover.run(key, opened, plan, cost, timeout)
+        with written([into]):
+            await self._mover.run(key, opened, plan, cost, timeout)
 
     async def _state_dict(
         self,
@@ -258,9 +284,10 @@ class Fetcher:
         lendable = not created and not (plan.landings and plan.proof is not None)
         # A later delta starts from what has arrived, and of a copy that was dequantized elsewhere nothing has.
         borrow = opened.lender is not None and lendable and reduced is None and not (delta and plan.landings)
-        borrowed = borrow and await self._borrow(key, destination, opened, plan, cost, _left(end))
-        if not borrowed:
-            await self._mover.run(key, opened, plan, cost, _left(end), reduced)
+        with written(destination.leaves[name] for name in plan.filled):
+            borrowed = borrow and await self._borrow(key, destination, opened, plan, cost, _left(end))
+            if not borrowed:
+                await self._mover.run(key, opened, plan, cost, _left(end), reduced)
         if delta and not created:
             self._held.put(key, Held.of(destination.mark, opened, plan))
         return _Filled(rebuild(destination, created, opened), lendable, borrow and not borrowed)

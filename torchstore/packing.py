@@ -15,7 +15,7 @@ from torchstore.layout import Replicate, contiguous_strides
 from torchstore.manifest import Kind, Manifest, Mode, Part, TensorItem
 from torchstore.quantize import Scales
 from torchstore.state_dict import Path
-from torchstore.tensors import LocalTensor, describe, storage_of
+from torchstore.tensors import LocalTensor, describe, resolved, storage_of
 
 _ALIGNMENT = 64  # a cache line: every tensor of an arena starts on one
 
@@ -75,11 +75,13 @@ def pack(
     scales = scales or {}
     known = {scale.name: scale.local for scale in scales.values()}
     locals_ = {
-        name: known.get(name) or describe(tensor, key=f"{key}/{name}" if name else key)
+        name: known.get(name)
+        or describe(tensor if mode == "direct" else resolved(tensor), key=f"{key}/{name}" if name else key)
         for name, tensor in tensors.items()
     }
     part = _part(locals_.values()) if publisher is None else _part_of(*publisher)
     items: dict[str, TensorItem] = {}
+    tied: dict[tuple[Any, ...], int] = {}
     storages: dict[int, tuple[int, torch.Tensor]] = {}
     end = 0
     for name, local in locals_.items():
@@ -98,6 +100,8 @@ def pack(
                 pieces = ()
             buffer, start, strides = 0, end, contiguous_strides(tensor.shape)
             if pieces:
+                start = tied.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, pieces), end)
+            if start == end and pieces:
                 end += -(-prod(tensor.shape) * itemsize // _ALIGNMENT) * _ALIGNMENT
         items[name] = TensorItem(
             dtype=str(tensor.dtype),

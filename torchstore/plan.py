@@ -61,6 +61,7 @@ class Plan:
         compile_s: What building it cost.
         proof: Checks what has arrived; None where the sources have no checksums.
         landings: What has to be made into values after it has arrived, by the label of its target.
+        filled: Names of the given tensors that it writes to, in terms of a reader's state dict.
         moves: Each block with its source (by index), its name there and the tensor that it goes to.
     """
 
@@ -81,6 +82,7 @@ class Plan:
         self.proof = proof
         self.moves = moves
         self.landings: Mapping[str, Landing] = {}
+        self.filled: tuple[str, ...] = ()
         self.nbytes = action.nbytes
         self.needed = needed
         self.tensors = tensors
@@ -215,9 +217,12 @@ def compile_write(
 ) -> RDMAAction:
     """The copy of local tensors (of any strides) and their sums into one arena, where the manifest says."""
     action = RDMAAction()
+    begun: set[int] = set()
     for name, item in manifest.tensors.items():
         local = tensors[name].tensor
-        if item.pieces:  # an empty shard holds nothing, a replica leaves it to the first of them
+        # An empty shard holds nothing, a replica leaves it to the first of them, and tied tensors have one place.
+        if item.pieces and item.offset not in begun:
+            begun.add(item.offset)
             action.write_remote(
                 arena,
                 local,

@@ -33,7 +33,7 @@ from torchstore.sequence import Sequences, holds_all
 from torchstore.staging import Staged, Staging, TransferDtype
 from torchstore.state_dict import Path, flatten
 from torchstore.tensors import fingerprint, is_dtensor
-from torchstore.values import dump, inline_object, inline_tensor
+from torchstore.values import dump, dump_entries, inline_object, inline_tensor
 
 _REMEMBERED = 8192
 
@@ -186,7 +186,7 @@ class Publisher:
         scales = staged.scales if staged is not None else {}
         packed = self._pack_state_dict(key, mode, leaves, paths, scales, cost, checksum=checksum, publisher=place)
         names = packed.manifest.objects
-        objects = dump({name: leaves[name] for name in names}) if names else b""
+        objects = dump_entries(key, {name: leaves[name] for name in names}) if names else b""
 
         digests: Digests = {}
         if verify_replicas:
@@ -412,7 +412,7 @@ def _encode(key: str, value: Any, *, checksum: bool, publisher: tuple[int, int] 
         if inline:
             return inline, None
         return b"", pack(key, "value", "snapshot", {"": value}, checksum=checksum, publisher=publisher)
-    data = dump(value)
+    data = dump(value, key=key)
     inline = inline_object(data)
     if inline:
         return inline, None

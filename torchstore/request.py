@@ -14,7 +14,8 @@ from torchstore.messages import Selector
 from torchstore.naming import NameMap
 from torchstore.slices import TensorSlice
 from torchstore.tensors import LocalTensor, check_destination, describe, describe_slice
-from torchstore.values import dtype_named, part_of
+from torchstore.values import as_bytes, dtype_named, part_of
+from torchstore.written import written
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,10 @@ def small_tensor(key: str, request: Request, tensor: torch.Tensor) -> torch.Tens
         raise DTypeMismatchError(key, f"stored as {tensor.dtype}, asked for as {target.tensor.dtype}")
     if target.global_shape != tuple(tensor.shape):
         raise LayoutMismatchError(key, f"stored with shape {tuple(tensor.shape)}, asked for with {target.global_shape}")
-    for piece in target.pieces:
-        here = _region(piece.local, piece.box.shape)
-        target.tensor[here].copy_(tensor[_region(piece.box.offsets, piece.box.shape)])
+    with written([request.into]):
+        for piece in target.pieces:
+            here = _region(piece.local, piece.box.shape)
+            as_bytes(target.tensor)[here].copy_(as_bytes(tensor)[_region(piece.box.offsets, piece.box.shape)])
     return request.into
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 import dataplane
+from torchstore.dense import check_dense, is_direct, why_not_dense
 from torchstore.errors import MismatchError
 from torchstore.quantize import SCALE_SUFFIX, BlockFP8, Scales, quantize, scales_of
 from torchstore.state_dict import Path
-from torchstore.tensors import LocalTensor, describe, is_dtensor, local_of, with_local
+from torchstore.tensors import LocalTensor, describe, is_dtensor, local_of, memory_of, resolved, with_local
 
 TransferDtype = torch.dtype | BlockFP8
 """What floating-point tensors are converted to on their way."""
@@ -106,12 +107,13 @@ def _make(key: str, mark: tuple[Any, ...], leaves: Mapping[str, Any], dtype: Tra
     for name, leaf in leaves.items():
         if not isinstance(leaf, torch.Tensor):
             continue
+        check_dense(memory_of(resolved(leaf)), f"{key}/{name}")
         local = local_of(leaf)
         blocks = dtype if isinstance(dtype, BlockFP8) and dtype.takes(name, leaf) else None
         target = _target(leaf, blocks, dtype)
         if target == leaf.dtype and not everything:
             continue
-        place = (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype, target)
+        place = (local.data_ptr(), tuple(local.shape), local.stride(), local.dtype, is_direct(local), target)
         copy = tied.get(place)
         if copy is None:
             copy = tied[place] = _room(local, target)
@@ -147,7 +149,9 @@ def _shape(leaf: Any) -> tuple[Any, ...]:
     """What decides whether a staged copy fits a leaf."""
     if not isinstance(leaf, torch.Tensor):
         return ()
+    if why_not_dense(memory_of(resolved(leaf))):
+        return (type(leaf),)  # to be refused
     local = local_of(leaf)
     # The address tells tied tensors from others; a temporary that comes elsewhere each time just gets new room.
-    place = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device)
+    place = (local.data_ptr(), local.shape, local.stride(), local.dtype, local.device, is_direct(local))
     return (*place, leaf.shape, leaf.placements, leaf.device_mesh) if is_dtensor(leaf) else place

@@ -7,11 +7,15 @@ other value is a leaf of its own, to be pickled.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
+
+_DEEPEST = 100  # levels; each takes Python a few frames
+_PLAIN_KEYS = (str, int, float, bool, bytes, type(None))
 
 Path = tuple[Any, ...]
 """Steps from the root: a dict key as it is, or an `_Index` into a list or tuple."""
@@ -38,8 +42,8 @@ def flatten(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Pa
         The leaves by name (the steps joined by "."), and the path of each name.
 
     Raises:
-        TypeError: ``state_dict`` is not a mapping.
-        ValueError: Two leaves would have the same name, as in ``{"a.b": 1, "a": {"b": 2}}``.
+        TypeError: ``state_dict`` is not a mapping, or a key in it does not equal its own copy (a tensor, say).
+        ValueError: Two leaves would have the same name, as in ``{"a.b": 1, "a": {"b": 2}}``, or it contains itself.
     """
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"a state dict is a mapping, not {type(state_dict).__name__}")
@@ -47,39 +51,71 @@ def flatten(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Pa
         return dict(state_dict), {key: (key,) for key in state_dict}  # a model's: nothing to open
     leaves: dict[str, Any] = {}
     paths: dict[str, Path] = {}
-    for path, value in _walk((), state_dict):
+    for path, value in _walk((), state_dict, ()):
         name = ".".join(map(str, path))
         if name in leaves:
-            raise ValueError(f"two entries of the state dict are both named {name!r}: rename one of them")
+            raise ValueError(
+                f"two entries of the state dict are both named {name!r} ({_steps(paths[name])} and {_steps(path)}): "
+                "rename one of them"
+            )
         leaves[name] = value
         paths[name] = path
     return leaves, paths
 
 
-def _walk(path: Path, value: Any) -> Iterator[tuple[Path, Any]]:
+def _walk(path: Path, value: Any, within: tuple[int, ...]) -> Iterator[tuple[Path, Any]]:
+    if id(value) in within or len(within) > _DEEPEST:
+        raise ValueError(f"the state dict contains itself, or is too deep, at {_steps(path):.200}")
     if isinstance(value, Mapping) and (value or not path):
         for key, item in value.items():
+            if type(key) is not str:
+                _check_key(path, key)
             # The common case, a tensor right here, without another generator per parameter.
             if isinstance(item, torch.Tensor):
                 yield (*path, key), item
             else:
-                yield from _walk((*path, key), item)
+                yield from _walk((*path, key), item, (*within, id(value)))
     elif isinstance(value, list | tuple) and _holds_tensors(value):
         kind: type[list[Any]] | type[tuple[Any, ...]] = list if isinstance(value, list) else tuple
         for position, item in enumerate(value):
-            yield from _walk((*path, _Index(position, kind)), item)
+            yield from _walk((*path, _Index(position, kind)), item, (*within, id(value)))
     else:
         yield path, value
 
 
-def _holds_tensors(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
+def _check_key(path: Path, key: Any) -> None:
+    """Refuse a key that would not find its entry any more after it has travelled.
+
+    Raises:
+        TypeError: It cannot be pickled, or is unlike its copy.
+    """
+    if type(key) in _PLAIN_KEYS:
+        return
+    try:
+        same = not isinstance(key, torch.Tensor) and bool(pickle.loads(pickle.dumps(key)) == key)
+    except Exception:  # noqa: BLE001  # whatever the key's own methods raise
+        same = False
+    if not same:
+        within = f" within {'.'.join(map(str, path))!r}" if path else ""
+        raise TypeError(
+            f"a {type(key).__name__} cannot be a key of a stored state dict{within}: a copy of it is another key; "
+            "use strings or numbers (of an optimizer, put its state_dict())"
+        )
+
+
+def _steps(path: Path) -> str:
+    """A path as it would be written in Python."""
+    return "".join(f"[{int(step) if isinstance(step, _Index) else step!r}]" for step in path)
+
+
+def _holds_tensors(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, torch.Tensor) or depth > _DEEPEST:  # a list within itself: `_walk` finds that out
         return True
     if isinstance(value, Mapping):
-        return any(map(_holds_tensors, value.values()))
+        return any(_holds_tensors(item, depth + 1) for item in value.values())
     # A named tuple would lose its type on the way back: it stays a leaf.
     plain = isinstance(value, list) or type(value) is tuple
-    return plain and any(map(_holds_tensors, value))
+    return plain and any(_holds_tensors(item, depth + 1) for item in value)
 
 
 def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[Any, Any]:

@@ -10,12 +10,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from torchstore.errors import KindMismatchError, LayoutMismatchError, UnsupportedPlacementError
+from torchstore.dense import check_dense, is_direct
+from torchstore.errors import LayoutMismatchError, UnsupportedPlacementError
 from torchstore.layout import Box, Ints, Layout, Piece, Placement, Replicate, Shard, StridedShard
+from torchstore.overlap import overlaps_itself
 from torchstore.slices import TensorSlice
 
 if TYPE_CHECKING:
@@ -63,12 +67,12 @@ def describe(value: torch.Tensor, *, key: str) -> LocalTensor:
         KindMismatchError: No dense tensor with memory of its own (sparse, quantized, meta, conjugate view).
     """
     if not is_dtensor(value):
-        _check_dense(value, key)
+        check_dense(value, key)
         shape = tuple(value.shape)
         return LocalTensor(value.detach(), shape, Layout(shape).pieces(()), Layout(shape))
     with torch.no_grad():
         local = value.to_local()
-    _check_dense(local, key)
+    check_dense(local, key)
     layout = Layout(
         tuple(value.shape),
         tuple(value.device_mesh.shape),
@@ -82,7 +86,8 @@ def describe(value: torch.Tensor, *, key: str) -> LocalTensor:
         raise LayoutMismatchError(
             key,
             f"the local tensor at {at} has shape {tuple(local.shape)}, but {value.placements} over a mesh of "
-            f"shape {layout.mesh_shape} puts {layout.local_shape(at)} of {layout.global_shape} there",
+            f"shape {layout.mesh_shape} puts {layout.local_shape(at)} of {layout.global_shape} there; for uneven "
+            "shards give DTensor.from_local the whole shape= and stride=, and cut as torch.chunk does",
         )
     return LocalTensor(local.detach(), layout.global_shape, layout.pieces(at), layout, at)
 
@@ -95,7 +100,7 @@ def describe_slice(value: torch.Tensor, spec: TensorSlice, *, key: str) -> Local
     """
     if is_dtensor(value):
         raise LayoutMismatchError(key, "a DTensor says itself which slice it wants: give no slice with it")
-    _check_dense(value, key)
+    check_dense(value, key)
     if tuple(value.shape) != spec.local_shape:
         raise LayoutMismatchError(key, f"the slice has shape {spec.local_shape}, the given tensor {tuple(value.shape)}")
     box = Box(spec.offsets, spec.local_shape)
@@ -121,26 +126,16 @@ def _placement(placement: Any, ndim: int, key: str) -> Placement:
     )
 
 
-def _check_dense(tensor: torch.Tensor, key: str) -> None:
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise KindMismatchError(key, f"only dense tensors can be stored or filled, not {tensor.layout}")
-    if tensor.is_meta:
-        raise KindMismatchError(key, "a tensor on the meta device has no memory")
-    if tensor.is_conj() or tensor.is_neg():
-        raise KindMismatchError(
-            key,
-            "the tensor is a lazy conjugate or negation of other memory: use resolve_conj(), resolve_neg()",
-        )
-
-
 def check_destination(tensor: torch.Tensor, key: str) -> None:
     """A destination must have a place of its own for each element.
 
     Raises:
         LayoutMismatchError: The tensor was made by ``expand`` or overlaps itself otherwise.
     """
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        raise LayoutMismatchError(key, "cannot write into an expanded tensor: several elements share memory")
+    if overlaps_itself(tensor.shape, tensor.stride()):
+        raise LayoutMismatchError(
+            key, "cannot write into an expanded tensor, or one that overlaps itself: several elements share memory"
+        )
 
 
 def local_of(value: torch.Tensor) -> torch.Tensor:
@@ -150,6 +145,32 @@ def local_of(value: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         local: torch.Tensor = value.to_local()
     return local.detach()
+
+
+def check_writable(value: torch.Tensor, key: str) -> None:
+    """Refuse a tensor that nothing can be read into, whatever is stored.
+
+    Raises:
+        KindMismatchError: It has no dense memory of its own.
+        LayoutMismatchError: Its elements share memory.
+    """
+    memory = memory_of(value)
+    check_dense(memory, key)
+    check_destination(memory, key)
+
+
+def memory_of(value: torch.Tensor) -> torch.Tensor:
+    """The tensor whose memory is meant, as it is: the local tensor of a DTensor."""
+    return value._local_tensor if is_dtensor(value) else value
+
+
+def resolved(value: torch.Tensor) -> torch.Tensor:
+    """The tensor itself; a copy in memory of its own where it is a lazy conjugate or negation."""
+    memory = memory_of(value)
+    if is_lazy(memory) or is_direct(memory):
+        return value
+    copy = memory.detach().resolve_conj().resolve_neg()
+    return with_local(value, copy) if is_dtensor(value) else copy
 
 
 def with_local(value: DTensor, local: torch.Tensor) -> DTensor:
@@ -168,17 +189,27 @@ def storage_of(tensor: torch.Tensor) -> torch.Tensor:
 def fingerprint(leaves: Mapping[str, Any]) -> tuple[Any, ...]:
     """Equal for two state dicts whose tensors are laid out alike in the same memory.
 
-    Costs about a microsecond a tensor: it is what remains per tensor of a warm put or get.
+    A tensor that `describe` would refuse equals none, so that it never passes for one whose address it has. Costs
+    about a microsecond a tensor: it is what remains per tensor of a warm put or get.
     """
     distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     marks: list[Any] = []
     for name, value in leaves.items():
-        if isinstance(value, distributed):
-            local = value._local_tensor
-            marks += (name, local.data_ptr(), local.shape, local.stride(), local.dtype)
-            marks += (value.shape, value.placements, value.device_mesh)
-        elif isinstance(value, torch.Tensor):
-            marks += (name, value.data_ptr(), value.shape, value.stride(), value.dtype)
-        else:
+        if not isinstance(value, torch.Tensor):
             marks += (name, None)
+            continue
+        local = value._local_tensor if isinstance(value, distributed) else value
+        try:
+            dtype, address = local.dtype, local.data_ptr()
+            if local.is_neg() or not address or (dtype.is_complex and local.is_conj()):
+                check_dense(local, name)  # an empty tensor passes
+            marks += (name, address, local.shape, local.stride(), dtype)
+        except _UNLIKE_ANY:
+            marks += (name, next(_numbers))
+        if isinstance(value, distributed):
+            marks += (value.shape, value.placements, value.device_mesh)
     return tuple(marks)
+
+
+_UNLIKE_ANY = (RuntimeError, NotImplementedError, ValueError)  # no address, or one whose bytes are not the elements
+_numbers = count()

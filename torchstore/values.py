@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,20 +13,55 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import torch
 
-from torchstore.errors import DTypeMismatchError, LayoutMismatchError
+from torchstore.dense import is_direct, why_not_dense
+from torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
 from torchstore.slices import TensorSlice
+from torchstore.tensors import is_dtensor, resolved
 
 INLINE_BYTES = 8192
 """Up to this size a value travels in the control message: cheaper than an arena, a plan and a read."""
 
 
-def dump(value: Any) -> bytes:
+def dump(value: Any, *, key: str) -> bytes:
     """Pickle an object; classes and functions of the script itself travel by value.
 
+    Args:
+        value: Any object.
+        key: Named in errors.
+
     Raises:
-        TypeError: It cannot be pickled.
+        KindMismatchError: It cannot be pickled, or a DTensor is in it, of which a pickle would hold one rank's shard.
     """
-    return bytes(cloudpickle.dumps(value))
+    file = io.BytesIO()
+    try:
+        _Pickler(file).dump(value)
+    except KindMismatchError as error:
+        raise KindMismatchError(key, str(error)) from None
+    except Exception as error:  # objects say in whatever way they like that they cannot be pickled
+        kind = type(value).__name__
+        raise KindMismatchError(key, f"the {kind} cannot be pickled: {type(error).__name__}: {error}") from error
+    return file.getvalue()
+
+
+def dump_entries(key: str, entries: Mapping[str, Any]) -> bytes:
+    """Pickle the entries of a state dict that are no tensors, as one.
+
+    Raises:
+        KindMismatchError: As of `dump`; it names the entry.
+    """
+    try:
+        return dump(entries, key=key)
+    except KindMismatchError:
+        for name, value in entries.items():
+            dump(value, key=f"{key}/{name}")
+        raise
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if is_dtensor(obj):
+            raise KindMismatchError("", "an object that holds a DTensor cannot be stored: put_state_dict takes those")
+        return super().reducer_override(obj)
 
 
 def load(data: bytes) -> Any:
@@ -62,22 +99,35 @@ def inline_object(data: bytes) -> bytes:
 
 
 def inline_tensor(tensor: torch.Tensor) -> bytes:
-    """A tensor as bytes for `open_inline`; empty if it is too large, a shard, or not dense.
+    """A tensor as bytes for `open_inline`; empty if it is too large, a shard, or has no memory of its own.
 
     The controller keeps and hands out these bytes as they are.
     """
-    plain = type(tensor) is torch.Tensor or isinstance(tensor, torch.nn.Parameter)
-    if not plain or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+    if not plain or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return b""
     if tensor.nbytes > INLINE_BYTES:
         return b""
-    if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+    if tensor.is_cpu and tensor.is_contiguous() and is_direct(tensor):
+        try:
+            address = tensor.data_ptr()
+        except RuntimeError:  # within a transform of torch.func
+            return b""
+        if not address and tensor.nbytes:
+            return b""
         # Each operation of torch lets go of the interpreter lock, which other threads are waiting for.
-        data = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
+        data = ctypes.string_at(address, tensor.nbytes)
     else:
-        dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        if why_not_dense(resolved(tensor)):
+            return b""
+        dense = as_bytes(resolved(tensor).detach()).contiguous()
         data = dense.reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
     return pickle.dumps((data, _name_of(tensor.dtype), tuple(tensor.shape)), protocol=5)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as uint8 where elements have one byte: torch cannot copy those of narrow integers (int4)."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
 
 @cache

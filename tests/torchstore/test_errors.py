@@ -20,6 +20,7 @@ SAMPLES = [
     errors.LayoutMismatchError("a", "another shape"),
     errors.UnsupportedPlacementError("a", "Partial"),
     errors.BlockAlignmentError("a", (128, 128), (64, 0), (64, 128)),
+    errors.DestinationOverlapError("k", "a", "b"),
     errors.CoverageError("a", (((0, 2), (1, 1)),)),
     errors.DTypeMismatchError("a", "float against int"),
     errors.KindMismatchError("a", "an object"),

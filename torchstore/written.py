@@ -1,0 +1,38 @@
+"""Tell autograd which tensors the store writes to: dataplane writes bytes, which torch itself cannot see.
+
+Torch counts the in-place operations on each tensor and its views. Autograd keeps the count with what it saves for the
+backward pass, and refuses to use what has changed since. A get into a tensor counts as such an operation does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.autograd.graph import increment_version
+
+from torchstore.tensors import is_dtensor, memory_of
+
+
+@contextmanager
+def written(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Count a write to tensors, around the code that writes their bytes.
+
+    They are counted before and after, whether the write succeeds or not: what was saved before it must not be used
+    while they change, nor what is saved meanwhile. Costs some 0.1 us a tensor. Inference tensors have no count, since
+    autograd never saves them.
+
+    Args:
+        tensors: As the user has given them: a DTensor has a count of its own beside that of its local tensor.
+    """
+    counted: list[torch.Tensor] = []
+    for tensor in tensors:
+        counted.append(tensor)
+        if is_dtensor(tensor):
+            counted.append(memory_of(tensor))
+    increment_version(counted)
+    try:
+        yield
+    finally:
+        increment_version(counted)
