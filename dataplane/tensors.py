@@ -48,7 +48,7 @@ def empty(shape: "int | Sequence[int]", dtype: "torch.dtype | None" = None, *, d
     for n in shape:
         numel *= n
     if numel == 0:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(allocate(numel * dtype.itemsize), dtype=dtype, count=numel).view(shape)
 
 

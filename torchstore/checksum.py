@@ -203,7 +203,7 @@ class ProofBuilder:
                 for position, other in enumerate(item.pieces):
                     starts[name, position] = end
                     end += prod(grid_shape(other.box, cell_shape(item.global_shape)))
-            table = self._tables[index] = torch.empty(end, dtype=torch.int64)
+            table = self._tables[index] = torch.empty(end, dtype=torch.int64, device="cpu")
             self._action.read_remote(
                 table, buffers[buffer], layout=RemoteLayout(offset, (end,), (_SUM_BYTES,), _SUM_BYTES)
             )

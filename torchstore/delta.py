@@ -60,7 +60,7 @@ class Bases:
         if last is None or last.manifest != packed.manifest.id:
             return None, 0
         if last.binding is None:  # this process holds nothing of the value
-            return Change(last.stamp, pack_flags(torch.zeros(0, dtype=torch.bool))), 0
+            return Change(last.stamp, pack_flags(torch.zeros(0, dtype=torch.bool, device="cpu"))), 0
         try:
             changed, same = changed_cells(packed.manifest.tensors, packed.tensors, last.binding.buffers[0], timeout)
         except DataplaneError:  # freed since, or its volume is gone: the version is put whole, or fails by itself
@@ -100,14 +100,14 @@ def changed_cells(
     Raises:
         DataplaneError: The arena cannot be read.
     """
-    flags = [torch.zeros(0, dtype=torch.bool)]
+    flags = [torch.zeros(0, dtype=torch.bool, device="cpu")]
     same = 0
     for name, item in items.items():
         cell = cell_shape(item.global_shape)
         for piece in item.pieces:
             for strip in _strips(piece, cell, item.itemsize):
                 here = region(tensors[name].tensor, strip.local, strip.box.shape)
-                there = torch.empty(strip.box.shape, dtype=here.dtype)
+                there = torch.empty(strip.box.shape, dtype=here.dtype, device="cpu")
                 action = RDMAAction().read_remote(there, last, layout=item.block_at(strip.local, strip.box.shape))
                 action.submit(timeout).get(timeout)
                 differing = cells_differ(here.cpu(), there, strip.box.offsets, cell).reshape(-1)

@@ -20,7 +20,7 @@ from torchstore.quantize import Landing, land, lands
 from torchstore.request import StateDictRequest
 from torchstore.state_dict import Path, flatten, unflatten
 from torchstore.tensors import LocalTensor, describe, fingerprint
-from torchstore.values import dtype_named, load
+from torchstore.values import load, new_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def compile_state_dict(
     for name, item in stored.items():
         tensor = leaves.get(name)
         if not isinstance(tensor, torch.Tensor):
-            tensor = created[name] = torch.empty(item.global_shape, dtype=dtype_named(item.dtype))
+            tensor = created[name] = new_tensor(item.global_shape, item.dtype)
         targets[name] = describe(tensor, key=f"{key}/{name}")
     plan = compile_targets(key, opened, targets, {}, earlier)
     plan.filled = tuple(name for name in targets if name not in created)

@@ -131,7 +131,7 @@ def explain_plan(
 @lru_cache(maxsize=1)
 def _memcpy_rate() -> float:
     """Bytes per second of one thread's copy, measured once."""
-    source, target = (torch.ones(_PROBE_BYTES, dtype=torch.uint8) for _ in range(2))
+    source, target = (torch.ones(_PROBE_BYTES, dtype=torch.uint8, device="cpu") for _ in range(2))
     dataplane.memcpy(target, source)
     begin = time.perf_counter()
     dataplane.memcpy(target, source)

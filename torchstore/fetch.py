@@ -245,7 +245,7 @@ class Fetcher:
                 return as_object(key, request, objects[grant.item])
             raise KindMismatchError(key, "a state dict is stored there: use get_state_dict")
         if item.pickled:
-            data = torch.empty(item.global_shape, dtype=torch.uint8)
+            data = torch.empty(item.global_shape, dtype=torch.uint8, device="cpu")
             await self._read_one(key, opened, describe(data, key=key), cost, timeout, data)
             return as_object(key, request, load(data.numpy().tobytes()))
         target, result = target_of(key, request, item)

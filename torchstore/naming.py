@@ -18,7 +18,7 @@ from torchstore.errors import KindMismatchError, LayoutMismatchError, StateDictM
 from torchstore.layout import Box, Ints, Layout, Piece
 from torchstore.manifest import TensorItem
 from torchstore.tensors import LocalTensor, describe
-from torchstore.values import dtype_named
+from torchstore.values import new_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _map_one(key: str, name: str, leaf: Any, answer: Stack, items: Mapping[str, 
     if not isinstance(leaf, torch.Tensor):
         if not whole:
             raise KindMismatchError(where, "a tensor must be given for what is made of parts of others")
-        leaf = mapped.created[name] = torch.empty(items[first].global_shape, dtype=dtype_named(items[first].dtype))
+        leaf = mapped.created[name] = new_tensor(items[first].global_shape, items[first].dtype)
     target = describe(leaf, key=where)
     if whole:
         mapped.targets[name], mapped.stored[name] = target, first

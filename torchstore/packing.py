@@ -123,7 +123,7 @@ def pack(
             sums, place = dataplane.empty((count,), torch.int64), (len(memory), 0)
             memory = (*memory, sums)
         else:  # the end of the arena
-            sums, place = torch.empty(count, dtype=torch.int64), (0, end)
+            sums, place = torch.empty(count, dtype=torch.int64, device="cpu"), (0, end)
             end += sums.nbytes
     manifest = Manifest.of(kind, part, items, objects, paths or {}, place)
     return Packed(mark, manifest, locals_, end, memory, sums)

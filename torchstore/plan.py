@@ -106,7 +106,7 @@ class Seals:
     def __init__(self, seals: Sequence[RDMABuffer | None]) -> None:
         present = [(index, seal) for index, seal in enumerate(seals) if seal is not None]
         self._which = [index for index, _ in present]
-        self._words = torch.zeros(len(present), dtype=torch.int64)
+        self._words = torch.zeros(len(present), dtype=torch.int64, device="cpu")
         self._action = RDMAAction()
         for position, (_, seal) in enumerate(present):
             self._action.read_remote(self._words[position : position + 1], seal)

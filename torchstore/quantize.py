@@ -19,6 +19,7 @@ from torchstore.layout import Box, Ints, Piece
 from torchstore.manifest import TensorItem
 from torchstore.tensors import LocalTensor, check_destination
 from torchstore.values import dtype_named
+from torchstore.written import writing_mode
 
 SCALE_SUFFIX = "_scale_inv"
 
@@ -196,18 +197,18 @@ class Landing:
         boxes = (self.into.global_shape, self.into.pieces) == (into.global_shape, into.pieces)
         return boxes and self.block == item.block and str(self.values.tensor.dtype) == item.dtype
 
-    @torch.no_grad()
     def finish(self) -> None:
         """Everything has arrived: write the values."""
-        for piece, lines in zip(self.into.pieces, self.scales.pieces, strict=True):
-            start = tuple(at % step for at, step in zip(piece.box.offsets, self.block, strict=True))
-            _dequantize(
-                region(self.values.tensor, piece.local, piece.box.shape),
-                region(self.scales.tensor, lines.local, lines.box.shape),
-                self.block,
-                start,
-                region(self.into.tensor, piece.local, piece.box.shape),
-            )
+        with writing_mode(self.into.tensor):
+            for piece, lines in zip(self.into.pieces, self.scales.pieces, strict=True):
+                start = tuple(at % step for at, step in zip(piece.box.offsets, self.block, strict=True))
+                _dequantize(
+                    region(self.values.tensor, piece.local, piece.box.shape),
+                    region(self.scales.tensor, lines.local, lines.box.shape),
+                    self.block,
+                    start,
+                    region(self.into.tensor, piece.local, piece.box.shape),
+                )
 
 
 def land(

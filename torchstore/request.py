@@ -14,8 +14,8 @@ from torchstore.messages import Selector
 from torchstore.naming import NameMap
 from torchstore.slices import TensorSlice
 from torchstore.tensors import LocalTensor, check_destination, describe, describe_slice
-from torchstore.values import as_bytes, dtype_named, part_of
-from torchstore.written import written
+from torchstore.values import as_bytes, new_tensor, part_of
+from torchstore.written import writing_mode, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ def target_of(key: str, request: Request, item: TensorItem) -> tuple[LocalTensor
     if request.part is not None:
         into = request.into
         if into is None:
-            into = torch.empty(request.part.local_shape, dtype=dtype_named(item.dtype))
+            into = new_tensor(request.part.local_shape, item.dtype)
         return describe_slice(into, request.part, key=key), into
     if request.into is not None:
         return describe(request.into, key=key), request.into
-    created = torch.empty(item.global_shape, dtype=dtype_named(item.dtype))
+    created = new_tensor(item.global_shape, item.dtype)
     return describe(created, key=key), created
 
 
@@ -84,7 +84,7 @@ def small_tensor(key: str, request: Request, tensor: torch.Tensor) -> torch.Tens
         raise DTypeMismatchError(key, f"stored as {tensor.dtype}, asked for as {target.tensor.dtype}")
     if target.global_shape != tuple(tensor.shape):
         raise LayoutMismatchError(key, f"stored with shape {tuple(tensor.shape)}, asked for with {target.global_shape}")
-    with written([request.into]):
+    with written([request.into]), writing_mode(target.tensor):
         for piece in target.pieces:
             here = _region(piece.local, piece.box.shape)
             as_bytes(target.tensor)[here].copy_(as_bytes(tensor)[_region(piece.box.offsets, piece.box.shape)])

@@ -85,10 +85,9 @@ class Inline:
 
     def tensor(self) -> torch.Tensor:
         """A new tensor of it."""
-        dtype = dtype_named(self.dtype)
         if not self.data:
-            return torch.empty(self.shape, dtype=dtype)
-        flat = torch.frombuffer(bytearray(self.data), dtype=dtype)
+            return new_tensor(self.shape, self.dtype)
+        flat = torch.frombuffer(bytearray(self.data), dtype=dtype_named(self.dtype))
         return flat if len(self.shape) == 1 else flat.reshape(self.shape)
 
 
@@ -104,22 +103,14 @@ def inline_tensor(tensor: torch.Tensor) -> bytes:
     The controller keeps and hands out these bytes as they are.
     """
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
-    if not plain or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+    if not plain or ((reason := why_not_dense(tensor)) and is_direct(tensor)):
         return b""
     if tensor.nbytes > INLINE_BYTES:
         return b""
-    if tensor.is_cpu and tensor.is_contiguous() and is_direct(tensor):
-        try:
-            address = tensor.data_ptr()
-        except RuntimeError:  # within a transform of torch.func
-            return b""
-        if not address and tensor.nbytes:
-            return b""
+    if tensor.is_cpu and tensor.is_contiguous() and not reason:
         # Each operation of torch lets go of the interpreter lock, which other threads are waiting for.
-        data = ctypes.string_at(address, tensor.nbytes)
+        data = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
     else:
-        if why_not_dense(resolved(tensor)):
-            return b""
         dense = as_bytes(resolved(tensor).detach()).contiguous()
         data = dense.reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
     return pickle.dumps((data, _name_of(tensor.dtype), tuple(tensor.shape)), protocol=5)
@@ -151,6 +142,15 @@ def dtype_named(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise DTypeMismatchError("", f"this version of torch knows no dtype {name!r}")
     return dtype
+
+
+def new_tensor(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+    """Room for a stored tensor without a destination: in the memory of this host, whatever device is torch's default.
+
+    Raises:
+        DTypeMismatchError: This torch does not have the dtype.
+    """
+    return torch.empty(shape, dtype=dtype_named(dtype), device="cpu")
 
 
 def part_of(tensor: torch.Tensor, part: TensorSlice, *, key: str) -> torch.Tensor:

@@ -7,7 +7,7 @@ backward pass, and refuses to use what has changed since. A get into a tensor co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch.autograd.graph import increment_version
@@ -36,3 +36,11 @@ def written(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
         yield
     finally:
         increment_version(counted)
+
+
+def writing_mode(tensor: torch.Tensor) -> AbstractContextManager[object]:
+    """The mode in which torch's own operations may write to a tensor: inference tensors take them in that mode only.
+
+    It makes no difference to what they mean: what reads or writes bytes needs no mode.
+    """
+    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()

@@ -1,3 +1,4 @@
+import enum
 import pickle
 from collections import OrderedDict
 from typing import Any
@@ -66,3 +67,46 @@ def test_two_leaves_of_one_name_are_refused() -> None:
 def test_something_that_is_no_mapping_is_refused() -> None:
     with pytest.raises(TypeError, match="list"):
         flatten([1, 2])  # type: ignore[arg-type]
+
+
+def test_both_paths_of_a_name_are_told() -> None:
+    with pytest.raises(ValueError, match=r"\['a\.b'\] and \['a'\]\['b'\]"):
+        flatten({"a.b": 1, "a": {"b": 2}})
+    with pytest.raises(ValueError, match=r"\[1\] and \['1'\]"):
+        flatten({1: 1, "1": 2})
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+def test_keys_of_any_kind_that_equals_its_copy_come_back() -> None:
+    weight = torch.zeros(1)
+    state = {1: weight, "a/b": weight, None: 3, (1, "x"): {Color.RED: weight, 2.5: weight}, b"x": {}, False: 4}
+    leaves, paths = flatten(state)
+    assert same(unflatten(leaves, pickle.loads(pickle.dumps(paths))), state)
+
+
+@pytest.mark.parametrize("key", [object(), lambda: 0, torch.zeros(3), (object(),)], ids=lambda key: type(key).__name__)
+def test_keys_that_are_unlike_their_copies_are_refused(key: Any) -> None:
+    with pytest.raises(TypeError, match=f"a {type(key).__name__} cannot be a key.* within 'state'"):
+        flatten({"state": {key: {"exp_avg": torch.zeros(3)}}})
+
+
+def test_what_contains_itself_is_refused() -> None:
+    looped: dict[str, Any] = {"w": torch.zeros(1)}
+    looped["layers"] = [looped, torch.zeros(1)]
+    with pytest.raises(ValueError, match=r"contains itself.*\['layers'\]\[0\]"):
+        flatten(looped)
+    listed: list[Any] = [torch.zeros(1)]
+    listed.append(listed)
+    with pytest.raises(ValueError, match=r"contains itself.*\['opt'\]\[1\]"):
+        flatten({"opt": listed})
+    listed.pop(0)
+    with pytest.raises(ValueError, match="contains itself"):
+        flatten({"opt": listed})
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"d": deep, "w": torch.zeros(1)}
+    with pytest.raises(ValueError, match="too deep"):
+        flatten(deep)
