@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 from threading import Lock
 from typing import TypeVar
 
+from torchstore.layout import contiguous_strides
 from torchstore.manifest import Binding, Manifest, TensorItem
 from torchstore.messages import Grant
 from torchstore.plan import Source
@@ -61,11 +63,7 @@ class Opened:
 
     def places(self, name: str) -> tuple[tuple[object, ...] | None, ...]:
         """Where each source holds a tensor; equal for names that are tied in all of them."""
-        items = (source.manifest.tensors.get(name) for source in self.sources)
-        return tuple(
-            (item.dtype, item.pieces, item.buffer, item.offset, item.strides) if item and item.pieces else None
-            for item in items
-        )
+        return tuple(place_of(source.manifest, name) for source in self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +77,18 @@ class Recalled:
     def ids(self) -> tuple[str, ...]:
         """What the controller need not spell out."""
         return tuple(self.records)
+
+
+def place_of(manifest: Manifest, name: str) -> tuple[object, ...] | None:
+    """Where a publisher's part of a tensor lies in its buffers; equal for what holds the same bytes."""
+    item = manifest.tensors.get(name)
+    if item is None or not item.pieces:
+        return None
+    nbytes = prod(item.global_shape) * item.itemsize
+    dense = tuple(stride * item.itemsize for stride in contiguous_strides(item.global_shape))
+    if item.pieces[0].box.shape == item.global_shape and item.strides == dense:  # the same bytes in any shape
+        return item.buffer, item.offset, nbytes
+    return item.buffer, item.offset, item.strides, item.pieces, item.dtype
 
 
 class Catalog:

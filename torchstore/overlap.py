@@ -64,11 +64,8 @@ def check_distinct(key: str, entries: Sequence[tuple[str, torch.Tensor]], source
     for index, (name, tensor) in enumerate(entries):
         if not tensor.numel():
             continue
-        region = _Region(
-            str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size()
-        )
-        earlier = first.setdefault(region, index)
-        if earlier != index and (entries[earlier][1].dtype != tensor.dtype or source(earlier) != source(index)):
+        earlier = first.setdefault(_region(tensor), index)
+        if earlier != index and source(earlier) != source(index):
             raise DestinationOverlapError(key, entries[earlier][0], name)
     active: list[_Region] = []
     for region in sorted(first, key=lambda region: (region.device, region.address)):
@@ -77,6 +74,13 @@ def check_distinct(key: str, entries: Sequence[tuple[str, torch.Tensor]], source
             if _share(other, region):
                 raise DestinationOverlapError(key, *(entries[first[each]][0] for each in (other, region)))
         active.append(region)
+
+
+def _region(tensor: torch.Tensor) -> _Region:
+    device, address = str(tensor.device), tensor.data_ptr()
+    if tensor.is_contiguous():  # the same bytes in any shape
+        return _Region(device, address, (tensor.nbytes,), (1,), 1)
+    return _Region(device, address, tuple(tensor.shape), tensor.stride(), tensor.element_size())
 
 
 def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:

@@ -100,7 +100,7 @@ def pack(
                 pieces = ()
             buffer, start, strides = 0, end, contiguous_strides(tensor.shape)
             if pieces:
-                start = tied.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, pieces), end)
+                start = tied.setdefault(_elements_of(tensor), end)
             if start == end and pieces:
                 end += -(-prod(tensor.shape) * itemsize // _ALIGNMENT) * _ALIGNMENT
         items[name] = TensorItem(
@@ -127,6 +127,13 @@ def pack(
             end += sums.nbytes
     manifest = Manifest.of(kind, part, items, objects, paths or {}, place)
     return Packed(mark, manifest, locals_, end, memory, sums)
+
+
+def _elements_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors over the same bytes in the same order: tied ones."""
+    if tensor.is_contiguous():
+        return tensor.device, tensor.data_ptr(), tensor.nbytes
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size()
 
 
 def _part(tensors: Iterable[LocalTensor]) -> Part:

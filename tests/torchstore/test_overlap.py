@@ -83,11 +83,11 @@ async def test_columns_of_one_matrix_are_destinations_of_their_own() -> None:
 @pytest.mark.parametrize("options", [{}, {"mode": "direct"}, {"transfer_dtype": torch.bfloat16}, {"checksum": True}])
 async def test_tied_weights_are_read_into_tied_weights_and_into_others(options: dict[str, object]) -> None:
     weight = torch.randn(300, 40, dtype=options.get("transfer_dtype", torch.float32))  # type: ignore[arg-type]
-    await ts.put_state_dict({"embed": weight, "head": weight}, "m", **options)  # type: ignore[arg-type]
+    await ts.put_state_dict({"embed": weight, "head": weight, "flat": weight.view(-1)}, "m", **options)  # type: ignore[arg-type]
     mine, other = torch.zeros_like(weight), torch.zeros_like(weight)
     for _ in range(2):
-        await ts.get_state_dict("m", {"embed": mine, "head": mine})
-        await ts.get_state_dict("m", {"embed": mine, "head": other})
+        await ts.get_state_dict("m", {"embed": mine, "head": mine, "flat": mine.view(-1)})
+        await ts.get_state_dict("m", {"embed": mine, "head": other, "flat": torch.zeros_like(weight.view(-1))})
         assert torch.equal(mine, weight)
         assert torch.equal(other, weight)
     fresh = await ts.get_state_dict("m")
