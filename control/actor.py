@@ -239,6 +239,7 @@ def _spec(name: str, method: Callable[..., Any], options: EndpointOptions) -> En
         options.concurrent,
         name,
         is_idempotent=is_idempotent(method),
+        gives_pairs=options.gives_pairs,
     )
 
 

@@ -20,6 +20,7 @@ from control.runtime import job as runtime
 from control.runtime.notices import notice_number
 from control.runtime.ports import Awaited, MeshReply, OneReply, Reply, ResponseStream, StreamReply
 from control.value_mesh import ValueMesh
+from control.value_pairs import PairMesh
 from control.wire.envelope import Envelope, Kind, Payload
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class Endpoint(MethodView, Generic[P, R_co]):
             return self._through_engine("call", args, kwargs)  # type: ignore[no-any-return]
         process = runtime.current()
         future: Future[ValueMesh[R_co]] = Future()
-        self._cast(process, payload, MeshReply(future, self._mesh.extent, self._awaited))
+        kind = PairMesh if self.spec.gives_pairs else ValueMesh
+        self._cast(process, payload, MeshReply(future, self._mesh.extent, self._awaited, kind))
         return future
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:

@@ -34,6 +34,7 @@ class EndpointOptions:
     explicit_response_port: bool = False
     concurrent: bool = False
     propagate: object = None
+    gives_pairs: bool = False
 
 
 @overload
@@ -56,7 +57,7 @@ def endpoint(method: Any = None, /, *, explicit_response_port: bool = False, pro
         ActorDefinitionError: (a `TypeError`) this cannot be an endpoint: it is a generator, it is marked already, its
             name belongs to Python, or it is no plain function.
     """
-    return _marked(method, EndpointOptions(explicit_response_port, propagate=propagate))
+    return marked(method, EndpointOptions(explicit_response_port, propagate=propagate))
 
 
 @overload
@@ -83,10 +84,10 @@ def concurrent_endpoint(
     Raises:
         ActorDefinitionError: as for `endpoint`.
     """
-    return _marked(method, EndpointOptions(explicit_response_port, concurrent=True, propagate=propagate))
+    return marked(method, EndpointOptions(explicit_response_port, concurrent=True, propagate=propagate))
 
 
-def _marked(method: Any, options: EndpointOptions) -> Any:
+def marked(method: Any, options: EndpointOptions) -> Any:
     """The method, marked; or, without one, the decorator that marks."""
 
     def mark(method: Any) -> Any:
@@ -190,6 +191,7 @@ class EndpointSpec:
             has something else run in its place (`Endpoint.wrapped`).
         is_wrapped: whether the first argument is called with the method in place of the method itself.
         is_idempotent: whether a request may be handled twice (`idempotent`).
+        gives_pairs: whether the results of `Endpoint.call` are iterated in pairs (`control.monarch`).
     """
 
     name: str
@@ -200,6 +202,7 @@ class EndpointSpec:
     wire_name: str
     is_wrapped: bool = False
     is_idempotent: bool = False
+    gives_pairs: bool = False
 
 
 WRAPPED = ":wrapped"

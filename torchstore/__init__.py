@@ -9,6 +9,7 @@ await ts.get_state_dict("policy", generator.state_dict())      # in every genera
 ```
 """
 
+from torchstore import sync as sync
 from torchstore.api import (
     delete,
     delete_batch,
@@ -26,6 +27,7 @@ from torchstore.client import LocalClient
 from torchstore.clients import DEFAULT_STORE_NAME, client, last_sync, reset_client, sync_history
 from torchstore.errors import (
     BlockAlignmentError,
+    BlockingCallError,
     ChecksumError,
     CoverageError,
     DestinationOverlapError,
@@ -55,6 +57,7 @@ from torchstore.errors import (
 )
 from torchstore.explanation import Explanation, Link
 from torchstore.exporter import MetricsServer, serve_metrics
+from torchstore.logging import init_logging
 from torchstore.meta import TensorMeta, ValueMeta
 from torchstore.metrics import metrics_text
 from torchstore.naming import Part, Stack
@@ -91,6 +94,7 @@ __all__ = [
     "reset_client",
     "LocalClient",
     "DEFAULT_STORE_NAME",
+    "init_logging",
     # values
     "put",
     "put_batch",
@@ -145,6 +149,7 @@ __all__ = [
     "LayoutMismatchError",
     "UnsupportedPlacementError",
     "BlockAlignmentError",
+    "BlockingCallError",
     "DestinationOverlapError",
     "CoverageError",
     "DTypeMismatchError",

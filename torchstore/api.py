@@ -16,6 +16,7 @@ from control import ProcMesh
 from control.bounds import MAX_PROCESSES, check_count
 from torchstore.client import check_keep
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
+from torchstore.coroutines import public
 from torchstore.errors import StrategyError
 from torchstore.meta import ValueMeta
 from torchstore.origin import Origin
@@ -27,6 +28,7 @@ shut_down_together: dict[str, Callable[[float], Awaitable[None]]] = {}
 """What `shutdown` does, given its timeout, for the stores that all ranks of an SPMD job have initialized."""
 
 
+@public
 async def initialize(
     num_storage_volumes: int = 1,
     strategy: TorchStoreStrategy | None = None,
@@ -74,6 +76,7 @@ async def initialize(
     await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, *settings), timeout)
 
 
+@public
 async def shutdown(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
     """Forget all that is stored and stop the volumes. The store can be initialized anew afterwards.
 
@@ -90,6 +93,7 @@ async def teardown(store_name: str, timeout: float) -> None:
     await ask(controller.teardown.call_one(), timeout)
 
 
+@public
 async def put(
     key: str,
     value: Any,
@@ -116,6 +120,7 @@ async def put(
     )
 
 
+@public
 async def put_batch(
     entries: Mapping[str, Any],
     store_name: str = DEFAULT_STORE_NAME,
@@ -127,6 +132,7 @@ async def put_batch(
     await run(store_name, timeout, lambda own: own.put_batch(entries, checksum=checksum, timeout=timeout))
 
 
+@public
 async def get(
     key: str,
     inplace_tensor: torch.Tensor | None = None,
@@ -157,6 +163,7 @@ async def get(
     return await run(store_name, timeout, lambda own: own.get(key, inplace_tensor, tensor_slice_spec, timeout=timeout))
 
 
+@public
 async def get_batch(
     keys: Iterable[str] | Mapping[str, torch.Tensor | TensorSlice | None],
     store_name: str = DEFAULT_STORE_NAME,
@@ -176,6 +183,7 @@ async def get_batch(
     return await run(store_name, timeout, lambda own: own.get_batch(keys, timeout=timeout))
 
 
+@public
 async def delete(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S) -> None:
     """Forget a key with all its versions; whoever is reading one finishes.
 
@@ -185,6 +193,7 @@ async def delete(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: flo
     await run(store_name, timeout, lambda own: own.delete(key, timeout=timeout))
 
 
+@public
 async def delete_batch(
     keys: Iterable[str], *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
 ) -> None:
@@ -192,21 +201,28 @@ async def delete_batch(
     await run(store_name, timeout, lambda own: own.delete_batch(keys, timeout=timeout))
 
 
+@public
 async def keys(
     prefix: str | None = None,
     *,
     store_name: str = DEFAULT_STORE_NAME,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> list[str]:
-    """Every key that begins with ``prefix``, sorted. Entries of state dicts are listed as ``key/name``."""
+    """Every key below ``prefix``, sorted; None: every key. Entries of state dicts are listed as ``key/name``.
+
+    A prefix is made of whole components, between dots and slashes: "v0" lists "v0", "v0.x" and "v0/x", and not "v01".
+    One that ends in a dot or a slash lists all that begins with it.
+    """
     return await run(store_name, timeout, lambda own: own.keys(prefix, timeout=timeout))
 
 
+@public
 async def exists(key: str, store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
     """Whether there is something to read: a value whose shards are not all there does not count."""
     return await run(store_name, timeout, lambda own: own.exists(key, timeout=timeout))
 
 
+@public
 async def get_meta(key: str, store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> ValueMeta:
     """What is stored under a key (names, dtypes, shapes, versions, where the bytes are), without reading it.
 

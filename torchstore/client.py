@@ -8,9 +8,11 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from control import tracing
+from torchstore.again import Again
 from torchstore.errors import KindMismatchError
 from torchstore.explanation import Explanation
 from torchstore.fetch import Fetcher
+from torchstore.key_names import check_key, check_keys
 from torchstore.manifest import Mode
 from torchstore.messages import Selector, StaleClientError
 from torchstore.meta import ValueMeta
@@ -40,6 +42,7 @@ class LocalClient:
         self._remote = remote
         self._publisher = Publisher(remote)
         self._fetcher = Fetcher(remote)
+        self._again = Again()
         self._log = log_of(remote.store_name)
         self.last_sync: SyncRecord | None = None
 
@@ -53,7 +56,7 @@ class LocalClient:
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         """See `torchstore.put`."""
-        _check_key(key)
+        check_key(key)
         if publisher is not None and not isinstance(value, torch.Tensor):
             raise TypeError(f"only a tensor is put in parts (publisher=...), not {type(value).__name__}")
         summed, origin = self._summed(checksum), read_publisher(publisher)
@@ -64,8 +67,9 @@ class LocalClient:
         self, entries: Mapping[str, Any], *, checksum: bool | None = None, timeout: float = DEFAULT_TIMEOUT_S
     ) -> None:
         """See `torchstore.put_batch`."""
-        for key in entries:
-            _check_key(key)
+        if not isinstance(entries, Mapping):
+            raise TypeError(f"entries is a dict of values by key, not {type(entries).__name__}")
+        check_keys(entries)
         summed = self._summed(checksum)
         await self._observed("put", self._publisher.put_values(entries, timeout, checksum=summed))
 
@@ -89,7 +93,7 @@ class LocalClient:
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> dict[str, Any]:
         """See `torchstore.get_batch`."""
-        wanted = keys if isinstance(keys, Mapping) else dict.fromkeys(keys)
+        wanted = keys if isinstance(keys, Mapping) else dict.fromkeys(check_keys(keys))
         requests = {
             key: _request(key, None, want) if isinstance(want, TensorSlice) else _request(key, want, None)
             for key, want in wanted.items()
@@ -98,7 +102,7 @@ class LocalClient:
 
     async def put_state_dict(
         self,
-        state_dict: Mapping[Any, Any],
+        state_dict: Mapping[Any, Any] | None,
         key: str,
         *,
         mode: Mode = "snapshot",
@@ -112,7 +116,7 @@ class LocalClient:
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> int:
         """See `torchstore.put_state_dict`."""
-        _check_key(key)
+        check_key(key)
         if mode not in ("snapshot", "direct"):
             raise ValueError(f"mode is 'snapshot' or 'direct', not {mode!r}")
         if version is not None:
@@ -124,6 +128,7 @@ class LocalClient:
         if delta and mode != "snapshot":
             raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
         origin = read_publisher(publisher)
+        state_dict, transfer_dtype = self._again.take(key, mode, state_dict, transfer_dtype)
         work = self._publisher.put_state_dict(
             state_dict,
             key,
@@ -137,7 +142,9 @@ class LocalClient:
             publisher=origin,
             verify_replicas=verify_replicas,
         )
-        return await self._observed("put", work)
+        number = await self._observed("put", work)
+        self._again.keep(key, mode, state_dict, transfer_dtype)
+        return number
 
     async def get_state_dict(
         self,
@@ -174,52 +181,60 @@ class LocalClient:
 
     async def get_meta(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> ValueMeta:
         """See `torchstore.get_meta`."""
-        _check_key(key)
+        check_key(key)
         return await self._remote.meta(key, timeout)
 
     async def wait_for_readers(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.wait_for_readers`."""
+        check_key(key)
         await self._remote.fence(key, close=False, timeout=timeout)
 
     async def fence(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.fence`."""
+        check_key(key)
         await self._remote.fence(key, close=True, timeout=timeout)
         self._publisher.withdraw(key)
         self._fetcher.withdraw(key)
 
     async def rollback(self, key: str, version: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.rollback`."""
-        _check_key(key)
+        check_key(key)
         _check_version(version)
         await self._remote.rollback(key, version, timeout)
 
     async def delete(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.delete`."""
+        check_key(key)
         await self._remote.delete((key,), missing_ok=False, timeout=timeout)
         self._forget((key,))
 
     async def delete_batch(self, keys: Iterable[str], *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.delete_batch`."""
-        gone = tuple(keys)
+        gone = check_keys(keys)
         await self._remote.delete(gone, missing_ok=True, timeout=timeout)
         self._forget(gone)
 
     async def keys(self, prefix: str | None = None, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[str]:
         """See `torchstore.keys`."""
-        return await self._remote.keys(prefix or "", timeout)
+        if prefix is not None:
+            check_key(prefix, "a prefix")
+        return await self._remote.keys(prefix, timeout)
 
     async def exists(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
         """See `torchstore.exists`."""
+        check_key(key)
         return await self._remote.exists(key, timeout)
 
     async def versions(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[int, ...]:
         """See `torchstore.versions`."""
+        check_key(key)
         return await self._remote.versions(key, timeout)
 
     def close(self) -> None:
         """Let go of registrations and plans. What this process published in direct mode ends here."""
         self._publisher.close()
         self._fetcher.close()
+        self._again.forget_all()
 
     async def _observed(self, op: str, work: Awaitable[tuple[T, SyncRecord | None]]) -> T:
         """The result of an operation, whose record is kept; one that fails is counted."""
@@ -245,11 +260,7 @@ class LocalClient:
     def _forget(self, keys: tuple[str, ...]) -> None:
         self._publisher.forget(keys)
         self._fetcher.forget(keys)
-
-
-def _check_key(key: object) -> None:
-    if not isinstance(key, str):
-        raise TypeError(f"a key is a string, not {key!r}")
+        self._again.forget(keys)
 
 
 def _check_names(names: object, user_state_dict: object) -> None:
@@ -264,6 +275,8 @@ def _check_names(names: object, user_state_dict: object) -> None:
 def _check_version(version: object) -> None:
     if not isinstance(version, int) or isinstance(version, bool):
         raise TypeError(f"a version is a number, not {version!r}")
+    if version < 0:
+        raise ValueError(f"versions are counted from 1 on, and {version} is below; the newest one is 'latest'")
 
 
 def check_keep(keep: object) -> None:
@@ -275,7 +288,7 @@ def check_keep(keep: object) -> None:
 
 
 def _request(key: str, into: object, part: object) -> Request:
-    _check_key(key)
+    check_key(key)
     if into is not None and not isinstance(into, torch.Tensor):
         raise KindMismatchError(key, f"inplace_tensor is a tensor or a DTensor, not {type(into).__name__}")
     if part is not None and not isinstance(part, TensorSlice):
@@ -301,7 +314,7 @@ def _state_dict_request(
         TypeError: One of them is of another type.
         ValueError: They do not go together.
     """
-    _check_key(key)
+    check_key(key)
     _check_names(names, into)
     for name, wanted in (("delta", delta), ("serve", serve)):
         if wanted and into is None:
@@ -318,6 +331,7 @@ def _selector(version: object) -> Selector:
         case bool():
             pass
         case int():
+            _check_version(version)
             return Selector(exact=version)
         case ("newer_than", int(number)):
             return Selector(newer_than=number)

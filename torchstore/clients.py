@@ -9,6 +9,8 @@ from typing import TypeVar
 from control import ActorMesh, get_or_spawn_controller, this_proc
 from torchstore.client import LocalClient
 from torchstore.controller import StoreController
+from torchstore.coroutines import public
+from torchstore.deadlines import check_timeout
 from torchstore.messages import StaleClientError
 from torchstore.metrics import log_of
 from torchstore.process import this_process
@@ -23,6 +25,7 @@ _clients: dict[str, LocalClient] = {}
 _clients_lock = Lock()
 
 
+@public
 async def client(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> LocalClient:
     """This process' client of a store, made at the first use.
 
@@ -66,7 +69,13 @@ def sync_history(store_name: str = DEFAULT_STORE_NAME) -> tuple[SyncRecord, ...]
 
 
 async def run(store_name: str, timeout: float, operation: Callable[[LocalClient], Awaitable[T]]) -> T:
-    """Do something with this process' client; with a new one if its store is of an earlier `initialize`."""
+    """Do something with this process' client; with a new one if its store is of an earlier `initialize`.
+
+    Raises:
+        TypeError: The timeout is no number, or the store's name no string.
+        ValueError: The timeout is not above 0.
+    """
+    check_timeout(timeout)
     try:
         return await operation(await client(store_name, timeout=timeout))
     except StaleClientError:
@@ -75,7 +84,13 @@ async def run(store_name: str, timeout: float, operation: Callable[[LocalClient]
 
 
 async def controller_of(store_name: str, timeout: float) -> ActorMesh[StoreController]:
-    """The controller of a store, initialized or not."""
+    """The controller of a store, initialized or not.
+
+    Raises:
+        TypeError: The timeout is no number, or the store's name no string.
+        ValueError: The timeout is not above 0.
+    """
+    check_timeout(timeout)
     if not isinstance(store_name, str):
         raise TypeError(f"store_name is a string, not {store_name!r}")
     return await ask(get_or_spawn_controller(f"torchstore/{store_name}", StoreController, store_name), timeout)

@@ -297,7 +297,7 @@ class StoreController(Actor):
     # Listing --------------------------------------------------------------------------------------------
 
     @endpoint
-    async def keys(self, prefix: str) -> list[str]:
+    async def keys(self, prefix: str | None) -> list[str]:
         """See `Index.keys`."""
         self._initialized()
         return self._index.keys(prefix)

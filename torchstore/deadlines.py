@@ -36,6 +36,17 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
             clock.remove(limit)
 
 
+def check_timeout(seconds: object) -> None:
+    """See whether a user's timeout leaves any time.
+
+    Raises:
+        TypeError: It is no number of seconds.
+        ValueError: It is not above 0, or not a number (NaN).
+    """
+    if check_seconds("timeout", seconds) <= 0:
+        raise ValueError(f"timeout is {seconds!r} seconds, in which nothing can be done: give more than 0")
+
+
 class _Clock:
     """The deadlines of one event loop. Its timer stays when the wait that it was set for ends: the next may need it."""
 

@@ -27,6 +27,7 @@ StoreError
 ├── VolumeLostError                                 the process that kept the copies is gone
 ├── VolumeFullError                                 a version is larger than all that a volume may hold
 ├── RendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find one another
+├── BlockingCallError               (RuntimeError)  a function of torchstore.sync on the event loop of an async actor
 └── StrategyError                   (ValueError)    no volume for this client, or volumes that do not fit
 ```
 
@@ -66,6 +67,17 @@ class StoreNotInitializedError(StoreError, RuntimeError):
             f"store_name={store_name!r}) in the script before the first put or get"
         )
         self.store_name = store_name
+
+
+class BlockingCallError(StoreError, RuntimeError):
+    """A function of `torchstore.sync` was called where waiting would keep an event loop from all else."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__(
+            f"torchstore.sync.{function} would block the event loop that this code runs on: "
+            f"write `await torchstore.{function}(...)` here"
+        )
+        self.function = function
 
 
 class StoreTimeoutError(StoreError, TimeoutError):

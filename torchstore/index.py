@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchstore.errors import KeyNotFoundError, StoreError
+from torchstore.key_names import is_below
 from torchstore.manifest import Binding
 from torchstore.messages import Published, Share, Wanted
 from torchstore.process import ProcessId
@@ -150,15 +151,16 @@ class Index:
                 history.delete()
                 self._settle(history)
 
-    def keys(self, prefix: str) -> list[str]:
-        """Every key that begins with ``prefix``, sorted; entries of state dicts as ``key/name``."""
+    def keys(self, prefix: str | None) -> list[str]:
+        """Every key below ``prefix`` (see `is_below`), sorted; entries of state dicts as ``key/name``."""
+        begin = prefix or ""
         listed = (
             f"{key}/{name}" if name else key
             for key, history in self._histories.items()
-            if key.startswith(prefix[: len(key)])
+            if key.startswith(begin[: len(key)])
             for name in history.names()
         )
-        return sorted(key for key in listed if key.startswith(prefix))
+        return sorted(key for key in listed if is_below(key, prefix))
 
     def exists(self, key: str) -> bool:
         """Whether there is a ready version to read under a key."""

@@ -127,7 +127,7 @@ class Remote:
         """See `StoreController.delete`."""
         await self._ask(self.controller.delete.call_one(keys, missing_ok), timeout)
 
-    async def keys(self, prefix: str, timeout: float) -> list[str]:
+    async def keys(self, prefix: str | None, timeout: float) -> list[str]:
         """See `StoreController.keys`."""
         return await self._ask(self.controller.keys.call_one(prefix), timeout)
 

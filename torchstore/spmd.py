@@ -24,6 +24,7 @@ import control
 from control import ControlError, ServedJob, this_proc
 from torchstore import api, origin
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client
+from torchstore.coroutines import public
 from torchstore.errors import RendezvousError, StoreError, StoreNotInitializedError, StoreTimeoutError, StrategyError
 from torchstore.process import this_process
 from torchstore.remote import DEFAULT_TIMEOUT_S, ask
@@ -121,6 +122,7 @@ class _Session:
             await asyncio.to_thread(_leave_if_alone)
 
 
+@public
 async def initialize_spmd(
     strategy: TorchStoreStrategy | None = None,
     store_name: str = DEFAULT_STORE_NAME,

@@ -11,13 +11,24 @@ import socket
 
 from control import current_rank
 from torchstore.errors import StrategyError
+from torchstore.transport.kinds import TransportType, check_transport
 
 
 class TorchStoreStrategy:
     """Base class: subclasses say how volumes and clients are named.
 
     A strategy travels to the store's controller and to every client: keep it picklable.
+
+    Args:
+        default_transport_type: For callers of Meta's torchstore: seen to be a `TransportType`, and not needed, since
+            what is fastest between two processes is found out.
+
+    Raises:
+        TypeError: It is something else.
     """
+
+    def __init__(self, default_transport_type: TransportType = TransportType.Unset) -> None:
+        self.default_transport_type = check_transport(default_transport_type)
 
     @classmethod
     def get_volume_id(cls) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torchstore.client import VersionSelector
 from torchstore.clients import DEFAULT_STORE_NAME, run
+from torchstore.coroutines import public
 from torchstore.explanation import Explanation
 from torchstore.manifest import Mode
 from torchstore.naming import NameMap
@@ -18,16 +19,17 @@ from torchstore.remote import DEFAULT_TIMEOUT_S
 from torchstore.staging import TransferDtype
 
 
+@public
 async def put_state_dict(
-    state_dict: Mapping[Any, Any],
+    state_dict: Mapping[Any, Any] | None,
     key: str,
     store_name: str = DEFAULT_STORE_NAME,
     direct_rdma: bool = False,
+    transfer_dtype: TransferDtype | None = None,
     *,
     mode: Mode | None = None,
     version: int | None = None,
     keep: int | None = None,
-    transfer_dtype: TransferDtype | None = None,
     checksum: bool | None = None,
     delta: bool = False,
     publisher: Origin | tuple[int, int] | None = None,
@@ -38,7 +40,8 @@ async def put_state_dict(
 
     Args:
         state_dict: Nested dicts (lists, tuples) of tensors, DTensors and picklable objects. Ranks of one
-            mesh put the same names; each contributes its shards.
+            mesh put the same names; each contributes its shards. In direct mode None stands for the one that this
+            process has put last under ``key``, with its ``transfer_dtype``: the same tensors, as they are now.
         key: Where.
         store_name: Which store.
         direct_rdma: The older name of ``mode="direct"``.
@@ -79,6 +82,7 @@ async def put_state_dict(
         ShareMismatchError: The shares of the step do not fit together.
         ReplicaMismatchError: ``verify_replicas``: two ranks hold different bytes of one box.
         RendezvousError: The process group's own store is gone.
+        ValueError: None was given for a state dict, and this process has put none under ``key`` in direct mode.
         MismatchError: A tensor cannot be stored; `BlockAlignmentError`: its shards cut the blocks of a `BlockFP8`.
         VolumeLostError: The storage volume is dead.
     """
@@ -101,6 +105,7 @@ async def put_state_dict(
     )
 
 
+@public
 async def get_state_dict(
     key: str,
     user_state_dict: Mapping[Any, Any] | None = None,
@@ -163,6 +168,7 @@ async def get_state_dict(
     )
 
 
+@public
 async def explain(
     key: str,
     user_state_dict: Mapping[Any, Any] | None = None,
@@ -190,6 +196,7 @@ async def explain(
     )
 
 
+@public
 async def versions(
     key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
 ) -> tuple[int, ...]:
@@ -197,6 +204,7 @@ async def versions(
     return await run(store_name, timeout, lambda own: own.versions(key, timeout=timeout))
 
 
+@public
 async def rollback(
     key: str, version: int, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
 ) -> None:
@@ -212,6 +220,7 @@ async def rollback(
     await run(store_name, timeout, lambda own: own.rollback(key, version, timeout=timeout))
 
 
+@public
 async def fence(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S) -> None:
     """Direct mode: take the published version back, and return when the tensors may be written again.
 
@@ -227,6 +236,7 @@ async def fence(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: floa
     await run(store_name, timeout, lambda own: own.fence(key, timeout=timeout))
 
 
+@public
 async def wait_for_readers(
     key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
 ) -> None:

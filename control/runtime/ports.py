@@ -253,10 +253,17 @@ class OneReply:
 class MeshReply:
     """A reply from each member of a mesh, for one future; the first error settles it."""
 
-    __slots__ = ("_awaited", "_entrusted", "_extent", "_future", "_missing", "_payloads")
+    __slots__ = ("_awaited", "_entrusted", "_extent", "_future", "_kind", "_missing", "_payloads")
 
-    def __init__(self, future: Future[ValueMesh[Any]], extent: Extent, awaited: Sequence[Awaited]) -> None:
+    def __init__(
+        self,
+        future: Future[ValueMesh[Any]],
+        extent: Extent,
+        awaited: Sequence[Awaited],
+        kind: type[ValueMesh[Any]] = ValueMesh,
+    ) -> None:
         self._future = future
+        self._kind = kind
         self._extent = extent
         self._awaited = awaited
         self._payloads: list[Payload | None] = [None] * len(awaited)
@@ -316,7 +323,7 @@ class MeshReply:
 
     def _open_all(self) -> ValueMesh[Any]:
         payloads = (payload for payload in self._payloads if payload is not None)
-        return ValueMesh(self._extent, [open_reply(Kind.REPLY, payload) for payload in payloads])
+        return self._kind(self._extent, [open_reply(Kind.REPLY, payload) for payload in payloads])
 
 
 class ResponseStream(Generic[T_co]):

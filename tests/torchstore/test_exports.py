@@ -35,7 +35,7 @@ def test_all_names_what_the_package_exports_and_nothing_else() -> None:
         (torchstore.delete_batch, ["keys"]),
         (torchstore.keys, ["prefix"]),
         (torchstore.exists, ["key", "store_name"]),
-        (torchstore.put_state_dict, ["state_dict", "key", "store_name", "direct_rdma"]),
+        (torchstore.put_state_dict, ["state_dict", "key", "store_name", "direct_rdma", "transfer_dtype"]),
         (torchstore.get_state_dict, ["key", "user_state_dict", "strict", "store_name", "direct_rdma"]),
     ],
 )

@@ -162,7 +162,9 @@ async def test_keys_lists_by_prefix_and_opens_state_dicts() -> None:
     await ts.put_state_dict({"layer": {"weight": torch.ones(3)}, "step": 1}, "policy")
     assert await ts.keys() == ["policy/layer.weight", "policy/step", "v0.x", "v0.y", "v1.x"]
     assert await ts.keys("v0") == ["v0.x", "v0.y"]
-    assert await ts.keys("policy/la") == ["policy/layer.weight"]
+    assert await ts.keys("policy") == await ts.keys("policy/") == ["policy/layer.weight", "policy/step"]
+    assert await ts.keys("policy/layer") == ["policy/layer.weight"]
+    assert await ts.keys("policy/la") == []
     assert await ts.keys("nothing") == []
 
 

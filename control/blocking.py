@@ -1,0 +1,87 @@
+"""`CoroutineThread`: runs coroutines for callers that wait for them in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from control import forked
+from control.context import context, current_context
+from control.future import Future
+from control.runtime import thread_limit
+
+T = TypeVar("T")
+
+
+def is_on_actors_loop() -> bool:
+    """Whether this code runs on the event loop of an ``async`` actor, which must not be kept waiting."""
+    return current_context.get() is not None and asyncio._get_running_loop() is not None
+
+
+class CoroutineThread:
+    """A daemon thread with an event loop, started at the first use; one serves all threads of its process.
+
+    Args:
+        name: Of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+
+    def is_current(self) -> bool:
+        """Whether this is the thread itself: what waits here for it would never end."""
+        return threading.current_thread() is self._thread
+
+    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine there and wait for its end here; it sees the context variables of this thread.
+
+        A sync actor attends to failures of what it owns meanwhile. Where the wait is interrupted, as by
+        `KeyboardInterrupt`, the coroutine is cancelled.
+
+        Args:
+            make: Called in this thread. How long the coroutine may take is its own affair.
+
+        Raises:
+            ForkedProcessError: this process is a forked copy of one of a job.
+            NoActorContextError: this thread belongs to no actor.
+        """
+        forked.check()
+        context()  # begins the job in this thread, if nothing has: a script's belongs to its main thread
+        loop = self._started()
+        coroutine, ended = make(), Future[T]()
+        here, tasks = contextvars.copy_context(), list[asyncio.Task[T]]()
+
+        def begin() -> None:
+            task = loop.create_task(coroutine, context=here)
+            tasks.append(task)
+            task.add_done_callback(lambda task: ended._settle(task.result))
+
+        loop.call_soon_threadsafe(begin)
+        try:
+            return ended.get()
+        except BaseException:
+            if not ended.done():
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+            raise
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():  # a forked copy has no threads
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=_serve, args=(loop,), name=self._name, daemon=True)
+                thread_limit.start(thread)
+                self._loop, self._thread, self._pid = loop, thread, os.getpid()
+            return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()

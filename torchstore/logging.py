@@ -1,0 +1,30 @@
+"""`init_logging`: log records on standard output, for scripts that set up no logging of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+LEVEL_VARIABLE = "TORCHSTORE_LOG_LEVEL"
+"""Environment variable with the name of a level; without it `init_logging` takes INFO."""
+
+
+def init_logging() -> None:
+    """Let the root logger write to standard output, from the level that TORCHSTORE_LOG_LEVEL names on.
+
+    A process that does not call it keeps the logging that it has: importing this package sets nothing up. Calling it
+    again changes the level and adds nothing.
+
+    Raises:
+        ValueError: There is no level of that name.
+    """
+    named = os.environ.get(LEVEL_VARIABLE, "INFO").upper()
+    level = logging.getLevelNamesMapping().get(named)
+    if level is None:
+        known = ", ".join(logging.getLevelNamesMapping())
+        raise ValueError(f"{LEVEL_VARIABLE} is {named!r} and should be one of {known}")
+    root = logging.getLogger()
+    root.setLevel(level)
+    if not any(getattr(handler, "stream", None) is sys.stdout for handler in root.handlers):
+        root.addHandler(logging.StreamHandler(sys.stdout))

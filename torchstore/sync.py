@@ -1,0 +1,184 @@
+"""The store for code without an event loop: each function of `torchstore`, by the same name, waits for its result.
+
+```python
+import torchstore.sync as ts
+
+ts.initialize()
+ts.put("weights", tensor)
+ts.get("weights", mine)
+ts.shutdown()
+```
+
+They take and return what those of `torchstore` do, and raise the same errors. They are for plain scripts, for threads,
+for the cells of a notebook and for actors with sync endpoints. On the event loop of an ``async`` actor they would keep
+all else from running, and raise `BlockingCallError`: there, await the function of `torchstore`.
+
+All of them run as coroutines on one event loop in a thread of this process, which is started by the first call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+
+from control.blocking import CoroutineThread, is_on_actors_loop
+from torchstore import api, clients, spmd, weights
+from torchstore.client import LocalClient
+from torchstore.clients import DEFAULT_STORE_NAME, last_sync, reset_client, sync_history
+from torchstore.coroutines import P, R
+from torchstore.errors import (
+    BlockAlignmentError,
+    BlockingCallError,
+    ChecksumError,
+    CoverageError,
+    DTypeMismatchError,
+    KeyNotFoundError,
+    KindMismatchError,
+    LayoutMismatchError,
+    MismatchError,
+    PartiallyPublishedError,
+    PublisherLostError,
+    RendezvousError,
+    SourceChangedError,
+    StateDictMismatchError,
+    StoreError,
+    StoreNotInitializedError,
+    StoreTimeoutError,
+    StrategyError,
+    UnsupportedPlacementError,
+    VersionExistsError,
+    VersionNotFoundError,
+    VolumeFullError,
+    VolumeLostError,
+)
+from torchstore.explanation import Explanation, Link
+from torchstore.exporter import MetricsServer, serve_metrics
+from torchstore.logging import init_logging
+from torchstore.meta import TensorMeta, ValueMeta
+from torchstore.metrics import metrics_text
+from torchstore.naming import Part, Stack
+from torchstore.quantize import BlockFP8
+from torchstore.records import SyncRecord
+from torchstore.share import share_memory_
+from torchstore.slices import TensorSlice
+from torchstore.spmd import SPMDEnv
+from torchstore.strategy import (
+    ControllerStorageVolumes,
+    HostStrategy,
+    LocalRankStrategy,
+    SingletonStrategy,
+    TorchStoreStrategy,
+)
+
+_thread = CoroutineThread("torchstore-sync")
+
+
+def _blocking(function: Callable[P, Coroutine[object, object, R]]) -> Callable[P, R]:
+    """The function of `torchstore`, as one that waits."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if _thread.is_current() or is_on_actors_loop():
+            raise BlockingCallError(function.__name__)
+        return _thread.run(lambda: function(*args, **kwargs))
+
+    call.__module__ = __name__
+    return call
+
+
+initialize = _blocking(api.initialize)
+shutdown = _blocking(api.shutdown)
+put = _blocking(api.put)
+put_batch = _blocking(api.put_batch)
+get = _blocking(api.get)
+get_batch = _blocking(api.get_batch)
+delete = _blocking(api.delete)
+delete_batch = _blocking(api.delete_batch)
+keys = _blocking(api.keys)
+exists = _blocking(api.exists)
+get_meta = _blocking(api.get_meta)
+put_state_dict = _blocking(weights.put_state_dict)
+get_state_dict = _blocking(weights.get_state_dict)
+explain = _blocking(weights.explain)
+versions = _blocking(weights.versions)
+rollback = _blocking(weights.rollback)
+fence = _blocking(weights.fence)
+wait_for_readers = _blocking(weights.wait_for_readers)
+client = _blocking(clients.client)
+initialize_spmd = _blocking(spmd.initialize_spmd)
+
+__all__ = [
+    # a store
+    "initialize",
+    "initialize_spmd",
+    "SPMDEnv",
+    "shutdown",
+    "client",
+    "reset_client",
+    "LocalClient",
+    "DEFAULT_STORE_NAME",
+    "init_logging",
+    # values
+    "put",
+    "put_batch",
+    "get",
+    "get_batch",
+    "delete",
+    "delete_batch",
+    "keys",
+    "exists",
+    "get_meta",
+    "TensorMeta",
+    "ValueMeta",
+    "TensorSlice",
+    # state dicts and versions
+    "put_state_dict",
+    "get_state_dict",
+    "versions",
+    "rollback",
+    "explain",
+    "Explanation",
+    "Link",
+    "Part",
+    "Stack",
+    "wait_for_readers",
+    "fence",
+    "share_memory_",
+    "BlockFP8",
+    "last_sync",
+    "sync_history",
+    "metrics_text",
+    "serve_metrics",
+    "MetricsServer",
+    "SyncRecord",
+    # which volume
+    "TorchStoreStrategy",
+    "ControllerStorageVolumes",
+    "SingletonStrategy",
+    "HostStrategy",
+    "LocalRankStrategy",
+    # errors
+    "StoreError",
+    "StoreNotInitializedError",
+    "StoreTimeoutError",
+    "KeyNotFoundError",
+    "VersionNotFoundError",
+    "PartiallyPublishedError",
+    "VersionExistsError",
+    "MismatchError",
+    "LayoutMismatchError",
+    "UnsupportedPlacementError",
+    "BlockAlignmentError",
+    "BlockingCallError",
+    "CoverageError",
+    "DTypeMismatchError",
+    "KindMismatchError",
+    "StateDictMismatchError",
+    "SourceChangedError",
+    "ChecksumError",
+    "PublisherLostError",
+    "VolumeLostError",
+    "VolumeFullError",
+    "RendezvousError",
+    "StrategyError",
+]

@@ -1,0 +1,32 @@
+"""`TransportType`: what Meta's torchstore calls the ways between a client and a volume."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class TransportType(Enum):
+    """A way between a client and a volume. Strategies take one and check it; the choice is that of `dataplane`."""
+
+    Unset = auto()
+    MonarchRPC = auto()
+    MonarchRDMA = auto()
+    TorchComms = auto()
+    TorchCommsRDMA = TorchComms
+    Gloo = auto()
+    NIXL = auto()
+    XCCL = auto()
+    SharedMemory = auto()
+    Rdma4Py = auto()
+
+
+def check_transport(given: object) -> TransportType:
+    """The transport, if it is one.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if not isinstance(given, TransportType):
+        names = ", ".join(kind.name for kind in TransportType)
+        raise TypeError(f"default_transport_type is a TransportType ({names}), not {given!r}")
+    return given

@@ -1,0 +1,73 @@
+"""`TensorSlice`, and the `Request` that says which part of a tensor a process holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from torchstore.errors import LayoutMismatchError
+from torchstore.slices import TensorSlice
+from torchstore.tensors import describe, is_dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A value to be put or filled, with the part of a tensor that it is.
+
+    Attributes:
+        key: Of the value.
+        tensor_val: The local tensor; None for an object.
+        tensor_slice: Which part of the global tensor it is; None for all of it.
+        objects: The value, where it is no tensor.
+    """
+
+    key: str
+    tensor_val: torch.Tensor | None = None
+    tensor_slice: TensorSlice | None = None
+    objects: object = None
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the value is no tensor."""
+        return self.tensor_val is None and self.objects is not None
+
+    @classmethod
+    def from_any(cls, key: str, value: object, tensor_slice: TensorSlice | None = None) -> Request:
+        """What a value is.
+
+        Raises:
+            ValueError: A slice is given with a DTensor, which knows its own, or it has another shape than the tensor.
+        """
+        if is_dtensor(value):
+            if tensor_slice is not None:
+                raise ValueError("a DTensor knows its own slice: give no tensor_slice")
+            return cls(key, value.to_local(), slice_of(value))
+        if isinstance(value, torch.Tensor):
+            if tensor_slice is not None and tensor_slice.local_shape != tuple(value.shape):
+                raise ValueError(f"the slice has the shape {tensor_slice.local_shape}, the tensor {tuple(value.shape)}")
+            return cls(key, value, tensor_slice)
+        return cls(key, None, tensor_slice, value)
+
+
+def slice_of(dtensor: DTensor) -> TensorSlice:
+    """The part of a DTensor that this rank holds.
+
+    Raises:
+        LayoutMismatchError: (a `ValueError`) it holds several blocks of the tensor, or none, which no slice can say.
+        UnsupportedPlacementError: (likewise) a placement is Partial.
+    """
+    local = describe(dtensor, key="the tensor")
+    if len(local.pieces) != 1:
+        raise LayoutMismatchError("", f"this rank holds {len(local.pieces)} blocks of {tuple(dtensor.placements)}")
+    mesh, (piece,) = dtensor.device_mesh, local.pieces
+    return TensorSlice(
+        piece.box.offsets, mesh.get_coordinate(), tuple(dtensor.shape), piece.box.shape, tuple(mesh.shape)
+    )
+
+
+__all__ = ["Request", "TensorSlice", "slice_of"]
