@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from torchstore.catalog import Opened
-from torchstore.errors import KindMismatchError, StateDictMismatchError
+from torchstore.errors import KindMismatchError, LayoutMismatchError, StateDictMismatchError
 from torchstore.manifest import TensorItem
-from torchstore.naming import NameMap, Stack, ask, map_names
+from torchstore.naming import NameMap, Part, Stack, ask, map_names
 from torchstore.overlap import check_distinct
 from torchstore.plan import Plan, compile_read
 from torchstore.process import this_process
@@ -161,9 +161,11 @@ def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> dic
     return {name: item for name, item in stored.items() if name not in scales or name in leaves}
 
 
-def rebuild(destination: Destination, created: Mapping[str, Any], opened: Opened) -> dict[Any, Any]:
-    """The state dict as it was put, with the reader's own tensors in it."""
-    given, leaves, objects = destination.request.into, destination.leaves, objects_of(opened)
+def rebuild(
+    destination: Destination, created: Mapping[str, Any], opened: Opened, singly: Mapping[str, Any]
+) -> dict[Any, Any]:
+    """The state dict as it was put, with the reader's own tensors in it, and what has been put singly since."""
+    given, leaves, objects = destination.request.into, destination.leaves, {**objects_of(opened), **singly}
     stored = _to_fill(opened.tensors(), leaves)
     if destination.names is not None:
         return _rebuild_mapped(destination, destination.names, created, objects)
@@ -186,6 +188,29 @@ def _rebuild_mapped(
             answer = ask(names, name)
             values[name] = value if answer is None else objects[answer.parts[0].name]
     return unflatten(values, destination.paths)
+
+
+def into_entries(key: str, destination: Destination, names: Collection[str]) -> dict[str, torch.Tensor | None]:
+    """Where the entries of these names go that have been put by themselves: into a given tensor, or a new value (None).
+
+    Raises:
+        LayoutMismatchError: Such an entry is only a part of what one of the reader's names is made of.
+    """
+    if destination.names is None:
+        given = destination.tensors()
+        return {name: given.get(name) for name in names}
+    found: dict[str, torch.Tensor | None] = {}
+    for name, stack in destination.answers().items():
+        leaf, parts = destination.leaves[name], () if stack is None else stack.parts
+        for part in parts:
+            if part.name in names:
+                if len(parts) > 1 or part != Part(part.name) or not isinstance(leaf, torch.Tensor):
+                    where = f"{key}/{part.name}"
+                    raise LayoutMismatchError(
+                        where, f"put by itself since, it cannot be a part of {name}: put the state dict again"
+                    )
+                found[part.name] = leaf
+    return found
 
 
 def objects_of(opened: Opened) -> dict[str, Any]:

@@ -28,7 +28,7 @@ StoreError
 ├── VolumeFullError                                 a version is larger than all that a volume may hold
 ├── RendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find one another
 ├── BlockingCallError               (RuntimeError)  a function of torchstore.sync on the event loop of an async actor
-└── StrategyError                   (ValueError)    no volume for this client, or volumes that do not fit
+└── StrategyError      (ValueError, RuntimeError)   no volume for this client, or volumes that do not fit
 ```
 
 Errors cross process boundaries inside messages, so each of them pickles by its attributes.
@@ -113,7 +113,8 @@ class PartiallyPublishedError(KeyNotFoundError):
     def __init__(self, key: str, version: int, missing: tuple[str, ...], hint: str = "") -> None:
         shown = "; ".join(missing[:4]) + ("; ..." if len(missing) > 4 else "")
         advice = f" ({hint})" if hint else ""
-        super().__init__(key, f"version {version} of {key!r} is only partially published; missing: {shown}{advice}")
+        what = f"version {version} of {key!r} is only partially committed: not all of its ranks have put"
+        super().__init__(key, f"{what}; missing: {shown}{advice}")
         self.version = version
         self.missing = missing
 
@@ -362,5 +363,5 @@ class RendezvousError(StoreError, RuntimeError):
     """The ranks of an SPMD job did not find one another, or one of them failed; the message says which."""
 
 
-class StrategyError(StoreError, ValueError):
+class StrategyError(StoreError, ValueError, RuntimeError):
     """The strategy finds no volume for this client, or does not fit the volumes that there are."""

@@ -25,6 +25,7 @@ from torchstore.destination import (
     compile_copy,
     compile_state_dict,
     compile_targets,
+    into_entries,
     objects_of,
     rebuild,
 )
@@ -288,9 +289,18 @@ class Fetcher:
             borrowed = borrow and await self._borrow(key, destination, opened, plan, cost, _left(end))
             if not borrowed:
                 await self._mover.run(key, opened, plan, cost, _left(end), reduced)
-        if delta and not created:
+        singly = await self._overwritten(key, destination, grant, end) if grant.overwritten else {}
+        if delta and not created and not grant.overwritten:
             self._held.put(key, Held.of(destination.mark, opened, plan))
-        return _Filled(rebuild(destination, created, opened), lendable, borrow and not borrowed)
+        state = rebuild(destination, created, opened, singly)
+        return _Filled(state, lendable and not grant.overwritten, borrow and not borrowed)
+
+    async def _overwritten(self, key: str, destination: Destination, grant: Grant, end: float) -> dict[str, Any]:
+        """Read the entries that have been put by themselves since. Returns those for which no tensor was given."""
+        into = into_entries(key, destination, grant.overwritten)
+        requests = {f"{key}/{name}": Request(tensor) for name, tensor in into.items()}
+        values, _ = await self.get_values(requests, _left(end))
+        return {name: values[f"{key}/{name}"] for name, tensor in into.items() if tensor is None}
 
     async def _borrow(
         self, key: str, destination: Destination, opened: Opened, plan: Plan, cost: Cost, timeout: float

@@ -38,10 +38,20 @@ def grant_all(
         waits = patience is not None and request.circle and version.offers.must_wait(request.circle, reader)
         if waits and patience is not None and not patience.is_over():
             return None
-    return tuple(_grant(request, reader, waited_s, *where) for request, where in found)
+    return tuple(
+        _grant(request, reader, waited_s, *where, index.overwritten(request, *where)) for request, where in found
+    )
 
 
-def _grant(wanted: Wanted, reader: ProcessId, waited_s: float, history: History, version: Version, item: str) -> Grant:
+def _grant(
+    wanted: Wanted,
+    reader: ProcessId,
+    waited_s: float,
+    history: History,
+    version: Version,
+    item: str,
+    overwritten: tuple[str, ...],
+) -> Grant:
     """Lease a version to a reader, and say what it needs to know to read it.
 
     Raises:
@@ -51,8 +61,8 @@ def _grant(wanted: Wanted, reader: ProcessId, waited_s: float, history: History,
     first, *_ = contributions = [version.contributions[at] for at in sorted(version.contributions)]
     if first.inline:
         return Grant(history.key, version.number, inline=first.inline)
-    if history.hidden and not item:
-        raise KeyNotFoundError(f"{history.key}/{min(history.hidden)}")
+    if not item and (absent := history.hidden.difference(overwritten)):
+        raise KeyNotFoundError(f"{history.key}/{min(absent)}")
     shares = tuple(_shares(contributions, set(wanted.known)))
     lease, lender = history.lease(version, reader), None
     if wanted.circle:
@@ -71,6 +81,7 @@ def _grant(wanted: Wanted, reader: ProcessId, waited_s: float, history: History,
         slowest_rank=slowest_rank,
         spread_s=last_came - min(came)[0],
         lender=_brief_share(lender.share, set(wanted.known)) if lender is not None else None,
+        overwritten=overwritten,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torchstore.entries import Entries
 from torchstore.errors import KeyNotFoundError, StoreError
 from torchstore.key_names import is_below
 from torchstore.manifest import Binding
@@ -31,6 +32,7 @@ class Index:
 
     def __init__(self, on_idle: OnIdle, on_gone: OnGone, on_change: OnChange) -> None:
         self._histories: dict[str, History] = {}
+        self._entries = Entries(self._histories)
         self.keep = 1
         self._on_idle = on_idle
         self._on_gone = on_gone
@@ -60,7 +62,11 @@ class Index:
             self._drop(history, contribution)
             raise
         self._settle(history)
-        return Published(found.number, found.number in history.ready, found.step.index if found.step is not None else 0)
+        is_ready = found.number in history.ready
+        for value in self._entries.became_ready(history) if is_ready else ():
+            value.delete()
+            self._settle(value)
+        return Published(found.number, is_ready, found.step.index if found.step is not None else 0)
 
     def waits_for(self, key: str) -> str:
         """What the next version of a key is waited for; "" where that is not known."""
@@ -82,6 +88,10 @@ class Index:
             raise KeyNotFoundError(wanted.key)
         version = history.select(wanted.selector)
         return None if version is None else (history, version, item)
+
+    def overwritten(self, wanted: Wanted, history: History, version: Version, item: str) -> tuple[str, ...]:
+        """The entries of the newest state dict that have been put by themselves since; none of an exact version."""
+        return () if item or wanted.selector.exact is not None else self._entries.overwritten(history, version)
 
     def rollback(self, key: str, version: int) -> None:
         """See `History.rollback`.
@@ -137,29 +147,34 @@ class Index:
         Raises:
             KeyNotFoundError: A key does not exist; none has been deleted.
         """
-        located = [(key, *self._locate(key)) for key in keys]
-        absent = [key for key, where, _ in located if where not in self._histories]
+        absent = [key for key in keys if self._locate(key)[0] not in self._histories]
         if absent and not missing_ok:
             raise KeyNotFoundError(absent[0])
-        for _, key, item in located:
-            history = self._histories.get(key)
-            if history is None:
-                continue
-            if item:
+        for key in keys:
+            entry, history = self._entries.of(key), self._histories.get(key)
+            if history is not None:
+                singly = self._entries.overwritten(history, history.newest) if history.newest is not None else ()
+                self._delete([history, *(self._histories[f"{key}/{name}"] for name in singly)])
+            if entry is not None:
+                history, item = entry
                 history.hidden.add(item)
-            if not item or not history.names():
-                history.delete()
-                self._settle(history)
+                if not history.names():
+                    self._delete([history])
+
+    def _delete(self, histories: list[History]) -> None:
+        for history in histories:
+            history.delete()
+            self._settle(history)
 
     def keys(self, prefix: str | None) -> list[str]:
         """Every key below ``prefix`` (see `is_below`), sorted; entries of state dicts as ``key/name``."""
         begin = prefix or ""
-        listed = (
+        listed = {
             f"{key}/{name}" if name else key
             for key, history in self._histories.items()
             if key.startswith(begin[: len(key)])
             for name in history.names()
-        )
+        }
         return sorted(key for key in listed if is_below(key, prefix))
 
     def exists(self, key: str) -> bool:
@@ -185,18 +200,14 @@ class Index:
     def clear(self) -> None:
         """Forget everything, without telling anybody."""
         self._histories.clear()
+        self._entries.clear()
 
     def _locate(self, key: str) -> tuple[str, str]:
-        """The key itself, or the state dict that it names an entry of, with the entry's name."""
-        if key in self._histories:
+        """The key itself, or the state dict that it names an entry of, with the entry's name; the newer of the two."""
+        if "/" not in key or self._entries.is_newer(key):
             return key, ""
-        end = key.rfind("/")
-        while end > 0:
-            history = self._histories.get(key[:end])
-            if history is not None and history.holds(key[end + 1 :]):
-                return key[:end], key[end + 1 :]
-            end = key.rfind("/", 0, end)
-        return key, ""
+        entry = self._entries.of(key)
+        return (key, "") if entry is None else (entry[0].key, entry[1])
 
     def _drop(self, history: History, refused: Contribution) -> None:
         """Nothing came of a contribution: its memory is its writer's again."""
@@ -210,6 +221,7 @@ class Index:
         idle = history.reap()
         if not history.ready and not history.staging and not history.draining and not history.steps.given_up():
             del self._histories[history.key]
+            self._entries.forget(history.key)
             self._on_gone(list(history.memory.values()))
         else:
             for writer, binding in idle:

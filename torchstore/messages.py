@@ -170,6 +170,7 @@ class Grant:
         spread_s: How long after the first one it did.
         lender: The copy of another reader to read from, if there is one.
         place: Where the controller posts the newest inline value of the key, if it does.
+        overwritten: Names in a state dict whose newest values are under keys of their own; see `torchstore.entries`.
     """
 
     key: str
@@ -183,6 +184,7 @@ class Grant:
     spread_s: float = 0.0
     lender: Share | None = None
     place: Place | None = None
+    overwritten: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -385,14 +385,14 @@ class History:
         """The newest ready version."""
         return self.ready[max(self.ready)] if self.ready else None
 
-    def names(self) -> dict[str, None]:
+    def names(self, *, with_hidden: bool = False) -> dict[str, None]:
         """The names inside the newest version (only "" for a plain value), without those deleted singly."""
         names: dict[str, None] = {}
         for manifest in self._newest_manifests():
             if manifest is None or manifest.kind == "value":
                 return {"": None}
             names.update(dict.fromkeys([*manifest.tensors, *manifest.objects]))
-        return {name: None for name in names if name not in self.hidden}
+        return names if with_hidden else {name: None for name in names if name not in self.hidden}
 
     def holds(self, name: str) -> bool:
         """Whether the newest version is a state dict with an entry of this name."""

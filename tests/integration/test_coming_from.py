@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import os
+import pkgutil
 import re
 import signal
 import subprocess
@@ -80,3 +81,12 @@ def test_names_that_are_not_here_are_not() -> None:
 def named() -> set[str]:
     """The names in the table of those that are not here."""
     return {name for row in table(NAMES) for name in re.findall(r"`(\w+)`", row[0])}
+
+
+def test_names_of_torchstore_that_are_the_same_are_there() -> None:
+    rows = [row for row in table("Names of `torchstore`") if row[1] == "the same"]
+    names = [name for there, *_ in rows for name in re.findall(r"`([\w.]+)`", there) if not name.startswith("get_v")]
+    assert len(names) > 30
+    for name in names:
+        if name != "get_client_id":
+            assert pkgutil.resolve_name(f"torchstore.{name}") is not None

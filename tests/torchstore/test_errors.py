@@ -9,6 +9,7 @@ from torchstore import errors
 SAMPLES = [
     errors.StoreError("something"),
     errors.StoreNotInitializedError("main"),
+    errors.BlockingCallError("put"),
     errors.StoreTimeoutError("after 1 s: nothing came"),
     errors.KeyNotFoundError("a/b"),
     errors.VersionNotFoundError("a", 3, (4, 5)),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import torchstore
+from torchstore.coroutines import is_public
 
 
 def test_all_names_what_the_package_exports_and_nothing_else() -> None:
@@ -50,11 +51,17 @@ def test_positional_arguments_are_those_of_metas_torchstore(
 def test_every_function_takes_a_store_name_and_every_wait_a_timeout() -> None:
     for name in torchstore.__all__:
         function = getattr(torchstore, name)
-        if inspect.isfunction(function) and name != "share_memory_":
+        if inspect.isfunction(function) and name not in {"share_memory_", "init_logging"}:
             parameters = inspect.signature(function).parameters
             assert "store_name" in parameters, name
             has_timeout = any(parameter.endswith("timeout") for parameter in parameters)
-            assert has_timeout or not inspect.iscoroutinefunction(function), name
+            assert has_timeout or not is_public(function), name
+
+
+def test_every_coroutine_function_is_one_whose_coroutines_are_named() -> None:
+    for name in torchstore.__all__:
+        function = inspect.unwrap(getattr(torchstore, name))
+        assert not inspect.iscoroutinefunction(function) or is_public(getattr(torchstore, name))
 
 
 def test_everything_public_is_documented() -> None:

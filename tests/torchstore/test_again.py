@@ -1,0 +1,53 @@
+"""``put_state_dict(None, key, direct_rdma=True)``: what was put last, as it is now."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import torchstore as ts
+
+
+@pytest.fixture(autouse=True)
+def _store(store: None) -> None:
+    """All tests here use the default store."""
+
+
+async def test_none_puts_the_same_tensors_again_as_they_are_now(peers: Any) -> None:
+    model = torch.nn.Linear(64, 64)
+    assert await ts.put_state_dict(model.state_dict(), "m", direct_rdma=True) == 1
+    first = await peers.slice(gpus=0).get.call_one("m/weight")
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert await ts.put_state_dict(None, "m", direct_rdma=True) == 2
+    second = await peers.slice(gpus=0).get.call_one("m/weight")
+    assert torch.allclose(second, first + 1)
+    assert torch.equal(second, model.weight)
+
+
+async def test_none_converts_as_the_put_before_did() -> None:
+    tensor = torch.full((64, 64), 1.5)
+    await ts.put_state_dict({"w": tensor}, "m", "default", True, torch.bfloat16)
+    tensor.fill_(2.5)
+    await ts.put_state_dict(None, "m", direct_rdma=True)
+    got = (await ts.get_state_dict("m", direct_rdma=True))["w"]
+    assert got.dtype == torch.bfloat16
+    assert set(got.flatten().tolist()) == {2.5}
+
+
+@pytest.mark.parametrize("before", ["nothing", "a snapshot", "deleted"])
+async def test_none_is_refused_where_there_is_nothing_to_put_again(before: str) -> None:
+    state = {"w": torch.ones(64, 64)}
+    if before == "deleted":
+        await ts.put_state_dict(state, "m", direct_rdma=True)
+        await ts.delete("m")
+    elif before == "a snapshot":
+        await ts.put_state_dict(state, "m", direct_rdma=True)
+        await ts.put_state_dict(state, "m")
+    with pytest.raises(ValueError, match="'m': this process has put no state dict in direct mode"):
+        await ts.put_state_dict(None, "m", direct_rdma=True)
+
+
+async def test_none_is_for_direct_mode_alone() -> None:
+    with pytest.raises(ValueError, match="'m': a state dict is needed"):
+        await ts.put_state_dict(None, "m")

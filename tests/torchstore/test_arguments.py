@@ -1,0 +1,99 @@
+"""Arguments that cannot be meant: typed errors that name them, before anything is sent."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torchstore as ts
+
+OF_ONE_KEY: dict[str, Callable[..., Any]] = {
+    "put": lambda key, **more: ts.put(key, 1, **more),
+    "put_batch": lambda key, **more: ts.put_batch({key: 1}, **more),
+    "get": ts.get,
+    "get_batch": lambda key, **more: ts.get_batch([key], **more),
+    "delete": ts.delete,
+    "delete_batch": lambda key, **more: ts.delete_batch([key], **more),
+    "exists": ts.exists,
+    "get_meta": ts.get_meta,
+    "put_state_dict": lambda key, **more: ts.put_state_dict({"w": torch.ones(2)}, key, **more),
+    "get_state_dict": ts.get_state_dict,
+    "explain": ts.explain,
+    "versions": ts.versions,
+    "rollback": lambda key, **more: ts.rollback(key, 1, **more),
+    "fence": ts.fence,
+    "wait_for_readers": ts.wait_for_readers,
+}
+
+
+@pytest.fixture(autouse=True)
+def _store(store: None) -> None:
+    """All tests here use the default store."""
+
+
+@pytest.mark.parametrize("name", OF_ONE_KEY)
+async def test_what_is_no_key_is_refused(name: str) -> None:
+    call = OF_ONE_KEY[name]
+    for wrong in (b"key", 3, None):
+        with pytest.raises(TypeError, match="a key is a string"):
+            await call(wrong)
+    with pytest.raises(ValueError, match="NUL"):
+        await call("a\0b")
+    assert await ts.keys() == []
+
+
+@pytest.mark.parametrize("name", OF_ONE_KEY)
+async def test_a_timeout_that_leaves_no_time_is_refused(name: str) -> None:
+    for wrong in (0, -1, -0.5):
+        with pytest.raises(ValueError, match="timeout"):
+            await OF_ONE_KEY[name]("key", timeout=wrong)
+    with pytest.raises(TypeError, match="timeout"):
+        await OF_ONE_KEY[name]("key", timeout="1")
+    assert await ts.keys() == []
+
+
+@pytest.mark.parametrize("wrong", ["abc", b"abc", 3, None])
+async def test_one_string_is_no_list_of_keys(wrong: Any) -> None:
+    await ts.put_batch({"a": 1, "b": 2, "c": 3})
+    with pytest.raises(TypeError, match="several keys"):
+        await ts.get_batch(wrong)
+    with pytest.raises(TypeError, match="several keys"):
+        await ts.delete_batch(wrong)
+    assert await ts.keys() == ["a", "b", "c"]
+
+
+async def test_a_batch_to_put_is_a_dict() -> None:
+    wrong: Any = [("a", 1)]
+    with pytest.raises(TypeError, match="entries is a dict"):
+        await ts.put_batch(wrong)
+
+
+async def test_a_prefix_is_a_string() -> None:
+    wrong: Any = b"v0"
+    with pytest.raises(TypeError, match="a prefix is a string"):
+        await ts.keys(wrong)
+
+
+async def test_versions_below_0_are_refused() -> None:
+    await ts.put_state_dict({"w": torch.ones(2)}, "m")
+    for call in (
+        ts.get_state_dict("m", version=-1),
+        ts.put_state_dict({"w": torch.ones(2)}, "m", version=-1),
+        ts.rollback("m", -1),
+        ts.explain("m", version=-1),
+    ):
+        with pytest.raises(ValueError, match="-1"):
+            await call
+    assert await ts.versions("m") == (1,)
+
+
+async def test_a_state_dict_is_a_mapping() -> None:
+    wrong: Any = [torch.ones(2)]
+    with pytest.raises(TypeError, match="'m': a state dict is a mapping, not list"):
+        await ts.put_state_dict(wrong, "m")
+
+
+async def test_the_empty_key_is_a_key() -> None:
+    await ts.put("", torch.ones(2))
+    assert (await ts.get("")).tolist() == [1, 1]

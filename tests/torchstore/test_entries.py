@@ -1,0 +1,143 @@
+"""Entries of state dicts that are put by themselves, and listings by whole components of keys."""
+
+import pytest
+import torch
+
+import torchstore as ts
+from torchstore.key_names import is_below
+
+LARGE = 5000
+
+
+@pytest.fixture(autouse=True)
+def _store(store: None) -> None:
+    """All tests here use the default store."""
+
+
+def model(value: float) -> dict[str, object]:
+    return {"w": torch.full((LARGE,), value), "b": torch.full((3,), value), "n": {"step": int(value)}}
+
+
+def values(state: dict[str, object]) -> list[float]:
+    w, b, n = state["w"], state["b"], state["n"]
+    assert isinstance(w, torch.Tensor)
+    assert isinstance(b, torch.Tensor)
+    assert isinstance(n, dict)
+    (large,), (small,) = set(w.tolist()), set(b.tolist())
+    return [large, small, n["step"]]
+
+
+async def overwrite(value: float) -> None:
+    await ts.put("m/w", torch.full((LARGE,), value))
+    await ts.put("m/b", torch.full((3,), value))
+    await ts.put("m/n.step", int(value))
+
+
+async def test_an_entry_that_is_put_by_itself_overwrites_that_of_the_state_dict() -> None:
+    await ts.put_state_dict(model(1), "m")
+    await overwrite(2)
+    assert await ts.keys() == ["m/b", "m/n.step", "m/w"]
+    assert [(await ts.get("m/w"))[0], (await ts.get("m/b"))[0], await ts.get("m/n.step")] == [2, 2, 2]
+    assert values(await ts.get_state_dict("m")) == [2, 2, 2]
+    mine = model(0)
+    got = await ts.get_state_dict("m", mine)
+    assert values(got) == [2, 2, 2]
+    assert got["w"] is mine["w"]
+
+
+async def test_an_exact_version_stays_as_it_was_put() -> None:
+    await ts.put_state_dict(model(1), "m")
+    await overwrite(2)
+    assert values(await ts.get_state_dict("m", version=1)) == [1, 1, 1]
+
+
+async def test_the_next_state_dict_takes_the_place_of_all_its_entries() -> None:
+    await ts.put_state_dict(model(1), "m")
+    await overwrite(2)
+    await ts.put_state_dict(model(3), "m")
+    assert [(await ts.get("m/w"))[0], (await ts.get("m/b"))[0], await ts.get("m/n.step")] == [3, 3, 3]
+    assert values(await ts.get_state_dict("m")) == [3, 3, 3]
+    await ts.put("m/b", torch.full((3,), 4.0))
+    assert values(await ts.get_state_dict("m")) == [3, 4, 3]
+
+
+async def test_an_entry_that_was_put_before_there_was_a_state_dict_is_overwritten_by_it() -> None:
+    await overwrite(1)
+    await ts.put_state_dict(model(2), "m")
+    assert (await ts.get("m/b")).tolist() == [2.0] * 3
+    assert values(await ts.get_state_dict("m")) == [2, 2, 2]
+
+
+async def test_deleting_an_overwritten_entry_leaves_nothing_of_it_and_a_put_brings_it_back() -> None:
+    await ts.put_state_dict(model(1), "m")
+    await ts.put("m/b", torch.full((3,), 2.0))
+    await ts.delete("m/b")
+    assert not await ts.exists("m/b")
+    with pytest.raises(ts.KeyNotFoundError, match="m/b"):
+        await ts.get_state_dict("m")
+    await ts.put("m/b", torch.full((3,), 3.0))
+    assert values(await ts.get_state_dict("m")) == [1, 3, 1]
+
+
+async def test_deleting_a_state_dict_deletes_what_has_overwritten_its_entries() -> None:
+    await ts.put_state_dict(model(1), "m")
+    await overwrite(2)
+    await ts.delete("m")
+    assert await ts.keys() == []
+
+
+async def test_a_delta_read_after_an_overwritten_entry_is_whole() -> None:
+    mine = {"w": torch.zeros(LARGE), "v": torch.zeros(LARGE)}
+    source = {"w": torch.full((LARGE,), 1.0), "v": torch.full((LARGE,), 1.0)}
+    await ts.put_state_dict(source, "m", delta=True)
+    await ts.get_state_dict("m", mine, delta=True)
+    await ts.put("m/w", torch.full((LARGE,), 5.0))
+    await ts.get_state_dict("m", mine, delta=True)
+    assert mine["w"][0] == 5
+    source["v"].fill_(2)
+    await ts.put_state_dict(source, "m", delta=True)
+    await ts.get_state_dict("m", mine, delta=True)
+    assert (mine["w"][0], mine["v"][0]) == (1, 2)
+
+
+async def test_names_lead_to_an_overwritten_entry_and_refuse_a_part_of_it() -> None:
+    await ts.put_state_dict({"w": torch.full((LARGE,), 1.0), "v": torch.full((LARGE,), 1.0)}, "m")
+    await ts.put("m/w", torch.full((LARGE,), 2.0))
+    mine = torch.zeros(LARGE)
+    await ts.get_state_dict("m", {"mine": mine}, names=lambda _: "w", strict=False)
+    assert mine[0] == 2
+    fused = torch.zeros(2 * LARGE)
+    with pytest.raises(ts.LayoutMismatchError, match=r"m/w.*part of fused"):
+        await ts.get_state_dict("m", {"fused": fused}, names=lambda _: ts.Stack("w", "v"))
+
+
+async def test_keys_lists_by_whole_components() -> None:
+    for key in ("", ".x", "v0.x", "v0.y", "v0.x.z", "v01.x", "v0/x"):
+        await ts.put(key, torch.ones(3))
+    assert await ts.keys() == ["", ".x", "v0.x", "v0.x.z", "v0.y", "v0/x", "v01.x"]
+    assert await ts.keys("v0") == ["v0.x", "v0.x.z", "v0.y", "v0/x"]
+    assert await ts.keys("v0.x") == ["v0.x", "v0.x.z"]
+    assert await ts.keys("v0.x.z") == ["v0.x.z"]
+    assert await ts.keys("") == ["", ".x"]
+    assert await ts.keys("v") == []
+    assert await ts.keys("v0.") == ["v0.x", "v0.x.z", "v0.y"]
+
+
+@pytest.mark.parametrize(
+    ("key", "prefix", "expected"),
+    [
+        ("a.b", None, True),
+        ("a", "a", True),
+        ("a.b", "a", True),
+        ("a/b", "a", True),
+        ("ab", "a", False),
+        ("a.b", "a.", True),
+        ("a.b", "a/", False),
+        ("a", "a.b", False),
+        ("", "", True),
+        (".a", "", True),
+        ("a", "", False),
+    ],
+)
+def test_a_prefix_has_the_keys_that_begin_with_its_components(key: str, prefix: str | None, expected: bool) -> None:
+    assert is_below(key, prefix) is expected
