@@ -98,7 +98,7 @@ class HostStrategy(TorchStoreStrategy):
 
 
 class LocalRankStrategy(TorchStoreStrategy):
-    """One volume for each rank of a host: a client's is named by LOCAL_RANK, or else by its actor's rank."""
+    """One volume for each rank: a client's is named by RANK, or else LOCAL_RANK, or else its actor's rank."""
 
     @classmethod
     def get_volume_id(cls) -> str:
@@ -107,5 +107,5 @@ class LocalRankStrategy(TorchStoreStrategy):
 
     @classmethod
     def get_client_id(cls) -> str:
-        """LOCAL_RANK, or the rank of the calling actor in its mesh."""
-        return os.environ.get("LOCAL_RANK") or str(current_rank().rank)
+        """RANK, or LOCAL_RANK, or the rank of the calling actor in its mesh."""
+        return os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or str(current_rank().rank)

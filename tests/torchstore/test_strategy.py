@@ -45,6 +45,14 @@ async def test_clients_write_to_the_volume_of_their_name(
         await ts.shutdown("chosen")
 
 
+def test_a_client_is_named_by_its_rank_before_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert ts.LocalRankStrategy.get_client_id() == "1"
+    monkeypatch.setenv("RANK", "7")
+    assert ts.LocalRankStrategy.get_client_id() == "7"
+
+
 async def test_a_client_without_a_volume_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     await ts.initialize(1, ts.LocalRankStrategy(), "chosen")
     try:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
+import torchstore
 from control import (
     Accumulator,
     ActorMesh,
@@ -25,6 +26,7 @@ from control import (
 from control.services import ReplicaMetrics, Service, Session
 from tests.typing import actors
 from tests.typing.actors import Box, Counter, Special, Untyped, Waiter
+from torchstore import sync
 
 
 def spawning(procs: ProcMesh) -> None:
@@ -145,3 +147,11 @@ async def services(counters: ActorMesh[Counter]) -> None:
     sharded = Counter.options(procs=2).as_service(1)  # a result of it is a ValueMesh, which the types do not know
     assert_type((await sharded.add.route(1))[0], Any)
     await service.stop()
+
+
+async def stores() -> None:
+    assert_type(await torchstore.keys("prefix", store_name="other"), list[str])
+    assert_type(await torchstore.put_state_dict({}, "key", version=3), int)
+    assert_type(sync.keys("prefix", store_name="other"), list[str])
+    assert_type(sync.put_state_dict({}, "key", version=3, timeout=1.5), int)
+    assert_type(sync.versions("key"), tuple[int, ...])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torchstore
 from control import (
     Accumulator,
     Actor,
@@ -19,6 +20,7 @@ from control import (
 )
 from control.services import Service
 from tests.typing.actors import Box, Counter, Point, Special, Waiter
+from torchstore import sync
 
 
 def spawning(procs: ProcMesh) -> None:
@@ -163,3 +165,12 @@ class Narrow(Special):
     @endpoint
     def add(self, amount: int) -> int:  # error: those who have a mesh of Special may give more
         return amount
+
+
+async def stores() -> None:
+    torchstore.keys()  # error: nobody awaits it
+    await torchstore.put("key")  # error: the value is missing
+    await torchstore.get(3)  # error: a key is a string
+    sync.put("key", 1, store="other")  # error: there is no such argument
+    names: list[int] = sync.keys()  # error: these are strs
+    print(names)
