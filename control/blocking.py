@@ -19,7 +19,13 @@ T = TypeVar("T")
 
 def is_on_actors_loop() -> bool:
     """Whether this code runs on the event loop of an ``async`` actor, which must not be kept waiting."""
-    return current_context.get() is not None and asyncio._get_running_loop() is not None
+    if current_context.get() is None:
+        return False
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class CoroutineThread:

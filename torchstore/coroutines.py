@@ -7,10 +7,14 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from types import CodeType
+from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_USED = -1
 
 
 class NamedCoroutine(Generic[R]):
@@ -19,32 +23,30 @@ class NamedCoroutine(Generic[R]):
     Python itself would name the function without its package, and not say what to write in its place.
     """
 
-    __slots__ = ("__weakref__", "_coroutine", "_filename", "_is_used", "_line", "_name")
+    __slots__ = ("__weakref__", "_called_at", "_caller", "_coroutine")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, R], name: str, filename: str, line: int) -> None:
-        self._coroutine = coroutine
-        self._name = name
-        self._filename = filename
-        self._line = line
-        self._is_used = False
+    _name: str
+    _coroutine: Coroutine[Any, Any, R]
+    _caller: CodeType
+    _called_at: int
 
     def __await__(self) -> Generator[Any, Any, R]:
-        self._is_used = True
+        self._called_at = _USED
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
         """As that of a coroutine."""
-        self._is_used = True
+        self._called_at = _USED
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
         """As that of a coroutine."""
-        self._is_used = True
+        self._called_at = _USED
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
         """As that of a coroutine."""
-        self._is_used = True
+        self._called_at = _USED
         self._coroutine.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -52,19 +54,21 @@ class NamedCoroutine(Generic[R]):
         return getattr(self._coroutine, name)
 
     def __repr__(self) -> str:
-        return f"<coroutine {self._name}>"
+        return f"<coroutine torchstore.{self._name}>"
 
     def __del__(self) -> None:
-        if not self._is_used:
-            self._coroutine.close()
-            blocking = f"torchstore.sync.{self._name.removeprefix('torchstore.')}"
-            warnings.warn_explicit(
-                f"coroutine '{self._name}' was never awaited, and has done nothing: "
-                f"write `await {self._name}(...)`, or `{blocking}(...)` where there is no event loop",
-                RuntimeWarning,
-                self._filename,
-                self._line,
-            )
+        if self._called_at == _USED:
+            return
+        self._coroutine.close()
+        lines = (line for start, end, line in self._caller.co_lines() if start <= self._called_at < end)
+        name = f"torchstore.{self._name}"
+        warnings.warn_explicit(
+            f"coroutine '{name}' was never awaited, and has done nothing: "
+            f"write `await {name}(...)`, or `torchstore.sync.{self._name}(...)` where there is no event loop",
+            RuntimeWarning,
+            self._caller.co_filename,
+            next(lines, None) or self._caller.co_firstlineno,
+        )
 
 
 Coroutine.register(NamedCoroutine)
@@ -72,15 +76,20 @@ Coroutine.register(NamedCoroutine)
 
 def public(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
     """Let the coroutines of a public function of the package be `NamedCoroutine`."""
-    name = f"torchstore.{function.__name__}"
+    kind: type[NamedCoroutine[R]] = type(
+        "NamedCoroutine", (NamedCoroutine,), {"__slots__": (), "_name": function.__name__}
+    )
+    make, caller = kind.__new__, sys._getframe
 
+    # Small values are read in some 20 us: each step here counts, so that a constructor would be too much.
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         coroutine = function(*args, **kwargs)
-        caller = sys._getframe(1)
-        return cast(
-            "Coroutine[Any, Any, R]", NamedCoroutine(coroutine, name, caller.f_code.co_filename, caller.f_lineno)
-        )
+        named = make(kind)
+        named._coroutine = coroutine
+        frame = caller(1)
+        named._caller, named._called_at = frame.f_code, frame.f_lasti
+        return named  # type checkers are told so by `Coroutine.register` alone
 
     if sys.version_info >= (3, 12):  # before, nothing can say of a plain function that it returns coroutines
         return inspect.markcoroutinefunction(call)

@@ -59,6 +59,19 @@ class Awaiting(Actor):
         return "it waited"
 
 
+def run(script: Path) -> tuple[int, str, str]:
+    """The exit code of a script, and what it wrote."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
 def test_there_is_each_name_of_the_package_and_the_functions_that_await_do_not() -> None:
     assert sorted(sync.__all__) == sorted(torchstore.__all__)
     public = {
@@ -154,18 +167,26 @@ def test_a_script_ends_without_a_word_and_without_shutting_down(tmp_path: Path) 
         "import torch\nimport torchstore.sync as ts\n"
         "ts.initialize()\nts.put('a', torch.ones(2))\nprint(ts.get('a').tolist())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    assert run(script) == (0, "[1.0, 1.0]\n", "")
+
+
+def test_an_interrupted_wait_is_over_and_the_next_call_works(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, threading\nimport torchstore.sync as ts\n"
+        "ts.initialize()\n"
+        "timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "try:\n"
+        "    timer.start()\n"
+        "    ts.get_state_dict('never', version=('newer_than', 0), timeout=90)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+        "ts.put('a', 1)\nprint(ts.get('a'))\nts.shutdown()\n"
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[1.0, 1.0]\n", "")
+    assert run(script) == (0, "interrupted\n1\n", "")
 
 
-def test_a_child_forked_without_a_job_has_a_thread_of_its_own(tmp_path: Path) -> None:
+def test_a_forked_child_is_told_so_at_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\nimport torch\nimport torchstore.sync as ts\nfrom control import ForkedProcessError\n"
@@ -177,15 +198,7 @@ def test_a_child_forked_without_a_job_has_a_thread_of_its_own(tmp_path: Path) ->
         "    os._exit(1)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    assert done.returncode == 7, done.stderr
+    assert run(script)[0] == 7
 
 
 def test_cells_of_a_notebook_use_it(tmp_path: Path) -> None:
