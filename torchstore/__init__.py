@@ -40,6 +40,7 @@ from torchstore.errors import (
     OutOfStepError,
     PartiallyPublishedError,
     PublisherLostError,
+    RankEnvironmentError,
     RendezvousError,
     ReplicaMismatchError,
     ShareMismatchError,
@@ -63,10 +64,11 @@ from torchstore.metrics import metrics_text
 from torchstore.naming import Part, Stack
 from torchstore.origin import Origin
 from torchstore.quantize import BlockFP8
+from torchstore.ranks import SPMDEnv
 from torchstore.records import SyncRecord
 from torchstore.share import share_memory_
 from torchstore.slices import TensorSlice
-from torchstore.spmd import SPMDEnv, initialize_spmd
+from torchstore.spmd import initialize_spmd
 from torchstore.strategy import (
     ControllerStorageVolumes,
     HostStrategy,
@@ -162,6 +164,7 @@ __all__ = [
     "PublisherLostError",
     "VolumeLostError",
     "VolumeFullError",
+    "RankEnvironmentError",
     "RendezvousError",
     "StrategyError",
 ]

@@ -27,6 +27,7 @@ StoreError
 ├── VolumeLostError                                 the process that kept the copies is gone
 ├── VolumeFullError                                 a version is larger than all that a volume may hold
 ├── RendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find one another
+│   └── RankEnvironmentError        (ValueError)    the environment does not say which rank this is
 ├── BlockingCallError               (RuntimeError)  a function of torchstore.sync on the event loop of an async actor
 └── StrategyError      (ValueError, RuntimeError)   no volume for this client, or volumes that do not fit
 ```
@@ -361,6 +362,10 @@ class VolumeFullError(StoreError):
 
 class RendezvousError(StoreError, RuntimeError):
     """The ranks of an SPMD job did not find one another, or one of them failed; the message says which."""
+
+
+class RankEnvironmentError(RendezvousError, ValueError):
+    """The environment, or what was passed in its place, does not say which rank this is; the message says why."""
 
 
 class StrategyError(StoreError, ValueError, RuntimeError):

@@ -1,125 +1,113 @@
-"""`initialize_spmd`: a store for the ranks of a ``torchrun`` job, each of which makes the same calls.
+"""`initialize_spmd`: a store for the ranks of an SPMD job, which all make the same calls, whoever has started them.
 
-Rank 0 becomes the root of a control job, starts the store in it, and tells the others where its connection file lies;
-they join. What is told goes through the store of ``torch.distributed`` at which ``torchrun`` has them meet: a path,
-never the job's secret.
+Rank 0 becomes the root of a control job and starts the store in it; the others come into that job. `torchstore.ranks`
+says which rank a process is, `torchstore.launch` how it finds the job, `torchstore.meeting` what ranks tell each other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
+import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from secrets import token_hex
-from typing import Any, TypeVar
-
-import torch.distributed as dist
+from typing import Any
 
 import control
-from control import ControlError, ServedJob, this_proc
+from control import (
+    ActorMesh,
+    ControlError,
+    Extent,
+    ProcMesh,
+    Shape,
+    SupervisionError,
+    get_or_spawn_controller,
+    this_proc,
+)
+from control.hosts.companion import Companion
+from control.runtime import job as runtime
+from control.runtime.join_file import this_network
 from torchstore import api, origin
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client
 from torchstore.coroutines import public
-from torchstore.errors import RendezvousError, StoreError, StoreNotInitializedError, StoreTimeoutError, StrategyError
+from torchstore.errors import RendezvousError, StoreError, StoreTimeoutError, StrategyError
+from torchstore.launch import Entered, Opened, Trust, enter_job, open_job
+from torchstore.meeting import Meeting, Seat
 from torchstore.process import this_process
+from torchstore.ranks import Launch, Place, SPMDEnv, note_place
 from torchstore.remote import DEFAULT_TIMEOUT_S, ask
 from torchstore.strategy import HostStrategy, LocalRankStrategy, TorchStoreStrategy
+from torchstore.volumes_of_ranks import HostVolumes, RankVolumes
 
-T = TypeVar("T")
-
-_OK = "ok:"
-_ERROR = "error:"
-_JOB = "the job of rank 0"
-
-_rounds: Counter[str] = Counter()
-"""How often each store was initialized here: every rank counts alike, so that no round reads the words of another."""
+_GRACE_S = 5.0
+"""The meeting's own deadline gives the better message: let it be first."""
 
 _sessions: dict[str, _Session] = {}
+_beginning: set[str] = set()
 _has_joined = False
 """Whether this process is in a job because a store here has joined it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SPMDEnv:
-    """One rank of an SPMD job, as ``torchrun`` describes it in the environment.
-
-    Attributes:
-        rank: Among all ranks.
-        local_rank: Among those of its host.
-        world_size: How many ranks there are.
-        local_world_size: How many there are on each host.
-        master_addr: Where the ranks meet.
-        master_port: Where the ranks meet.
-    """
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    master_addr: str
-    master_port: int
-
-    @property
-    def num_hosts(self) -> int:
-        """How many hosts there are."""
-        return self.world_size // self.local_world_size
-
-    @property
-    def group_rank(self) -> int:
-        """The number of this host."""
-        return self.rank // self.local_world_size
-
-    @classmethod
-    def from_env(cls, *, master_addr: str | None = None, master_port: int | None = None) -> SPMDEnv:
-        """Read RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-
-        Args:
-            master_addr: Where MASTER_ADDR is not set.
-            master_port: Where MASTER_PORT is not set.
-
-        Raises:
-            RendezvousError: One of them is missing, is no number, or they contradict each other.
-        """
-        env = cls(
-            rank=_number("RANK"),
-            local_rank=_number("LOCAL_RANK"),
-            world_size=_number("WORLD_SIZE"),
-            local_world_size=_number("LOCAL_WORLD_SIZE"),
-            master_addr=os.environ.get("MASTER_ADDR") or master_addr or _missing("MASTER_ADDR"),
-            master_port=_number("MASTER_PORT", master_port),
-        )
-        if env.local_world_size < 1 or env.world_size % env.local_world_size or not 0 <= env.rank < env.world_size:
-            raise RendezvousError(f"RANK, WORLD_SIZE and LOCAL_WORLD_SIZE do not fit together: {env}")
-        return env
-
-
 @dataclass(slots=True)
 class _Session:
-    """A store that all ranks have initialized together."""
+    """A store that all ranks have initialized together.
+
+    Attributes:
+        store_name: Its name.
+        place: Which rank this process is.
+        meeting: Where the ranks part.
+        number: Of the meeting's round.
+        companion: The process for a volume that this rank has brought, if any.
+    """
 
     store_name: str
-    client: int
-    served: ServedJob | None
+    place: Place
+    meeting: ActorMesh[Meeting]
+    number: int
+    companion: Companion | None
 
     async def shutdown(self, timeout: float) -> None:
-        """Rank 0 shuts the store down; the others wait until it has, and leave the job with their last store."""
+        """Rank 0 shuts the store down when all are through with it; the others wait until it has.
+
+        Raises:
+            StoreTimeoutError: Rank 0: some ranks are still there, and the message names them; the store is shut down
+                all the same. The others: rank 0 has not shut it down; this rank has left it all the same.
+            SupervisionError: (control's) rank 0 has died.
+        """
+        deadline = time.monotonic() + timeout
         _sessions.pop(self.store_name, None)
+        note_place(self.store_name, None)
+        if not _sessions:
+            origin.dismiss()
         try:
-            if self.served is not None:
-                self.served.close()
-                await api.teardown(self.store_name, timeout)
+            if self.place.rank == 0:
+                await self._shut_down(deadline)
             else:
                 reset_client(self.store_name)
-                controller = await controller_of(self.store_name, timeout)
-                with suppress(StoreNotInitializedError):  # it has just been shut down
-                    await ask(controller.wait_for_teardown.call_one(self.client, timeout), timeout)
+                rank = self.place.rank
+                left = _left(deadline)
+                await ask(self.meeting.leave.call_one(self.number, rank, left), left + _GRACE_S)
+                with suppress(ControlError, StoreError):  # rank 0 may be gone by now
+                    await ask(self.meeting.inform.call_one(rank), _GRACE_S)
         finally:
+            if self.companion is not None:
+                await asyncio.to_thread(self.companion.close)
             await asyncio.to_thread(_leave_if_alone)
+
+    async def _shut_down(self, deadline: float) -> None:
+        left = _left(deadline)
+        still_there = await ask(self.meeting.wait_for_others.call_one(left), left + _GRACE_S)
+        try:
+            await api.teardown(self.store_name, max(_left(deadline), DEFAULT_TIMEOUT_S))
+        finally:
+            await ask(self.meeting.close.call_one(), DEFAULT_TIMEOUT_S)
+        if still_there:
+            who = ", ".join(f"rank {rank}" for rank in still_there)
+            raise StoreTimeoutError(f"{who} did not shut the store {self.store_name!r} down; rank 0 has done it now")
 
 
 @public
@@ -128,7 +116,14 @@ async def initialize_spmd(
     store_name: str = DEFAULT_STORE_NAME,
     *,
     env: SPMDEnv | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
     rendezvous_timeout: timedelta = timedelta(seconds=120),
+    address: str | None = None,
+    secret_file: str | os.PathLike[str] | None = None,
+    certs: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+    data_plane: bool | None = None,
     transport: str | None = None,
     python_exe: str | None = None,
     monarch_port: int | None = None,
@@ -139,15 +134,32 @@ async def initialize_spmd(
 ) -> None:
     """Start a store from within an SPMD job: every rank calls it, and may use the store when it returns.
 
-    The volumes run in processes of their own, one for each rank with `LocalRankStrategy` and one for the host with
-    `HostStrategy`; they and the store's controller live as long as rank 0. `shutdown` is called by every rank, too: it
-    returns when rank 0 has done it. All ranks are on one host so far.
+    The ranks may have been started by torchrun, `torch.multiprocessing.spawn`, mpirun, srun, Ray or whatever sets RANK,
+    WORLD_SIZE, MASTER_ADDR and MASTER_PORT; with an initialized ``torch.distributed``, nothing need be set.
+
+    The volumes run in processes of their own, one for each rank with `LocalRankStrategy` and one for each host with
+    `HostStrategy`. They and the store's controller live as long as rank 0, on another host no longer than the ranks
+    there. `shutdown` is called by every rank: rank 0 shuts the store down when all have called it or ended.
+
+    Ranks of one host need nothing else. Those of several prove that they know a secret, and go by TLS or, where all of
+    the network is trusted, without.
 
     Args:
         strategy: `LocalRankStrategy` or `HostStrategy`.
         store_name: Stores of different names know nothing of each other.
-        env: Which rank this is; None: as `SPMDEnv.from_env` says.
+        env: Which rank this is; None: what ``rank``, ``torch.distributed`` or the environment say.
+        rank: Which rank this is, together with ``world_size``.
+        world_size: How many ranks there are.
         rendezvous_timeout: How long the ranks wait for each other.
+        address: Several hosts: where rank 0 listens, ``tcp://HOST:PORT``, the same on all ranks; None: at MASTER_ADDR,
+            on a free port where ``torch.distributed`` or torchrun have a store to tell it by, else on MASTER_PORT.
+        secret_file: Several hosts: the file with the secret (``skipper host secret`` makes one); None: what
+            SKIPPER_SECRET_FILE names, or the file ``secret`` in ``certs``.
+        certs: Several hosts: a folder with this host's certificates, for TLS: of the role script on rank 0's host, of
+            the role host on the others; None: what SKIPPER_CERTS names.
+        insecure: Go without TLS between hosts. Whoever sits on the way can then run code in the job.
+        data_plane: Whether the data plane, which encrypts nothing, may carry data between hosts; None: where there is
+            no TLS. Without it, only small values reach other hosts.
         transport: Accepted, like the next three, for callers of Meta's torchstore; no process is started by them here.
         python_exe: See ``transport``.
         monarch_port: See ``transport``.
@@ -157,60 +169,39 @@ async def initialize_spmd(
         checksum: See `initialize`; what rank 0 says holds.
 
     Raises:
-        StrategyError: (a `ValueError`) no strategy, or another one; or the store is running already.
-        RendezvousError: The environment does not describe a rank, or another rank has failed; the message is its.
+        StrategyError: (a `ValueError`) no strategy, or another one; or this process has initialized the store already.
+        RankEnvironmentError: (a `ValueError` and a `RendezvousError`) nothing says which rank this is, or a variable is
+            missing or no number; the message names it.
+        RendezvousError: Another rank has failed, and the message is its; or rank 0 is on another host and this one
+            knows no secret.
         StoreTimeoutError: (a `TimeoutError`) not all ranks came in time; the message names those that did not.
-        RemoteHostError: (control's) the ranks are on several hosts.
+        InsecureHostError: (control's, a `ValueError`) several hosts, no certificates, and ``insecure`` is not set.
+        CertificateError: (control's, a `ValueError`) ``certs`` is not what TLS needs.
+        UnsafeFileError: (control's) others can read the secret.
+        AuthenticationError: (control's) rank 0 has another secret.
         AlreadyInJobError: (control's) this process is part of another job.
+        WireError: (control's) rank 0 cannot listen where the ranks are to meet.
     """
     if not isinstance(strategy, HostStrategy | LocalRankStrategy):
         raise StrategyError("initialize_spmd needs strategy=LocalRankStrategy() or strategy=HostStrategy()")
-    env = env or SPMDEnv.from_env()
-    if env.num_hosts > 1:
-        raise control.RemoteHostError(
-            f"{env.world_size} ranks on {env.num_hosts} hosts: a store for the ranks of several hosts is not there yet"
-        )
+    if store_name in _sessions or store_name in _beginning:
+        raise StrategyError(f"this process has initialized the store {store_name!r} already; shut it down first")
     deadline = time.monotonic() + rendezvous_timeout.total_seconds()
-    _rounds[store_name] += 1
-    board = await asyncio.to_thread(_Board.open, env, f"torchstore/spmd/{store_name}/{_rounds[store_name]}", deadline)
-    served: ServedJob | None = None
-    has_started = False
+    launch = Launch.find(env, rank=rank, world_size=world_size)
+    trust = Trust(address, secret_file, certs, insecure, data_plane).completed()
+    beginning = _Beginning(launch, trust, store_name, _of_ranks(strategy, store_name), deadline)
+    _beginning.add(store_name)
     try:
-        if env.rank == 0:
-            served = control.serve_job(f"spmd-{token_hex(8)}")
-            volumes = env.num_hosts if isinstance(strategy, HostStrategy) else env.world_size
-            await api.initialize(
-                volumes,
-                strategy,
-                store_name,
-                keep_versions=keep_versions,
-                volume_nbytes=volume_nbytes,
-                checksum=checksum,
-                timeout=_left(deadline),
-            )
-            has_started = True
-            path = str(served.path)
-            await asyncio.to_thread(board.tell, _JOB, path)
-        else:
-            path = await asyncio.to_thread(board.hear, _JOB)
-            await asyncio.to_thread(_join, path, _rank(env.rank), deadline)
-        controller = await controller_of(store_name, _left(deadline))
-        info = await ask(controller.info.call_one(this_process(), this_proc()), _left(deadline))
-        await asyncio.to_thread(board.tell, _rank(env.rank), "")
-        await asyncio.to_thread(board.hear_all, [_rank(rank) for rank in range(env.world_size)])
+        session = await beginning.run(keep_versions=keep_versions, volume_nbytes=volume_nbytes, checksum=checksum)
     except BaseException as error:
-        if isinstance(error, StoreError | ControlError):
-            await asyncio.to_thread(board.fail, _rank(env.rank), error)
-        if served is not None:
-            served.close()
-        if has_started:
-            with suppress(StoreError, ControlError):
-                await api.teardown(store_name, DEFAULT_TIMEOUT_S)
-        _leave_if_alone()
+        await beginning.undo(error)
         raise
+    finally:
+        _beginning.discard(store_name)
     if not _sessions:
-        origin.enrol(f"spmd {path}", env.rank, env.world_size)
-    session = _sessions[store_name] = _Session(store_name, info.client, served)
+        origin.enrol(f"{launch.token(store_name)} {session.number}", session.place.rank, session.place.world_size)
+    _sessions[store_name] = session
+    note_place(store_name, session.place)
     api.shut_down_together[store_name] = session.shutdown
 
 
@@ -218,117 +209,133 @@ initialize = initialize_spmd
 """The name that it has in this module in Meta's torchstore."""
 
 
-def _join(path: str, name: str, deadline: float) -> None:
-    global _has_joined
-    _has_joined = control.join(path, name=name, timeout=_left(deadline)) or _has_joined
+class _Beginning:
+    """What one rank does until the store is there, and undoes if it does not get so far."""
+
+    def __init__(
+        self, launch: Launch, trust: Trust, store_name: str, strategy: TorchStoreStrategy, deadline: float
+    ) -> None:
+        self._launch = launch
+        self._trust = trust
+        self._store_name = store_name
+        self._strategy = strategy
+        self._deadline = deadline
+        self._way: Opened | Entered | None = None
+        self._meeting: ActorMesh[Meeting] | None = None
+        self._companion: Companion | None = None
+        self._has_started = False
+        self._gave_up = threading.Event()
+
+    async def run(self, **settings: Any) -> _Session:
+        """Meet the others, and start the store or wait for it."""
+        rank = self._launch.rank
+        try:
+            meeting = await self._meet()
+            seat = Seat(rank, _host(), os.getpid(), this_proc())
+            place, number = await ask(meeting.arrive.call_one(seat, self._left()), self._left() + _GRACE_S)
+            await self._bring(meeting, place)
+            if rank == 0:
+                await self._start(meeting, place, settings)
+            else:
+                await ask(meeting.wait_for_start.call_one(self._left()), self._left() + _GRACE_S)
+            controller = await controller_of(self._store_name, self._left())
+            await ask(controller.info.call_one(this_process(), this_proc()), self._left())
+            await ask(meeting.ready.call_one(rank, self._left()), self._left() + _GRACE_S)
+        except SupervisionError as error:
+            raise RendezvousError(f"rank 0 is gone, or what it has started: {error}") from error
+        return _Session(self._store_name, place, meeting, number, self._companion)
+
+    async def undo(self, error: BaseException) -> None:
+        """Tell the others, and leave nothing behind."""
+        self._gave_up.set()
+        if self._meeting is not None:
+            reason, is_timeout = f"{type(error).__name__}: {error}", isinstance(error, TimeoutError)
+            with suppress(StoreError, ControlError):
+                await ask(self._meeting.fail.call_one(self._launch.rank, reason, is_timeout), _GRACE_S)
+        if isinstance(self._way, Opened):
+            await asyncio.to_thread(self._way.close)
+        if self._has_started:
+            with suppress(StoreError, ControlError):
+                await api.teardown(self._store_name, DEFAULT_TIMEOUT_S)
+        if self._companion is not None:
+            await asyncio.to_thread(self._companion.close)
+        await asyncio.to_thread(_leave_if_alone, but=self._store_name)
+
+    async def _meet(self) -> ActorMesh[Meeting]:
+        """Open the job, or come into it; then find the meeting."""
+        global _has_joined
+        launch, trust, name, deadline = self._launch, self._trust, self._store_name, self._deadline
+        if launch.rank:
+            self._way = way = await asyncio.to_thread(
+                enter_job, launch, trust, name, deadline, is_member=_has_joined, gave_up=self._gave_up
+            )
+            _has_joined = _has_joined or way.has_joined
+        self._meeting = meeting = await ask(get_or_spawn_controller(f"torchstore/spmd/{name}", Meeting), self._left())
+        if launch.rank == 0:
+            await ask(meeting.open.call_one(launch.world_size), self._left())
+            self._way = await asyncio.to_thread(open_job, launch, trust, name, deadline)
+        return meeting
+
+    async def _bring(self, meeting: ActorMesh[Meeting], place: Place) -> None:
+        """Where there may be several hosts, start the process for a volume of this rank, or of its host."""
+        way = self._way
+        assert way is not None  # `_meet` has opened or entered the job
+        is_first = place.local_rank == 0 or not isinstance(self._strategy, HostStrategy)
+        if way.gate is None or not is_first:
+            return
+        self._companion = await asyncio.to_thread(
+            Companion, way.gate, way.run, f"volume of rank {place.rank}", place.local_pids, timeout=self._left()
+        )
+        process_id = await asyncio.to_thread(self._companion.process_id)
+        await ask(meeting.bring.call_one(place.rank, process_id), self._left())
+
+    async def _start(self, meeting: ActorMesh[Meeting], place: Place, settings: dict[str, Any]) -> None:
+        """Start the store, once nobody is to come into the job any more."""
+        assert isinstance(self._way, Opened)  # this is rank 0
+        count = place.num_hosts if isinstance(self._strategy, HostStrategy) else place.world_size
+        mesh: ProcMesh | None = None
+        if self._way.gate is not None:
+            brought = await ask(meeting.brought.call_one(count, self._left()), self._left() + _GRACE_S)
+            mesh = _mesh_of(brought)
+        await asyncio.to_thread(self._way.close)
+        await api.initialize(count, self._strategy, self._store_name, mesh, **settings, timeout=self._left())
+        self._has_started = True
+        await ask(meeting.started.call_one(), self._left())
+
+    def _left(self) -> float:
+        return _left(self._deadline)
 
 
-def _leave_if_alone() -> None:
-    """Leave the job that was joined for a store, with the last one."""
+def _of_ranks(strategy: TorchStoreStrategy, store_name: str) -> TorchStoreStrategy:
+    """A strategy by what the ranks have found out of each other; one of the user's own stays as it is."""
+    if type(strategy) is HostStrategy:
+        return HostVolumes()
+    return RankVolumes(store_name) if type(strategy) is LocalRankStrategy else strategy
+
+
+def _mesh_of(process_ids: Sequence[str]) -> ProcMesh:
+    """Processes that have joined the job of this one, as one mesh."""
+    process = runtime.current()
+    joined = {mesh.root_members[0].id: mesh.root_members[0] for mesh in process.members.meshes()}
+    members = tuple(joined[process_id] for process_id in process_ids if process_id in joined)
+    if len(members) < len(process_ids):
+        raise RendezvousError("a process that a rank has brought for a volume has ended")
+    extent = Extent.of({"ranks": len(members)})
+    return ProcMesh(secrets.randbits(63), "volumes of ranks", members, extent, Shape.whole(extent), process.me)
+
+
+def _host() -> str:
+    """What the processes of this host have in common that reach each other by its sockets and know each other's ids."""
+    return f"{this_network()}/{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _leave_if_alone(*, but: str | None = None) -> None:
+    """Leave the job that was joined for a store, with the last one; ``but``: one that is given up just now."""
     global _has_joined
-    if not _sessions:
-        origin.dismiss()
-    if _has_joined and not _sessions:
+    if _has_joined and not _sessions and not _beginning - {but}:
         _has_joined = False
         control.shutdown()
 
 
-@dataclass(slots=True)
-class _Board:
-    """Where the ranks of one round tell each other how far they are; each call blocks until the deadline at most."""
-
-    store: Any
-    deadline: float
-
-    @staticmethod
-    def open(env: SPMDEnv, prefix: str, deadline: float) -> _Board:
-        """Meet the other ranks.
-
-        Raises:
-            StoreTimeoutError: Nobody is there.
-        """
-        url = f"tcp://{env.master_addr}:{env.master_port}"
-        timeout = timedelta(seconds=_left(deadline))
-        meeting = _translated(
-            lambda: next(dist.rendezvous(url, env.rank, env.world_size, timeout=timeout)),  # type: ignore[attr-defined]
-            f"rank {env.rank} could not reach the other ranks at {env.master_addr}:{env.master_port}",
-        )
-        return _Board(dist.PrefixStore(prefix, meeting[0]), deadline)  # type: ignore[attr-defined]
-
-    def tell(self, key: str, text: str) -> None:
-        """Let all ranks know something."""
-        _translated(lambda: self.store.set(key, _OK + text), f"{key!r} could not be told to the other ranks")
-
-    def fail(self, rank: str, error: Exception) -> None:
-        """Let all ranks know that this one has failed, if there is still somebody to tell."""
-        with suppress(dist.DistError):
-            for key in (rank, _JOB) if rank == _rank(0) else (rank,):
-                self.store.set(key, f"{_ERROR}{rank} failed: {type(error).__name__}: {error}")
-
-    def hear(self, key: str) -> str:
-        """Wait for what a rank tells.
-
-        Raises:
-            RendezvousError: It has failed.
-            StoreTimeoutError: It told nothing in time.
-        """
-        timeout = timedelta(seconds=_left(self.deadline))
-        _translated(lambda: self.store.wait([key], timeout), f"waited for {key!r} of the other ranks")
-        text = str(_translated(lambda: self.store.get(key), f"could not read {key!r}").decode())
-        if text.startswith(_ERROR):
-            raise RendezvousError(text.removeprefix(_ERROR))
-        return text.removeprefix(_OK)
-
-    def hear_all(self, keys: list[str]) -> None:
-        """Wait for all of these.
-
-        Raises:
-            RendezvousError: One has failed.
-            StoreTimeoutError: Some told nothing in time; the message names them.
-        """
-        for key in keys:
-            try:
-                self.hear(key)
-            except StoreTimeoutError as error:
-                missing = [key for key in keys if not self.store.check([key])]
-                raise StoreTimeoutError(f"{', '.join(missing)} did not come: {error}") from error
-
-
-def _translated(call: Callable[[], T], doing: str) -> T:
-    """Do something with torch's store, in this package's errors.
-
-    Raises:
-        StoreTimeoutError: It took too long.
-        RendezvousError: It failed otherwise, for instance since the rank that hosts it has died.
-    """
-    try:
-        return call()
-    except dist.DistStoreError as error:
-        raise StoreTimeoutError(f"{doing}: {_headline(error)}") from error
-    except (dist.DistError, ValueError) as error:
-        raise RendezvousError(f"{doing}: {_headline(error)}") from error
-
-
-def _headline(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _rank(number: int) -> str:
-    return f"rank {number}"
-
-
 def _left(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.001)
-
-
-def _number(name: str, default: int | None = None) -> int:
-    text = os.environ.get(name)
-    if text is None:
-        return default if default is not None else int(_missing(name))
-    if not text.isdecimal():
-        raise RendezvousError(f"{name} is {text!r} and should be a number")
-    return int(text)
-
-
-def _missing(name: str) -> str:
-    raise RendezvousError(f"initialize_spmd runs under torchrun, or with {name} set: the environment has none")

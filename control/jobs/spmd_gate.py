@@ -128,6 +128,8 @@ class Keeper:
             on_closed=self._gone.set,
             roles=MEMBERS,
         )
+        self.address = addresses.at(gate.host, self._door.ports[0])
+        """``IP:PORT``, where the port is one that is free if the gate's is 0."""
 
     def close(self) -> None:
         """Let nobody in any more; idempotent."""

@@ -5,27 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import torchstore as ts
-from control import RemoteHostError, serve_job
-from torchstore.spmd import _Board
+from control import serve_job
 
 REPOSITORY = Path(__file__).parents[2]
-ENVIRONMENT = {
-    "RANK": "3",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "4",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}
 
 
 def torchrun(tmp_path: Path, ranks: int, scenario: str) -> tuple[int, str, str]:
@@ -96,72 +84,9 @@ async def test_the_lease_of_a_joined_process_ends_with_it(
         await reader.wait()
 
 
-def test_what_one_rank_fails_in_is_told_to_the_others_and_who_is_missing_is_named() -> None:
-    store: Any = dist.HashStore()  # type: ignore[attr-defined]
-    board = _Board(store, time.monotonic() + 0.2)
-    board.tell("rank 0", "")
-    with pytest.raises(ts.StoreTimeoutError, match="rank 1, rank 2 did not come"):
-        board.hear_all(["rank 0", "rank 1", "rank 2"])
-    board.fail("rank 1", ts.VolumeLostError("v", "it died"))
-    with pytest.raises(ts.RendezvousError, match=r"rank 1 failed: VolumeLostError: .*it died"):
-        board.hear_all(["rank 0", "rank 1"])
-    board.fail("rank 0", ts.StrategyError("no"))
-    with pytest.raises(ts.RendezvousError, match="rank 0 failed: StrategyError: no"):
-        board.hear("the job of rank 0")
-
-
-def test_nobody_at_the_meeting_point_is_a_time_out() -> None:
-    env = ts.SPMDEnv(1, 1, 2, 2, "127.0.0.1", 1)
-    with pytest.raises((ts.StoreTimeoutError, ts.RendezvousError), match="rank 1 could not reach the other ranks"):
-        _Board.open(env, "prefix", time.monotonic() + 0.3)
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    return monkeypatch
-
-
-@pytest.mark.usefixtures("environment")
-def test_the_environment_says_which_rank_this_is() -> None:
-    env = ts.SPMDEnv.from_env()
-    assert env == ts.SPMDEnv(3, 1, 4, 2, "127.0.0.1", 29500)
-    assert (env.num_hosts, env.group_rank) == (2, 1)
-
-
-@pytest.mark.parametrize("name", ENVIRONMENT)
-def test_a_missing_variable_is_named(environment: pytest.MonkeyPatch, name: str) -> None:
-    environment.delenv(name)
-    with pytest.raises(ts.RendezvousError, match=f"with {name} set"):
-        ts.SPMDEnv.from_env()
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("RANK", "two"), ("RANK", "4"), ("LOCAL_WORLD_SIZE", "3"), ("LOCAL_WORLD_SIZE", "0")]
-)
-def test_variables_that_make_no_sense_are_refused(environment: pytest.MonkeyPatch, name: str, value: str) -> None:
-    environment.setenv(name, value)
-    with pytest.raises(ts.RendezvousError):
-        ts.SPMDEnv.from_env()
-
-
-def test_where_the_ranks_meet_may_be_said_by_the_caller(environment: pytest.MonkeyPatch) -> None:
-    environment.delenv("MASTER_ADDR")
-    environment.delenv("MASTER_PORT")
-    env = ts.SPMDEnv.from_env(master_addr="localhost", master_port=1)
-    assert (env.master_addr, env.master_port) == ("localhost", 1)
-
-
 @pytest.mark.parametrize("strategy", [None, ts.ControllerStorageVolumes(), ts.SingletonStrategy()])
 async def test_a_strategy_with_a_volume_per_rank_or_host_has_to_be_named(
     strategy: ts.TorchStoreStrategy | None,
 ) -> None:
     with pytest.raises(ts.StrategyError, match="initialize_spmd needs"):
         await ts.initialize_spmd(strategy)
-
-
-@pytest.mark.usefixtures("environment")
-async def test_ranks_on_several_hosts_are_not_there_yet() -> None:
-    with pytest.raises(RemoteHostError, match="4 ranks on 2 hosts"):
-        await ts.initialize_spmd(ts.HostStrategy())
