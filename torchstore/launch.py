@@ -334,13 +334,28 @@ class _Note:
         text = _translated(lambda: self._store.get(self._key), "what rank 0 says")
         if not text:
             raise JobNotFoundError("it takes nobody in any more")
-        content = json.loads(text)
-        return {str(name): str(value) for name, value in content.items()}
+        return parse_note(text)
 
     def erase(self) -> None:
         """Have nobody find it any more. It is not deleted: who has just seen that it is there would wait for it."""
         with suppress(dist.DistError):
             self._store.set(self._key, "")
+
+
+def parse_note(content: bytes) -> dict[str, str]:
+    """What rank 0 has written: under ``run`` what the ranks have in common, under ``path`` or ``gate`` where it is.
+
+    Raises:
+        RendezvousError: It is not what rank 0 writes.
+    """
+    try:
+        note = json.loads(content)
+    except (ValueError, RecursionError):
+        note = None
+    is_note = isinstance(note, dict) and set(note) in ({"run", "path"}, {"run", "gate"})
+    if not is_note or not all(isinstance(value, str) for value in note.values()):
+        raise RendezvousError("somebody else has written into the store in which rank 0 says where it is")
+    return dict(note)
 
 
 def _translated(call: Callable[[], Any], doing: str) -> Any:

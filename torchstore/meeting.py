@@ -29,13 +29,15 @@ class Seat:
     Attributes:
         rank: Its number.
         host: What the ranks of its host have in common, and no others.
-        pid: Its process id there.
+        pid: Its process id.
+        pids: In which namespace that is one; a host may have several, of containers.
         procs: Its process, for control.
     """
 
     rank: int
     host: str
     pid: int
+    pids: int
     procs: ProcMesh
 
 
@@ -81,16 +83,17 @@ class _Round:
         hosts: dict[str, list[int]] = {}
         for number in sorted(self.seats):
             hosts.setdefault(self.seats[number].host, []).append(number)
-        host = self.seats[rank].host
-        local = hosts[host]
+        seat = self.seats[rank]
+        local = hosts[seat.host]
+        beside = [self.seats[number] for number in local if self.seats[number].pids == seat.pids]
         return Place(
             rank=rank,
             world_size=self.world_size,
             local_rank=local.index(rank),
             local_world_size=len(local),
-            host_rank=list(hosts).index(host),
+            host_rank=list(hosts).index(seat.host),
             num_hosts=len(hosts),
-            local_pids=tuple(self.seats[number].pid for number in local),
+            local_pids=tuple(other.pid for other in beside),
         )
 
 

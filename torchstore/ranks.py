@@ -232,7 +232,7 @@ class Place:
         local_world_size: How many there are on its host.
         host_rank: The number of its host, in the order of the lowest rank of each.
         num_hosts: How many hosts there are.
-        local_pids: The process ids of the ranks of this host, in the order of ranks.
+        local_pids: The process ids of the ranks of this host that are in the same namespace of them.
     """
 
     rank: int

@@ -153,8 +153,8 @@ async def initialize_spmd(
         rendezvous_timeout: How long the ranks wait for each other.
         address: Several hosts: where rank 0 listens, ``tcp://HOST:PORT``, the same on all ranks; None: at MASTER_ADDR,
             on a free port where ``torch.distributed`` or torchrun have a store to tell it by, else on MASTER_PORT.
-        secret_file: Several hosts: the file with the secret (``skipper host secret`` makes one); None: what
-            SKIPPER_SECRET_FILE names, or the file ``secret`` in ``certs``.
+        secret_file: Several hosts: the file with the secret (``skipper host secret`` makes one); None: the file
+            ``secret`` in ``certs``, or without certificates what SKIPPER_SECRET_FILE names.
         certs: Several hosts: a folder with this host's certificates, for TLS: of the role script on rank 0's host, of
             the role host on the others; None: what SKIPPER_CERTS names.
         insecure: Go without TLS between hosts. Whoever sits on the way can then run code in the job.
@@ -199,7 +199,7 @@ async def initialize_spmd(
     finally:
         _beginning.discard(store_name)
     if not _sessions:
-        origin.enrol(f"{launch.token(store_name)} {session.number}", session.place.rank, session.place.world_size)
+        origin.enrol(f"spmd {store_name} {session.number}", session.place.rank, session.place.world_size)
     _sessions[store_name] = session
     note_place(store_name, session.place)
     api.shut_down_together[store_name] = session.shutdown
@@ -231,7 +231,7 @@ class _Beginning:
         rank = self._launch.rank
         try:
             meeting = await self._meet()
-            seat = Seat(rank, _host(), os.getpid(), this_proc())
+            seat = seat_of(rank)
             place, number = await ask(meeting.arrive.call_one(seat, self._left()), self._left() + _GRACE_S)
             await self._bring(meeting, place)
             if rank == 0:
@@ -324,9 +324,9 @@ def _mesh_of(process_ids: Sequence[str]) -> ProcMesh:
     return ProcMesh(secrets.randbits(63), "volumes of ranks", members, extent, Shape.whole(extent), process.me)
 
 
-def _host() -> str:
-    """What the processes of this host have in common that reach each other by its sockets and know each other's ids."""
-    return f"{this_network()}/{os.stat('/proc/self/ns/pid').st_ino}"
+def seat_of(rank: int) -> Seat:
+    """This process as a rank."""
+    return Seat(rank, this_network(), os.getpid(), os.stat("/proc/self/ns/pid").st_ino, this_proc())
 
 
 def _leave_if_alone(*, but: str | None = None) -> None:

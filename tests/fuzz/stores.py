@@ -96,3 +96,9 @@ def flags_seeds() -> Iterator[bytes]:
         flags = torch.zeros(count, dtype=torch.bool)
         flags[::7] = True
         yield count.to_bytes(2, "little") + delta.pack_flags(flags)
+
+
+def note_seeds() -> Iterator[bytes]:
+    """Where rank 0 is: by a file, and by a gate."""
+    yield b'{"run": "spmd-0123456789abcdef01234567", "path": "/run/user/1000/skipper/spmd-0.json"}'
+    yield b'{"run": "spmd-0123456789abcdef01234567", "gate": "10.0.0.1:29400"}'

@@ -19,7 +19,8 @@ from dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError
 from tests.fuzz import conversations, messages, moves, services, stores, wire, workspaces
 from tests.fuzz.mutation import mutate_json
 from tests.fuzz.target import Target
-from torchstore.errors import StoreError
+from torchstore.errors import RendezvousError, StoreError
+from torchstore.launch import parse_note
 
 _OF_THE_JOB = (ValueError, TypeError, LookupError, RuntimeError, StoreError, DataplaneError)
 _FORMS = (KeyError, ValueError, TypeError, AttributeError, OverflowError)
@@ -72,4 +73,5 @@ TARGETS = (
     Target("manifest", stores.read_manifest, stores.manifest_seeds, _OF_THE_JOB, mutate_json),
     Target("inline", stores.read_inline, stores.inline_seeds, (*_OF_THE_JOB, AttributeError), mutate_json),
     Target("flags", stores.read_flags, stores.flags_seeds, _OF_THE_JOB),
+    Target("note", parse_note, stores.note_seeds, (RendezvousError,), mutate_json),
 )

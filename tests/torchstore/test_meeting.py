@@ -32,8 +32,8 @@ async def meeting() -> Any:
     await mesh.stop()
 
 
-def seat(rank: int, procs: ProcMesh | None = None, host: str = "one") -> Seat:
-    return Seat(rank, host, 100 + rank, procs or this_proc())
+def seat(rank: int, procs: ProcMesh | None = None, host: str = "one", pids: int = 1) -> Seat:
+    return Seat(rank, host, 100 + rank, pids, procs or this_proc())
 
 
 def of(ranks: ProcMesh, rank: int) -> ProcMesh:
@@ -59,6 +59,12 @@ async def test_each_rank_is_told_its_place_among_those_of_its_host(
     assert first == (Place(0, 3, 0, 2, 0, 2, (100, 102)), 1)
     assert second == (Place(1, 3, 0, 1, 1, 2, (101,)), 1)
     assert third == (Place(2, 3, 1, 2, 0, 2, (100, 102)), 1)
+
+
+async def test_process_ids_of_another_container_are_no_concern(meeting: ActorMesh[Meeting], ranks: ProcMesh) -> None:
+    first, second = await met(meeting, seat(0), seat(1, of(ranks, 1), pids=2))
+    assert (first[0].local_pids, second[0].local_pids) == ((100,), (101,))
+    assert first[0].local_world_size == 2
 
 
 async def test_who_does_not_come_is_named(meeting: ActorMesh[Meeting], ranks: ProcMesh) -> None:
