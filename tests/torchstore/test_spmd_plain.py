@@ -14,8 +14,11 @@ from tests.torchstore import store_ranks
 from tests.torchstore.store_ranks import DEATH
 
 SCRIPT = store_ranks.__file__
-PATIENCE_S = 100.0
+PATIENCE_S = 200.0
+"""For a dozen processes that import torch on a busy machine, some of them one after another."""
 PLAIN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "OMP_NUM_THREADS": "1"}
+
+pytestmark = pytest.mark.timeout(2 * PATIENCE_S)
 
 Outcome = list[tuple[int, list[str], str]]
 Start = Callable[..., Outcome]
