@@ -266,8 +266,9 @@ class _Beginning:
         global _has_joined
         launch, trust, name, deadline = self._launch, self._trust, self._store_name, self._deadline
         if launch.rank:
+            is_member = _has_joined and runtime.is_running()  # the script may have left the job by itself
             self._way = way = await asyncio.to_thread(
-                enter_job, launch, trust, name, deadline, is_member=_has_joined, gave_up=self._gave_up
+                enter_job, launch, trust, name, deadline, is_member=is_member, gave_up=self._gave_up
             )
             _has_joined = _has_joined or way.has_joined
         self._meeting = meeting = await ask(get_or_spawn_controller(f"torchstore/spmd/{name}", Meeting), self._left())
