@@ -42,19 +42,24 @@ class World:
         self.nursery = nursery
         self.ranks: list[Any] = [None] * ranks
         self.readers: list[Any] = [None] * readers
+        self.pids: dict[Any, int] = {}
         self.kills = 0
+        self._filling = asyncio.Lock()
 
     async def fill(self) -> None:
         """Start who is not there (any more)."""
 
         async def start(where: list[Any], at: int, what: type[Any]) -> None:
             if where[at] is None:
-                where[at] = await self.nursery.spawn.call_one(f"{what.__name__}-{at}", what)
+                actor = await self.nursery.spawn.call_one(f"{what.__name__}-{at}", what)
+                self.pids[actor] = await actor.pid.call_one()  # it answers nothing while it publishes
+                where[at] = actor
 
-        await asyncio.gather(
-            *(start(self.ranks, at, StepRank) for at in range(len(self.ranks))),
-            *(start(self.readers, at, StepReader) for at in range(len(self.readers))),
-        )
+        async with self._filling:
+            await asyncio.gather(
+                *(start(self.ranks, at, StepRank) for at in range(len(self.ranks))),
+                *(start(self.readers, at, StepReader) for at in range(len(self.readers))),
+            )
 
     async def meet(self, kind: MeshKind) -> Any:
         """A new process group of all ranks. Returns what keeps it alive."""
@@ -63,11 +68,12 @@ class World:
         await asyncio.gather(*joins)
         return port
 
-    async def kill(self, where: list[Any], at: int) -> None:
+    def kill(self, where: list[Any], at: int) -> None:
         """SIGKILL for one of them."""
-        os.kill(await where[at].pid.call_one(), signal.SIGKILL)
-        where[at] = None
-        self.kills += 1
+        actor, where[at] = where[at], None
+        if actor is not None:
+            os.kill(self.pids.pop(actor), signal.SIGKILL)
+            self.kills += 1
 
 
 @asynccontextmanager
@@ -113,9 +119,9 @@ async def publish(there: World, kind: MeshKind, steps: int, mode: Mode, *, delay
         if left:
             await asyncio.sleep(delay_s * (2 + dice.random() * steps / (kills + 1)))
             left -= 1
-            await there.kill(there.ranks, dice.randrange(len(there.ranks)))
+            there.kill(there.ranks, dice.randrange(len(there.ranks)))
             if left % 2 and there.readers:
-                await there.kill(there.readers, dice.randrange(len(there.readers)))
+                there.kill(there.readers, dice.randrange(len(there.readers)))
         outcomes = await asyncio.gather(*puts, return_exceptions=True)
         del group
         unexpected = [outcome for outcome in outcomes if isinstance(outcome, Exception) and not kills]
