@@ -58,10 +58,10 @@ from torchstore.meta import TensorMeta, ValueMeta
 from torchstore.metrics import metrics_text
 from torchstore.naming import Part, Stack
 from torchstore.quantize import BlockFP8
+from torchstore.ranks import SPMDEnv
 from torchstore.records import SyncRecord
 from torchstore.share import share_memory_
 from torchstore.slices import TensorSlice
-from torchstore.spmd import SPMDEnv
 from torchstore.strategy import (
     ControllerStorageVolumes,
     HostStrategy,
