@@ -114,9 +114,8 @@ class StepRank(Actor):
                 await ts.put_state_dict(self.tensors, KEY, mode=mode, keep=keep, timeout=_TIMEOUT_S)
                 if step % TOGETHER == 0:
                     await asyncio.to_thread(dist.barrier)
-            except ts.LateShareError as error:
-                return str(error)
-            except (RuntimeError, ts.RendezvousError) as error:  # gloo's: a peer is gone
+            except (ts.LateShareError, ts.RendezvousError, RuntimeError) as error:  # gloo's: a peer is gone
+                dist.destroy_process_group()  # or those who wait for this rank would wait for long
                 return f"{type(error).__name__}: {error}"
         return ""
 
