@@ -20,13 +20,14 @@ Make = Callable[[int], torch.Tensor]
 SMALL, LARGE = 2, 200  # rows and columns: of a value that travels in a message, of one that goes through a volume
 
 DTYPES = [
-    *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.complex32, torch.complex64, torch.complex128),
-    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
-    *(torch.float4_e2m1fn_x2, torch.bits8, torch.bits16),
-    *(torch.uint1, torch.uint4, torch.int4, torch.int7),
+    getattr(torch, name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+        *("bits8", "bits16", "uint1", "uint4", "int4", "int7"),
+    )
+    if hasattr(torch, name)  # not all of them are in every release
 ]
 
 
