@@ -50,15 +50,15 @@ class Entries:
         )
 
     def became_ready(self, history: History) -> list[History]:
-        """A version of a key has become ready. Returns the single values whose place it takes."""
+        """A version of a key is ready; a replica may have come late to it. Returns the values whose place it takes."""
         if "/" not in history.key and not self._values:
             return []
         names = history.names(with_hidden=True)
         if "" in names:
             self._note(history.key)
             return []
-        older = [self._histories[key] for name in names if (key := f"{history.key}/{name}") in self._values]
-        return [value for value in older if value.newest is not None and not value.staging]
+        values = [self._histories[key] for name in names if (key := f"{history.key}/{name}") in self._values]
+        return [value for value in values if 0 < _ready_as(value) < _ready_as(history) and not value.staging]
 
     def forget(self, key: str) -> None:
         """Nothing is under this key any more."""

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 import torchstore as ts
+from torchstore.index import Index
 from torchstore.key_names import is_below
+from torchstore.layout import Layout
+from torchstore.manifest import Binding, Manifest, Part, TensorItem
+from torchstore.messages import Wanted
+from torchstore.origin import Origin, Turn
+from torchstore.process import ProcessId
+from torchstore.version import Contribution
 
 LARGE = 5000
 
@@ -84,6 +91,23 @@ async def test_deleting_a_state_dict_deletes_what_has_overwritten_its_entries() 
     await overwrite(2)
     await ts.delete("m")
     assert await ts.keys() == []
+
+
+def test_a_replica_that_comes_late_takes_nobodys_place() -> None:
+    def replica(rank: int) -> Contribution:
+        item = TensorItem("torch.float32", (4,), Layout((4,)).pieces(()), 0, 0, (4,), 4)
+        described = Manifest.of("state_dict", Part(), {"w": item}, (), {})
+        turn = Turn(Origin("", rank, 2), f"session {rank}", 1, alone=True)
+        memory = Binding(f"memory {rank}", "snapshot", "v0", ())
+        return Contribution(ProcessId("here", rank, 1), Part(), described, memory, turn=turn)
+
+    index = Index(lambda process, binding: None, lambda memory: None, lambda history: None)
+    assert index.contribute("m", replica(0), None).ready
+    index.contribute("m/w", Contribution(ProcessId("here", 3, 1), Part(), None, None, inline=b"x"), None)
+    index.contribute("m", replica(1), None)
+    found = index.find(Wanted("m/w"))
+    assert found is not None
+    assert found[0].key == "m/w"
 
 
 async def test_a_delta_read_after_an_overwritten_entry_is_whole() -> None:
