@@ -34,6 +34,7 @@ SAMPLES = [
     errors.VolumeLostError("0", "process 7 has died"),
     errors.VolumeFullError("0", 10, 5),
     errors.RendezvousError("rank 1 did not come"),
+    errors.RankEnvironmentError("RANK is not set"),
     errors.StrategyError("no volume"),
 ]
 

@@ -314,13 +314,13 @@ async def test_refused_dtensors_are_named(options: dict[str, Any]) -> None:
         )
         without = DTensor.from_local(torch.zeros(4), mesh, [Replicate()], run_check=False)
         without.to_local().untyped_storage().resize_(0)
-        for value, kind, reason in (
-            (partial, ts.UnsupportedPlacementError, "redistribute"),
-            (uneven, ts.LayoutMismatchError, "shape= and stride="),
-            (without, ts.KindMismatchError, "freed"),
+        for key, value, kind, reason in (
+            ("k", partial, ts.UnsupportedPlacementError, "redistribute"),
+            ("l", uneven, ts.LayoutMismatchError, "shape= and stride="),
+            ("m", without, ts.KindMismatchError, "freed"),
         ):
-            with pytest.raises(kind, match=rf"'m/layer\.w'.*{reason}"):
-                await ts.put_state_dict({"layer": {"w": value}}, "m", **options)
+            with pytest.raises(kind, match=rf"'{key}/layer\.w'.*{reason}"):
+                await ts.put_state_dict({"layer": {"w": value}}, key, **options)
 
 
 async def test_conjugate_dtensors_are_stored_as_what_they_stand_for() -> None:
