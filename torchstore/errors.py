@@ -20,6 +20,8 @@ StoreError
 │   ├── KindMismatchError           (TypeError)     an object where a tensor was asked for, or the reverse
 │   ├── StateDictMismatchError                      names missing on one side
 │   ├── ShareMismatchError                          shares of one step that do not fit together
+│   │   ├── ShareDTypeMismatchError                 a rank has another dtype; also a DTypeMismatchError
+│   │   └── ShareLayoutMismatchError                a rank has another shape; also a LayoutMismatchError
 │   └── ReplicaMismatchError                        replicas of one box with different bytes
 ├── SourceChangedError                              direct mode: the publisher moved on while it was read
 ├── PublisherLostError                              direct mode: the process that owns the bytes is gone
@@ -256,7 +258,25 @@ class StateDictMismatchError(MismatchError):
 
 
 class ShareMismatchError(MismatchError):
-    """The shares that two ranks have put of one step do not fit together; the step is given up."""
+    """The shares that ranks have put of one step do not fit together; the step is given up.
+
+    Attributes:
+        ranks: Who differs from others in what it says of a tensor; empty where that is not what is wrong.
+        others: From whom.
+    """
+
+    def __init__(self, key: str, message: str, ranks: tuple[int, ...] = (), others: tuple[int, ...] = ()) -> None:
+        super().__init__(key, message)
+        self.ranks = ranks
+        self.others = others
+
+
+class ShareDTypeMismatchError(ShareMismatchError, DTypeMismatchError):
+    """A rank has put a tensor in another dtype than the others of its group; the step is given up."""
+
+
+class ShareLayoutMismatchError(ShareMismatchError, LayoutMismatchError):
+    """A rank has put a tensor of another (global) shape than the others of its group; the step is given up."""
 
 
 class ReplicaMismatchError(MismatchError):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from torchstore.agreement import disagreement
 from torchstore.errors import PartiallyPublishedError, ReplicaMismatchError, ShareMismatchError, StoreError
 from torchstore.layout import uncovered
 from torchstore.manifest import Binding, Manifest, Part
@@ -75,6 +76,7 @@ class Version:
         closed: Direct mode: taken back; nobody may start to read it.
         lost: Set when part of the bytes is gone: makes the error that readers get.
         offers: Copies of readers that other readers may read.
+        is_disputed: Shares say different things of a tensor.
         ready_as: The how-manieth version of the store it was that became ready; 0 before.
     """
 
@@ -88,6 +90,7 @@ class Version:
     lost: Callable[[], StoreError] | None = None
     ready_as: int = 0
     offers: Offers = field(default_factory=Offers)
+    is_disputed: bool = False
 
     def bindings(self) -> Iterator[tuple[ProcessId, Binding]]:
         """The memory that this version uses, with the process that put it."""
@@ -103,16 +106,29 @@ class Version:
             is_replica = self.step is not None and self.step.alone and _is_filled(old) and _is_filled(new)
             check = (_replicates, _disagree_as_replicas) if is_replica else (_agreement, _disagree)
             if _remembered(check[0], (old.manifest, new.manifest), check[1]):
-                problem = check[1]((old.manifest, new.manifest))  # said in this order
-                return ShareMismatchError(
-                    self.key, f"the share of rank {new.rank} does not fit that of rank {rank}: {problem}"
-                )
+                if disagreement(self.key, {rank: old.manifest, new.rank: new.manifest}, new.rank, more=False) is None:
+                    problem = check[1]((old.manifest, new.manifest))  # said in this order
+                    return ShareMismatchError(
+                        self.key, f"the share of rank {new.rank} does not fit that of rank {rank}: {problem}"
+                    )
+                self.is_disputed = True
+        if self.is_disputed:
+            odd = self._odd(new)
+            if odd is not None:
+                return odd
         for rank, old in self.contributions.items() if new.digests else ():
             for name, *box in old.digests.keys() & new.digests.keys() if rank != new.rank else ():
                 at = (name, box[0], box[1])
                 if old.digests[at] != new.digests[at]:
                     return ReplicaMismatchError(self.key, name, (box[0], box[1]), (rank, new.rank))
         return None
+
+    def _odd(self, new: Contribution) -> ShareMismatchError | None:
+        """The error that names the rank that differs from others; None while it is for other ranks to tell which."""
+        shares = {**self.contributions, new.rank: new}
+        manifests = {rank: share.manifest for rank, share in shares.items() if share.manifest is not None}
+        more = self.step is not None and not set(self.step.absent()) <= {new.rank}
+        return disagreement(self.key, manifests, new.rank, more=more)
 
     def missing(self) -> tuple[str, ...]:
         """What is not there yet, one line each; empty when the version is complete."""

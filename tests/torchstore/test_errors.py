@@ -27,6 +27,8 @@ SAMPLES = [
     errors.KindMismatchError("a", "an object"),
     errors.StateDictMismatchError("a", ("x",), ("y",)),
     errors.ShareMismatchError("a", "int here, float there"),
+    errors.ShareDTypeMismatchError("a/w", "rank 1 put int32[4] and not float32[4] as rank 0 did", (1,), (0,)),
+    errors.ShareLayoutMismatchError("a/w", "rank 1 put int32[4] and not int32[6] as rank 0 did", (1,), (0,)),
     errors.ReplicaMismatchError("a", "w", ((0, 2), (1, 1)), (0, 3)),
     errors.SourceChangedError("a", 3, "it moved"),
     errors.ChecksumError("a/w", 3, (0, 64), (64, 64), 2),

@@ -129,8 +129,11 @@ def test_another_dtype_or_shape_is_refused_and_the_step_given_up() -> None:
     history = History("w")
     for step, (other, said) in enumerate(
         [
-            (shard(1, dtype="torch.int32"), r"rank 1 .* int32\[4\] and not float32\[4\]"),
-            (shard(1, layout=Layout((6,), (2,), (Shard(0),)), step=2), r"rank 1 .* float32\[6\] and not float32\[4\]"),
+            (shard(1, dtype="torch.int32"), r"rank 1 put int32\[4\] and not float32\[4\] as rank 0 did"),
+            (
+                shard(1, layout=Layout((6,), (2,), (Shard(0),)), step=2),
+                r"rank 1 put float32\[6\] and not float32\[4\] .* shape=",
+            ),
         ],
         1,
     ):
