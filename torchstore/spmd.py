@@ -183,7 +183,7 @@ async def initialize_spmd(
         WireError: (control's) rank 0 cannot listen where the ranks are to meet.
     """
     if not isinstance(strategy, HostStrategy | LocalRankStrategy):
-        raise StrategyError("initialize_spmd needs strategy=LocalRankStrategy() or strategy=HostStrategy()")
+        raise StrategyError("initialize_spmd needs HostStrategy or LocalRankStrategy: strategy=LocalRankStrategy()")
     if store_name in _sessions or store_name in _beginning:
         raise StrategyError(f"this process has initialized the store {store_name!r} already; shut it down first")
     deadline = time.monotonic() + rendezvous_timeout.total_seconds()
