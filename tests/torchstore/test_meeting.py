@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,7 +128,9 @@ async def test_a_rank_that_leaves_late_does_not_leave_the_next_store(
     there = [seat(0), seat(1, of(ranks, 1))]
     await met(meeting, *there)
     await meeting.close.call_one()
-    early = asyncio.ensure_future(arrive(meeting, replace(there[1])))  # it waits for rank 0 to begin anew
+    early = asyncio.ensure_future(arrive(meeting, there[1]))  # it waits for rank 0 to begin anew
+    await asyncio.sleep(0)  # it is sent
+    await meeting.inform.call_one(0)  # and it is there: this is behind it
     await meeting.open.call_one(2)
     assert (await arrive(meeting, there[0]))[1] == (await early)[1] == 2
     await meeting.leave.call_one(1, 1, PATIENCE_S)
