@@ -16,6 +16,7 @@ from control import ProcMesh
 from control.bounds import MAX_PROCESSES, check_count
 from torchstore.client import check_keep
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
+from torchstore.copies import check_copies
 from torchstore.coroutines import public
 from torchstore.errors import StrategyError
 from torchstore.meta import ValueMeta
@@ -38,6 +39,7 @@ async def initialize(
     keep_versions: int = 1,
     volume_nbytes: int | None = None,
     checksum: bool = False,
+    copies: int = 1,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Start a store: its controller and its storage volumes. Call it once, in the script.
@@ -54,15 +56,17 @@ async def initialize(
             volume full lets go of the oldest kept versions that nobody reads; the newest of each key stays. If
             that is not enough it waits, until its timeout, for readers to finish.
         checksum: Whether puts take checksums where they do not say (see `put_state_dict`).
+        copies: In how many volumes puts store each part where they do not say (see `put_state_dict`).
         timeout: In seconds.
 
     Raises:
         StrategyError: More than one volume and no strategy, a strategy that names two volumes alike, or a
-            store of this name that is running already.
+            store of this name that is running already, or fewer volumes than copies.
     """
     check_keep(keep_versions)
     if volume_nbytes is not None and volume_nbytes < 1:
         raise ValueError(f"a volume needs at least one byte, not {volume_nbytes}")
+    check_copies(copies)
     check_count("num_storage_volumes", num_storage_volumes, 1, MAX_PROCESSES)
     if strategy is None:
         if num_storage_volumes > 1 or mesh is not None:
@@ -72,7 +76,7 @@ async def initialize(
         strategy = ControllerStorageVolumes()
     reset_client(store_name)
     controller = await controller_of(store_name, timeout)
-    settings = (keep_versions, volume_nbytes, checksum)
+    settings = (keep_versions, volume_nbytes, checksum, copies)
     await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, *settings), timeout)
 
 

@@ -48,21 +48,19 @@ class ArenaPool:
         self._of_key: dict[str, set[str]] = {}  # binding ids
         self._idle: dict[str, list[Arena]] = {}  # by key
 
-    async def take(self, key: str, nbytes: int, timeout: float) -> Arena:
-        """An arena that no version uses; allocated in this client's volume if there is none.
+    async def take(self, key: str, nbytes: int, volume: str, timeout: float) -> Arena:
+        """An arena of a volume that no version uses; allocated if there is none.
 
         Raises:
             VolumeLostError: The volume is dead.
-            StrategyError: This client has no volume.
         """
-        arena = self._idle_one(key, nbytes)
+        arena = self._idle_one(key, nbytes, volume)
         if arena is None and self._of_key.get(key):
             # All in use, as far as we have heard: versions may have been retired since.
             for retired in await self._remote.reclaim(timeout):
                 self._on_retired(retired)
-            arena = self._idle_one(key, nbytes)
+            arena = self._idle_one(key, nbytes, volume)
         if arena is None:
-            volume = self._remote.choose_volume()
             arena = Arena(key, await self._remote.allocate(volume, nbytes, timeout), nbytes)
             self._all[arena.binding.id] = arena
             self._of_key.setdefault(key, set()).add(arena.binding.id)
@@ -108,15 +106,21 @@ class ArenaPool:
         for binding in self._of_key.pop(key, ()):
             del self._all[binding]
 
-    def _idle_one(self, key: str, nbytes: int) -> Arena | None:
+    def lose(self, volume: str) -> None:
+        """A volume is gone, and its arenas with it."""
+        for arena in [arena for arena in self._all.values() if arena.binding.volume == volume]:
+            self.discard(arena.binding.id)
+
+    def _idle_one(self, key: str, nbytes: int, volume: str) -> Arena | None:
         """An idle arena of the right size. Idle ones of another size are freed: the value has changed."""
         idle = self._idle.pop(key, [])
-        fitting = [arena for arena in idle if arena.nbytes == nbytes]
+        kept = [arena for arena in idle if arena.nbytes == nbytes]
         for arena in idle:
             if arena.nbytes != nbytes:
                 self.abandon(arena)
-        if not fitting:
-            return None
-        if fitting[1:]:
-            self._idle[key] = fitting[1:]
-        return fitting[0]
+        found = next((arena for arena in kept if arena.binding.volume == volume), None)
+        if found is not None:
+            kept.remove(found)
+        if kept:
+            self._idle[key] = kept
+        return found

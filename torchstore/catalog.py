@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import prod
@@ -11,15 +11,22 @@ from typing import TypeVar
 
 from torchstore.layout import contiguous_strides
 from torchstore.manifest import Binding, Manifest, TensorItem
-from torchstore.messages import Grant
+from torchstore.messages import Grant, Share
 from torchstore.plan import Source
 from torchstore.process import ProcessId
 from torchstore.recent import Recent
 
 R = TypeVar("R", Manifest, Binding)
 
+Choose = Callable[[Sequence[Binding]], Binding]
+"""Picks one of several bindings that hold the same bytes."""
+
 _KEYS = 256
 _RECORDS_PER_KEY = 64  # of one key: every publisher's manifest and its few bindings
+
+
+def _first(holders: Sequence[Binding]) -> Binding:
+    return holders[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,20 +110,26 @@ class Catalog:
         with self._lock:
             return Recalled(key, dict(self._records.get(key) or {}))
 
-    def open(self, recalled: Recalled, grant: Grant) -> Opened:
-        """Resolve a grant's ids, and remember the records that came with it."""
+    def open(self, recalled: Recalled, grant: Grant, choose: Choose = _first) -> Opened:
+        """Resolve a grant's ids, and remember the records that came with it.
+
+        Args:
+            recalled: What was known when the grant was asked for.
+            grant: The grant.
+            choose: Picks one of the copies of each part.
+        """
         records = recalled.records
         sources: list[Source] = []
         used: dict[str, Manifest | Binding] = {}
         lent = (grant.lender,) if grant.lender is not None else ()
         for share in (*grant.shares, *lent):
             manifest = _resolve(records, share.manifest, Manifest)
-            binding = None if share.binding is None else _resolve(records, share.binding, Binding)
-            sources.append(Source(manifest, binding))
-            used.update({record.id: record for record in (manifest, binding) if record is not None})
+            holders = _holders(records, share)
+            sources.append(Source(manifest, choose(holders) if holders else None))
+            used.update({record.id: record for record in (manifest, *holders)})
         with self._lock:
             # The records of this version first, then those of the versions before, as many as have room.
-            room = max(_RECORDS_PER_KEY, 4 * len(grant.shares))
+            room = max(_RECORDS_PER_KEY, 2 * len(used))
             self._records.put(recalled.key, dict(islice((used | records).items(), room)))
         lender: Opened | None = None
         if grant.lender is not None:
@@ -129,11 +142,21 @@ class Catalog:
             lender,
         )
 
+    @staticmethod
+    def volumes(recalled: Recalled, grant: Grant) -> list[tuple[str, ...]]:
+        """For each part of a granted version, the volumes that hold a copy of it."""
+        return [tuple(holder.volume for holder in _holders(recalled.records, share)) for share in grant.shares]
+
     def forget(self, keys: Iterable[str]) -> None:
         """Drop what is kept for some keys."""
         with self._lock:
             for key in keys:
                 self._records.pop(key)
+
+
+def _holders(records: dict[str, Manifest | Binding], share: Share) -> list[Binding]:
+    """All memory that holds a part."""
+    return [_resolve(records, holder, Binding) for holder in (share.binding, *share.copies) if holder is not None]
 
 
 def _resolve(records: dict[str, Manifest | Binding], given: R | str, kind: type[R]) -> R:

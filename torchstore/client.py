@@ -9,6 +9,7 @@ import torch
 
 from control import tracing
 from torchstore.again import Again
+from torchstore.copies import check_copies, check_room
 from torchstore.errors import KindMismatchError
 from torchstore.explanation import Explanation
 from torchstore.fetch import Fetcher
@@ -113,6 +114,7 @@ class LocalClient:
         delta: bool = False,
         publisher: Origin | tuple[int, int] | None = None,
         verify_replicas: bool = False,
+        copies: int | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> int:
         """See `torchstore.put_state_dict`."""
@@ -129,6 +131,7 @@ class LocalClient:
             raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
         origin = read_publisher(publisher)
         state_dict, transfer_dtype = self._again.take(key, mode, state_dict, transfer_dtype)
+        copies = self._copies(mode, copies, delta=delta)
         work = self._publisher.put_state_dict(
             state_dict,
             key,
@@ -141,6 +144,7 @@ class LocalClient:
             delta=delta,
             publisher=origin,
             verify_replicas=verify_replicas,
+            copies=copies,
         )
         number = await self._observed("put", work)
         self._again.keep(key, mode, state_dict, transfer_dtype)
@@ -256,6 +260,16 @@ class LocalClient:
     def _summed(self, checksum: bool | None) -> bool:
         """Whether a put takes checksums: as it says itself, or as the store was initialized."""
         return self._remote.info.checksum if checksum is None else checksum
+
+    def _copies(self, mode: Mode, copies: int | None, *, delta: bool) -> int:
+        """In how many volumes a put stores each part: as it says itself, or as the store was initialized."""
+        if copies is None:
+            return 1 if delta or mode == "direct" else self._remote.info.copies
+        check_copies(copies)
+        if copies > 1 and (delta or mode == "direct"):
+            raise ValueError("copies are made of snapshots: they need mode='snapshot', without delta=True")
+        check_room(copies, len(self._remote.info.volumes))
+        return copies
 
     def _forget(self, keys: tuple[str, ...]) -> None:
         self._publisher.forget(keys)

@@ -14,6 +14,7 @@ from control import Actor, Port, ProcMesh, endpoint
 from control.runtime.tables import report_table
 from dataplane import RDMABuffer
 from torchstore.budget import make_room
+from torchstore.copies import check_room
 from torchstore.errors import KeyNotFoundError, StoreNotInitializedError, StrategyError
 from torchstore.index import Index
 from torchstore.ledger import Ledger
@@ -52,6 +53,7 @@ class StoreController(Actor):
         self._store_name = store_name
         self._volumes: Volumes | None = None
         self._checksum = False
+        self._copies = 1
         self._ledger = Ledger(self._free)
         self._index = Index(self._ledger.idle, self._ledger.gone, lambda history: self._reading.repost(history))
         self._known = KnownRecords()
@@ -80,21 +82,29 @@ class StoreController(Actor):
         keep_versions: int,
         volume_nbytes: int | None,
         checksum: bool,
+        copies: int = 1,
     ) -> None:
         """Start the volumes. Doing it twice without a shutdown between is an error.
 
         Raises:
-            StrategyError: The volumes have equal names: too few hosts or ranks for that many volumes.
+            StrategyError: The volumes have equal names (too few hosts or ranks for that many volumes), or there are
+                fewer volumes than copies.
         """
         if self._volumes is not None:
             raise StrategyError(f"the store {self._store_name!r} is initialized already; shut it down first")
         volumes = await Volumes.start(self._store_name, num_storage_volumes, strategy, mesh, volume_nbytes)
+        try:
+            check_room(copies, len(volumes.actors))
+        except StrategyError:
+            await volumes.stop()
+            raise
         for name, process in volumes.processes.items():
             self._watch.add(process, volumes.homes[name])
         self._volumes = volumes
         report_table(self._part, lambda: overview(self._store_name, self._index))
         self._index.keep = keep_versions
         self._checksum = checksum
+        self._copies = copies
 
     @endpoint
     async def info(self, process: ProcessId, procs: ProcMesh) -> StoreInfo:
@@ -102,7 +112,15 @@ class StoreController(Actor):
         volumes = self._initialized()
         self._watch.add(process, procs)
         number = self._members.welcome(process)
-        return StoreInfo(volumes.strategy, volumes.actors, volumes.processes, number, self._checksum, this_process())
+        return StoreInfo(
+            volumes.strategy,
+            volumes.actors,
+            volumes.processes,
+            number,
+            self._checksum,
+            this_process(),
+            self._copies,
+        )
 
     @endpoint
     async def check(self, client: int) -> None:
@@ -193,11 +211,12 @@ class StoreController(Actor):
 
     def _contribution(self, publication: Publication) -> Contribution:
         manifest, binding = self._known.manifest(publication.manifest), self._known.binding(publication.binding)
-        if binding is not None:
-            if self._ledger.is_freed(binding):
-                raise ArenaFreedError(binding.id)
-            self._ledger.in_use(binding)
-        return Contribution.of(publication, manifest, binding, time.monotonic())
+        copies = self._known.bindings(publication.copies)
+        for holder in (binding, *copies) if binding is not None else ():
+            if self._ledger.is_freed(holder):
+                raise ArenaFreedError(holder.id)
+            self._ledger.in_use(holder)
+        return Contribution.of(publication, manifest, binding, time.monotonic(), copies)
 
     # Reading --------------------------------------------------------------------------------------------
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,7 +20,7 @@ from control.bounds import check_seconds
 from dataplane import RDMAAction
 from dataplane.errors import DataplaneError
 from torchstore.board import Reader
-from torchstore.catalog import Catalog, Opened, Recalled
+from torchstore.catalog import Catalog, Choose, Opened, Recalled
 from torchstore.destination import (
     Destination,
     compile_copy,
@@ -36,6 +37,7 @@ from torchstore.errors import (
     StoreTimeoutError,
 )
 from torchstore.explanation import Explanation, explain_plan
+from torchstore.failover import Failover
 from torchstore.increment import DeltaRead, Held, compile_delta
 from torchstore.lender import Lender
 from torchstore.messages import Grant, Selector, Share, Wanted
@@ -49,6 +51,8 @@ from torchstore.tensors import LocalTensor, describe, is_dtensor, memory_of
 from torchstore.transfer import Mover
 from torchstore.values import load, open_inline
 from torchstore.written import written
+
+T = TypeVar("T")
 
 _HELD = 32  # keys
 _PATIENCE = 0.25  # of the time that there is: so long another reader's copy is waited for, or read
@@ -80,6 +84,7 @@ class Fetcher:
         self._lender = Lender()
         self._held: Recent[str, Held] = Recent(_HELD)  # by key: what destinations of deltas hold
         self._mover = Mover(remote, self._plans)
+        self._failover = Failover(remote)
         self._board = Reader() if remote.info.controller.is_local else None
 
     async def get_values(
@@ -99,12 +104,17 @@ class Fetcher:
             if posted is not None:
                 version, value = posted
                 return {key: _inline(key, request, value)}, cost.record(key, version, self._remote.take_calls())
-        asked = [self._catalog.recall(key) for key in requests]
+        asked, end = [self._catalog.recall(key) for key in requests], cost.begin + check_seconds("timeout", timeout)
         grants = await self._acquire(asked, Selector(), cost, timeout)
         try:
             self._check_distinct(asked, requests, grants)
             values = {
-                recalled.key: await self._value(recalled, requests[recalled.key], grant, cost, timeout)
+                recalled.key: await self._read(
+                    recalled,
+                    grant,
+                    end,
+                    partial(self._value, recalled, requests[recalled.key], grant, cost),
+                )
                 for recalled, grant in zip(asked, grants, strict=True)
             }
         finally:
@@ -134,7 +144,9 @@ class Fetcher:
             if self._lender.withdraw(key) and not circle:
                 self._remote.withdraw(key)
             try:
-                filled = await self._state_dict(recalled, destination, grant, cost, end)
+                filled = await self._read(
+                    recalled, grant, end, partial(self._state_dict, recalled, destination, grant, cost)
+                )
                 if circle:
                     self._finish(key, destination, grant, filled)
                     grants = ()
@@ -154,7 +166,7 @@ class Fetcher:
         recalled = self._catalog.recall(key)
         grants = await self._acquire([recalled], request.selector, cost, timeout)
         try:
-            opened = self._open_state_dict(recalled, grants[0])
+            opened = self._open_state_dict(recalled, grants[0], self._failover.choose())
             plan, _ = self._plan(key, destination, opened, cost)
             reduced = self._reduced(key, destination, opened, plan) if request.delta else None
             return explain_plan(key, opened, plan, reduced, known=cost.hit, last_rate=self._mover.last_rate)
@@ -231,13 +243,23 @@ class Fetcher:
 
         check_distinct("", [(recalled.key, memory_of(into)) for recalled, into, _ in given], source)
 
-    async def _value(self, recalled: Recalled, request: Request, grant: Grant, cost: Cost, timeout: float) -> Any:
+    async def _read(
+        self, recalled: Recalled, grant: Grant, end: float, read: Callable[[Choose, float], Awaitable[T]]
+    ) -> T:
+        """Read a granted version, until then; from other copies where there are some and volumes are gone."""
+        if not any(share.copies for share in grant.shares):
+            return await read(self._failover.choose(), end)
+        return await self._failover.read(self._catalog.volumes(recalled, grant), end, read)
+
+    async def _value(
+        self, recalled: Recalled, request: Request, grant: Grant, cost: Cost, choose: Choose, end: float
+    ) -> Any:
         key = recalled.key
         if grant.inline:
             if grant.place is not None and self._board is not None:
                 self._board.learn(key, grant.place)
             return _inline(key, request, grant.inline)
-        opened = self._catalog.open(recalled, grant)
+        opened = self._catalog.open(recalled, grant, choose)
         cost.mode = opened.mode
         item = opened.tensors().get(grant.item)
         if item is None:
@@ -247,10 +269,10 @@ class Fetcher:
             raise KindMismatchError(key, "a state dict is stored there: use get_state_dict")
         if item.pickled:
             data = torch.empty(item.global_shape, dtype=torch.uint8, device="cpu")
-            await self._read_one(key, opened, describe(data, key=key), cost, timeout, data)
+            await self._read_one(key, opened, describe(data, key=key), cost, _left(end), data)
             return as_object(key, request, load(data.numpy().tobytes()))
         target, result = target_of(key, request, item)
-        await self._read_one(key, opened, target, cost, timeout, result)
+        await self._read_one(key, opened, target, cost, _left(end), result)
         return result
 
     async def _read_one(
@@ -269,11 +291,12 @@ class Fetcher:
         destination: Destination,
         grant: Grant,
         cost: Cost,
+        choose: Choose,
         end: float,
     ) -> _Filled:
         key, delta = recalled.key, destination.request.delta
         with cost.spent_on("describe"):
-            opened = self._open_state_dict(recalled, grant)
+            opened = self._open_state_dict(recalled, grant, choose)
         cost.mode = opened.mode
         plan, created = self._plan(key, destination, opened, cost)
         reduced: DeltaRead | None = None
@@ -332,8 +355,8 @@ class Fetcher:
                 share = self._lender.offer(key, destination)
         self._remote.finish(grant, share, failed=filled.failed)
 
-    def _open_state_dict(self, recalled: Recalled, grant: Grant) -> Opened:
-        opened = self._catalog.open(recalled, grant) if grant.shares else None
+    def _open_state_dict(self, recalled: Recalled, grant: Grant, choose: Choose) -> Opened:
+        opened = self._catalog.open(recalled, grant, choose) if grant.shares else None
         if opened is None or opened.kind != "state_dict" or grant.item:
             raise KindMismatchError(recalled.key, "a single value is stored there: use get")
         return opened

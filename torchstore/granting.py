@@ -101,6 +101,7 @@ def _shares(contributions: list[Contribution], known: set[str]) -> Iterator[Shar
             contribution.objects if news else b"",
             contribution.stamp,
             contribution.change,
+            contribution.copies,
         )
         yield _brief_share(share, known)
 
@@ -109,4 +110,5 @@ def _brief_share(share: Share, known: set[str]) -> Share:
     def brief(record: Any) -> Any:
         return record.id if record is not None and record.id in known else record
 
-    return replace(share, manifest=brief(share.manifest), binding=brief(share.binding))
+    copies = tuple(map(brief, share.copies))
+    return replace(share, manifest=brief(share.manifest), binding=brief(share.binding), copies=copies)

@@ -74,6 +74,14 @@ class KnownRecords:
         """
         return None if given is None else self._resolve(given, Binding)
 
+    def bindings(self, given: tuple[Binding | str, ...]) -> tuple[Binding, ...]:
+        """The same for several.
+
+        Raises:
+            UnknownIdError: One is not remembered.
+        """
+        return tuple(self._resolve(one, Binding) for one in given)
+
     def clear(self) -> None:
         """The store is shut down."""
         self._known.clear()

@@ -43,6 +43,7 @@ class StoreInfo:
     Attributes:
         volumes: By the names that the strategy gives them.
         processes: In which each volume lives.
+        copies: How many volumes hold each part of what is put, where a put does not say.
         client: A number for the client that asked: shorter to say than who it is.
         checksum: Whether puts take checksums where they do not say.
         controller: In which process the controller lives.
@@ -54,6 +55,7 @@ class StoreInfo:
     client: int
     checksum: bool
     controller: ProcessId
+    copies: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Publication:
         change: What it changes of its base, if that is known.
         turn: Whose put it is, and which of them.
         digests: Of each box that the publisher has, where replicas are to be compared.
+        copies: More bindings that hold the same bytes, in other volumes; or their ids.
     """
 
     key: str
@@ -104,6 +107,7 @@ class Publication:
     change: Change | None = None
     turn: Turn = ALONE
     digests: Digests = field(default_factory=dict)
+    copies: tuple[Binding | str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ class Share:
             the same ones.
         stamp: As that of the publication.
         change: As that of the publication.
+        copies: As those of the publication.
     """
 
     manifest: Manifest | str
@@ -155,6 +160,7 @@ class Share:
     objects: bytes = b""
     stamp: str = ""
     change: Change | None = None
+    copies: tuple[Binding | str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

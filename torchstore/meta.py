@@ -50,6 +50,8 @@ class ValueMeta:
         tensors: By name; a plain tensor has the only name "".
         objects: Names of the entries that are not tensors.
         publishers: How many processes have put parts of it.
+        volumes: For each of them, in the order of their ranks, the volumes that hold its part now: one for each copy.
+            No volume does in direct mode, of a value in a message, and of a part without tensors.
     """
 
     key: str
@@ -60,6 +62,7 @@ class ValueMeta:
     tensors: Mapping[str, TensorMeta]
     objects: tuple[str, ...]
     publishers: int
+    volumes: tuple[tuple[str, ...], ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +94,11 @@ def describe_version(key: str, version: Version, versions: tuple[int, ...], item
     mode: Mode = next((binding.mode for _, binding in version.bindings()), "snapshot")
     whole = manifests[0].kind == "state_dict" and not item
     kind = "state_dict" if whole else _kind(tensors)
-    return ValueMeta(key, version.number, versions, kind, mode, tensors, tuple(objects), len(contributions))
+    volumes = tuple(
+        tuple(holder.volume for holder in version.contributions[at].holders if holder.volume)
+        for at in sorted(version.contributions)
+    )
+    return ValueMeta(key, version.number, versions, kind, mode, tensors, tuple(objects), len(contributions), volumes)
 
 
 def _kind(tensors: Mapping[str, TensorMeta]) -> Literal["tensor", "object"]:

@@ -19,7 +19,7 @@ from torchstore.arenas import Arena, ArenaPool
 from torchstore.checksum import digests_of, fill_sums
 from torchstore.delta import Bases
 from torchstore.direct import DirectMemory
-from torchstore.errors import StoreTimeoutError
+from torchstore.errors import StoreTimeoutError, VolumeLostError
 from torchstore.manifest import Binding, Manifest, Mode
 from torchstore.messages import ArenaFreedError, Digests, Publication, Published, Retired, UnknownIdError
 from torchstore.origin import ALONE, NOWHERE, Membership, Origin, Turn
@@ -101,7 +101,10 @@ class Publisher:
 
         async def publications() -> list[Publication]:
             return [
-                replace(await self._snapshot(name, large[name], cost, timeout), turn=parts.get(name, ALONE))
+                replace(
+                    await self._snapshot(name, large[name], self._remote.info.copies, cost, timeout),
+                    turn=parts.get(name, ALONE),
+                )
                 if name in large
                 else Publication(name, None, self._me, inline=inline)
                 for name, inline in small.items()
@@ -124,6 +127,7 @@ class Publisher:
         delta: bool = False,
         publisher: Origin | None = None,
         verify_replicas: bool = False,
+        copies: int = 1,
     ) -> tuple[int, SyncRecord]:
         """Put this rank's part of a state dict as one version; one control call when warm.
 
@@ -153,6 +157,7 @@ class Publisher:
                 turn=turn,
                 place=(turn.origin.rank, turn.origin.size) if publisher is not None or alone is False else None,
                 verify_replicas=verify_replicas,
+                copies=copies,
             )
         except BaseException as error:
             self._sequences.failed(key, member, turn, error)
@@ -176,6 +181,7 @@ class Publisher:
         turn: Turn,
         place: tuple[int, int] | None,
         verify_replicas: bool,
+        copies: int,
     ) -> tuple[int, SyncRecord]:
         """Put a part whose step is known."""
         staged: Staged | None = None
@@ -209,7 +215,7 @@ class Publisher:
                     compared = await asyncio.to_thread(self._bases.compare, key, packed, timeout)
                     change, cost.saved_nbytes = compared
             self._bases.forget(key)  # its arena may be the one that is written to now
-            written = await self._snapshot(key, packed, cost, timeout)
+            written = await self._snapshot(key, packed, copies, cost, timeout)
             said = replace(written, version=version, objects=objects, keep=keep, stamp=stamp, change=change)
             sent[:] = [replace(said, turn=turn, digests=digests)]
             return sent
@@ -302,22 +308,39 @@ class Publisher:
             self._seen[key] = hash(mark)
             return packed
 
-    async def _snapshot(self, key: str, packed: Packed, cost: Cost, timeout: float) -> Publication:
+    async def _snapshot(self, key: str, packed: Packed, copies: int, cost: Cost, timeout: float) -> Publication:
         cost.mode = "snapshot"
         await _take_sums(packed, cost)
-        binding: Binding | None = None
-        while packed.nbytes and binding is None:
+        written: list[Arena] = []
+        while packed.nbytes and len(written) < copies:
+            volumes = self._remote.place(copies)
+            try:
+                written.append(await self._write_to(volumes[len(written)], key, packed, cost, timeout))
+            except BaseException as error:
+                for arena in written:  # nothing is published of what is there
+                    self._arenas.give_back(arena)
+                written.clear()
+                if copies == 1 or not isinstance(error, VolumeLostError):
+                    raise
+                self._remote.lost.add(error.volume)  # its neighbour takes its place
+                self._arenas.lose(error.volume)
+        bindings = tuple(arena.binding for arena in written)
+        first = bindings[0] if bindings else None
+        return Publication(key, None, self._me, packed.manifest, first, copies=bindings[1:])
+
+    async def _write_to(self, volume: str, key: str, packed: Packed, cost: Cost, timeout: float) -> Arena:
+        """Write a value into an arena of a volume."""
+        while True:
             with cost.spent_on("control"):
-                arena = await self._arenas.take(key, packed.nbytes, timeout)
+                arena = await self._arenas.take(key, packed.nbytes, volume, timeout)
             try:
                 await self._write(arena, packed, cost, timeout)
-                binding = arena.binding
+                return arena
             except BufferDroppedError:
                 # The volume has freed it since, because the key was deleted elsewhere; a new one is there.
                 self._arenas.discard(arena.binding.id)
                 if not arena.used:
                     raise
-        return Publication(key, None, self._me, packed.manifest, binding)
 
     async def _write(self, arena: Arena, packed: Packed, cost: Cost, timeout: float) -> None:
         write = arena.write if packed.mark and arena.mark == packed.mark else None
@@ -360,14 +383,15 @@ class Publisher:
             except ArenaFreedError as error:
                 self._arenas.discard(error.arena)
                 for publication in publications:
-                    if isinstance(publication.binding, Binding):
-                        self._arenas.recycle(Retired(publication.binding.id, publication.binding.volume))
+                    for holder in (publication.binding, *publication.copies):
+                        if isinstance(holder, Binding):
+                            self._arenas.recycle(Retired(holder.id, holder.volume))
         if len(self._sent) > _REMEMBERED:
             self._sent.clear()
         for publication in publications:
             self._sent.update(
                 record.id
-                for record in (publication.manifest, publication.binding)
+                for record in (publication.manifest, publication.binding, *publication.copies)
                 if isinstance(record, Manifest | Binding)
             )
         for answer in published:
@@ -395,7 +419,10 @@ class Publisher:
             manifest = manifest.id
         if isinstance(binding, Binding) and binding.id in self._sent:
             binding = binding.id
-        return replace(publication, manifest=manifest, binding=binding)
+        copies = tuple(
+            copy.id if isinstance(copy, Binding) and copy.id in self._sent else copy for copy in publication.copies
+        )
+        return replace(publication, manifest=manifest, binding=binding, copies=copies)
 
 
 async def _take_sums(packed: Packed, cost: Cost) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
@@ -15,6 +15,7 @@ from dataplane import RDMABuffer
 from dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
 from torchstore.board import open_answer
 from torchstore.controller import StoreController
+from torchstore.copies import place
 from torchstore.deadlines import within
 from torchstore.errors import (
     PublisherLostError,
@@ -43,12 +44,14 @@ class Remote:
 
     Attributes:
         calls: How many control messages this client has sent.
+        lost: Volumes that have been found dead. None of them comes back.
     """
 
     store_name: str
     controller: ActorMesh[StoreController]
     info: StoreInfo
     calls: int = 0
+    lost: set[str] = field(default_factory=set)
 
     async def publish(self, publications: tuple[Publication, ...], timeout: float) -> tuple[Published, ...]:
         """See `StoreController.publish`."""
@@ -146,6 +149,32 @@ class Remote:
     def choose_volume(self) -> str:
         """The volume that this process writes to."""
         return self.info.strategy.choose(tuple(self.info.volumes))
+
+    def place(self, copies: int) -> tuple[str, ...]:
+        """The volumes that this process writes to: its own first, then those of neighbours (see `copies.place`)."""
+        own = self.choose_volume()
+        if copies == 1:
+            return (own,)
+        return place({name: process.host for name, process in self.info.processes.items()}, own, copies, self.lost)
+
+    async def find_silent(self, volumes: Iterable[str], timeout: float) -> set[str]:
+        """Which of these volumes do not answer; those that are dead are `lost` from now on."""
+
+        async def ask_one(volume: str) -> bool:
+            try:
+                if self.info.processes[volume].is_alive():
+                    await self._ask(self.info.volumes[volume].identify.call_one(), timeout)
+                    return True
+            except StoreTimeoutError:
+                return False
+            except SupervisionError:
+                pass
+            self.lost.add(volume)
+            return False
+
+        asked = tuple(dict.fromkeys(volumes))
+        answers = await asyncio.gather(*map(ask_one, asked))
+        return {volume for volume, answered in zip(asked, answers, strict=True) if not answered}
 
     async def allocate(self, volume: str, nbytes: int, timeout: float) -> Binding:
         """A new arena; waits for memory where the volume is full.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from torchstore.agreement import disagreement
@@ -25,6 +25,7 @@ class Contribution:
     Attributes:
         arrived: When, by the controller's monotonic clock.
         stamp: As that of the publication, and so is the change.
+        copies: The same bytes in other volumes.
     """
 
     writer: ProcessId
@@ -39,6 +40,7 @@ class Contribution:
     change: Change | None = None
     turn: Turn = ALONE
     digests: Digests = field(default_factory=dict)
+    copies: tuple[Binding, ...] = ()
 
     @property
     def rank(self) -> int:
@@ -46,7 +48,13 @@ class Contribution:
         return self.turn.origin.rank
 
     @staticmethod
-    def of(publication: Publication, manifest: Manifest | None, binding: Binding | None, now: float) -> Contribution:
+    def of(
+        publication: Publication,
+        manifest: Manifest | None,
+        binding: Binding | None,
+        now: float,
+        copies: tuple[Binding, ...] = (),
+    ) -> Contribution:
         """What a publication says, with the records in the place of their ids."""
         return Contribution(
             writer=publication.writer,
@@ -61,7 +69,13 @@ class Contribution:
             change=publication.change,
             turn=publication.turn,
             digests=publication.digests,
+            copies=copies,
         )
+
+    @property
+    def holders(self) -> tuple[Binding, ...]:
+        """All memory that holds its bytes: any of them will do."""
+        return (self.binding, *self.copies) if self.binding is not None else ()
 
 
 @dataclass(slots=True)
@@ -95,8 +109,19 @@ class Version:
     def bindings(self) -> Iterator[tuple[ProcessId, Binding]]:
         """The memory that this version uses, with the process that put it."""
         for contribution in self.contributions.values():
-            if contribution.binding is not None:
-                yield contribution.writer, contribution.binding
+            for binding in contribution.holders:
+                yield contribution.writer, binding
+
+    def leave(self, volume: str) -> bool:
+        """A volume is gone, and with it what it held. Returns whether some part is left without a copy."""
+        for at, contribution in self.contributions.items():
+            left = tuple(holder for holder in contribution.holders if holder.volume != volume)
+            if len(left) == len(contribution.holders):
+                continue
+            if not left:
+                return True
+            self.contributions[at] = replace(contribution, binding=left[0], copies=left[1:])
+        return False
 
     def conflict(self, new: Contribution) -> StoreError | None:
         """Why a contribution cannot belong to this version; None: it can. `is_familiar` speaks for it too."""

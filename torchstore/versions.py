@@ -74,8 +74,7 @@ class History:
             ShareMismatchError: The shares of the step do not fit together; it is given up.
             ReplicaMismatchError: Replicas differ; it is given up.
         """
-        if new.binding is not None:
-            self.memory[new.binding.id] = (new.writer, new.binding)
+        self.memory.update({binding.id: (new.writer, binding) for binding in new.holders})
         version = self._version_of(new, number)
         if version.step is not None and not version.step.is_open:
             return self._join(version, version.step, new)
@@ -334,9 +333,9 @@ class History:
         self.draining.append(Version(version.number, contributions=gone))
 
     def volume_died(self, volume: str, reason: str) -> None:
-        """The copies that this volume held are gone."""
+        """The copies that this volume held are gone; a version is lost if there are no others of some part."""
         for version in self._all():
-            if any(binding.volume == volume for _, binding in version.bindings()):
+            if version.leave(volume):
                 if version.number in self.staging:
                     self._abandon(version, reason)
                 version.lost = partial(VolumeLostError, volume, reason)

@@ -34,6 +34,7 @@ async def put_state_dict(
     delta: bool = False,
     publisher: Origin | tuple[int, int] | None = None,
     verify_replicas: bool = False,
+    copies: int | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> int:
     """Publish this rank's part of a state dict as one version, which becomes visible whole or not at all.
@@ -70,6 +71,9 @@ async def put_state_dict(
             other ranks may put replicas. Outside of a process group each process publishes alone.
         verify_replicas: Wait for all ranks of the group, and compare the sums of equal boxes, which are taken for that.
             All ranks say the same.
+        copies: Snapshot mode: in how many volumes each rank's part is stored: with 2 in its own and in a neighbour's,
+            on another host where there is one, and the version survives the loss of any one volume (and host). Readers
+            take any copy, and another when a volume is gone. None: as `initialize` said, and 1 with ``delta=True``.
         timeout: In seconds.
 
     Returns:
@@ -84,7 +88,8 @@ async def put_state_dict(
         RendezvousError: The process group's own store is gone.
         ValueError: None was given for a state dict, and this process has put none under ``key`` in direct mode.
         MismatchError: A tensor cannot be stored; `BlockAlignmentError`: its shards cut the blocks of a `BlockFP8`.
-        VolumeLostError: The storage volume is dead.
+        VolumeLostError: The storage volume is dead; with ``copies``: there are not as many living ones.
+        StrategyError: The store has fewer volumes than ``copies``.
     """
     return await run(
         store_name,
@@ -100,6 +105,7 @@ async def put_state_dict(
             delta=delta,
             publisher=publisher,
             verify_replicas=verify_replicas,
+            copies=copies,
             timeout=timeout,
         ),
     )
@@ -156,7 +162,7 @@ async def get_state_dict(
             found before the first byte was moved.
         SourceChangedError: Direct mode, exact version: its publisher took it back.
         PublisherLostError: Direct mode: the publisher is dead.
-        VolumeLostError: Snapshot mode: the volume is dead.
+        VolumeLostError: Snapshot mode: the volume is dead, and there is no other copy.
         ChecksumError: It was put with ``checksum=True``, and something else has arrived.
     """
     return await run(
