@@ -20,6 +20,7 @@ from torchstore.meta import ValueMeta
 from torchstore.metrics import log_of
 from torchstore.naming import NameMap
 from torchstore.origin import Origin, read_publisher
+from torchstore.pinning import PinnedVersion
 from torchstore.publish import Publisher
 from torchstore.records import SyncRecord
 from torchstore.remote import DEFAULT_TIMEOUT_S, Remote
@@ -167,6 +168,18 @@ class LocalClient:
             key, user_state_dict, strict=strict, names=names, version=version, delta=delta, serve=serve
         )
         return await self._observed("get", self._fetcher.get_state_dict(request, timeout))
+
+    async def pin(
+        self, key: str, *, version: VersionSelector = "latest", timeout: float = DEFAULT_TIMEOUT_S
+    ) -> PinnedVersion:
+        """Hold a version of a state dict, to read blocks of its tensors one after another."""
+        _check_key(key)
+        return await self._fetcher.pin(key, _selector(version), timeout)
+
+    async def reserve(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> int:
+        """The number of a new version, for publishers that agree about it among themselves."""
+        _check_key(key)
+        return await self._remote.reserve(key, timeout)
 
     async def explain(
         self,

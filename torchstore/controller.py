@@ -176,6 +176,12 @@ class StoreController(Actor):
         return tuple(answers)
 
     @endpoint
+    async def reserve(self, client: int, key: str) -> int:
+        """The number of a new version of a key, for publishers that agree about it among themselves."""
+        self._process_of(client)
+        return self._index.reserve(key)
+
+    @endpoint
     async def put_inline(self, client: int, key: str, value: bytes) -> int:
         """Add a whole small value as the next version of a key. Returns its number."""
         contribution = Contribution(self._process_of(client), Part(), None, None, inline=value)

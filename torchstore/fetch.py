@@ -42,6 +42,7 @@ from torchstore.increment import DeltaRead, Held, compile_delta
 from torchstore.lender import Lender
 from torchstore.messages import Grant, Selector, Share, Wanted
 from torchstore.overlap import check_distinct
+from torchstore.pinning import PinnedVersion
 from torchstore.plan import Plan, PlanCache
 from torchstore.recent import Recent
 from torchstore.records import Cost, SyncRecord
@@ -158,6 +159,12 @@ class Fetcher:
             finally:
                 self._remote.release(grants)
             return filled.state, cost.record(key, grant.version, self._remote.take_calls())
+
+    async def pin(self, key: str, selector: Selector, timeout: float) -> PinnedVersion:
+        """Hold a version of a state dict; see `PinnedVersion`."""
+        return await PinnedVersion.of(
+            key, selector, self._remote, self._catalog, Mover(self._remote, self._plans), self._failover, timeout
+        )
 
     async def explain(self, request: StateDictRequest, timeout: float) -> Explanation:
         """The plan of a `get_state_dict` with the same request, in figures; it is kept for that read."""

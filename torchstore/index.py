@@ -73,6 +73,10 @@ class Index:
         history = self._histories.get(key)
         return history.waits_for() if history is not None else ""
 
+    def reserve(self, key: str) -> int:
+        """See `History.reserve`."""
+        return self._histories.setdefault(key, History(key, keep=self.keep)).reserve()
+
     def find(self, wanted: Wanted) -> tuple[History, Version, str] | None:
         """The version that a request means, with the name of the entry that its key leads to; None: wait.
 

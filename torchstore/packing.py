@@ -44,7 +44,7 @@ def pack(
     key: str,
     kind: Kind,
     mode: Mode,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor | LocalTensor],
     *,
     paths: Mapping[str, Path] | None = None,
     objects: tuple[str, ...] = (),

@@ -32,7 +32,7 @@ from torchstore.remote import Remote
 from torchstore.sequence import Sequences, holds_all
 from torchstore.staging import Staged, Staging, TransferDtype
 from torchstore.state_dict import Path, flatten
-from torchstore.tensors import fingerprint, is_dtensor
+from torchstore.tensors import LocalTensor, fingerprint, is_dtensor
 from torchstore.values import dump, dump_entries, inline_object, inline_tensor
 
 _REMEMBERED = 8192
@@ -102,7 +102,7 @@ class Publisher:
         async def publications() -> list[Publication]:
             return [
                 replace(
-                    await self._snapshot(name, large[name], self._remote.info.copies, cost, timeout),
+                    await self._snapshot(name, large[name], cost, timeout, copies=self._remote.info.copies),
                     turn=parts.get(name, ALONE),
                 )
                 if name in large
@@ -215,7 +215,7 @@ class Publisher:
                     compared = await asyncio.to_thread(self._bases.compare, key, packed, timeout)
                     change, cost.saved_nbytes = compared
             self._bases.forget(key)  # its arena may be the one that is written to now
-            written = await self._snapshot(key, packed, copies, cost, timeout)
+            written = await self._snapshot(key, packed, cost, timeout, copies=copies)
             said = replace(written, version=version, objects=objects, keep=keep, stamp=stamp, change=change)
             sent[:] = [replace(said, turn=turn, digests=digests)]
             return sent
@@ -286,7 +286,7 @@ class Publisher:
             return found
         cost.hit = False
         with cost.spent_on("compile"):
-            tensors = {name: value for name, value in leaves.items() if isinstance(value, torch.Tensor)}
+            tensors = {name: value for name, value in leaves.items() if isinstance(value, torch.Tensor | LocalTensor)}
             objects = tuple(name for name in leaves if name not in tensors)
             packed = pack(
                 key,
@@ -308,7 +308,7 @@ class Publisher:
             self._seen[key] = hash(mark)
             return packed
 
-    async def _snapshot(self, key: str, packed: Packed, copies: int, cost: Cost, timeout: float) -> Publication:
+    async def _snapshot(self, key: str, packed: Packed, cost: Cost, timeout: float, *, copies: int = 1) -> Publication:
         cost.mode = "snapshot"
         await _take_sums(packed, cost)
         written: list[Arena] = []

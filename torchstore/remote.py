@@ -61,6 +61,10 @@ class Remote:
         """See `StoreController.reclaim`."""
         return await self._ask(self.controller.reclaim.call_one(self.info.client), timeout)
 
+    async def reserve(self, key: str, timeout: float) -> int:
+        """See `StoreController.reserve`."""
+        return await self._ask(self.controller.reserve.call_one(self.info.client, key), timeout)
+
     async def put_inline(self, key: str, value: bytes, timeout: float) -> int:
         """See `StoreController.put_inline`."""
         return await self._ask(self.controller.put_inline.call_one(self.info.client, key, value), timeout)

@@ -1,14 +1,15 @@
 """Nested state dicts as flat names and back.
 
 ``{"model": {"weight": w, "bias": b}, "step": 3}`` becomes ``{"model.weight": w, "model.bias": b, "step": 3}``
-plus, for each name, the path that leads back. Lists and tuples are opened only where they hold tensors; any
-other value is a leaf of its own, to be pickled.
+plus, for each name, the path that leads back. Lists are opened where they hold tensors or dicts, as
+`torch.distributed.checkpoint` does, and tuples where they hold tensors; any other value is a leaf of its own, to be
+pickled.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -35,6 +36,40 @@ class _Index(int):
         return _Index, (int(self), self.kind)
 
 
+class Flattened(Mapping[str, Any]):
+    """What `flatten` makes of a state dict, of one rank's entries of it for instance.
+
+    Args:
+        leaves: By name.
+        paths: How each of the names leads back.
+    """
+
+    __slots__ = ("leaves", "paths")
+
+    def __init__(self, leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
+        self.leaves = leaves
+        self.paths = paths
+
+    def __getitem__(self, name: str) -> Any:
+        return self.leaves[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.leaves)
+
+    def __len__(self) -> int:
+        return len(self.leaves)
+
+
+def path_of(steps: Iterable[str | int]) -> Path:
+    """A path from dict keys, which are strings, and positions in lists."""
+    return tuple(_Index(step) if isinstance(step, int) else step for step in steps)
+
+
+def steps_of(path: Path) -> tuple[str | int, ...]:
+    """The opposite of `path_of`; dict keys become strings."""
+    return tuple(int(step) if isinstance(step, _Index) else str(step) for step in path)
+
+
 def flatten(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
     """Name every leaf of a nested dict.
 
@@ -45,6 +80,8 @@ def flatten(state_dict: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Pa
         TypeError: ``state_dict`` is not a mapping, or a key in it does not equal its own copy (a tensor, say).
         ValueError: Two leaves would have the same name, as in ``{"a.b": 1, "a": {"b": 2}}``, or it contains itself.
     """
+    if isinstance(state_dict, Flattened):
+        return dict(state_dict.leaves), dict(state_dict.paths)
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"a state dict is a mapping, not {type(state_dict).__name__}")
     if all(isinstance(value, torch.Tensor) and type(key) is str for key, value in state_dict.items()):
@@ -75,7 +112,7 @@ def _walk(path: Path, value: Any, within: tuple[int, ...]) -> Iterator[tuple[Pat
                 yield (*path, key), item
             else:
                 yield from _walk((*path, key), item, (*within, id(value)))
-    elif isinstance(value, list | tuple) and _holds_tensors(value):
+    elif isinstance(value, list | tuple) and (_holds_tensors(value) or _holds_dicts(value)):
         kind: type[list[Any]] | type[tuple[Any, ...]] = list if isinstance(value, list) else tuple
         for position, item in enumerate(value):
             yield from _walk((*path, _Index(position, kind)), item, (*within, id(value)))
@@ -116,6 +153,10 @@ def _holds_tensors(value: Any, depth: int = 0) -> bool:
     # A named tuple would lose its type on the way back: it stays a leaf.
     plain = isinstance(value, list) or type(value) is tuple
     return plain and any(_holds_tensors(item, depth + 1) for item in value)
+
+
+def _holds_dicts(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(item, Mapping) or _holds_dicts(item) for item in value)
 
 
 def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[Any, Any]:

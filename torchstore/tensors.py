@@ -54,11 +54,12 @@ class LocalTensor:
     coordinate: Ints = ()
 
 
-def describe(value: torch.Tensor, *, key: str) -> LocalTensor:
+def describe(value: torch.Tensor | LocalTensor, *, key: str) -> LocalTensor:
     """Say which boxes of the global tensor this process holds, and where.
 
     Args:
-        value: A plain tensor (then it is the whole tensor) or a DTensor (then its local shard counts).
+        value: A plain tensor (then it is the whole tensor), a DTensor (then its local shard counts), or a part that is
+            described already.
         key: Named in errors.
 
     Raises:
@@ -66,6 +67,9 @@ def describe(value: torch.Tensor, *, key: str) -> LocalTensor:
         LayoutMismatchError: The local tensor does not have the shape that its placements say.
         KindMismatchError: No dense tensor with memory of its own (sparse, quantized, meta, conjugate view).
     """
+    if isinstance(value, LocalTensor):
+        check_dense(value.tensor, key)
+        return value
     if not is_dtensor(value):
         check_dense(value, key)
         shape = tuple(value.shape)
@@ -195,6 +199,11 @@ def fingerprint(leaves: Mapping[str, Any]) -> tuple[Any, ...]:
     distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     marks: list[Any] = []
     for name, value in leaves.items():
+        if isinstance(value, LocalTensor):
+            local = value.tensor
+            marks += (name, local.data_ptr(), local.shape, local.stride(), local.dtype)
+            marks += (value.global_shape, value.pieces)
+            continue
         if not isinstance(value, torch.Tensor):
             marks += (name, None)
             continue

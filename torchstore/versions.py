@@ -57,6 +57,11 @@ class History:
 
     # Publishing -----------------------------------------------------------------------------------------
 
+    def reserve(self) -> int:
+        """The number of a new version, which no other put is given."""
+        self._newest += 1
+        return self._newest
+
     def contribute(self, new: Contribution, number: int | None) -> Version:
         """Add one rank's share to a version; the version becomes ready if nothing is missing any more.
 

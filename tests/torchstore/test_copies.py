@@ -48,6 +48,13 @@ async def put_in_three_parts(key: str, seed: int, **options: Any) -> None:
             del os.environ["LOCAL_RANK"]
 
 
+async def read_until_it_fails(key: str) -> None:
+    """What is mapped already can be read until the store has noticed that it is gone."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            assert same(await ts.get_state_dict(key, timeout=LIMIT_S), whole(1))
+
+
 @pytest.mark.parametrize("victim", ["0", "1", "2"])
 async def test_a_version_survives_the_loss_of_any_one_volume(volumes: dict[str, int], victim: str) -> None:
     await put_in_three_parts("m", 1, copies=2)
@@ -71,9 +78,7 @@ async def test_what_is_lost_wholly_is_an_error_by_name(volumes: dict[str, int]) 
     for victim in ("1", "2"):
         os.kill(volumes[victim], signal.SIGKILL)
     with pytest.raises(ts.VolumeLostError, match=r"volume '[12]' is lost"):
-        async with asyncio.timeout(LIMIT_S):
-            while True:  # what is mapped already can be read until the store has noticed
-                assert same(await ts.get_state_dict("m", timeout=LIMIT_S), whole(1))
+        await read_until_it_fails("m")
     assert same(await ts.get_state_dict("elsewhere", timeout=LIMIT_S), whole(5))
     with pytest.raises(ts.VolumeLostError, match="1 of 3 are left"):
         await ts.put_state_dict(whole(6), "m", copies=2, timeout=LIMIT_S)

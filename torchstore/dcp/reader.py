@@ -1,0 +1,161 @@
+"""`StoreReader`: where `torch.distributed.checkpoint.load` finds a checkpoint when that is the store."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from torchstore.client import VersionSelector
+from torchstore.clients import DEFAULT_STORE_NAME
+from torchstore.dcp.calls import BlockingStore, is_key, key_of
+from torchstore.dcp.records import encode, metadata_of
+from torchstore.errors import KeyNotFoundError, LayoutMismatchError
+from torchstore.pinning import Block, PinnedVersion, StoredTensor
+from torchstore.remote import DEFAULT_TIMEOUT_S
+
+
+class StoreReader(StorageReader):
+    """Reads a checkpoint from the store: what `StoreWriter` or `torchstore.put_state_dict` has put.
+
+    Each rank reads the blocks that its planner asks for, with their exact bytes, straight into the tensors that are
+    loaded. All ranks read one version, which stays as it is until they have, whatever is saved meanwhile.
+
+    From the moment that its metadata is read a version is held; when the data has been read, or with `close`, it is
+    let go.
+
+    Args:
+        key: As it was saved; a ``checkpoint_id`` given to ``load`` is another one.
+        store_name: Which store.
+        version: "latest", a number, or ("newer_than", number), as in `torchstore.get_state_dict`.
+        timeout: Of each operation on the store, in seconds.
+    """
+
+    def __init__(
+        self,
+        key: str | os.PathLike[str],
+        *,
+        store_name: str = DEFAULT_STORE_NAME,
+        version: VersionSelector = "latest",
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self.key = key_of(key)
+        self._version = version
+        self._store = BlockingStore(store_name, timeout)
+        self._pinned: PinnedVersion | None = None
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The key."""
+        return self.key
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it can be a key."""
+        return is_key(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin to read anew, from another key if there is one."""
+        self.close()
+        if checkpoint_id is not None:
+            self.key = key_of(checkpoint_id)
+
+    def close(self) -> None:
+        """Let go of the version that is held, if one is; again is free."""
+        pinned, self._pinned = self._pinned, None
+        if pinned is not None:
+            pinned.release()
+
+    def read_metadata(self, *args: Any, **options: Any) -> Metadata:
+        """What the version holds, which is held from now on.
+
+        Raises:
+            KeyNotFoundError: There is none.
+            StoreError: It cannot be read.
+        """
+        return metadata_of(self._pin(self._version))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **options: Any) -> None:
+        """Nothing is left to be done."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Say which version this rank has planned for."""
+        return replace(plan, storage_data=self._held().version)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Have all ranks read the same version, the newest that one of them has found."""
+        newest = max(plan.storage_data for plan in plans)
+        return [replace(plan, storage_data=newest) for plan in plans]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan says, all tensors in one batch.
+
+        Raises:
+            KeyNotFoundError: An entry is not in the version that all ranks read.
+            LayoutMismatchError: A destination has another shape than what is read into it.
+            VolumeLostError: The bytes are gone.
+            StoreTimeoutError: They did not come in time.
+        """
+        try:
+            pinned = self._held()
+            if plan.storage_data != pinned.version:
+                pinned = self._pin(plan.storage_data)
+            self._read(pinned, plan, planner)
+        finally:
+            self.close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, pinned: PinnedVersion, plan: LoadPlan, planner: LoadPlanner) -> None:
+        stored, objects = pinned.tensors(), pinned.objects()
+        blocks: list[Block] = []
+        filled: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
+        for item in plan.items:
+            name = item.storage_index.fqn
+            if name not in (objects if item.type == LoadItemType.BYTE_IO else stored):
+                raise KeyNotFoundError(f"{self.key}/{name}")
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, encode(objects[name]))
+                continue
+            target = planner.resolve_tensor(item).detach()
+            if target.shape != item.lengths:
+                raise LayoutMismatchError(
+                    f"{self.key}/{name}", f"{tuple(item.lengths)} is read into a tensor of shape {tuple(target.shape)}"
+                )
+            into = _destination(stored[name], target)
+            start = item.storage_index.offset or (0,) * target.ndim
+            offsets = tuple(at + more for at, more in zip(start, item.storage_offsets, strict=True))
+            blocks.append(Block(name, offsets, into))
+            filled.append((item, target, into))
+        self._store.run(lambda _: pinned.read(blocks, self._store.timeout))
+        for item, target, into in filled:
+            if into is not target:
+                target.copy_(into)
+            planner.commit_tensor(item, target)
+
+    def _pin(self, version: VersionSelector) -> PinnedVersion:
+        self.close()
+        key, timeout = self.key, self._store.timeout
+        self._pinned = self._store.run(lambda own: own.pin(key, version=version, timeout=timeout))
+        return self._pinned
+
+    def _held(self) -> PinnedVersion:
+        if self._pinned is None:
+            raise ValueError(
+                "read_metadata comes before a plan: use a StoreReader by torch.distributed.checkpoint.load"
+            )
+        return self._pinned
+
+
+def _destination(stored: StoredTensor, target: torch.Tensor) -> torch.Tensor:
+    """The target, or room in the stored dtype where torch is to convert it; quantized values land by themselves."""
+    if stored.dtype == target.dtype or stored.is_quantized:
+        return target
+    return torch.empty(target.shape, dtype=stored.dtype, device=target.device)

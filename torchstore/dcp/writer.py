@@ -1,0 +1,191 @@
+"""`StoreWriter`: where `torch.distributed.checkpoint.save` puts a checkpoint when that is the store."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from torchstore.clients import DEFAULT_STORE_NAME
+from torchstore.dcp.calls import BlockingStore, is_key, key_of
+from torchstore.dcp.records import EncodedObject, Stored, nbytes_of, part_of, paths_of
+from torchstore.remote import DEFAULT_TIMEOUT_S
+from torchstore.state_dict import Flattened
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part in a save, as the coordinator has said it.
+
+    Attributes:
+        version: That all ranks put.
+        index: Of this rank among them.
+        count: How many they are.
+    """
+
+    version: int
+    index: int
+    count: int
+
+
+class StoreWriter(StorageWriter):
+    """Writes a checkpoint into the store, as one version of one key.
+
+    Every rank writes what the planner has given to it; the version is there when the last one has, whole or not at
+    all. What was saved can be loaded by `StoreReader`, and read by `torchstore.get_state_dict` like what
+    `put_state_dict` has put. A save that fails half-way leaves the versions before it as they are.
+
+    Args:
+        key: Where; a ``checkpoint_id`` given to ``save`` is another one.
+        store_name: Which store.
+        version: Its number, higher than those before; None: the next one.
+        keep: How many versions of this key stay readable, as in `torchstore.put_state_dict`.
+        copies: In how many volumes each part is stored, as in `torchstore.put_state_dict`.
+        checksum: Whether readers are to check sums, as in `torchstore.put_state_dict`.
+        timeout: Of each operation on the store, in seconds.
+    """
+
+    def __init__(
+        self,
+        key: str | os.PathLike[str],
+        *,
+        store_name: str = DEFAULT_STORE_NAME,
+        version: int | None = None,
+        keep: int | None = None,
+        copies: int | None = None,
+        checksum: bool | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self.key = key_of(key)
+        self._version = version
+        self._keep = keep
+        self._copies = copies
+        self._checksum = checksum
+        self._store = BlockingStore(store_name, timeout)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The key."""
+        return self.key
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it can be a key."""
+        return is_key(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a new checkpoint, under another key if there is one."""
+        if checkpoint_id is not None:
+            self.key = key_of(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Refuse what cannot be one version.
+
+        Raises:
+            ValueError: The ranks are told to save without collectives, each for itself.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise ValueError("a checkpoint in the store is one version of all ranks: save with use_collectives=True")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is.
+
+        Raises:
+            ValueError: It is one of an earlier save, and would be written under that one's version.
+        """
+        if self._version is None and not getattr(plan, "usable", True):
+            raise ValueError(
+                "a planner with enable_plan_caching=True repeats the plan of an earlier save: give "
+                "StoreWriter(version=...), or do not cache plans"
+            )
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Tell every rank which version this is, and which part of it is its own."""
+        key, timeout = self.key, self._store.timeout
+        version = self._version
+        if version is None:
+            version = self._store.run(lambda own: own.reserve(key, timeout=timeout))
+        return [replace(plan, storage_data=Share(version, index, len(plans))) for index, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Put what this rank has to write."""
+        share: Share = plan.storage_data
+        version = share.version if self._version is None else self._version
+        parts = _collect(plan.items, planner)
+        self._store.run(
+            lambda own: own.put_state_dict(
+                parts,
+                self.key,
+                version=version,
+                keep=self._keep,
+                copies=self._copies,
+                checksum=self._checksum,
+                publisher=(share.index, share.count),
+                timeout=self._store.timeout,
+            )
+        )
+        written: Future[list[WriteResult]] = Future()
+        where = Stored(self.key, version)
+        written.set_result([WriteResult(item.index, _nbytes(item), where) for item in plan.items])
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Every rank has put its part, and the version is there: say in the metadata which one it is."""
+        metadata.storage_data = next((result.storage_data for rank in results for result in rank), None)
+        metadata.storage_meta = self.storage_meta()
+
+    def storage_meta(self) -> StorageMeta:
+        """The key."""
+        return StorageMeta(checkpoint_id=self.key)
+
+
+def _collect(items: Sequence[WriteItem], planner: SavePlanner) -> Flattened:
+    """What a planner has to be written, as a state dict."""
+    objects: dict[str, Any] = {}
+    chunks: dict[str, list[tuple[Sequence[int], torch.Tensor]]] = {}
+    data = {item.index.fqn: item.tensor_data for item in items}
+    for item in items:
+        name = item.index.fqn
+        if item.type == WriteItemType.BYTE_IO:
+            objects[name] = _object(item, planner)
+            continue
+        tensor = planner.resolve_data(item)
+        if not isinstance(tensor, torch.Tensor) or item.tensor_data is None:
+            raise TypeError(f"{type(planner).__name__} resolves the tensor {name!r} to a {type(tensor).__name__}")
+        chunks.setdefault(name, []).append((item.tensor_data.chunk.offsets, tensor))
+    leaves: dict[str, Any] = dict(objects)
+    for name, held in chunks.items():
+        about = data[name]
+        if about is not None:
+            leaves[name] = part_of(name, held[0][1].dtype, about.size, held)
+    return Flattened(leaves, paths_of(tuple(leaves), getattr(planner, "mappings", None)))
+
+
+def _object(item: WriteItem, planner: SavePlanner) -> Any:
+    """An entry that is no tensor: itself where the planner encodes it as all do, else as it encodes it."""
+    if (
+        isinstance(planner, DefaultSavePlanner)
+        and type(planner).transform_object is DefaultSavePlanner.transform_object
+        and type(planner).resolve_data is DefaultSavePlanner.resolve_data
+    ):
+        return planner.lookup_object(item.index)
+    stream = planner.resolve_data(item)
+    if not isinstance(stream, io.BytesIO):
+        raise TypeError(f"{type(planner).__name__} resolves {item.index.fqn!r} to a {type(stream).__name__}, not bytes")
+    return EncodedObject(stream.getvalue())
+
+
+def _nbytes(item: WriteItem) -> int:
+    """Bytes of a tensor's chunk; objects are counted as none, since they travel along."""
+    data = item.tensor_data
+    return 0 if data is None else nbytes_of(data.chunk.sizes, data.properties.dtype)
