@@ -1,0 +1,159 @@
+"""``python -m benchmarks.checkpoints``: a state dict into the store and out of it, by its own calls and by DCP.
+
+Beside them `torch.distributed.checkpoint` with files in memory (tmpfs), and a memcpy of as many bytes. All of it in one
+process, which is what a rank does; the volumes are processes of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+import dataplane
+import torchstore as ts
+from benchmarks import output, program
+from benchmarks.arguments import Parser
+from benchmarks.errors import BenchmarkError
+from benchmarks.program import EXIT_CODES, add_report_options
+from benchmarks.report import Reference, Result
+from benchmarks.statistics import Contestant, Schedule, interleave
+from control import ControlError, shutdown
+from dataplane.errors import DataplaneError
+from torchstore.dcp import StoreReader, StoreWriter
+from torchstore.errors import StoreError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["main"]
+
+_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Workload:
+    """How much is saved and loaded, and how often.
+
+    Attributes:
+        tensors: Of the state dict.
+        tensor_nbytes: Of each of them.
+        rounds: In which every way is timed once.
+    """
+
+    tensors: int
+    tensor_nbytes: int
+    rounds: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors."""
+        return self.tensors * self.tensor_nbytes
+
+    def state(self, value: float) -> dict[str, Any]:
+        """A state dict."""
+        weights = {f"layer.{at}": torch.full((self.tensor_nbytes // 4,), value + at) for at in range(self.tensors)}
+        return {"model": weights, "step": int(value)}
+
+
+_FULL = _Workload(64, 4 << 20, 12)
+_QUICK = _Workload(4, 1 << 18, 2)
+
+
+def main(argv: Sequence[str], *, prog: str = "python -m benchmarks.checkpoints") -> int:
+    """Run the benchmark.
+
+    Args:
+        argv: The arguments, without the program's name.
+        prog: What was typed before them.
+
+    Returns:
+        The exit code: 0 all is well, 1 a failure, 2 a wrong command line, 130 interrupted.
+    """
+    parser = Parser(prog=prog, description=__doc__, epilog=EXIT_CODES, allow_abbrev=False)
+    add_report_options(parser)
+    given = parser.read(argv, "json", "csv")
+    if isinstance(given, int):
+        return given
+    workload = _QUICK if given.quick else _FULL
+    try:
+        return program.run(
+            argv,
+            given,
+            lambda rows: rows.extend(_measure(workload)),
+            prog=prog,
+            tables=lambda rows: [_table(rows)],
+            config=lambda: {"tool": "checkpoints", "quick": given.quick, **asdict(workload)},
+            failures=(ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError),
+        )
+    finally:
+        shutdown()
+
+
+def _measure(workload: _Workload) -> list[Result]:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    asyncio.run(ts.initialize(2, ts.LocalRankStrategy()))
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as directory:
+        state, into = workload.state(1.0), workload.state(0.0)
+        source, target = (torch.ones(workload.nbytes, dtype=torch.uint8) for _ in range(2))
+        contestants = [
+            Contestant("memcpy", lambda: dataplane.memcpy(target, source)),
+            Contestant("put_state_dict", _done(lambda: ts.put_state_dict(state, "put"))),
+            Contestant("put_state_dict, copies=2", _done(lambda: ts.put_state_dict(state, "put twice", copies=2))),
+            Contestant("dcp.save, store", lambda: save(state, storage_writer=StoreWriter("saved"))),
+            Contestant("dcp.save, store, copies=2", lambda: save(state, storage_writer=StoreWriter("two", copies=2))),
+            Contestant("dcp.save, tmpfs", lambda: save(state, storage_writer=_files(directory))),
+            Contestant("get_state_dict", _done(lambda: ts.get_state_dict("put", into))),
+            Contestant("get_state_dict, copies=2", _done(lambda: ts.get_state_dict("put twice", into))),
+            Contestant("dcp.load, store", lambda: load(into, storage_reader=StoreReader("saved"))),
+            Contestant("dcp.load, tmpfs", lambda: load(into, storage_reader=FileSystemReader(directory))),
+        ]
+        samples = interleave(contestants, Schedule(iterations=workload.rounds, warmup=3))
+    expected = workload.state(1.0)
+    if any(not torch.equal(into["model"][name], value) for name, value in expected["model"].items()):
+        raise BenchmarkError("what was loaded is not what was saved")
+    asyncio.run(ts.shutdown())
+    rates = {name: [workload.nbytes / ns for ns in taken.kept_ns()] for name, taken in samples.items()}
+    ceiling = Result.from_samples("memcpy", "GB/s", rates["memcpy"])
+    return [
+        Result.from_samples(name, "GB/s", rate, reference=Reference("memcpy", ceiling.value))
+        for name, rate in rates.items()
+    ]
+
+
+def _files(directory: str) -> FileSystemWriter:
+    return FileSystemWriter(directory, sync_files=False)
+
+
+def _done(make: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], object]:
+    """Run what it makes to its end, as scripts without an event loop do."""
+    return lambda: asyncio.run(make())
+
+
+def _table(rows: Sequence[Result]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title="checkpoints, each a state dict", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("what", no_wrap=True)
+    for column in ("n", "p50 GB/s", "of memcpy"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        table.add_row(row.name, str(row.n), output.significant(row.value), ratio)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
