@@ -173,12 +173,12 @@ class LocalClient:
         self, key: str, *, version: VersionSelector = "latest", timeout: float = DEFAULT_TIMEOUT_S
     ) -> PinnedVersion:
         """Hold a version of a state dict, to read blocks of its tensors one after another."""
-        _check_key(key)
+        check_key(key)
         return await self._fetcher.pin(key, _selector(version), timeout)
 
     async def reserve(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> int:
         """The number of a new version, for publishers that agree about it among themselves."""
-        _check_key(key)
+        check_key(key)
         return await self._remote.reserve(key, timeout)
 
     async def explain(

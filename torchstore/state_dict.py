@@ -155,8 +155,10 @@ def _holds_tensors(value: Any, depth: int = 0) -> bool:
     return plain and any(_holds_tensors(item, depth + 1) for item in value)
 
 
-def _holds_dicts(value: Any) -> bool:
-    return isinstance(value, list) and any(isinstance(item, Mapping) or _holds_dicts(item) for item in value)
+def _holds_dicts(value: Any, within: tuple[int, ...] = ()) -> bool:
+    if not isinstance(value, list) or id(value) in within:
+        return False
+    return any(isinstance(item, Mapping) or _holds_dicts(item, (*within, id(value))) for item in value)
 
 
 def unflatten(leaves: Mapping[str, Any], paths: Mapping[str, Path]) -> dict[Any, Any]:

@@ -15,7 +15,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from torchstore.client import check_keep
 from torchstore.clients import DEFAULT_STORE_NAME
+from torchstore.copies import check_copies
 from torchstore.dcp.calls import BlockingStore, is_key, key_of
 from torchstore.dcp.records import EncodedObject, Stored, nbytes_of, part_of, paths_of
 from torchstore.remote import DEFAULT_TIMEOUT_S
@@ -52,6 +54,10 @@ class StoreWriter(StorageWriter):
         copies: In how many volumes each part is stored, as in `torchstore.put_state_dict`.
         checksum: Whether readers are to check sums, as in `torchstore.put_state_dict`.
         timeout: Of each operation on the store, in seconds.
+
+    Raises:
+        TypeError: One of these is of another type.
+        ValueError: It is out of its range.
     """
 
     def __init__(
@@ -66,6 +72,10 @@ class StoreWriter(StorageWriter):
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self.key = key_of(key)
+        if keep is not None:
+            check_keep(keep)
+        if copies is not None:
+            check_copies(copies)
         self._version = version
         self._keep = keep
         self._copies = copies
