@@ -75,8 +75,7 @@ def pack(
     scales = scales or {}
     known = {scale.name: scale.local for scale in scales.values()}
     locals_ = {
-        name: known.get(name)
-        or describe(tensor if mode == "direct" else resolved(tensor), key=f"{key}/{name}" if name else key)
+        name: known.get(name) or describe(_resolved(tensor, mode), key=f"{key}/{name}" if name else key)
         for name, tensor in tensors.items()
     }
     part = _part(locals_.values()) if publisher is None else _part_of(*publisher)
@@ -134,6 +133,11 @@ def _elements_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.is_contiguous():
         return tensor.device, tensor.data_ptr(), tensor.nbytes
     return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size()
+
+
+def _resolved(tensor: torch.Tensor | LocalTensor, mode: Mode) -> torch.Tensor | LocalTensor:
+    """What is described: in direct mode, and where that is done already, the tensor as it is."""
+    return tensor if mode == "direct" or isinstance(tensor, LocalTensor) else resolved(tensor)
 
 
 def _part(tensors: Iterable[LocalTensor]) -> Part:
