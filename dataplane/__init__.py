@@ -1,7 +1,7 @@
 """One-sided transfers: memory of one process, read and written by others, over whatever moves it fastest."""
 
 from dataplane.action import RDMAAction
-from dataplane.allocation import empty_array, is_shared, memcpy
+from dataplane.allocation import empty_array, is_shared, memcpy, release_pages
 from dataplane.atomic import FetchOperation
 from dataplane.backends.base import BackendStatus
 from dataplane.buffer import RDMABuffer
@@ -35,6 +35,7 @@ __all__ = [
     "empty",
     "empty_array",
     "is_shared",
+    "release_pages",
     "memcpy",
     # backends
     "configure",

@@ -8,6 +8,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dataplane import process
 from dataplane._copy import Block
+from dataplane.identity import page_size
 from dataplane.memory import HOST, contiguous, require_writable, strided
 
 
@@ -56,6 +57,35 @@ def is_shared(data: Any) -> bool:
     """
     region = strided(data, "data")
     return region.kind is HOST and process.current().arena.locate(region.address, 1) is not None
+
+
+def release_pages(data: Any) -> int:
+    """Give the memory behind part of an allocation back to the system, for every process that maps it.
+
+    The addresses stay good: what was there reads as zeros, and writing takes new pages.
+
+    Args:
+        data: Contiguous memory from `empty` or `empty_array`. Of it, the pages that it covers wholly go.
+
+    Returns:
+        Bytes given back; 0 for memory from elsewhere.
+
+    Raises:
+        TypeError: It is no memory.
+        ValueError: It is not contiguous, or has no bytes.
+        OSError: The system refused.
+    """
+    region = contiguous(data, "data")
+    found = process.current().arena.locate(region.address, region.nbytes) if region.kind is HOST else None
+    if found is None:
+        return 0
+    mapping, offset = found
+    page = page_size()
+    begin, end = -(-offset // page) * page, (offset + region.nbytes) // page * page
+    if begin >= end:
+        return 0
+    mapping.memory.remove(begin, end - begin)
+    return end - begin
 
 
 def memcpy(dst: Any, src: Any, *, threads: int = 1, stream: bool = False) -> None:

@@ -132,7 +132,24 @@ async def put_batch(
     checksum: bool | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """`put` many values with one message to the controller; each is visible by itself."""
+    """`put` many values with one message to the controller: all of them become visible in one step, or none.
+
+    Each key keeps versions of its own. The tensors of a batch are written into one arena of the volume by one transfer
+    (large ones, shards, and those with checksums have arenas of their own); two names of the same memory are stored
+    once. When some keys of a batch are deleted or put again, the memory of their values goes back to the system; that
+    of the others stays where it is.
+
+    Args:
+        entries: The values by key.
+        store_name: Which store.
+        checksum: That of `put_state_dict`; values that travel in a message have none.
+        timeout: In seconds.
+
+    Raises:
+        MismatchError: A value cannot be stored; the error names its key, and nothing was sent.
+        VolumeFullError: The values are larger than all that the volume may hold.
+        VolumeLostError: The storage volume is dead; nothing of the batch is visible.
+    """
     await run(store_name, timeout, lambda own: own.put_batch(entries, checksum=checksum, timeout=timeout))
 
 
@@ -174,7 +191,7 @@ async def get_batch(
     *,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> dict[str, Any]:
-    """`get` many values with one message to the controller: all of them, or an error and none.
+    """`get` many values with one message to the controller and one transfer: all of them, or an error and none.
 
     Args:
         keys: The keys; or a dict that gives for each key a tensor to fill, a slice to take, or None.
@@ -183,6 +200,8 @@ async def get_batch(
 
     Raises:
         KeyNotFoundError: Some key is missing; no tensor has been touched.
+        MismatchError: A destination does not fit, or is also that of another value; no tensor has been touched.
+        VolumeLostError: A storage volume is dead.
     """
     return await run(store_name, timeout, lambda own: own.get_batch(keys, timeout=timeout))
 
@@ -224,6 +243,14 @@ async def keys(
 async def exists(key: str, store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
     """Whether there is something to read: a value whose shards are not all there does not count."""
     return await run(store_name, timeout, lambda own: own.exists(key, timeout=timeout))
+
+
+@public
+async def exists_batch(
+    keys: Iterable[str], store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S
+) -> dict[str, bool]:
+    """`exists` of many keys with one message to the controller. Returns the answers by key."""
+    return await run(store_name, timeout, lambda own: own.exists_batch(keys, timeout=timeout))
 
 
 @public

@@ -39,11 +39,14 @@ class ArenaPool:
 
     Args:
         on_retired: Told of any memory of this process that is not used any more, arenas or not.
+        idle_limit: How many idle arenas of one key are kept, whatever their sizes; None: any number, of the size that
+            was taken last.
     """
 
-    def __init__(self, remote: Remote, on_retired: Callable[[Retired], None]) -> None:
+    def __init__(self, remote: Remote, on_retired: Callable[[Retired], None], *, idle_limit: int | None = None) -> None:
         self._remote = remote
         self._on_retired = on_retired
+        self._idle_limit = idle_limit
         self._all: dict[str, Arena] = {}  # by binding id
         self._of_key: dict[str, set[str]] = {}  # binding ids
         self._idle: dict[str, list[Arena]] = {}  # by key
@@ -66,6 +69,10 @@ class ArenaPool:
             self._of_key.setdefault(key, set()).add(arena.binding.id)
         return arena
 
+    def holds(self, binding: str) -> bool:
+        """Whether it is the id of one of these arenas."""
+        return binding in self._all
+
     def discard(self, binding: str) -> None:
         """The volume has dropped this arena, or is gone."""
         arena = self._all.pop(binding, None)
@@ -86,6 +93,12 @@ class ArenaPool:
         self.discard(arena.binding.id)
         self._remote.free(arena.binding.volume, (arena.binding.id,))
 
+    def drop(self, binding: str) -> None:
+        """An arena was written for nothing: the volume frees it."""
+        arena = self._all.get(binding)
+        if arena is not None:
+            self.abandon(arena)
+
     def recycle(self, retired: Retired) -> None:
         """No version uses this memory any more."""
         arena = self._all.get(retired.binding)
@@ -98,7 +111,10 @@ class ArenaPool:
 
     def give_back(self, arena: Arena) -> None:
         """A taken arena is not used after all, or not any more."""
-        self._idle.setdefault(arena.key, []).append(arena)
+        idle = self._idle.setdefault(arena.key, [])
+        idle.append(arena)
+        if self._idle_limit is not None and len(idle) > self._idle_limit:
+            self.abandon(idle[0])
 
     def forget(self, key: str) -> None:
         """The key was deleted: the controller has its arenas freed when nobody reads them any more."""
@@ -114,13 +130,14 @@ class ArenaPool:
     def _idle_one(self, key: str, nbytes: int, volume: str) -> Arena | None:
         """An idle arena of the right size. Idle ones of another size are freed: the value has changed."""
         idle = self._idle.pop(key, [])
-        kept = [arena for arena in idle if arena.nbytes == nbytes]
-        for arena in idle:
-            if arena.nbytes != nbytes:
+        fitting = [arena for arena in idle if arena.nbytes == nbytes]
+        others = [arena for arena in idle if arena.nbytes != nbytes]
+        if self._idle_limit is None:
+            for arena in others:
                 self.abandon(arena)
-        found = next((arena for arena in kept if arena.binding.volume == volume), None)
-        if found is not None:
-            kept.remove(found)
-        if kept:
-            self._idle[key] = kept
+            others = []
+        found = next((arena for arena in fitting if arena.binding.volume == volume), None)
+        rest = others + [arena for arena in fitting if arena is not found]
+        if rest:
+            self._idle[key] = rest
         return found

@@ -242,6 +242,11 @@ class LocalClient:
         check_key(key)
         return await self._remote.exists(key, timeout)
 
+    async def exists_batch(self, keys: Iterable[str], *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, bool]:
+        """See `torchstore.exists_batch`."""
+        asked = tuple(dict.fromkeys(check_keys(keys)))
+        return dict(zip(asked, await self._remote.exist(asked, timeout), strict=True))
+
     async def versions(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[int, ...]:
         """See `torchstore.versions`."""
         check_key(key)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from control import Actor, Port, ProcMesh, endpoint
 from control.runtime.tables import report_table
 from dataplane import RDMABuffer
+from torchstore.batches import BatchGrant, BatchPublication
 from torchstore.budget import make_room
 from torchstore.copies import check_room
 from torchstore.errors import KeyNotFoundError, StoreNotInitializedError, StrategyError
@@ -35,6 +36,8 @@ from torchstore.meta import ValueMeta, describe_version
 from torchstore.overview import overview
 from torchstore.process import ProcessId, this_process
 from torchstore.reading import Reading
+from torchstore.shared_arenas import SharedArenas
+from torchstore.sharing import BatchDesk
 from torchstore.strategy import TorchStoreStrategy
 from torchstore.version import Contribution
 from torchstore.volumes import Volumes
@@ -55,11 +58,13 @@ class StoreController(Actor):
         self._checksum = False
         self._copies = 1
         self._ledger = Ledger(self._free)
-        self._index = Index(self._ledger.idle, self._ledger.gone, lambda history: self._reading.repost(history))
+        self._shared = SharedArenas(self._ledger, self._free_all)
+        self._index = Index(self._shared.idle, self._shared.gone, lambda history: self._reading.repost(history))
         self._known = KnownRecords()
+        self._batches = BatchDesk(self._index, self._known, self._ledger, self._shared)
         self._members = Members(store_name)
-        self._waiting = WaitingRoom()
-        self._reading = Reading(self._index, self._known, self._waiting, self._process_of)
+        self._waiting = WaitingRoom(self._shared.give_back)
+        self._reading = Reading(self._index, self._known, self._waiting, self._process_of, self._batches)
         self._watch = ProcessWatch(self._process_died)
         self._part = f"torchstore {store_name}"
 
@@ -146,6 +151,8 @@ class StoreController(Actor):
         self._reading.board.close()
         self._index.clear()
         self._ledger.clear()
+        self._shared.clear()
+        self._batches.clear()
         self._known.clear()
         self._members.clear()
         if volumes is not None:
@@ -154,7 +161,9 @@ class StoreController(Actor):
     # Publishing -----------------------------------------------------------------------------------------
 
     @endpoint
-    async def publish(self, client: int, publications: tuple[Publication, ...]) -> tuple[Published, ...]:
+    async def publish(
+        self, client: int, publications: tuple[Publication | BatchPublication, ...]
+    ) -> tuple[Published, ...]:
         """Add contributions, in order; each may complete a version, which then becomes visible at once.
 
         Raises:
@@ -164,12 +173,15 @@ class StoreController(Actor):
                 `History.contribute`.
         """
         writer = self._process_of(client)
-        resolved = [(publication, self._contribution(publication)) for publication in publications]
+        plain = [p for p in publications if isinstance(p, Publication)]
+        resolved = [(publication, self._contribution(publication)) for publication in plain]
+        batches = [self._batches.contributions(p) for p in publications if isinstance(p, BatchPublication)]
         answers: list[Published] = []
         for publication, contribution in resolved:
             answers.append(
                 self._index.contribute(publication.key, contribution, publication.version, keep=publication.keep)
             )
+        answers += [Published(self._batches.add(batch), True) for batch in batches]
         if answers:
             answers[-1] = replace(answers[-1], retired=self._ledger.news_for(writer))
         self._waiting.wake()
@@ -206,7 +218,7 @@ class StoreController(Actor):
 
         def attempt() -> tuple[int, tuple[str, ...]] | None:
             self._process_of(client)
-            return make_room(self._ledger, self._index, volume, since)
+            return make_room(self._ledger, self._index, self._shared, volume, since)
 
         self._waiting.answer(
             port,
@@ -262,10 +274,15 @@ class StoreController(Actor):
         """`acquire` for several keys: all of them or none; answers when the last of them is ready."""
         self._reading.grant_all(port, client, wanted, timeout)
 
+    @endpoint(explicit_response_port=True)
+    async def acquire_values(self, port: Port[BatchGrant], client: int, keys: tuple[str, ...], timeout: float) -> None:
+        """`acquire` for the newest versions of many plain values: all of them or none."""
+        self._reading.grant_values(port, client, keys, timeout)
+
     @endpoint
-    async def release(self, leases: tuple[tuple[str, int], ...]) -> None:
-        """Give leases back; nobody waits for an answer."""
-        self._reading.release(leases)
+    async def release(self, leases: tuple[tuple[str, int], ...], batch: int = 0) -> None:
+        """Give leases back, and those of a batch; nobody waits for an answer."""
+        self._reading.release(leases, batch)
 
     @endpoint
     async def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
@@ -334,6 +351,12 @@ class StoreController(Actor):
         return self._index.exists(key)
 
     @endpoint
+    async def exist(self, keys: tuple[str, ...]) -> tuple[bool, ...]:
+        """`exists` of each of them."""
+        self._initialized()
+        return tuple(map(self._index.exists, keys))
+
+    @endpoint
     async def versions(self, key: str) -> tuple[int, ...]:
         """The readable versions of a key, oldest first."""
         self._initialized()
@@ -366,11 +389,15 @@ class StoreController(Actor):
         return self._volumes
 
     def _free(self, volume: str, arena: str) -> None:
+        self._free_all(volume, (arena,))
+
+    def _free_all(self, volume: str, arenas: tuple[str, ...]) -> None:
         if self._volumes is not None:
-            self._volumes.free(volume, arena)
+            self._volumes.free(volume, arenas)
 
     def _process_died(self, process: ProcessId) -> None:
         self._ledger.forget(process)
+        self._batches.process_died(process)
         volumes = self._volumes.living_in(process) if self._volumes is not None else []
         kept = self._index.process_died(process, volumes)
         if self._volumes is not None and not volumes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ import torch
 from control.bounds import check_seconds
 from dataplane import RDMAAction
 from dataplane.errors import DataplaneError
+from torchstore.batch_get import BatchReader, ReadOne
 from torchstore.board import Reader
 from torchstore.catalog import Catalog, Choose, Opened, Recalled
 from torchstore.destination import (
@@ -41,14 +42,13 @@ from torchstore.failover import Failover
 from torchstore.increment import DeltaRead, Held, compile_delta
 from torchstore.lender import Lender
 from torchstore.messages import Grant, Selector, Share, Wanted
-from torchstore.overlap import check_distinct
 from torchstore.pinning import PinnedVersion
 from torchstore.plan import Plan, PlanCache
 from torchstore.recent import Recent
 from torchstore.records import Cost, SyncRecord
 from torchstore.remote import Remote
 from torchstore.request import Request, StateDictRequest, as_object, small_tensor, target_of
-from torchstore.tensors import LocalTensor, describe, is_dtensor, memory_of
+from torchstore.tensors import LocalTensor, describe
 from torchstore.transfer import Mover
 from torchstore.values import load, open_inline
 from torchstore.written import written
@@ -86,6 +86,7 @@ class Fetcher:
         self._held: Recent[str, Held] = Recent(_HELD)  # by key: what destinations of deltas hold
         self._mover = Mover(remote, self._plans)
         self._failover = Failover(remote)
+        self._batches = BatchReader(remote, self._read_single)
         self._board = Reader() if remote.info.controller.is_local else None
 
     async def get_values(
@@ -105,22 +106,16 @@ class Fetcher:
             if posted is not None:
                 version, value = posted
                 return {key: _inline(key, request, value)}, cost.record(key, version, self._remote.take_calls())
-        asked, end = [self._catalog.recall(key) for key in requests], cost.begin + check_seconds("timeout", timeout)
-        grants = await self._acquire(asked, Selector(), cost, timeout)
+        else:
+            values, version = await self._batches.read(requests, cost, timeout)
+            return values, cost.record(next(iter(requests)), version, self._remote.take_calls())
+        recalled, end = self._catalog.recall(key), cost.begin + check_seconds("timeout", timeout)
+        (grant,) = grants = await self._acquire([recalled], Selector(), cost, timeout)
         try:
-            self._check_distinct(asked, requests, grants)
-            values = {
-                recalled.key: await self._read(
-                    recalled,
-                    grant,
-                    end,
-                    partial(self._value, recalled, requests[recalled.key], grant, cost),
-                )
-                for recalled, grant in zip(asked, grants, strict=True)
-            }
+            values = {key: await self._read(recalled, grant, end, partial(self._value, recalled, request, grant, cost))}
         finally:
             self._remote.release(grants)
-        return values, cost.record(grants[0].key, grants[0].version, self._remote.take_calls())
+        return values, cost.record(grant.key, grant.version, self._remote.take_calls())
 
     async def get_state_dict(self, request: StateDictRequest, timeout: float) -> tuple[dict[Any, Any], SyncRecord]:
         """Read one version of a state dict, into the given tensors where there are some.
@@ -230,26 +225,6 @@ class Fetcher:
             await asyncio.sleep(0)  # who polls in a loop must not keep its event loop to itself
         return found
 
-    def _check_distinct(
-        self, asked: list[Recalled], requests: Mapping[str, Request], grants: tuple[Grant, ...]
-    ) -> None:
-        """Refuse tensors that share memory, unless the same bytes are read into them."""
-        given = [
-            (recalled, into, grant)
-            for recalled, grant in zip(asked, grants, strict=True)
-            if (into := requests[recalled.key].into) is not None
-        ]
-
-        def source(index: int) -> Hashable:
-            recalled, into, grant = given[index]
-            part = (into.placements, into.device_mesh) if is_dtensor(into) else requests[recalled.key].part
-            if grant.inline:
-                return grant.inline, part
-            opened = self._catalog.open(recalled, grant)
-            return opened.ids, opened.places(grant.item), part
-
-        check_distinct("", [(recalled.key, memory_of(into)) for recalled, into, _ in given], source)
-
     async def _read(
         self, recalled: Recalled, grant: Grant, end: float, read: Callable[[Choose, float], Awaitable[T]]
     ) -> T:
@@ -281,6 +256,16 @@ class Fetcher:
         target, result = target_of(key, request, item)
         await self._read_one(key, opened, target, cost, _left(end), result)
         return result
+
+    def _read_single(self, cost: Cost, timeout: float) -> ReadOne:
+        """What reads one value of a batch."""
+        end = cost.begin + check_seconds("timeout", timeout)
+
+        async def read(key: str, request: Request, grant: Grant) -> Any:
+            recalled = Recalled(key, {})
+            return await self._read(recalled, grant, end, partial(self._value, recalled, request, grant, cost))
+
+        return read
 
     async def _read_one(
         self, key: str, opened: Opened, target: LocalTensor, cost: Cost, timeout: float, into: torch.Tensor

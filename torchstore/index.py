@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from torchstore.entries import Entries
 from torchstore.errors import KeyNotFoundError, StoreError
-from torchstore.key_names import is_below
+from torchstore.key_names import SEPARATORS, is_below
+from torchstore.listing import SortedKeys
 from torchstore.manifest import Binding
 from torchstore.messages import Published, Share, Wanted
 from torchstore.process import ProcessId
+from torchstore.sections import Section
 from torchstore.version import Contribution, Version
 from torchstore.versions import History
 
@@ -33,6 +35,8 @@ class Index:
     def __init__(self, on_idle: OnIdle, on_gone: OnGone, on_change: OnChange) -> None:
         self._histories: dict[str, History] = {}
         self._entries = Entries(self._histories)
+        self._sorted = SortedKeys()
+        self._with_older: dict[str, History] = {}  # those that keep more than the newest version
         self.keep = 1
         self._on_idle = on_idle
         self._on_gone = on_gone
@@ -55,17 +59,18 @@ class Index:
         history = self._histories.get(key)
         if history is None:
             history = self._histories[key] = History(key, keep=self.keep)
+            self._sorted.add(key)
         history.keep = keep or history.keep
         try:
             found = history.contribute(contribution, version)
         except StoreError:
             self._drop(history, contribution)
             raise
-        self._settle(history)
+        self.settle(history)
         is_ready = found.number in history.ready
         for value in self._entries.became_ready(history) if is_ready else ():
             value.delete()
-            self._settle(value)
+            self.settle(value)
         return Published(found.number, is_ready, found.step.index if found.step is not None else 0)
 
     def waits_for(self, key: str) -> str:
@@ -107,20 +112,23 @@ class Index:
         if history is None:
             raise KeyNotFoundError(key)
         history.rollback(version)
-        self._settle(history)
+        self.settle(history)
 
     def retire_oldest(self, volume: str) -> bool:
         """Let go of the oldest version in a volume that is neither read nor the newest of its key, if there is one."""
         found = [
             (version.ready_as, version, history)
-            for history in self._histories.values()
+            for history in self._with_older.values()
             for version in history.idle_versions(volume)
         ]
         if not found:
             return False
-        _, version, history = min(found, key=lambda entry: entry[0])
-        history.retire(version)
-        self._settle(history)
+        _, oldest, _ = min(found, key=lambda entry: entry[0])
+        arenas = {binding.arena_id for _, binding in oldest.bindings()}
+        for _, version, history in found:  # what came in one batch goes with it: alone it is only some pages
+            if version is oldest or arenas.intersection(binding.arena_id for _, binding in version.bindings()):
+                history.retire(version)
+                self.settle(history)
         return True
 
     def histories(self) -> list[History]:
@@ -136,14 +144,14 @@ class Index:
         history = self._histories.get(key)
         if history is not None:
             history.finish(lease, share, failed=failed)
-            self._settle(history)
+            self.settle(history)
 
     def release(self, key: str, lease: int) -> None:
         """Give a lease back."""
         history = self._histories.get(key)
         if history is not None:
             history.release(lease)
-            self._settle(history)
+            self.settle(history)
 
     def delete(self, keys: tuple[str, ...], *, missing_ok: bool) -> None:
         """Forget keys; an entry of a state dict can be deleted by itself, the last one takes the rest along.
@@ -168,17 +176,18 @@ class Index:
     def _delete(self, histories: list[History]) -> None:
         for history in histories:
             history.delete()
-            self._settle(history)
+            self.settle(history)
 
     def keys(self, prefix: str | None) -> list[str]:
         """Every key below ``prefix`` (see `is_below`), sorted; entries of state dicts as ``key/name``."""
         begin = prefix or ""
-        listed = {
-            f"{key}/{name}" if name else key
-            for key, history in self._histories.items()
-            if key.startswith(begin[: len(key)])
-            for name in history.names()
-        }
+        around = (begin[:end] for end, letter in enumerate(begin) if letter == "/")  # state dicts with such entries
+        keys = [key for key in around if key in self._histories]
+        if prefix is None or prefix.endswith(SEPARATORS):
+            keys += self._sorted.starting_with(begin)
+        else:
+            keys += self._sorted.below(begin, SEPARATORS)
+        listed = {f"{key}/{name}" if name else key for key in keys for name in self._histories[key].names()}
         return sorted(key for key in listed if is_below(key, prefix))
 
     def exists(self, key: str) -> bool:
@@ -193,18 +202,21 @@ class Index:
             Ids of the memory that it has put and that versions still use.
         """
         kept: set[str] = set()
-        for history in list(self._histories.values()):
+        concerned = [history for history in self._histories.values() if history.concerns(process, volumes)]
+        for history in concerned:  # few of many: nobody is answered meanwhile
             history.process_died(process, f"{process} has died")
             for volume in volumes:
                 history.volume_died(volume, f"{process} has died")
             kept.update(history.bindings_of(process))
-            self._settle(history)
+            self.settle(history)
         return kept
 
     def clear(self) -> None:
         """Forget everything, without telling anybody."""
         self._histories.clear()
         self._entries.clear()
+        self._sorted.clear()
+        self._with_older.clear()
 
     def _locate(self, key: str) -> tuple[str, str]:
         """The key itself, or the state dict that it names an entry of, with the entry's name; the newer of the two."""
@@ -216,17 +228,26 @@ class Index:
     def _drop(self, history: History, refused: Contribution) -> None:
         """Nothing came of a contribution: its memory is its writer's again."""
         binding = refused.binding
-        self._settle(history)
+        self.settle(history)
         if binding is not None and history.key in self._histories and not history.uses(binding.id):
             self._on_idle(refused.writer, binding)
 
-    def _settle(self, history: History) -> None:
+    def settle(self, history: History) -> None:
+        """Let go of what no version of a key uses any more, and of the key itself if it has none."""
         self._on_change(history)
         idle = history.reap()
         if not history.ready and not history.staging and not history.draining and not history.steps.given_up():
             del self._histories[history.key]
             self._entries.forget(history.key)
+            self._sorted.remove(history.key)
+            self._with_older.pop(history.key, None)
             self._on_gone(list(history.memory.values()))
-        else:
-            for writer, binding in idle:
-                self._on_idle(writer, binding)
+            return
+        if len(history.ready) > 1:
+            self._with_older[history.key] = history
+        elif self._with_older:
+            self._with_older.pop(history.key, None)
+        for writer, binding in idle:
+            if isinstance(binding, Section):  # its next version will lie elsewhere
+                history.memory.pop(binding.id, None)
+            self._on_idle(writer, binding)

@@ -62,6 +62,12 @@ class Ledger:
         """Free the idle arenas of a volume."""
         self.gone([(writer, binding) for writer, binding in self._idle.values() if binding.volume == volume])
 
+    def part_freed(self, volume: str, stretches: tuple[str, ...]) -> None:
+        """Memory within arenas of a volume has been given back."""
+        self.clock += 1
+        for stretch in stretches:
+            self._freed.put(stretch, (self.clock, volume))
+
     def freed_since(self, clock: int, volume: str) -> tuple[str, ...]:
         """Ids of the arenas of a volume that have been freed since the clock stood so, as far as remembered."""
         return tuple(arena for arena, (when, where) in self._freed.items() if when > clock and where == volume)

@@ -16,6 +16,7 @@ import pickle
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from dataplane import RemoteLayout
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Mode = Literal["snapshot", "direct"]
 Kind = Literal["value", "state_dict"]
+
+_SMALL_BYTES = 512  # of an encoded manifest: that of a plain value
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,10 @@ class Manifest:
     @staticmethod
     def decode(encoded: bytes) -> Manifest:
         """Undo the encoding. Only for bytes from this job, which control has authenticated."""
+        return _decode_small(encoded) if len(encoded) <= _SMALL_BYTES else Manifest._decode(encoded)
+
+    @staticmethod
+    def _decode(encoded: bytes) -> Manifest:
         kind, place, plain, objects, paths, sums = pickle.loads(encoded)
         shared: dict[int, tuple[Piece, ...]] = {}
         tensors = {
@@ -149,6 +156,12 @@ class Manifest:
     def boxes(self, name: str) -> frozenset[Box]:
         """The boxes that this publisher holds of one tensor."""
         return frozenset(piece.box for piece in self.tensors[name].pieces)
+
+
+@lru_cache(maxsize=4096)
+def _decode_small(encoded: bytes) -> Manifest:
+    """Values of one dtype and shape have equal manifests: they are read, and kept, once."""
+    return Manifest._decode(encoded)
 
 
 _PlainPieces = tuple[tuple[Ints, Ints, Ints], ...]
@@ -196,6 +209,11 @@ class Binding:
         self.volume = volume
         self._memory: tuple[tuple[RDMABuffer, ...], RDMABuffer | None] | None = (buffers, seal)
         self._packed = b""
+
+    @property
+    def arena_id(self) -> str:
+        """Names what has to be kept while any of it is used: all of this memory, or the arena that it is a part of."""
+        return self.id
 
     @property
     def buffers(self) -> tuple[RDMABuffer, ...]:

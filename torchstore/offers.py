@@ -47,6 +47,11 @@ class Offers:
 
     _circles: dict[str, _Circle] = field(default_factory=dict)
 
+    @property
+    def were_made(self) -> bool:
+        """Whether any reader has taken part."""
+        return bool(self._circles)
+
     def must_wait(self, circle: str, reader: ProcessId) -> bool:
         """Whether there is no copy to read now, but one in the making."""
         found = self._circles.get(circle)

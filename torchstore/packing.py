@@ -15,7 +15,7 @@ from torchstore.layout import Replicate, contiguous_strides
 from torchstore.manifest import Kind, Manifest, Mode, Part, TensorItem
 from torchstore.quantize import Scales
 from torchstore.state_dict import Path
-from torchstore.tensors import LocalTensor, describe, resolved, storage_of
+from torchstore.tensors import LocalTensor, describe, resolved, same_elements, storage_of
 
 _ALIGNMENT = 64  # a cache line: every tensor of an arena starts on one
 
@@ -99,7 +99,7 @@ def pack(
                 pieces = ()
             buffer, start, strides = 0, end, contiguous_strides(tensor.shape)
             if pieces:
-                start = tied.setdefault(_elements_of(tensor), end)
+                start = tied.setdefault(same_elements(tensor), end)
             if start == end and pieces:
                 end += -(-prod(tensor.shape) * itemsize // _ALIGNMENT) * _ALIGNMENT
         items[name] = TensorItem(
@@ -126,13 +126,6 @@ def pack(
             end += sums.nbytes
     manifest = Manifest.of(kind, part, items, objects, paths or {}, place)
     return Packed(mark, manifest, locals_, end, memory, sums)
-
-
-def _elements_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for tensors over the same bytes in the same order: tied ones."""
-    if tensor.is_contiguous():
-        return tensor.device, tensor.data_ptr(), tensor.nbytes
-    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size()
 
 
 def _resolved(tensor: torch.Tensor | LocalTensor, mode: Mode) -> torch.Tensor | LocalTensor:

@@ -28,10 +28,10 @@ from dataplane.errors import TransferTimeoutError
 from torchstore.checksum import Proof, ProofBuilder
 from torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchError
 from torchstore.layout import Ints, Match, Transfer, match
-from torchstore.manifest import Binding, Manifest
+from torchstore.manifest import Binding, Manifest, TensorItem
 from torchstore.quantize import Landing
 from torchstore.recent import Recent
-from torchstore.tensors import LocalTensor, check_destination
+from torchstore.tensors import LocalTensor, check_destination, same_elements
 
 _AT_ONCE_BYTES = 1 << 20  # some 100 us of copying: about what switching to another task and back costs
 _AT_ONCE_S = 0.002
@@ -120,7 +120,7 @@ class Seals:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Without the cyclic garbage collector, which would look at all that has been made again and again, for nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -131,7 +131,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@_uncollected()
+@uncollected()
 def compile_read(
     key: str,
     sources: Sequence[Source],
@@ -165,6 +165,7 @@ def compile_read(
     proof = ProofBuilder([(source.manifest, source.binding) for source in sources])
     # Layers repeat: tensors of one layout share their piece tuples, so the match is made once for all of them.
     matches: dict[tuple[int, ...], Match] = {}
+    filled: dict[int, tuple[LocalTensor, list[_Read]]] = {}  # by address: what is tied on both sides is read once
     for position, (label, target) in enumerate(targets.items()):
         name = stored.get(label, label) if stored else label
         full_name = key if not label else f"{key}/{label}" if name == label else f"{key}/{name} (for {label})"
@@ -184,8 +185,10 @@ def compile_read(
             found = matches[alike] = match(pieces, target.pieces, preference=turn)
         if found.holes:
             raise CoverageError(full_name, tuple((hole.offsets, hole.shape) for hole in found.holes))
-        for transfer in found.transfers:
-            index, binding, item = holders[transfer.source]
+        reads = [(*holders[transfer.source], transfer) for transfer in found.transfers]
+        if _is_filled(target, reads, filled):
+            continue
+        for index, binding, item, transfer in reads:
             if binding is None:  # pieces without memory: the publisher has made a mistake
                 raise CoverageError(full_name, ((transfer.target_local, transfer.shape),))
             action.read_remote(
@@ -212,17 +215,36 @@ def compile_read(
     )
 
 
+_Read = tuple[int, Binding | None, TensorItem, Transfer]
+
+
+def _is_filled(target: LocalTensor, reads: list[_Read], filled: dict[int, tuple[LocalTensor, list[_Read]]]) -> bool:
+    """Whether a target of before is the same memory and gets the same bytes; else it is remembered as filled."""
+    before, others = filled.setdefault(target.tensor.data_ptr(), (target, reads))
+    return (
+        others is not reads
+        and same_elements(before.tensor) == same_elements(target.tensor)
+        and _blocks(reads) == _blocks(others)
+    )
+
+
+def _blocks(reads: list[_Read]) -> list[tuple[int, int, RemoteLayout, Ints]]:
+    return [
+        (index, item.buffer, item.block_at(transfer.source_local, transfer.shape), transfer.target_local)
+        for index, _, item, transfer in reads
+    ]
+
+
 def compile_write(
     arena: RDMABuffer, manifest: Manifest, tensors: Mapping[str, LocalTensor], sums: torch.Tensor | None = None
 ) -> RDMAAction:
     """The copy of local tensors (of any strides) and their sums into one arena, where the manifest says."""
     action = RDMAAction()
-    begun: set[int] = set()
+    written: set[int] = set()  # tied tensors lie at one offset
     for name, item in manifest.tensors.items():
         local = tensors[name].tensor
-        # An empty shard holds nothing, a replica leaves it to the first of them, and tied tensors have one place.
-        if item.pieces and item.offset not in begun:
-            begun.add(item.offset)
+        if item.pieces and item.offset not in written:  # an empty shard holds nothing, a replica leaves it to the first
+            written.add(item.offset)
             action.write_remote(
                 arena,
                 local,

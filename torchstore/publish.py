@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from dataplane.errors import BufferDroppedError, OwnerDiedError, TransferTimeoutError
+from dataplane.errors import BufferDroppedError
 from torchstore.arenas import Arena, ArenaPool
+from torchstore.batch_put import BatchWriter, Sorted, sort_values
+from torchstore.batches import BatchPublication
 from torchstore.checksum import digests_of, fill_sums
 from torchstore.delta import Bases
 from torchstore.direct import DirectMemory
-from torchstore.errors import StoreTimeoutError, VolumeLostError
+from torchstore.errors import StoreError, StoreTimeoutError, VolumeLostError
 from torchstore.manifest import Binding, Manifest, Mode
 from torchstore.messages import ArenaFreedError, Digests, Publication, Published, Retired, UnknownIdError
 from torchstore.origin import ALONE, NOWHERE, Membership, Origin, Turn
 from torchstore.packing import Packed, pack
-from torchstore.plan import compile_write, execute
+from torchstore.plan import compile_write
 from torchstore.process import this_process
 from torchstore.quantize import Scales
 from torchstore.records import Cost, SyncRecord
@@ -33,7 +35,8 @@ from torchstore.sequence import Sequences, holds_all
 from torchstore.staging import Staged, Staging, TransferDtype
 from torchstore.state_dict import Path, flatten
 from torchstore.tensors import LocalTensor, fingerprint, is_dtensor
-from torchstore.values import dump, dump_entries, inline_object, inline_tensor
+from torchstore.values import dump_entries, inline_tensor
+from torchstore.writing import write_arena
 
 _REMEMBERED = 8192
 
@@ -45,6 +48,7 @@ class Publisher:
         self._remote = remote
         self._me = this_process()
         self._arenas = ArenaPool(remote, self._retire)
+        self._batches = BatchWriter(remote)
         self._direct = DirectMemory()
         self._staging = Staging()
         self._bases = Bases()
@@ -56,7 +60,7 @@ class Publisher:
     async def put_values(
         self, values: Mapping[str, Any], timeout: float, *, checksum: bool = False, publisher: Origin | None = None
     ) -> tuple[None, SyncRecord | None]:
-        """Put plain values, each visible by itself, and this rank's shards; one control call for all of them.
+        """Put plain values, and this rank's shards: all become visible in one step, by one control call.
 
         Returns:
             Nothing, and what it cost; None when there was nothing to put.
@@ -65,9 +69,13 @@ class Publisher:
             return None, None
         cost = Cost("put", time.perf_counter())
         key, *_ = values
-        small: dict[str, bytes] = {}
-        large: dict[str, Packed] = {}
+        value = values[key]
+        if len(values) == 1 and publisher is None and isinstance(value, torch.Tensor):
+            small = inline_tensor(value)
+            if small:  # the shortest way: plain arguments and a plain answer
+                return await self._put_inline(key, small, cost, timeout)
         parts: dict[str, Turn] = {}
+        places: dict[str, tuple[int, int]] = {}
         member = NOWHERE
         if publisher is not None or any(map(is_dtensor, values.values())):
             member = await self._sequences.member(publisher, timeout)
@@ -75,40 +83,39 @@ class Publisher:
             for name, value in values.items():
                 if publisher is not None or is_dtensor(value):
                     parts[name] = self._sequences.next(name, member, None, alone=False)
-                place = (member.origin.rank, member.origin.size) if parts.get(name, ALONE) is not ALONE else None
-                small[name], packed = _encode(name, value, checksum=checksum, publisher=place)
-                if packed is not None:
-                    large[name] = packed
-            return await self._put_encoded(key, small, large, parts, cost, timeout)
+                if parts.get(name, ALONE) is not ALONE:
+                    places[name] = (member.origin.rank, member.origin.size)
+            with cost.spent_on("describe"):
+                batch = sort_values(values, checksum=checksum, copies=self._remote.info.copies, places=places)
+            return await self._put_sorted(key, batch, parts, cost, timeout)
         except BaseException as error:
             for name, turn in parts.items():
                 self._sequences.failed(name, member, turn, error)
             raise
 
-    async def _put_encoded(
-        self,
-        key: str,
-        small: Mapping[str, bytes],
-        large: Mapping[str, Packed],
-        parts: Mapping[str, Turn],
-        cost: Cost,
-        timeout: float,
-    ) -> tuple[None, SyncRecord | None]:
-        if len(small) == 1 and not large:  # the shortest way: plain arguments and a plain answer
-            with cost.spent_on("control"):
-                number = await self._remote.put_inline(key, small[key], timeout)
-            return None, cost.record(key, number, self._remote.take_calls())
+    async def _put_inline(self, key: str, value: bytes, cost: Cost, timeout: float) -> tuple[None, SyncRecord]:
+        with cost.spent_on("control"):
+            number = await self._remote.put_inline(key, value, timeout)
+        return None, cost.record(key, number, self._remote.take_calls())
 
-        async def publications() -> list[Publication]:
-            return [
-                replace(
-                    await self._snapshot(name, large[name], cost, timeout, copies=self._remote.info.copies),
-                    turn=parts.get(name, ALONE),
-                )
-                if name in large
-                else Publication(name, None, self._me, inline=inline)
-                for name, inline in small.items()
-            ]
+    async def _put_sorted(
+        self, key: str, batch: Sorted, parts: Mapping[str, Turn], cost: Cost, timeout: float
+    ) -> tuple[None, SyncRecord | None]:
+        if len(batch.inline) == 1 and not batch.alone and not batch.shared:  # the shortest way: plain arguments
+            return await self._put_inline(key, batch.inline[key], cost, timeout)
+
+        async def publications() -> list[Publication | BatchPublication]:
+            sent: list[Publication | BatchPublication] = []
+            try:
+                for name, packed in batch.alone.items():
+                    written = await self._snapshot(name, packed, cost, timeout, copies=self._remote.info.copies)
+                    sent.append(replace(written, turn=parts.get(name, ALONE)))
+                if batch.inline or batch.shared:
+                    sent.append(await self._batches.write(batch, cost, timeout))
+            except BaseException:
+                self._drop(sent)
+                raise
+            return sent
 
         published = await self._publish(publications, cost, timeout)
         return None, cost.record(key, published[0].version, self._remote.take_calls())
@@ -349,30 +356,12 @@ class Publisher:
             cost.hit = False
             with cost.spent_on("compile"):
                 write = compile_write(arena.binding.buffers[0], packed.manifest, packed.tensors, packed.sums)
-        # Nothing is kept until the write is done, and then only for tensors that come again.
-        arena.mark, arena.write = (), None
-        try:
-            with cost.spent_on("transfer"):
-                await execute(write, packed.nbytes, timeout, fresh=fresh)
-        except BufferDroppedError:
-            raise
-        except OwnerDiedError as error:
-            self._arenas.discard(arena.binding.id)
-            await self._remote.volume_lost(arena.binding.volume, error, timeout)
-        except TransferTimeoutError as error:
-            self._arenas.abandon(arena)
-            raise StoreTimeoutError(f"writing {arena.key!r}: {error}") from error
-        except BaseException:
-            self._arenas.abandon(arena)
-            raise
+        await write_arena(self._remote, self._arenas, arena, write, packed.nbytes, cost, timeout, fresh=fresh)
         if self._packed.get(arena.key) is packed:
             arena.mark, arena.write = packed.mark, write
-        arena.used = True
-        cost.nbytes += packed.nbytes
-        cost.segments += write.segments
 
     async def _publish(
-        self, make: Callable[[], Awaitable[list[Publication]]], cost: Cost, timeout: float
+        self, make: Callable[[], Awaitable[Sequence[Publication | BatchPublication]]], cost: Cost, timeout: float
     ) -> tuple[Published, ...]:
         """Tell the controller; make the publications again if their key was deleted under them."""
         while True:
@@ -380,12 +369,18 @@ class Publisher:
             try:
                 published = await self._tell(publications, cost, timeout)
                 break
+            except StoreTimeoutError:  # it may have been published
+                raise
             except ArenaFreedError as error:
                 self._arenas.discard(error.arena)
+                self._batches.discard(error.arena)
                 for publication in publications:
                     for holder in (publication.binding, *publication.copies):
-                        if isinstance(holder, Binding):
-                            self._arenas.recycle(Retired(holder.id, holder.volume))
+                        if isinstance(holder, Binding) and holder.id != error.arena:
+                            self._retire(Retired(holder.id, holder.volume))
+            except StoreError:  # of the shares beside a batch, which was not added then
+                self._drop([publication for publication in publications if isinstance(publication, BatchPublication)])
+                raise
         if len(self._sent) > _REMEMBERED:
             self._sent.clear()
         for publication in publications:
@@ -400,20 +395,34 @@ class Publisher:
         return published
 
     def _retire(self, retired: Retired) -> None:
-        if retired.volume:
+        if self._batches.holds(retired.binding):
+            self._batches.retire(retired)
+        elif retired.volume:
             self._arenas.recycle(retired)
         else:
             self._direct.retire(retired.binding)
 
-    async def _tell(self, publications: list[Publication], cost: Cost, timeout: float) -> tuple[Published, ...]:
+    def _drop(self, publications: Sequence[Publication | BatchPublication]) -> None:
+        """What was written for these will not be published."""
+        for publication in publications:
+            for holder in (publication.binding, *publication.copies):
+                if isinstance(holder, Binding):
+                    self._arenas.drop(holder.id)
+                    self._batches.drop(holder.id)
+
+    async def _tell(
+        self, publications: Sequence[Publication | BatchPublication], cost: Cost, timeout: float
+    ) -> tuple[Published, ...]:
         with cost.spent_on("control"):
             try:
                 return await self._remote.publish(tuple(map(self._brief, publications)), timeout)
             except UnknownIdError:  # the controller remembers a bounded number of records
                 return await self._remote.publish(tuple(publications), timeout)
 
-    def _brief(self, publication: Publication) -> Publication:
+    def _brief(self, publication: Publication | BatchPublication) -> Publication | BatchPublication:
         """The publication with ids in place of what the controller knows."""
+        if isinstance(publication, BatchPublication):
+            return publication.brief(self._sent)
         manifest, binding = publication.manifest, publication.binding
         if isinstance(manifest, Manifest) and manifest.id in self._sent:
             manifest = manifest.id
@@ -430,18 +439,3 @@ async def _take_sums(packed: Packed, cost: Cost) -> None:
     if packed.sums is not None:
         with cost.spent_on("verify"):
             await asyncio.to_thread(fill_sums, packed.sums, packed.manifest.tensors, packed.tensors)
-
-
-def _encode(key: str, value: Any, *, checksum: bool, publisher: tuple[int, int] | None) -> tuple[bytes, Packed | None]:
-    """A value as bytes for the message, or else described for an arena."""
-    if isinstance(value, torch.Tensor):
-        inline = inline_tensor(value) if publisher is None else b""
-        if inline:
-            return inline, None
-        return b"", pack(key, "value", "snapshot", {"": value}, checksum=checksum, publisher=publisher)
-    data = dump(value, key=key)
-    inline = inline_object(data)
-    if inline:
-        return inline, None
-    whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    return b"", pack(key, "value", "snapshot", {"": whole}, pickled=True, checksum=checksum)

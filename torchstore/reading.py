@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from control import Port
+from torchstore.batches import BatchGrant
 from torchstore.board import Board, pack_answer
 from torchstore.granting import grant_all
 from torchstore.index import Index
@@ -15,6 +16,7 @@ from torchstore.members import KnownRecords
 from torchstore.messages import Grant, Selector, Share, UnknownIdError, Wanted
 from torchstore.offers import Patience
 from torchstore.process import ProcessId
+from torchstore.sharing import BatchDesk
 from torchstore.versions import History
 from torchstore.waiting import WaitingRoom
 
@@ -27,19 +29,26 @@ class Reading:
         known: The records that clients have sent.
         waiting: Who waits for something.
         process_of: The process of a client; raises where that is none of the store as it is now.
+        batches: Leases many versions at once.
 
     Attributes:
         board: Where small values are posted.
     """
 
     def __init__(
-        self, index: Index, known: KnownRecords, waiting: WaitingRoom, process_of: Callable[[int], ProcessId]
+        self,
+        index: Index,
+        known: KnownRecords,
+        waiting: WaitingRoom,
+        process_of: Callable[[int], ProcessId],
+        batches: BatchDesk,
     ) -> None:
         self.board = Board()
         self._index = index
         self._known = known
         self._waiting = waiting
         self._process_of = process_of
+        self._batches = batches
 
     def grant(
         self,
@@ -75,8 +84,18 @@ class Reading:
 
         self._waiting.answer(port, attempt, timeout, lambda: self._waited_for(keys))
 
-    def release(self, leases: tuple[tuple[str, int], ...]) -> None:
-        """Take leases back."""
+    def grant_values(self, port: Port[BatchGrant], client: int, keys: tuple[str, ...], timeout: float) -> None:
+        """See `StoreController.acquire_values`."""
+        since = time.monotonic()
+
+        def attempt() -> BatchGrant | None:
+            return self._batches.grant(keys, self._process_of(client), time.monotonic() - since)
+
+        self._waiting.answer(port, attempt, timeout, lambda: f"no versions of {', '.join(map(repr, keys[:3]))}")
+
+    def release(self, leases: tuple[tuple[str, int], ...], batch: int = 0) -> None:
+        """Take leases back, and those of a batch."""
+        self._batches.release(batch)
         for key, lease in leases:
             self._index.release(key, lease)
         self._waiting.wake()

@@ -13,6 +13,7 @@ from control import ActorError, ActorMesh, ControlError, Future, SupervisionErro
 from control.bounds import check_seconds
 from dataplane import RDMABuffer
 from dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
+from torchstore.batches import BatchGrant, BatchPublication
 from torchstore.board import open_answer
 from torchstore.controller import StoreController
 from torchstore.copies import place
@@ -53,7 +54,9 @@ class Remote:
     calls: int = 0
     lost: set[str] = field(default_factory=set)
 
-    async def publish(self, publications: tuple[Publication, ...], timeout: float) -> tuple[Published, ...]:
+    async def publish(
+        self, publications: tuple[Publication | BatchPublication, ...], timeout: float
+    ) -> tuple[Published, ...]:
         """See `StoreController.publish`."""
         return await self._ask(self.controller.publish.call_one(self.info.client, publications), timeout)
 
@@ -90,6 +93,13 @@ class Remote:
         grants: tuple[Grant, ...] = await self._granted(call, timeout)
         return grants
 
+    async def acquire_values(self, keys: tuple[str, ...], timeout: float) -> BatchGrant:
+        """See `StoreController.acquire_values`."""
+        grant: BatchGrant = await self._granted(
+            self.controller.acquire_values.call_one(self.info.client, keys, timeout), timeout
+        )
+        return grant
+
     async def _granted(self, call: Future[Any], timeout: float) -> Any:
         """Wait for a grant. One that comes after the caller has left is given back at once."""
         seconds = check_seconds("timeout", timeout)
@@ -102,6 +112,9 @@ class Remote:
     def _release_late(self, call: Future[Any]) -> None:
         with suppress(ControlError):  # the answer was an error: nothing was granted
             answer = call.get(0)
+            if isinstance(answer, BatchGrant):
+                self.release_values(answer)
+                return
             self.release(answer if isinstance(answer, tuple) else (answer,) if isinstance(answer, Grant) else ())
 
     def release(self, grants: tuple[Grant, ...]) -> None:
@@ -110,6 +123,13 @@ class Remote:
         if leases:
             self.calls += 1
             self.controller.release.call(leases)
+
+    def release_values(self, granted: BatchGrant) -> None:
+        """Give all leases of a batch back by one message, without waiting."""
+        leases = tuple((grant.key, grant.lease) for grant in granted.others.values() if grant.lease)
+        if leases or granted.lease:
+            self.calls += 1
+            self.controller.release.call(leases, granted.lease)
 
     def finish(self, grant: Grant, share: Share | None, *, failed: bool) -> None:
         """See `StoreController.finish`; without waiting."""
@@ -141,6 +161,10 @@ class Remote:
     async def exists(self, key: str, timeout: float) -> bool:
         """See `StoreController.exists`."""
         return await self._ask(self.controller.exists.call_one(key), timeout)
+
+    async def exist(self, keys: tuple[str, ...], timeout: float) -> tuple[bool, ...]:
+        """See `StoreController.exist`."""
+        return await self._ask(self.controller.exist.call_one(keys), timeout)
 
     async def meta(self, key: str, timeout: float) -> ValueMeta:
         """See `StoreController.meta`."""

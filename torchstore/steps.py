@@ -116,6 +116,11 @@ class Steps:
         self._key = key
         self._groups: OrderedDict[tuple[str, int], _Group] = OrderedDict()
 
+    @property
+    def were_taken(self) -> bool:
+        """Whether a group has published the key."""
+        return bool(self._groups)
+
     def place(self, turn: Turn, writer: ProcessId, version: int | None, newest: int) -> Step:
         """The step that a share belongs to; a new one if it is the first of its step.
 

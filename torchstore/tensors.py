@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchstore.dense import check_dense, is_direct
+from torchstore.dense import check_dense, is_direct, why_not_dense
 from torchstore.errors import LayoutMismatchError, UnsupportedPlacementError
 from torchstore.layout import Box, Ints, Layout, Piece, Placement, Replicate, Shard, StridedShard
 from torchstore.overlap import overlaps_itself
@@ -182,6 +182,18 @@ def with_local(value: DTensor, local: torch.Tensor) -> DTensor:
     return type(value).from_local(
         local, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
     )
+
+
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is a dense tensor of torch's own type that is whole and has memory of its own."""
+    return (type(value) is torch.Tensor or type(value) is torch.nn.Parameter) and not why_not_dense(value)
+
+
+def same_elements(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for dense tensors over the very same elements in the same order, whatever their names."""
+    if tensor.is_contiguous():
+        return tensor.device, tensor.data_ptr(), tensor.nbytes
+    return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size()
 
 
 def storage_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -337,6 +337,16 @@ class History:
         version.contributions = others
         self.draining.append(Version(version.number, contributions=gone))
 
+    def concerns(self, process: ProcessId, volumes: list[str]) -> bool:
+        """Whether the death of a process, and of volumes with it, can change anything here."""
+        if self.staging or self.draining or self.steps.were_taken:
+            return True
+        for writer, binding in self.memory.values():
+            if writer == process or binding.volume in volumes:
+                return True
+        # A list, not a generator, which takes longer to make: this is asked of every key.
+        return bool([version for version in self.ready.values() if version.leases or version.offers.were_made])
+
     def volume_died(self, volume: str, reason: str) -> None:
         """The copies that this volume held are gone; a version is lost if there are no others of some part."""
         for version in self._all():
@@ -376,7 +386,7 @@ class History:
 
     def bindings_of(self, writer: ProcessId) -> set[str]:
         """Ids of the memory that some version uses and this process has put."""
-        return {binding.id for version in self._all() for by, binding in version.bindings() if by == writer}
+        return {binding.arena_id for version in self._all() for by, binding in version.bindings() if by == writer}
 
     # Listing --------------------------------------------------------------------------------------------
 

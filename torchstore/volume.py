@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,6 +17,7 @@ from dataplane import RDMABuffer
 from torchstore.errors import VolumeFullError
 from torchstore.manifest import Binding
 from torchstore.process import ProcessId, this_process
+from torchstore.sections import open_section_id
 
 
 @dataclass(slots=True)
@@ -24,6 +25,11 @@ class _Arena:
     writer: ProcessId
     memory: torch.Tensor
     buffer: RDMABuffer
+    cut: dict[str, int] = field(default_factory=dict)  # bytes given back to the system, by stretch
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes - sum(self.cut.values())
 
 
 class StorageVolume(Actor):
@@ -64,11 +70,17 @@ class StorageVolume(Actor):
 
     @endpoint
     def free(self, arenas: tuple[str, ...]) -> None:
-        """Drop arenas: whoever still holds a handle gets an error from it. Unknown ids are ignored."""
+        """Drop arenas: whoever still holds a handle gets an error from it. Unknown ids are ignored.
+
+        Stretches (`sections.section_id`) of an arena give their pages back to the system: they are not read any more.
+        """
         for name in arenas:
-            arena = self._arenas.pop(name, None)
-            if arena is not None:
-                arena.buffer.drop()
+            whole, offset, nbytes = open_section_id(name)
+            if nbytes and whole in self._arenas and name not in self._arenas[whole].cut:
+                arena = self._arenas[whole]
+                arena.cut[name] = dataplane.release_pages(arena.memory[offset : offset + nbytes])
+            elif not nbytes and whole in self._arenas:
+                self._arenas.pop(whole).buffer.drop()
 
     @endpoint
     def free_writer(self, writer: ProcessId, keep: tuple[str, ...]) -> None:
@@ -86,7 +98,7 @@ class StorageVolume(Actor):
         return len(self._arenas), self._nbytes()
 
     def _nbytes(self) -> int:
-        return sum(arena.memory.nbytes for arena in self._arenas.values())
+        return sum(arena.nbytes for arena in self._arenas.values())
 
     def _drop(self, condition: Callable[[str, _Arena], bool]) -> None:
         for name in [name for name, arena in self._arenas.items() if condition(name, arena)]:

@@ -71,9 +71,9 @@ class Volumes:
         """The volumes of a process."""
         return [name for name, where in self.processes.items() if where == process]
 
-    def free(self, volume: str, arena: str) -> None:
-        """Drop one arena."""
-        self.actors[volume].free.call((arena,))
+    def free(self, volume: str, arenas: tuple[str, ...]) -> None:
+        """Drop arenas, or give back the memory of stretches of them."""
+        self.actors[volume].free.call(arenas)
 
     def free_writer(self, writer: ProcessId, keep: tuple[str, ...]) -> None:
         """Drop the arenas of a dead publisher, but those that hold versions."""

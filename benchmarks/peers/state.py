@@ -13,9 +13,9 @@ import torch
 
 from benchmarks.errors import IntegrityError
 from benchmarks.peers.protocol import Block, Turn
-from benchmarks.peers.work import LARGE_NBYTES, SMALL_NBYTES, STATE_SHAPES
+from benchmarks.peers.work import BATCH_COUNT, BATCH_NBYTES, LARGE_NBYTES, SMALL_NBYTES, STATE_SHAPES
 
-__all__ = ["WARMUP", "Empty", "check", "large", "small", "state_dict", "syncing"]
+__all__ = ["WARMUP", "Empty", "batch", "check", "large", "small", "state_dict", "syncing"]
 
 WARMUP = 3
 """Runs of a row that are not timed: a store with two areas in turns is warm at the third put."""
@@ -32,6 +32,11 @@ def small() -> torch.Tensor:
 def large() -> torch.Tensor:
     """512 MiB, in memory that has been touched."""
     return torch.zeros(LARGE_NBYTES // 4)
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """4,000 tensors of 16 KiB by key, in memory that has been touched."""
+    return {f"batch.{number}": torch.zeros(BATCH_NBYTES // 4) for number in range(BATCH_COUNT)}
 
 
 def state_dict(empty: Empty = torch.empty) -> dict[str, torch.Tensor]:

@@ -11,6 +11,8 @@ from typing import Literal
 
 __all__ = [
     "BATCHES",
+    "BATCH_COUNT",
+    "BATCH_NBYTES",
     "FAMILIES",
     "FANOUT",
     "LARGE_NBYTES",
@@ -58,7 +60,12 @@ SMALL_NBYTES, LARGE_NBYTES = 64, 512 << 20
 STATE_SHAPES: tuple[tuple[int, int], ...] = ((384, 1024), (128, 1024), (512, 1024), (256, 1024)) * 50
 """Of a state dict of 200 tensors, 250 MiB in float32."""
 
+BATCH_COUNT, BATCH_NBYTES = 4000, 16 << 10
+"""Tensors that are put and read together, each under a key of its own; and the bytes of one."""
+
 _STATE_NBYTES = sum(rows * columns * 4 for rows, columns in STATE_SHAPES)
+
+_BATCH_NBYTES = BATCH_COUNT * BATCH_NBYTES
 
 
 def _consecutive(sizes: list[int]) -> tuple[Span, ...]:
@@ -152,6 +159,8 @@ ROWS: tuple[Row, ...] = (
     Row("get_512MiB", "store", "get of 512 MiB in place", "GB/s", "memcpy", 3, LARGE_NBYTES),
     Row("put_state_dict", "store", "put of 200 tensors, 250 MiB", "GB/s", "memcpy", 3, _STATE_NBYTES),
     Row("get_state_dict", "store", "get of them in place", "GB/s", "memcpy", 3, _STATE_NBYTES),
+    Row("put_batch", "store", "put of 4,000 tensors of 16 KiB, each a key", "GB/s", "memcpy", 3, _BATCH_NBYTES),
+    Row("get_batch", "store", "get of them in place", "GB/s", "memcpy", 3, _BATCH_NBYTES),
     Row("sync", "store", "put and get of them, the quickest way that the peer has", "GB/s", "memcpy", 3, _STATE_NBYTES),
     Row("issue", "engine", "an operation on a remote tensor, to its return", "us", "grpc", 500),
     Row("fetch_4x4", "engine", "fetch of a 4x4 tensor", "us", "grpc", 60),

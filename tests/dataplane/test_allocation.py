@@ -1,9 +1,25 @@
 """`empty_array`, `is_shared` and `memcpy`: memory for users of numpy."""
 
+import mmap
+import os
+
 import numpy as np
 import pytest
 
 import dataplane
+
+PAGE = mmap.PAGESIZE
+
+
+def backing_file(array: np.ndarray) -> str:
+    """The memfd that an array lies in, as a path."""
+    address = array.ctypes.data
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            begin, end = (int(number, 16) for number in line.split(maxsplit=1)[0].split("-"))
+            if begin <= address < end:
+                return f"/proc/self/map_files/{begin:x}-{end:x}"
+    raise LookupError(hex(address))
 
 
 def test_empty_array_takes_shapes_and_dtypes_like_numpy() -> None:
@@ -22,6 +38,29 @@ def test_is_shared_tells_the_two_kinds_apart() -> None:
     assert not dataplane.is_shared(np.zeros(5))
     with pytest.raises(TypeError):
         dataplane.is_shared("text")
+
+
+def test_released_pages_are_the_systems_again_and_their_neighbours_are_untouched() -> None:
+    array = dataplane.empty_array(64 * PAGE, np.uint8)
+    array[:] = 7
+    before = os.stat(backing_file(array)).st_blocks
+    assert dataplane.release_pages(array[PAGE - 1 : 11 * PAGE + 1]) == 10 * PAGE
+    assert os.stat(backing_file(array)).st_blocks == before - 10 * PAGE // 512
+    assert not array[PAGE : 11 * PAGE].any()
+    assert (array[:PAGE] == 7).all()
+    assert (array[11 * PAGE :] == 7).all()
+    array[PAGE] = 1
+    assert array[PAGE] == 1
+
+
+def test_nothing_is_released_of_less_than_a_page_or_of_memory_from_elsewhere() -> None:
+    array = dataplane.empty_array(64 * PAGE, np.uint8)
+    array[:] = 7
+    assert dataplane.release_pages(array[1 : PAGE + 1]) == 0
+    assert dataplane.release_pages(np.zeros(10 * PAGE, np.uint8)) == 0
+    assert (array == 7).all()
+    with pytest.raises(ValueError, match="contiguous"):
+        dataplane.release_pages(array[::2])
 
 
 def test_memcpy_copies_with_any_number_of_threads() -> None:

@@ -49,6 +49,17 @@ class Peer(Actor):
             await ts.put(key, torch.full((size,), float(element)))
 
     @endpoint
+    async def put_batch(self, prefix: str, number: int, seed: int) -> None:
+        """Put a batch of tensors of 16 KiB that all say ``seed``."""
+        await ts.put_batch({f"{prefix}{n}": torch.full((4096,), float(seed)) for n in range(number)})
+
+    @endpoint
+    async def get_batch(self, prefix: str, number: int) -> set[float]:
+        """The distinct elements of such a batch."""
+        found = await ts.get_batch([f"{prefix}{n}" for n in range(number)])
+        return {element for tensor in found.values() for element in tensor.unique().tolist()}
+
+    @endpoint
     async def poll(self, key: str, last: float) -> list[float]:
         """What a tensor's elements say, read again and again until that is ``last``; each time one number only."""
         seen = [0.0]

@@ -19,8 +19,8 @@ SNAPSHOT_PUT = [
     ("before", "torchstore.publish:pack", OLD),
     ("before", "torchstore.arenas:ArenaPool.take", OLD),
     ("after", "torchstore.arenas:ArenaPool.take", OLD),
-    ("before", "torchstore.publish:execute", OLD),
-    ("after", "torchstore.publish:execute", OLD),
+    ("before", "torchstore.writing:execute", OLD),
+    ("after", "torchstore.writing:execute", OLD),
     ("before", "torchstore.remote:Remote.publish", OLD),
     ("after", "torchstore.remote:Remote.publish", NEW),
 ]

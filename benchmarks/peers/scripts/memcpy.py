@@ -10,7 +10,16 @@ import numpy as np
 
 from benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
 from benchmarks.peers.protocol import Block
-from benchmarks.peers.work import REGION_NBYTES, ROWS, STATE_SHAPES, Family, Span, rows_of
+from benchmarks.peers.work import (
+    BATCH_COUNT,
+    BATCH_NBYTES,
+    REGION_NBYTES,
+    ROWS,
+    STATE_SHAPES,
+    Family,
+    Span,
+    rows_of,
+)
 
 __all__ = ["CANNOT", "open_blocks"]
 
@@ -26,11 +35,13 @@ def open_blocks(family: Family, _stack: ExitStack) -> dict[str, Block]:
     for rows, columns in STATE_SHAPES:
         state.append((end, rows * columns * 4))
         end += rows * columns * 4
+    batch = [(number * BATCH_NBYTES, BATCH_NBYTES) for number in range(BATCH_COUNT)]
+    many = dict.fromkeys(("put_state_dict", "get_state_dict", "sync"), state)
+    many |= dict.fromkeys(("put_batch", "get_batch"), batch)
     blocks: dict[str, Block] = {}
     for row in rows_of(family):
         if row.yardstick == "memcpy":
-            spans = state if row.name in ("put_state_dict", "get_state_dict", "sync") else [(0, row.amount)]
-            blocks[row.name] = _copying(region, spans)
+            blocks[row.name] = _copying(region, many.get(row.name, [(0, row.amount)]))
     return blocks
 
 

@@ -29,13 +29,16 @@ class Holder(Actor):
     def __init__(self) -> None:
         self.state = state.state_dict()
         self._large: torch.Tensor | None = None
+        self._batch: dict[str, torch.Tensor] = {}
 
     @endpoint
     async def time(self, row: str, n: int, limit_s: float) -> list[int]:
         """One turn of a row; durations in ns."""
         if row in ("put_512MiB", "get_512MiB") and self._large is None:
             self._large = state.large()
-        small, large, tensors = state.small(), self._large, self.state
+        if row.endswith("batch") and not self._batch:
+            self._batch = state.batch()
+        small, large, tensors, batch = state.small(), self._large, self.state, self._batch
         actions: dict[str, Callable[[], Awaitable[object]]] = {
             "put_64B": lambda: ts.put("small", small),
             "get_64B": lambda: ts.get("small"),
@@ -43,6 +46,8 @@ class Holder(Actor):
             "get_512MiB": lambda: ts.get("large", large),
             "put_state_dict": lambda: ts.put_state_dict(tensors, "state"),
             "get_state_dict": lambda: ts.get_state_dict("state", tensors),
+            "put_batch": lambda: ts.put_batch(batch),
+            "get_batch": lambda: ts.get_batch(batch),
         }
         return await Turn(n, limit_s).times_async(actions[row], warmup=state.WARMUP)
 
@@ -88,7 +93,16 @@ def open_blocks(_family: Family, stack: ExitStack) -> dict[str, Block]:
 
         return block
 
-    rows = ("put_64B", "get_64B", "put_512MiB", "get_512MiB", "put_state_dict", "get_state_dict")
+    rows = (
+        "put_64B",
+        "get_64B",
+        "put_512MiB",
+        "get_512MiB",
+        "put_state_dict",
+        "get_state_dict",
+        "put_batch",
+        "get_batch",
+    )
     return {
         **{row: timed(row) for row in rows},
         "sync": state.syncing(

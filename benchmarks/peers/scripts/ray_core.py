@@ -129,6 +129,7 @@ class Holder:
         self._state = state.state_dict()
         self._large = state.large().numpy()
         self._small = state.small().numpy()
+        self._batch = [tensor.numpy() for tensor in state.batch().values()]
         self._kept: list[Any] = []
 
     def _arrays(self) -> dict[str, Any]:
@@ -139,12 +140,15 @@ class Holder:
         values = {"put_64B": self._small, "put_512MiB": self._large, "put_state_dict": self._arrays()}
 
         def put() -> None:
-            self._kept = [ray.put(values[row])]
+            self._kept = [*map(ray.put, self._batch)] if row == "put_batch" else [ray.put(values[row])]
 
         return turn.times(put, warmup=state.WARMUP)
 
     def put(self, row: str, count: int) -> list[Any]:
         """Objects for the other to get."""
+        if row == "get_batch":
+            self._kept = [*map(ray.put, self._batch)]
+            return self._kept
         value = {"get_64B": self._small, "get_512MiB": self._large, "get_state_dict": self._arrays()}[row]
         self._kept = [ray.put(value) for _ in range(count)]
         return self._kept
@@ -154,6 +158,10 @@ class Holder:
         left = iter(objects)
 
         def get() -> None:
+            if row == "get_batch":
+                for array, found in zip(self._batch, ray.get(objects), strict=True):
+                    array[:] = found
+                return
             value = ray.get(next(left, objects[0]))
             if row == "get_512MiB":
                 self._large[:] = value
@@ -206,8 +214,8 @@ def _store_blocks() -> dict[str, Block]:
         return int(begin)
 
     return {
-        **{row: puts(row) for row in ("put_64B", "put_512MiB", "put_state_dict")},
-        **{row: gets(row) for row in ("get_64B", "get_512MiB", "get_state_dict")},
+        **{row: puts(row) for row in ("put_64B", "put_512MiB", "put_state_dict", "put_batch")},
+        **{row: gets(row) for row in ("get_64B", "get_512MiB", "get_state_dict", "get_batch")},
         "sync": state.syncing(
             lambda number: ray.get(writer.prepare.remote(number)),
             publish,
