@@ -105,6 +105,7 @@ delete = _blocking(api.delete)
 delete_batch = _blocking(api.delete_batch)
 keys = _blocking(api.keys)
 exists = _blocking(api.exists)
+exists_batch = _blocking(api.exists_batch)
 get_meta = _blocking(api.get_meta)
 put_state_dict = _blocking(weights.put_state_dict)
 get_state_dict = _blocking(weights.get_state_dict)
@@ -136,6 +137,7 @@ __all__ = [
     "delete_batch",
     "keys",
     "exists",
+    "exists_batch",
     "get_meta",
     "TensorMeta",
     "ValueMeta",
