@@ -19,6 +19,7 @@ from torchstore.manifest import Mode
 
 MeshKind = Literal["ddp-tp", "hsdp", "ep-dp", "pp-tp"]
 KEY = "weights"
+LEFT = "left"  # counts in the store of the process group who has left it
 TOGETHER = 16  # steps after which ranks wait for each other, as they would in every step of a training
 _TIMEOUT_S = 120.0
 
@@ -67,6 +68,7 @@ class StepRank(Actor):
             dist.destroy_process_group()
         timeout = timedelta(seconds=_TIMEOUT_S)
         store = dist.TCPStore("127.0.0.1", port, ranks, is_master=False, timeout=timeout)
+        self.meeting, self.ranks = store, ranks
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
         self.tensors: dict[str, DTensor] = {
             name: distribute_tensor(weights(name, 0), *at, src_data_rank=None)
@@ -77,6 +79,19 @@ class StepRank(Actor):
     @endpoint
     async def leave(self) -> None:
         dist.destroy_process_group()
+
+    async def _wait_for_others(self, step: int) -> None:
+        """A barrier that ends when a rank is gone: gloo's would wait for its time-out.
+
+        Raises:
+            ConnectionError: It is.
+        """
+        here = f"at step {step}"
+        self.meeting.add(here, 1)
+        while self.meeting.add(here, 0) < self.ranks:
+            if self.meeting.add(LEFT, 0):
+                raise ConnectionError("a rank has left")
+            await asyncio.sleep(0.01)
 
     @endpoint
     async def put(self, state: dict[str, Any], **options: Any) -> int | str:
@@ -113,9 +128,9 @@ class StepRank(Actor):
                     tensor.to_local().copy_(self.zero[name] + step)
                 await ts.put_state_dict(self.tensors, KEY, mode=mode, keep=keep, timeout=_TIMEOUT_S)
                 if step % TOGETHER == 0:
-                    await asyncio.to_thread(dist.barrier)
-            except (ts.LateShareError, ts.RendezvousError, RuntimeError) as error:  # gloo's: a peer is gone
-                dist.destroy_process_group()  # or those who wait for this rank would wait for long
+                    await self._wait_for_others(step)
+            except (ts.LateShareError, ts.RendezvousError, ConnectionError) as error:
+                self.meeting.add(LEFT, 1)
                 return f"{type(error).__name__}: {error}"
         return ""
 

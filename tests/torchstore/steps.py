@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torchstore as ts
 from control import ControlError, shutdown, this_proc
 from tests.preloading import preloading
-from tests.torchstore.step_ranks import KEY, MeshKind, Nursery, Seen, StepRank, StepReader, prove
+from tests.torchstore.step_ranks import KEY, LEFT, MeshKind, Nursery, Seen, StepRank, StepReader, prove
 from torchstore.manifest import Mode
 
 WAIT_S = 180.0
@@ -120,10 +120,10 @@ async def publish(there: World, kind: MeshKind, steps: int, mode: Mode, *, delay
             await asyncio.sleep(delay_s * (2 + dice.random() * steps / (kills + 1)))
             left -= 1
             there.kill(there.ranks, dice.randrange(len(there.ranks)))
+            group.add(LEFT, 1)
             if left % 2 and there.readers:
                 there.kill(there.readers, dice.randrange(len(there.readers)))
         outcomes = await asyncio.gather(*puts, return_exceptions=True)
-        del group
         unexpected = [outcome for outcome in outcomes if isinstance(outcome, Exception) and not kills]
         if unexpected:
             raise unexpected[0]
