@@ -64,12 +64,15 @@ class Turn:
         number: The how-manieth put of the key by this rank it is, from 1: the step that it belongs to.
         alone: The share holds all of the value by itself; the other ranks have at most replicas of it. None: there is
             nothing in it.
+        refused: How many puts before, which count as well, were refused before anything was sent; None: the caller says
+            which version this one is, so that it does not matter.
     """
 
     origin: Origin = SOLE
     session: str = ""
     number: int = 0
     alone: bool | None = False
+    refused: int | None = 0
 
 
 ALONE = Turn()

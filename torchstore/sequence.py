@@ -11,10 +11,12 @@ from typing import Any
 from torchstore.deadlines import within
 from torchstore.errors import (
     LateShareError,
+    MismatchError,
     OutOfStepError,
     ReplicaMismatchError,
     ShareMismatchError,
     StoreTimeoutError,
+    VersionExistsError,
 )
 from torchstore.messages import Published
 from torchstore.origin import ALONE, Membership, Origin, Turn, known_membership, membership
@@ -31,11 +33,14 @@ class _Count:
     Attributes:
         session: Unlike that of all who ever counted for this rank. A count that was forgotten begins as another one.
         failed: Since when it is not known which step comes next; 0 while it is.
+        refused: How many were refused here. Where all ranks were refused alike they are still in step, and the
+            controller sees to it that they are.
     """
 
     session: str
     number: int = 0
     failed: int = 0
+    refused: int = 0
 
 
 class Sequences:
@@ -88,21 +93,28 @@ class Sequences:
                 f"put {count.failed} of rank {member.origin.rank} of {member.origin.size} failed, so that it cannot be "
                 "told whether this one is that step once more or the next: say which version it is (version=...)",
             )
-        return Turn(member.origin, count.session, count.number, alone)
+        return Turn(member.origin, count.session, count.number, alone, count.refused if version is None else None)
 
     def failed(self, key: str, member: Membership, turn: Turn, error: BaseException) -> None:
-        """A put has failed: unless the controller itself has refused it, it does not know of it."""
+        """A put has failed: unless it was refused, here or by the controller, nobody knows whether it is the next."""
         if isinstance(error, LateShareError | ShareMismatchError | ReplicaMismatchError):
             return
         count = self._counts.get((key, member.origin, member.entered))
-        if count is not None and not count.failed:
+        if count is None or count.failed:
+            return
+        of_input = isinstance(error, MismatchError | TypeError | ValueError) and not isinstance(
+            error, VersionExistsError
+        )
+        if of_input or isinstance(error, OutOfStepError):
+            count.refused += 1
+        else:
             count.failed = turn.number
 
     def settled(self, key: str, member: Membership, published: Published) -> None:
         """A put was of a version that the caller has named: the next one belongs to the step after it."""
         count = self._counts.get((key, member.origin, member.entered))
         if count is not None:
-            count.number, count.failed = published.step, 0
+            count.number, count.failed, count.refused = published.step, 0, 0
 
 
 def holds_all(leaves: Mapping[str, Any]) -> bool | None:

@@ -37,6 +37,7 @@ class Step:
         size: How many ranks the group has.
         alone: Its shares are replicas of each other; None: that is not known yet, since all shares so far are empty.
         puts: The session and the number of the put of each rank that has put.
+        refused: How many puts of each of these ranks were refused before, where that matters.
         is_whole: It has become a version.
         given_up: Why it never will; "" while it can.
     """
@@ -46,6 +47,7 @@ class Step:
     size: int = 1
     alone: bool | None = None
     puts: dict[int, tuple[str, int]] = field(default_factory=dict)
+    refused: dict[int, int] = field(default_factory=dict)
     is_whole: bool = False
     given_up: str = ""
 
@@ -54,8 +56,16 @@ class Step:
         """Whether it waits for shares."""
         return not self.is_whole and not self.given_up
 
-    def take(self, key: str, turn: Turn) -> ShareMismatchError | None:
+    def take(self, key: str, turn: Turn) -> ShareMismatchError | OutOfStepError | None:
         """Learn from a share whether shares are parts or replicas; why it does not go with the others, if so."""
+        for other, refused in self.refused.items() if turn.refused is not None else ():
+            if refused != turn.refused and other != turn.origin.rank:
+                return OutOfStepError(
+                    key,
+                    f"of the puts of {name_ranks((turn.origin.rank,), self.size)} before this one {turn.refused} were "
+                    f"refused, of those of rank {other} {refused}: it cannot be told whether the two are at one step; "
+                    "say which version it is (version=...)",
+                )
         if turn.alone is None or turn.alone == self.alone:
             return None
         if self.alone is None:
@@ -76,6 +86,8 @@ class Step:
     def add(self, turn: Turn) -> None:
         """A rank has put its share."""
         self.puts[turn.origin.rank] = (turn.session, turn.number)
+        if turn.refused is not None:
+            self.refused[turn.origin.rank] = turn.refused
 
     @property
     def is_complete(self) -> bool:

@@ -202,7 +202,7 @@ async def test_a_shard_that_cuts_blocks_is_refused_before_anything_is_put() -> N
         with pytest.raises(ts.BlockAlignmentError, match=r"m/w.*offsets \(100, 0\).*\(128, 128\)"):
             await ts.put_state_dict({"w": shard}, "m", transfer_dtype=ts.BlockFP8())
         assert not await ts.exists("m")
-        await ts.put_state_dict({"w": shard}, "other", transfer_dtype=ts.BlockFP8((50, 130)))
+        await ts.put_state_dict({"w": shard}, "m", transfer_dtype=ts.BlockFP8((50, 130)))
 
 
 async def test_only_selected_matrices_are_quantized() -> None:

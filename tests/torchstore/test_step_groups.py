@@ -114,11 +114,23 @@ async def test_replicas_are_compared_where_that_is_asked_for(ranks: list[Any]) -
     assert await ts.versions(KEY) == (1,)
 
 
-async def test_a_put_that_failed_leaves_open_which_step_is_next_until_a_version_says_it(ranks: list[Any]) -> None:
+BAD = {"w": torch.empty(3, device="meta")}
+
+
+async def test_ranks_that_were_refused_alike_are_still_in_step(ranks: list[Any]) -> None:
+    for step in (1, 2):
+        assert await asyncio.gather(*(rank.put_step.call_one(step) for rank in ranks)) == [step] * RANKS
+        assert await put(ranks, [BAD] * RANKS) == ["KindMismatchError"] * RANKS
+
+
+async def test_a_rank_that_alone_was_refused_is_not_in_step_until_a_version_says_where_it_is(ranks: list[Any]) -> None:
     await asyncio.gather(*(rank.put_step.call_one(1) for rank in ranks))
-    assert await put(ranks[:1], [{"w": torch.empty(3, device="meta")}]) == ["KindMismatchError"]
-    assert await ranks[0].put_step.call_one(3) == "OutOfStepError"
-    others = [rank.put_step.call_one(2) for rank in ranks[1:]]
-    assert await asyncio.gather(*others) == [2] * 3
+    assert await put(ranks[:1], [BAD]) == ["KindMismatchError"]
+    assert await asyncio.gather(*(rank.put_step.call_one(2) for rank in ranks[1:])) == [2] * 3
+    assert await ranks[0].put_step.call_one(2) == 3  # its third put: it might be the third step
+    outcomes = [await rank.put_step.call_one(3) for rank in ranks[1:]]
+    assert outcomes == ["OutOfStepError", "LateShareError", "LateShareError"]
+    assert await ts.versions(KEY) == (1,)
     assert await ranks[0].put_step.call_one(2, version=2) == 2
-    assert await asyncio.gather(*(rank.put_step.call_one(3) for rank in ranks)) == [3] * RANKS
+    assert await asyncio.gather(*(rank.put_step.call_one(4, version=4) for rank in ranks)) == [4] * RANKS
+    assert await asyncio.gather(*(rank.put_step.call_one(5) for rank in ranks)) == [5] * RANKS
