@@ -56,10 +56,7 @@ class Index:
         Raises:
             StoreError: See `History.contribute`. The memory of the contribution is idle again.
         """
-        history = self._histories.get(key)
-        if history is None:
-            history = self._histories[key] = History(key, keep=self.keep)
-            self._sorted.add(key)
+        history = self._history(key)
         history.keep = keep or history.keep
         try:
             found = history.contribute(contribution, version)
@@ -80,7 +77,7 @@ class Index:
 
     def reserve(self, key: str) -> int:
         """See `History.reserve`."""
-        return self._histories.setdefault(key, History(key, keep=self.keep)).reserve()
+        return self._history(key).reserve()
 
     def find(self, wanted: Wanted) -> tuple[History, Version, str] | None:
         """The version that a request means, with the name of the entry that its key leads to; None: wait.
@@ -224,6 +221,14 @@ class Index:
             return key, ""
         entry = self._entries.of(key)
         return (key, "") if entry is None else (entry[0].key, entry[1])
+
+    def _history(self, key: str) -> History:
+        """The history of a key, begun where there is none."""
+        history = self._histories.get(key)
+        if history is None:
+            history = self._histories[key] = History(key, keep=self.keep)
+            self._sorted.add(key)
+        return history
 
     def _drop(self, history: History, refused: Contribution) -> None:
         """Nothing came of a contribution: its memory is its writer's again."""

@@ -88,7 +88,7 @@ def save_to_directory(
         with _by_name():
             save(
                 {},
-                storage_writer=FileSystemWriter(directory),
+                storage_writer=FileSystemWriter(directory, overwrite=True),
                 planner=planner,
                 process_group=process_group,
                 no_dist=not dist.is_initialized(),
@@ -356,10 +356,12 @@ def _deal(items: Sequence[Item], weights: Sequence[int], count: int) -> list[lis
 def _by_name() -> Iterator[None]:
     """Raise the store's error that has ended a checkpoint, of whichever rank, by itself.
 
-    And without torch's warning that there is no process group, which is a way to call these functions.
+    And without torch's warnings that there is no process group, and that an earlier checkpoint in the directory is
+    replaced: both are what is asked for.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        warnings.filterwarnings("ignore", message="Detected an existing checkpoint")
         try:
             yield
         except CheckpointException as error:

@@ -100,6 +100,7 @@ async def test_a_checkpoint_goes_to_disk_and_back(two: Any, four: Any, tmp_path:
     await two.save.call("run")
     await four.drain.call("run", tmp_path / "by four")
     save_to_directory("run", tmp_path / "by one")
+    save_to_directory("run", tmp_path / "by one")  # in the place of the first
     for directory in ("by four", "by one"):
         await two.build.call((2,), ("dp",))
         await two.load_from_disk.call(tmp_path / directory)
@@ -191,6 +192,10 @@ async def test_a_version_that_is_being_loaded_outlives_its_successors() -> None:
     assert held is not None
     into = torch.zeros(33, 17)
     await held.read([Block("model.w", (0, 0), into)], 60)
+    assert torch.equal(into, plain(1)["model"]["w"])
+    await ts.delete("run")  # and its deletion
+    assert await ts.keys("run") == []
+    await held.read([Block("model.w", (0, 0), into.zero_())], 60)
     assert torch.equal(into, plain(1)["model"]["w"])
     reader.close()
     with pytest.raises(ValueError, match="was released"):
