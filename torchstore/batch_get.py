@@ -12,6 +12,7 @@ import torch
 from dataplane import RDMAAction, RemoteLayout
 from dataplane.errors import DataplaneError
 from torchstore.batches import BatchGrant
+from torchstore.catalog import place_of
 from torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
 from torchstore.layout import contiguous_strides
 from torchstore.manifest import Binding, Manifest, TensorItem
@@ -226,9 +227,18 @@ def _check_distinct(
         if place is not None:
             return place.arena.id, place.offset, part
         grant = single[key]
-        return (grant.inline or (grant.key, grant.version, grant.item)), part
+        return (grant.inline or _places(grant)), part
 
     check_distinct("", [(key, memory_of(into)) for key, into in given.items()], source)
+
+
+def _places(grant: Grant) -> Hashable:
+    """Where the parts of a tensor lie: equal for entries that are stored as one. Grants of a batch spell all out."""
+    return tuple(
+        (share.binding.id, place_of(share.manifest, grant.item))
+        for share in grant.shares
+        if isinstance(share.manifest, Manifest) and isinstance(share.binding, Binding)
+    )
 
 
 def _as_grant(key: str, version: int, manifest: Manifest, binding: Binding) -> Grant:

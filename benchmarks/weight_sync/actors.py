@@ -52,6 +52,7 @@ class Holder(Actor):
     def __init__(self, model: Model, cut: Cut, port: int, name: str, shared: bool) -> None:
         torch.set_num_threads(1)
         point = current_rank()
+        self._place = (point.rank, point.size)
         self._mesh = _device_mesh(point.rank, point.size, port, name) if cut != "whole" else None
         layouts = (tensor_parallel if cut == "tensor_parallel" else fsdp)(model.shapes(), point.size)
         self.weights: dict[str, torch.Tensor] = {}
@@ -85,7 +86,8 @@ class Trainer(Holder):
     async def publish(self, key: str, mode: Any) -> float:
         """Publish the next version; the moment at which it began."""
         begin_s = time.perf_counter()
-        await ts.put_state_dict(self.weights, key, mode=mode)
+        # These ranks, and not all that have ever met in the process group of this process.
+        await ts.put_state_dict(self.weights, key, mode=mode, publisher=self._place)
         return begin_s
 
     @endpoint
