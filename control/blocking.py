@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from control import forked
 from control.context import context, current_context
 from control.future import Future
-from control.runtime import thread_limit
+from control.runtime import job, thread_limit
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class CoroutineThread:
         """Whether this is the thread itself: what waits here for it would never end."""
         return threading.current_thread() is self._thread
 
-    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, begins_job: bool = True) -> T:
         """Run a coroutine there and wait for its end here; it sees the context variables of this thread.
 
         A sync actor attends to failures of what it owns meanwhile. Where the wait is interrupted, as by
@@ -54,13 +54,15 @@ class CoroutineThread:
 
         Args:
             make: Called in this thread. How long the coroutine may take is its own affair.
+            begins_job: Whether this process begins a job if it is part of none; else the coroutine may come into one.
 
         Raises:
             ForkedProcessError: this process is a forked copy of one of a job.
             NoActorContextError: this thread belongs to no actor.
         """
         forked.check()
-        context()  # begins the job in this thread, if nothing has: a script's belongs to its main thread
+        if begins_job or job.is_running():  # in this thread: a script's job belongs to its main thread
+            context()
         loop = self._started()
         coroutine, ended = make(), Future[T]()
         here, tasks = contextvars.copy_context(), list[asyncio.Task[T]]()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import queue
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -52,20 +54,39 @@ def make_gloo(point: MeetingPoint, name: str, rank: int, size: int) -> Any:
         store = JobStore(point, f"{name}/{meeting}", is_written_once=True)
         port.let_in()
         with _Admission(point, f"{name}/{meeting}", port, places, rank) as admission:
-            try:
-                backend = dist.ProcessGroupGloo(store, rank, size, options)
-            except CommunicationError:
-                raise
-            except RuntimeError as error:
-                if admission.failure is not None:
-                    raise admission.failure from error
-                raise
-            admission.wait()
-        if rank == 0:
-            store.forget()
+            backend = _connect(lambda: dist.ProcessGroupGloo(store, rank, size, options), admission)
+        store.forget(size)
         return backend
     finally:
         port.close()
+
+
+def _connect(make: Callable[[], Any], admission: _Admission) -> Any:
+    """Run gloo's constructor in a thread: where a member fails meanwhile it may wait for ever, and is left there.
+
+    Raises:
+        CommunicationError: the group has failed.
+    """
+    ended: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            ended.put((make(), None))
+        except Exception as error:  # noqa: BLE001  (raised by the caller)
+            ended.put((None, error))
+            admission.give_up()
+
+    threading.Thread(target=run, name="gloo-connect", daemon=True).start()
+    admission.wait()
+    try:
+        backend, error = ended.get(timeout=admission.point.timeout_s)
+    except queue.Empty:
+        raise CommunicationTimeoutError(
+            f"the group was not made within {admission.point.timeout_s:g} s of its members' coming"
+        ) from None
+    if error is not None:
+        raise error
+    return backend
 
 
 class _Pair:
@@ -162,12 +183,16 @@ class _Admission:
         if self.failure is not None:
             raise self.failure
 
+    def give_up(self) -> None:
+        """Let nobody in any more."""
+        self._is_given_up.set()
+
     def __enter__(self) -> _Admission:
         self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._is_given_up.set()
+        self.give_up()
         self._thread.join()
 
     def _run(self) -> None:

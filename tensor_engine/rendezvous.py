@@ -27,6 +27,7 @@ class Rendezvous(Actor):
     def __init__(self) -> None:
         self._gatherings: Gatherings[Part, Any] = Gatherings()
         self._stores: dict[str, HashStore] = {}
+        self._left: dict[str, int] = {}  # of stores that some members have done with: how many have not
         self._changed = asyncio.Condition()
 
     @concurrent_endpoint
@@ -66,9 +67,13 @@ class Rendezvous(Actor):
         return [kept.get(key) for key in keys]
 
     @concurrent_endpoint
-    async def forget(self, store: str) -> None:
-        """Forget a store."""
-        self._stores.pop(store, None)
+    async def forget(self, store: str, members: int) -> None:
+        """A member reads a store no more; the last of so many has it forgotten."""
+        left = self._left.pop(store, members) - 1
+        if left:
+            self._left[store] = left
+        else:
+            self._stores.pop(store, None)
 
 
 class MeetingPoint:
@@ -192,12 +197,12 @@ class JobStore(Store):
         """Another one of the same keys."""
         return JobStore(self._point, self._name, is_written_once=self._is_written_once)
 
-    def forget(self) -> None:
-        """Forget all keys; no member reads one any more."""
-        answer(self._point.actor.forget.call_one(self._name), 0)
+    def forget(self, members: int) -> None:
+        """This member reads no key any more; when so many have said so, all keys are forgotten."""
+        answer(self._point.actor.forget.call_one(self._name, members), self._point.timeout_s)
 
     def _change(self, operation: str, *arguments: Any) -> Any:
-        return answer(self._point.actor.change.call_one(self._name, operation, arguments), 0)
+        return answer(self._point.actor.change.call_one(self._name, operation, arguments), self._point.timeout_s)
 
     def _read(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
         unknown = [key for key in keys if key not in self._known]

@@ -14,6 +14,7 @@ import torch
 
 from control import ProcMesh
 from control.bounds import MAX_PROCESSES, check_count
+from control.runtime import job
 from torchstore.client import check_keep
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
 from torchstore.copies import check_copies
@@ -93,6 +94,8 @@ async def shutdown(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEF
 async def teardown(store_name: str, timeout: float) -> None:
     """What `shutdown` does in the process that has initialized the store."""
     reset_client(store_name)
+    if not job.is_running():  # nothing is left here, and no job is begun to find that out
+        return
     controller = await controller_of(store_name, timeout)
     await ask(controller.teardown.call_one(), timeout)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from types import MappingProxyType
@@ -125,11 +125,16 @@ def sort_values(
 
 
 class BatchWriter:
-    """Writes the batches of one process into arenas of its volume."""
+    """Writes the batches of one process into arenas of its volume.
 
-    def __init__(self, remote: Remote) -> None:
+    Args:
+        remote: The store.
+        on_retired: Told of any memory of this process that is not used any more, of batches or not.
+    """
+
+    def __init__(self, remote: Remote, on_retired: Callable[[Retired], None]) -> None:
         self._remote = remote
-        self._arenas = ArenaPool(remote, self.retire, idle_limit=_IDLE)
+        self._arenas = ArenaPool(remote, on_retired, idle_limit=_IDLE)
         self._kinds: Recent[tuple[Any, ...], Manifest] = Recent(_KINDS)
         self._lock = Lock()
         self._layout: _Layout | None = None

@@ -7,10 +7,12 @@ from threading import Lock
 from typing import TypeVar
 
 from control import ActorMesh, get_or_spawn_controller, this_proc
+from control.runtime import job
 from torchstore.client import LocalClient
 from torchstore.controller import StoreController
 from torchstore.coroutines import public
 from torchstore.deadlines import check_timeout
+from torchstore.errors import LateShareError, StoreNotInitializedError
 from torchstore.messages import StaleClientError
 from torchstore.metrics import log_of
 from torchstore.process import this_process
@@ -34,6 +36,8 @@ async def client(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAU
     """
     found = _clients.get(store_name)
     if found is None:
+        if not job.is_running():
+            raise StoreNotInitializedError(store_name)
         controller = await controller_of(store_name, timeout)
         info = await ask(controller.info.call_one(this_process(), this_proc()), timeout)
         with _clients_lock:  # two actors of one process may get here together: they share one client
@@ -50,6 +54,14 @@ def reset_client(store_name: str = DEFAULT_STORE_NAME) -> None:
         found = _clients.pop(store_name, None)
     if found is not None:
         found.close()
+
+
+def _forget(store_name: str, stale: LocalClient) -> None:
+    """Forget a client of an earlier store; not the one that another task has made since."""
+    with _clients_lock:
+        if _clients.get(store_name) is stale:
+            del _clients[store_name]
+    stale.close()
 
 
 def last_sync(store_name: str = DEFAULT_STORE_NAME) -> SyncRecord | None:
@@ -76,11 +88,16 @@ async def run(store_name: str, timeout: float, operation: Callable[[LocalClient]
         ValueError: The timeout is not above 0.
     """
     check_timeout(timeout)
+    found = await client(store_name, timeout=timeout)
     try:
-        return await operation(await client(store_name, timeout=timeout))
+        return await operation(found)
     except StaleClientError:
-        reset_client(store_name)
+        _forget(store_name, found)
         return await operation(await client(store_name, timeout=timeout))
+    except LateShareError as error:
+        if isinstance(error.__cause__, StaleClientError):
+            _forget(store_name, found)
+        raise
 
 
 async def controller_of(store_name: str, timeout: float) -> ActorMesh[StoreController]:

@@ -16,7 +16,7 @@ from dataplane import RDMABuffer
 from torchstore.batches import BatchGrant, BatchPublication
 from torchstore.budget import make_room
 from torchstore.copies import check_room
-from torchstore.errors import KeyNotFoundError, StoreNotInitializedError, StrategyError
+from torchstore.errors import KeyNotFoundError, StoreError, StoreNotInitializedError, StrategyError
 from torchstore.index import Index
 from torchstore.ledger import Ledger
 from torchstore.manifest import Part
@@ -33,6 +33,7 @@ from torchstore.messages import (
     Wanted,
 )
 from torchstore.meta import ValueMeta, describe_version
+from torchstore.origin import ALONE
 from torchstore.overview import overview
 from torchstore.process import ProcessId, this_process
 from torchstore.reading import Reading
@@ -176,11 +177,18 @@ class StoreController(Actor):
         plain = [p for p in publications if isinstance(p, Publication)]
         resolved = [(publication, self._contribution(publication)) for publication in plain]
         batches = [self._batches.contributions(p) for p in publications if isinstance(p, BatchPublication)]
+        resolved.sort(key=lambda pair: pair[0].turn == ALONE)  # only shares can be refused: before all else is visible
         answers: list[Published] = []
-        for publication, contribution in resolved:
-            answers.append(
-                self._index.contribute(publication.key, contribution, publication.version, keep=publication.keep)
-            )
+        for at, (publication, contribution) in enumerate(resolved):
+            try:
+                answers.append(
+                    self._index.contribute(publication.key, contribution, publication.version, keep=publication.keep)
+                )
+            except StoreError:
+                for _, unused in resolved[at + 1 :]:
+                    for binding in unused.holders:
+                        self._shared.idle(unused.writer, binding)
+                raise
         answers += [Published(self._batches.add(batch), True) for batch in batches]
         if answers:
             answers[-1] = replace(answers[-1], retired=self._ledger.news_for(writer))
@@ -191,7 +199,9 @@ class StoreController(Actor):
     async def reserve(self, client: int, key: str) -> int:
         """The number of a new version of a key, for publishers that agree about it among themselves."""
         self._process_of(client)
-        return self._index.reserve(key)
+        number = self._index.reserve(key)
+        self._waiting.wake()
+        return number
 
     @endpoint
     async def put_inline(self, client: int, key: str, value: bytes) -> int:
@@ -396,6 +406,7 @@ class StoreController(Actor):
             self._volumes.free(volume, arenas)
 
     def _process_died(self, process: ProcessId) -> None:
+        self._members.bury(process)
         self._ledger.forget(process)
         self._batches.process_died(process)
         volumes = self._volumes.living_in(process) if self._volumes is not None else []

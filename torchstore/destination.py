@@ -19,7 +19,7 @@ from torchstore.process import this_process
 from torchstore.quantize import Landing, land, lands
 from torchstore.request import StateDictRequest
 from torchstore.state_dict import Path, flatten, unflatten
-from torchstore.tensors import LocalTensor, describe, fingerprint
+from torchstore.tensors import LocalTensor, describe, fingerprint, memory_of
 from torchstore.values import load, new_tensor
 
 
@@ -195,9 +195,12 @@ def into_entries(key: str, destination: Destination, names: Collection[str]) -> 
 
     Raises:
         LayoutMismatchError: Such an entry is only a part of what one of the reader's names is made of.
+        DestinationOverlapError: It shares memory with another one.
     """
     if destination.names is None:
         given = destination.tensors()
+        memory = [(name, memory_of(tensor)) for name, tensor in given.items()]
+        check_distinct(key, memory, lambda index: memory[index][0] if memory[index][0] in names else "")
         return {name: given.get(name) for name in names}
     found: dict[str, torch.Tensor | None] = {}
     for name, stack in destination.answers().items():

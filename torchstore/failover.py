@@ -51,18 +51,20 @@ class Failover:
             StoreTimeoutError: It took too long.
         """
         held, lost = [set(volumes) for volumes in parts], set[str]()
+        all_answer = False
         while True:
             left = [volumes - self._remote.lost - lost for volumes in held]
-            has_spare = any(len(volumes) > 1 for volumes in left)
+            has_spare = not all_answer and any(len(volumes) > 1 for volumes in left)
             now = time.perf_counter()
             try:
                 return await read(self.choose(lost), now + (end - now) * _PATIENCE if has_spare else end)
-            except (VolumeLostError, StoreTimeoutError, TransferError):
+            except (VolumeLostError, StoreTimeoutError, TransferError) as error:
                 if not has_spare:
                     raise
                 asked = set[str]().union(*left)
                 patience = min(_ANSWER_S, max(end - time.perf_counter(), 0.0) * _PATIENCE)
                 silent = await self._remote.find_silent(asked, patience)
-                if not silent:
+                if not silent and not isinstance(error, StoreTimeoutError):
                     raise
+                all_answer = not silent  # then it only takes long: in the time that is left
                 lost |= silent

@@ -145,7 +145,7 @@ class Fetcher:
                 )
                 if circle:
                     self._finish(key, destination, grant, filled)
-                    grants = ()
+                    grants = grant.singles
             except SourceChangedError as error:
                 if selector.exact is not None:
                     raise
@@ -300,22 +300,30 @@ class Fetcher:
         lendable = not created and not (plan.landings and plan.proof is not None)
         # A later delta starts from what has arrived, and of a copy that was dequantized elsewhere nothing has.
         borrow = opened.lender is not None and lendable and reduced is None and not (delta and plan.landings)
+        into = into_entries(key, destination, grant.overwritten) if grant.overwritten else {}
         with written(destination.leaves[name] for name in plan.filled):
             borrowed = borrow and await self._borrow(key, destination, opened, plan, cost, _left(end))
             if not borrowed:
                 await self._mover.run(key, opened, plan, cost, _left(end), reduced)
-        singly = await self._overwritten(key, destination, grant, end) if grant.overwritten else {}
+        singly = await self._overwritten(into, grant, cost, end)
         if delta and not created and not grant.overwritten:
             self._held.put(key, Held.of(destination.mark, opened, plan))
         state = rebuild(destination, created, opened, singly)
         return _Filled(state, lendable and not grant.overwritten, borrow and not borrowed)
 
-    async def _overwritten(self, key: str, destination: Destination, grant: Grant, end: float) -> dict[str, Any]:
+    async def _overwritten(
+        self, into: Mapping[str, torch.Tensor | None], grant: Grant, cost: Cost, end: float
+    ) -> dict[str, Any]:
         """Read the entries that have been put by themselves since. Returns those for which no tensor was given."""
-        into = into_entries(key, destination, grant.overwritten)
-        requests = {f"{key}/{name}": Request(tensor) for name, tensor in into.items()}
-        values, _ = await self.get_values(requests, _left(end))
-        return {name: values[f"{key}/{name}"] for name, tensor in into.items() if tensor is None}
+        values: dict[str, Any] = {}
+        for name, single in zip(grant.overwritten, grant.singles, strict=True):
+            if name not in into:
+                continue
+            recalled, request = Recalled(single.key, {}), Request(into[name])
+            value = await self._read(recalled, single, end, partial(self._value, recalled, request, single, cost))
+            if request.into is None:
+                values[name] = value
+        return values
 
     async def _borrow(
         self, key: str, destination: Destination, opened: Opened, plan: Plan, cost: Cost, timeout: float

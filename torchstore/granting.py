@@ -38,9 +38,40 @@ def grant_all(
         waits = patience is not None and request.circle and version.offers.must_wait(request.circle, reader)
         if waits and patience is not None and not patience.is_over():
             return None
+    entries = [index.overwritten(request, *where) for request, where in found]
+    for (_, where), names in zip(found, entries, strict=True):
+        _check_entries(*where, names)
+    singles = [
+        [(single, index.find(single)) for name in names if (single := Wanted(f"{where[0].key}/{name}"))]
+        for (_, where), names in zip(found, entries, strict=True)
+    ]
+    if any(at is None for group in singles for _, at in group):
+        return None
+    # From here on nothing is refused: a lease that nobody is told of would never be given back.
     return tuple(
-        _grant(request, reader, waited_s, *where, index.overwritten(request, *where)) for request, where in found
+        _grant(
+            request,
+            reader,
+            waited_s,
+            *where,
+            names,
+            tuple(_grant(single, reader, waited_s, *at) for single, at in group if at is not None),
+        )
+        for (request, where), names, group in zip(found, entries, singles, strict=True)
     )
+
+
+def _check_entries(history: History, version: Version, item: str, overwritten: tuple[str, ...]) -> None:
+    """Refuse the whole of the newest state dict where an entry of it has been deleted.
+
+    Raises:
+        KeyNotFoundError: That is so.
+    """
+    if item or version is not history.newest:
+        return
+    absent = history.hidden.difference(overwritten)
+    if absent and not next(iter(version.contributions.values())).inline:
+        raise KeyNotFoundError(f"{history.key}/{min(absent)}")
 
 
 def _grant(
@@ -50,19 +81,14 @@ def _grant(
     history: History,
     version: Version,
     item: str,
-    overwritten: tuple[str, ...],
+    overwritten: tuple[str, ...] = (),
+    singles: tuple[Grant, ...] = (),
 ) -> Grant:
-    """Lease a version to a reader, and say what it needs to know to read it.
-
-    Raises:
-        KeyNotFoundError: The whole state dict is wanted, of which an entry has been deleted.
-    """
+    """Lease a version to a reader, and say what it needs to know to read it."""
     # In the order of the ranks, not of their coming: equal sources are then equal to the reader's plans.
     first, *_ = contributions = [version.contributions[at] for at in sorted(version.contributions)]
     if first.inline:
         return Grant(history.key, version.number, inline=first.inline)
-    if not item and (absent := history.hidden.difference(overwritten)):
-        raise KeyNotFoundError(f"{history.key}/{min(absent)}")
     shares = tuple(_shares(contributions, set(wanted.known)))
     lease, lender = history.lease(version, reader), None
     if wanted.circle:
@@ -82,6 +108,7 @@ def _grant(
         spread_s=last_came - min(came)[0],
         lender=_brief_share(lender.share, set(wanted.known)) if lender is not None else None,
         overwritten=overwritten,
+        singles=singles,
     )
 
 

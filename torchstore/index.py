@@ -65,9 +65,8 @@ class Index:
             raise
         self.settle(history)
         is_ready = found.number in history.ready
-        for value in self._entries.became_ready(history) if is_ready else ():
-            value.delete()
-            self.settle(value)
+        if is_ready:
+            self._supersede_entries(history)
         return Published(found.number, is_ready, found.step.index if found.step is not None else 0)
 
     def waits_for(self, key: str) -> str:
@@ -77,7 +76,11 @@ class Index:
 
     def reserve(self, key: str) -> int:
         """See `History.reserve`."""
-        return self._history(key).reserve()
+        history = self._history(key)
+        number = history.reserve()
+        if history.draining:
+            self.settle(history)
+        return number
 
     def find(self, wanted: Wanted) -> tuple[History, Version, str] | None:
         """The version that a request means, with the name of the entry that its key leads to; None: wait.
@@ -110,6 +113,7 @@ class Index:
             raise KeyNotFoundError(key)
         history.rollback(version)
         self.settle(history)
+        self._supersede_entries(history)
 
     def retire_oldest(self, volume: str) -> bool:
         """Let go of the oldest version in a volume that is neither read nor the newest of its key, if there is one."""
@@ -230,12 +234,18 @@ class Index:
             self._sorted.add(key)
         return history
 
+    def _supersede_entries(self, history: History) -> None:
+        """The newest version of a state dict takes the place of the entries that have been put by themselves."""
+        for value in self._entries.became_ready(history):
+            value.delete()
+            self.settle(value)
+
     def _drop(self, history: History, refused: Contribution) -> None:
         """Nothing came of a contribution: its memory is its writer's again."""
-        binding = refused.binding
         self.settle(history)
-        if binding is not None and history.key in self._histories and not history.uses(binding.id):
-            self._on_idle(refused.writer, binding)
+        for binding in refused.holders if history.key in self._histories else ():
+            if not history.uses(binding.id):
+                self._on_idle(refused.writer, binding)
 
     def settle(self, history: History) -> None:
         """Let go of what no version of a key uses any more, and of the key itself if it has none."""

@@ -18,18 +18,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch.distributed as dist
 
 import control
 from control import DeadlineError, HostUnreachableError, JobNotFoundError, RemoteHostError
-from control.jobs.spmd_gate import Gate, Keeper, come
 from control.runtime import job as runtime
 from control.wire import addresses
 from skipper_trust import SECRET_VARIABLE
 from torchstore.errors import RendezvousError, StoreTimeoutError
 from torchstore.ranks import Launch
+
+if TYPE_CHECKING:  # its import brings gRPC, after which processes of a mesh cannot be forked from a warm one
+    from control.jobs.spmd_gate import Gate
 
 CERTS_VARIABLE = "SKIPPER_CERTS"
 """Environment variable with the folder of this host's certificates, where ranks are on several hosts."""
@@ -84,6 +86,8 @@ class Trust:
         Raises:
             ValueError: See `initialize_spmd`.
         """
+        from control.jobs.spmd_gate import Gate
+
         return Gate.of(address, self.secret_file, self.certs, insecure=self.insecure, data_plane=self.data_plane)
 
 
@@ -147,6 +151,8 @@ def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> 
         written, gate = {"path": str(served.path)}, None
     else:
         gate = trust.gate(trust.address or _address_of_rank_0(launch, note))
+        from control.jobs.spmd_gate import Keeper
+
         keeper = Keeper(runtime.current(), gate, run)
         closes = [keeper.close]
         gate = dataclasses.replace(gate, port=addresses.port_of(keeper.address))
@@ -208,6 +214,8 @@ def _enter(launch: Launch, trust: Trust, found: dict[str, str], timeout: float, 
         return Entered(None, run, control.join(found["path"], name=name, timeout=timeout))
     gate = trust.gate(addresses.SCHEME + found["gate"])
     if not is_member:
+        from control.jobs.spmd_gate import come
+
         come(gate, run, name, timeout=timeout)
     return Entered(gate, run, has_joined=not is_member)
 

@@ -41,6 +41,9 @@ class Ledger:
     def in_use(self, binding: Binding) -> None:
         """A version uses it (again)."""
         self._idle.pop(binding.id, None)
+        if binding.mode == "direct":  # put again before its writer was told that it was retired
+            for told in self._untold.values():
+                told[:] = [retired for retired in told if retired.binding != binding.id]
 
     def idle(self, writer: ProcessId, binding: Binding) -> None:
         """No version uses it: its writer may write to it again; a dead one does not need it."""

@@ -43,6 +43,10 @@ class Members:
             raise StaleClientError(f"this client is of an earlier store {self._store_name!r}")
         return self._processes[client]
 
+    def bury(self, process: ProcessId) -> None:
+        """A process has died: what still comes from it is nobody's."""
+        self._processes = {number: who for number, who in self._processes.items() if who != process}
+
     def find(self, client: int) -> ProcessId | None:
         """The process of a client; None for one of an earlier store."""
         return self._processes.get(client)

@@ -177,6 +177,7 @@ class Grant:
         lender: The copy of another reader to read from, if there is one.
         place: Where the controller posts the newest inline value of the key, if it does.
         overwritten: Names in a state dict whose newest values are under keys of their own; see `torchstore.entries`.
+        singles: Grants of these, leased in the same moment.
     """
 
     key: str
@@ -191,6 +192,7 @@ class Grant:
     lender: Share | None = None
     place: Place | None = None
     overwritten: tuple[str, ...] = ()
+    singles: tuple[Grant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from torchstore.state_dict import Path
 from torchstore.tensors import LocalTensor
 from torchstore.transfer import Mover
 from torchstore.values import dtype_named
+from torchstore.written import written
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,12 @@ class PinnedVersion:
             pinned = PinnedVersion(recalled, grant, remote, catalog, mover, failover) if grant.shares else None
             if pinned is None or pinned._opened.kind != "state_dict" or grant.item:
                 raise KindMismatchError(key, "a single value is stored there: use get")
+            if grant.overwritten:
+                raise KindMismatchError(
+                    f"{key}/{grant.overwritten[0]}",
+                    f"put by itself since, it is no part of version {grant.version}: put the state dict again, or say "
+                    f"version={grant.version} to read it as it was put",
+                )
         except BaseException:
             remote.release((grant,))
             raise
@@ -171,7 +178,8 @@ class PinnedVersion:
             plan = compile_targets(self.key, opened, targets, stored)
             await self._mover.run(self.key, opened, plan, cost, max(until - time.perf_counter(), 0.05))
 
-        await self._failover.read(Catalog.volumes(self._recalled, self._grant), end, read)
+        with written(block.into for block in blocks):
+            await self._failover.read(Catalog.volumes(self._recalled, self._grant), end, read)
 
     def release(self) -> None:
         """Hold the version no longer; again is free."""

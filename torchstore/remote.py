@@ -119,14 +119,14 @@ class Remote:
 
     def release(self, grants: tuple[Grant, ...]) -> None:
         """Give leases back, without waiting."""
-        leases = tuple((grant.key, grant.lease) for grant in grants if grant.lease)
+        leases = _leases(grants)
         if leases:
             self.calls += 1
             self.controller.release.call(leases)
 
     def release_values(self, granted: BatchGrant) -> None:
         """Give all leases of a batch back by one message, without waiting."""
-        leases = tuple((grant.key, grant.lease) for grant in granted.others.values() if grant.lease)
+        leases = _leases(granted.others.values())
         if leases or granted.lease:
             self.calls += 1
             self.controller.release.call(leases, granted.lease)
@@ -253,6 +253,10 @@ class Remote:
     async def _ask(self, call: Awaitable[T], timeout: float) -> T:
         self.calls += 1
         return await ask(call, timeout)
+
+
+def _leases(grants: Iterable[Grant]) -> tuple[tuple[str, int], ...]:
+    return tuple((one.key, one.lease) for grant in grants for one in (grant, *grant.singles) if one.lease)
 
 
 async def ask(call: Awaitable[T], timeout: float) -> T:

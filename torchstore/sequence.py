@@ -13,8 +13,6 @@ from torchstore.errors import (
     LateShareError,
     MismatchError,
     OutOfStepError,
-    ReplicaMismatchError,
-    ShareMismatchError,
     StoreTimeoutError,
     VersionExistsError,
 )
@@ -91,21 +89,19 @@ class Sequences:
             raise OutOfStepError(
                 key,
                 f"put {count.failed} of rank {member.origin.rank} of {member.origin.size} failed, so that it cannot be "
-                "told whether this one is that step once more or the next: say which version it is (version=...)",
+                "told whether this one is that step once more or the next: say which version it is (version=... of "
+                "put_state_dict), or have all ranks publish as another group (publisher=Origin(...))",
             )
         return Turn(member.origin, count.session, count.number, alone, count.refused if version is None else None)
 
     def failed(self, key: str, member: Membership, turn: Turn, error: BaseException) -> None:
         """A put has failed: unless it was refused, here or by the controller, nobody knows whether it is the next."""
-        if isinstance(error, LateShareError | ShareMismatchError | ReplicaMismatchError):
-            return
         count = self._counts.get((key, member.origin, member.entered))
         if count is None or count.failed:
             return
-        of_input = isinstance(error, MismatchError | TypeError | ValueError) and not isinstance(
-            error, VersionExistsError
-        )
-        if of_input or isinstance(error, OutOfStepError):
+        # Whoever was refused may put the same again, or go on: ranks for which it went likewise are still in step.
+        is_refused = isinstance(error, LateShareError | MismatchError | TypeError | ValueError)
+        if is_refused and not isinstance(error, VersionExistsError | OutOfStepError):
             count.refused += 1
         else:
             count.failed = turn.number

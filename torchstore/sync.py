@@ -82,20 +82,20 @@ from torchstore.strategy import (
 _thread = CoroutineThread("torchstore-sync")
 
 
-def _blocking(function: Callable[P, Coroutine[object, object, R]]) -> Callable[P, R]:
+def _blocking(function: Callable[P, Coroutine[object, object, R]], *, begins_job: bool = False) -> Callable[P, R]:
     """The function of `torchstore`, as one that waits."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if _thread.is_current() or is_on_actors_loop():
             raise BlockingCallError(function.__name__)
-        return _thread.run(lambda: function(*args, **kwargs))
+        return _thread.run(lambda: function(*args, **kwargs), begins_job=begins_job)
 
     call.__module__ = __name__
     return call
 
 
-initialize = _blocking(api.initialize)
+initialize = _blocking(api.initialize, begins_job=True)
 shutdown = _blocking(api.shutdown)
 put = _blocking(api.put)
 put_batch = _blocking(api.put_batch)

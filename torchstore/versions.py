@@ -54,12 +54,19 @@ class History:
         self.steps = Steps(key)
         self._fitting: dict[Origin, str] = {}  # the manifests of the last version of several ranks
         self._newest = 0
+        self._reserved: set[int] = set()  # the number that was reserved last
 
     # Publishing -----------------------------------------------------------------------------------------
 
     def reserve(self) -> int:
-        """The number of a new version, which no other put is given."""
+        """The number of a new version, which no other put is given.
+
+        Those who agree on a number have done with the one before: what is missing of that will not come.
+        """
+        for number in self._reserved.intersection(self.staging):
+            self._abandon(self.staging[number], "another version was begun")
         self._newest += 1
+        self._reserved = {self._newest}
         return self._newest
 
     def contribute(self, new: Contribution, number: int | None) -> Version:
@@ -210,6 +217,8 @@ class History:
         self.draining += [self.ready.pop(later) for later in sorted(self.ready) if later > number]
         for staged in list(self.staging.values()):
             self._abandon(staged, f"the key was rolled back to version {number}")
+        self.ready[number].ready_as = next(self._ready_numbers)
+        self.hidden.clear()
 
     # Reading --------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 _PLACE = struct.Struct("!16sH")
 _STATE_AT = 0  # of tcp_info, linux/tcp.h
+_SO_DOMAIN = 39  # asm-generic/socket.h
 ESTABLISHED, CONNECTING = 1, 2  # net/tcp_states.h
 
 
@@ -71,13 +72,33 @@ def opened(known: Mapping[int, str]) -> Iterator[tuple[int, socket.socket]]:
 def copy_of(fd: int) -> socket.socket | None:
     """The TCP socket of a descriptor, as a copy to be closed; None where it is none, or closed by now."""
     try:
-        copy = socket.socket(fileno=os.dup(fd))
+        copy = _socket(socket.AF_INET, os.dup(fd))
     except OSError:
         return None
-    if copy.type == socket.SOCK_STREAM and copy.family in (socket.AF_INET, socket.AF_INET6):
+    try:
+        family = copy.getsockopt(socket.SOL_SOCKET, _SO_DOMAIN)
+        is_tcp = copy.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+    except OSError:  # no socket
+        is_tcp = False
+    if is_tcp and family == socket.AF_INET:
         return copy
+    if is_tcp and family == socket.AF_INET6:
+        return _socket(socket.AF_INET6, copy.detach())
     copy.close()
     return None
+
+
+def _socket(family: int, fd: int) -> socket.socket:
+    """A socket of Python's for a descriptor, which is closed where that fails.
+
+    It is said to be non-blocking: of another one Python sets the flags by `socket.setdefaulttimeout`, and flags belong
+    to the open file, which is that of whoever uses the socket.
+    """
+    try:
+        return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, 0, fileno=fd)
+    except OSError:
+        os.close(fd)
+        raise
 
 
 def listening(known: Mapping[int, str]) -> dict[int, Place]:

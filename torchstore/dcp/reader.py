@@ -72,6 +72,10 @@ class StoreReader(StorageReader):
         if pinned is not None:
             pinned.release()
 
+    def __del__(self) -> None:
+        if getattr(self, "_pinned", None) is not None:  # the load has failed before anything was read
+            self.close()
+
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
         """What the version holds, which is held from now on.
 
