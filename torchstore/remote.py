@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
@@ -214,8 +215,12 @@ class Remote:
         actor = self.info.volumes[volume]
         end, clock = time.monotonic() + check_seconds("timeout", timeout), 0
         while True:
+            allocated = actor.allocate.call_one(this_process(), nbytes)
             try:
-                return await self._ask(actor.allocate.call_one(this_process(), nbytes), timeout)
+                return await self._ask(allocated, timeout)
+            except (asyncio.CancelledError, StoreTimeoutError):
+                allocated.add_done_callback(partial(self._free_late, volume))
+                raise
             except SupervisionError as error:
                 await self.volume_lost(volume, error, timeout)
             except VolumeFullError as error:
@@ -227,6 +232,10 @@ class Remote:
             clock, freed = await self._ask(call, left + _GRACE_S)
             # The controller has said so to the volume too, but only messages of one sender come in order.
             self.free(volume, freed)
+
+    def _free_late(self, volume: str, call: Future[Binding]) -> None:
+        with suppress(ControlError):  # the answer was an error: nothing was allocated
+            self.free(volume, (call.get(0).id,))
 
     async def volume_lost(self, volume: str, cause: BaseException, timeout: float) -> NoReturn:
         """Say why a volume does not answer.
