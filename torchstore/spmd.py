@@ -22,6 +22,7 @@ from control import (
     ActorMesh,
     ControlError,
     Extent,
+    HostError,
     ProcMesh,
     Shape,
     SupervisionError,
@@ -233,11 +234,11 @@ class _Beginning:
             meeting = await self._meet()
             seat = seat_of(rank)
             place, number = await ask(meeting.arrive.call_one(seat, self._left()), self._left() + _GRACE_S)
-            await self._bring(meeting, place)
             if rank == 0:
+                await self._bring(meeting, place)
                 await self._start(meeting, place, settings)
             else:
-                await ask(meeting.wait_for_start.call_one(self._left()), self._left() + _GRACE_S)
+                await self._bring_and_wait(meeting, place)
             controller = await controller_of(self._store_name, self._left())
             await ask(controller.info.call_one(this_process(), this_proc()), self._left())
             await ask(meeting.ready.call_one(rank, self._left()), self._left() + _GRACE_S)
@@ -277,6 +278,28 @@ class _Beginning:
             self._way = await asyncio.to_thread(open_job, launch, trust, name, deadline)
         return meeting
 
+    async def _bring_and_wait(self, meeting: ActorMesh[Meeting], place: Place) -> None:
+        """Bring what this rank has to, and wait for the store; when rank 0 ends meanwhile, so do both."""
+        left = self._left()
+        waiting = asyncio.ensure_future(ask(meeting.wait_for_start.call_one(left), left + _GRACE_S))
+        bringing = asyncio.ensure_future(self._bring(meeting, place))
+        try:
+            await asyncio.wait({waiting, bringing}, return_when=asyncio.FIRST_COMPLETED)
+            if not bringing.done():  # the store waits for what is brought: the others have failed
+                self._gave_up.set()
+                if self._companion is not None:
+                    self._companion.give_up()
+            with suppress(HostError):  # the death of rank 0 says more than that of a process which was to come to it
+                await bringing
+            if bringing.exception() is not None:
+                await asyncio.wait({waiting}, timeout=_GRACE_S)
+            if waiting.done() or bringing.exception() is None:
+                await waiting
+            await bringing
+        finally:
+            waiting.cancel()
+            bringing.cancel()
+
     async def _bring(self, meeting: ActorMesh[Meeting], place: Place) -> None:
         """Where there may be several hosts, start the process for a volume of this rank, or of its host."""
         way = self._way
@@ -287,6 +310,8 @@ class _Beginning:
         self._companion = await asyncio.to_thread(
             Companion, way.gate, way.run, f"volume of rank {place.rank}", place.local_pids, timeout=self._left()
         )
+        if self._gave_up.is_set():
+            self._companion.give_up()
         process_id = await asyncio.to_thread(self._companion.process_id)
         await ask(meeting.bring.call_one(place.rank, process_id), self._left())
 

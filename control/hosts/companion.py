@@ -91,6 +91,10 @@ class Companion:
             raise HostError(f"the process {self._name!r} {how} before it was part of the job; it says why on stderr")
         return line.decode().strip()
 
+    def give_up(self) -> None:
+        """Have it not come into the job any more: who waits for that is told at once. From any thread."""
+        self._popen.kill()
+
     def close(self) -> None:
         """Have it leave the job and end; idempotent."""
         if self._lifeline < 0:
