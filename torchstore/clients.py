@@ -12,7 +12,7 @@ from torchstore.client import LocalClient
 from torchstore.controller import StoreController
 from torchstore.coroutines import public
 from torchstore.deadlines import check_timeout
-from torchstore.errors import LateShareError, StoreNotInitializedError
+from torchstore.errors import StoreNotInitializedError
 from torchstore.messages import StaleClientError
 from torchstore.metrics import log_of
 from torchstore.process import this_process
@@ -94,10 +94,6 @@ async def run(store_name: str, timeout: float, operation: Callable[[LocalClient]
     except StaleClientError:
         _forget(store_name, found)
         return await operation(await client(store_name, timeout=timeout))
-    except LateShareError as error:
-        if isinstance(error.__cause__, StaleClientError):
-            _forget(store_name, found)
-        raise
 
 
 async def controller_of(store_name: str, timeout: float) -> ActorMesh[StoreController]:

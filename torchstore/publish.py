@@ -21,7 +21,7 @@ from torchstore.batches import BatchPublication
 from torchstore.checksum import digests_of, fill_sums
 from torchstore.delta import Bases
 from torchstore.direct import DirectMemory
-from torchstore.errors import LateShareError, StoreError, StoreTimeoutError, VolumeLostError
+from torchstore.errors import StoreError, StoreTimeoutError, VolumeLostError
 from torchstore.manifest import Binding, Manifest, Mode
 from torchstore.messages import (
     ArenaFreedError,
@@ -29,7 +29,6 @@ from torchstore.messages import (
     Publication,
     Published,
     Retired,
-    StaleClientError,
     UnknownIdError,
 )
 from torchstore.origin import ALONE, NOWHERE, Membership, Origin, Turn
@@ -96,10 +95,6 @@ class Publisher:
             with cost.spent_on("describe"):
                 batch = sort_values(values, checksum=checksum, copies=self._remote.info.copies, places=places)
             return await self._put_sorted(key, batch, parts, cost, timeout)
-        except StaleClientError as error:
-            for name, turn in parts.items():
-                _check_not_counted(name, turn, error)
-            raise
         except BaseException as error:
             for name, turn in parts.items():
                 self._sequences.failed(name, member, turn, error)
@@ -178,10 +173,6 @@ class Publisher:
                 verify_replicas=verify_replicas,
                 copies=copies,
             )
-        except StaleClientError as error:
-            if version is None:
-                _check_not_counted(key, turn, error)
-            raise
         except BaseException as error:
             self._sequences.failed(key, member, turn, error)
             raise
@@ -448,19 +439,6 @@ class Publisher:
             copy.id if isinstance(copy, Binding) and copy.id in self._sent else copy for copy in publication.copies
         )
         return replace(publication, manifest=manifest, binding=binding, copies=copies)
-
-
-def _check_not_counted(key: str, turn: Turn, error: StaleClientError) -> None:
-    """Another client does a put again whose store was shut down; not one whose number says to which step it belongs.
-
-    Raises:
-        LateShareError: It is such a one: the ranks of the new store count anew.
-    """
-    if turn.number > 1:  # the first put of a key is the first one for the new client, too
-        origin = turn.origin
-        raise LateShareError(
-            key, origin.rank, origin.size, turn.number, "the store was initialized again meanwhile"
-        ) from error
 
 
 async def _take_sums(packed: Packed, cost: Cost) -> None:
