@@ -120,6 +120,19 @@ async def die() -> str:
     os._exit(DEATH)
 
 
+def blocking() -> str:
+    """A script without an event loop, which lets go of the store twice, and begins another one."""
+    rank = int(os.environ["RANK"])
+    for _ in range(2):
+        ts.sync.initialize_spmd(strategy())
+        ts.sync.put_state_dict({"w": torch.full((NELEMENTS,), float(rank))}, f"of {rank}")
+        other = ts.sync.get_state_dict(f"of {1 - rank}", version=("newer_than", 0), timeout=PATIENCE_S)
+        assert other["w"][0] == 1 - rank
+        ts.sync.shutdown(timeout=PATIENCE_S)
+        ts.sync.shutdown(timeout=PATIENCE_S)
+    return "the end"
+
+
 SCENARIOS = {function.__name__: function for function in (use, life, die, lose)}
 
 
@@ -157,5 +170,7 @@ if __name__ == "__main__":
         torch.multiprocessing.spawn(spawned, args=(int(sys.argv[2]),), nprocs=2)  # type: ignore[no-untyped-call]
     elif sys.argv[1] == "ray":
         on_ray(int(sys.argv[2]))
+    elif sys.argv[1] == "blocking":
+        say(blocking())
     else:
         say(asyncio.run(SCENARIOS[sys.argv[1]]()))

@@ -63,6 +63,11 @@ def test_a_store_may_be_initialized_again_and_not_twice_and_some_ranks_may_just_
     assert os.listdir(tmp_path / "skipper") == ["actors.secret"]  # the user's; no connection file is left
 
 
+def test_ranks_without_an_event_loop_use_the_store_by_blocking_calls(ranks: Start) -> None:
+    for status, lines, err in ranks("blocking"):
+        assert (status, lines) == (0, ["the end"]), err
+
+
 @pytest.mark.parametrize(("victim", "words"), [(1, "rank 1 has ended, process"), (0, "rank 0 is gone")])
 def test_when_a_rank_dies_while_they_meet_the_others_are_told(ranks: Start, victim: int, words: str) -> None:
     outcome = ranks("die", 3, STORE_VICTIM=str(victim))
