@@ -85,7 +85,8 @@ def test_nobody_is_connected_without_a_ticket_and_one_is_good_once(far):
     _, handle = far("make", bytes(8))
     of, _, _ = parsed(handle)
     contact = contact_of(of.card)
-    rail = process.current().verbs.engine().rails.rails[0]
+    rails = process.current().verbs.engine().rails
+    rail = rails.rails[0]
     deadline = time.monotonic() + 20
 
     def attempt(endpoint, proof):
@@ -100,16 +101,17 @@ def test_nobody_is_connected_without_a_ticket_and_one_is_good_once(far):
         return "connected"
 
     mine = rail.pair()
-    connection, theirs, _ = dial(contact.address, contact.token, {0: mine.endpoint}, deadline)
+    dialled = dial(contact.address, contact.token, rails._wire_up_keys(), {0: mine.endpoint}, deadline)
+    theirs = dialled.endpoints
     try:
-        good = verbs_cm.ticket(contact.token, mine.endpoint, theirs[0])
+        good = verbs_cm.ticket(dialled.key, mine.endpoint, theirs[0])
         assert "REJECTED" in attempt(theirs[0], bytes(32))
-        assert "REJECTED" in attempt(theirs[0], verbs_cm.ticket(b"x" * 16, mine.endpoint, theirs[0]))
+        assert "REJECTED" in attempt(theirs[0], verbs_cm.ticket(contact.token, mine.endpoint, theirs[0]))
         verbs_cm.connect(mine, rail.device, theirs[0], good, deadline)
         assert "REJECTED" in attempt(theirs[0], good)
     finally:
         mine.close()
-        connection.close()
+        dialled.socket.close()
 
 
 def test_a_cut_link_is_an_error_in_time_and_it_works_again_when_it_heals(far):
