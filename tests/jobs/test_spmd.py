@@ -87,7 +87,7 @@ def test_the_script_runs_on_rank_0_and_steers_all_ranks_which_end_with_it(
 def test_torchrun_starts_a_new_job_when_a_rank_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     # It looks so rarely that rank 0 has told of the death before it is ended for that.
-    options = ("--max-restarts", "1", "--monitor-interval", "0.5", "--log-dir", str(tmp_path / "logs"))
+    options = ("--max-restarts", "1", "--monitor-interval", "3", "--log-dir", str(tmp_path / "logs"))
     example = run(*TORCHRUN, *options, SCRIPT, "lose_once", "", timeout=TORCH_S)
     assert example.process.returncode == 0, example.stderr
     rounds = re.findall(r"round (\d) (\w+)", example.stdout)
