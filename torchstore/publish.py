@@ -23,15 +23,8 @@ from torchstore.delta import Bases
 from torchstore.direct import DirectMemory
 from torchstore.errors import StoreError, StoreTimeoutError, VolumeLostError
 from torchstore.manifest import Binding, Manifest, Mode
-from torchstore.messages import (
-    ArenaFreedError,
-    Digests,
-    Publication,
-    Published,
-    Retired,
-    UnknownIdError,
-)
-from torchstore.origin import ALONE, NOWHERE, Membership, Origin, Turn
+from torchstore.messages import ArenaFreedError, Digests, Publication, Published, Retired, UnknownIdError
+from torchstore.origin import ALONE, NOWHERE, Origin, Turn
 from torchstore.packing import Packed, pack
 from torchstore.plan import compile_write
 from torchstore.process import this_process
@@ -40,7 +33,7 @@ from torchstore.records import Cost, SyncRecord
 from torchstore.remote import Remote
 from torchstore.sequence import Sequences, holds_all
 from torchstore.staging import Staged, Staging, TransferDtype
-from torchstore.state_dict import Path, flatten
+from torchstore.state_dict import flatten
 from torchstore.tensors import LocalTensor, fingerprint, is_dtensor
 from torchstore.values import dump_entries, inline_tensor
 from torchstore.writing import write_arena
@@ -86,7 +79,7 @@ class Publisher:
         member = NOWHERE
         if publisher is not None or any(map(is_dtensor, values.values())):
             member = await self._sequences.member(publisher, timeout)
-        try:
+        with self._sequences.counted(member, parts):
             for name, value in values.items():
                 if publisher is not None or is_dtensor(value):
                     parts[name] = self._sequences.next(name, member, None, alone=False)
@@ -95,10 +88,6 @@ class Publisher:
             with cost.spent_on("describe"):
                 batch = sort_values(values, checksum=checksum, copies=self._remote.info.copies, places=places)
             return await self._put_sorted(key, batch, parts, cost, timeout)
-        except BaseException as error:
-            for name, turn in parts.items():
-                self._sequences.failed(name, member, turn, error)
-            raise
 
     async def _put_inline(self, key: str, value: bytes, cost: Cost, timeout: float) -> tuple[None, SyncRecord]:
         with cost.spent_on("control"):
@@ -154,92 +143,52 @@ class Publisher:
         member = await self._sequences.member(publisher, timeout)
         alone = holds_all(leaves) if publisher is None and not verify_replicas else False
         turn = self._sequences.next(key, member, version, alone=alone)
-        try:
-            return await self._put_leaves(
-                leaves,
-                paths,
-                key,
-                mode,
-                version,
-                keep,
-                transfer_dtype,
-                timeout,
-                cost,
-                checksum=checksum,
-                delta=delta,
-                member=member,
-                turn=turn,
-                place=(turn.origin.rank, turn.origin.size) if publisher is not None or alone is False else None,
-                verify_replicas=verify_replicas,
-                copies=copies,
-            )
-        except BaseException as error:
-            self._sequences.failed(key, member, turn, error)
-            raise
+        place = (turn.origin.rank, turn.origin.size) if publisher is not None or alone is False else None
+        with self._sequences.counted(member, {key: turn}):
+            staged: Staged | None = None
+            if transfer_dtype is not None:
+                staged = await self._stage(key, mode, leaves, transfer_dtype, cost, timeout)
+                with cost.spent_on("cast"):
+                    leaves, paths = await asyncio.to_thread(staged.fill, leaves), staged.paths(paths)
+            scales = staged.scales if staged is not None else {}
+            packed = self._pack_state_dict(key, mode, leaves, paths, scales, cost, checksum=checksum, publisher=place)
+            names = packed.manifest.objects
+            objects = dump_entries(key, {name: leaves[name] for name in names}) if names else b""
 
-    async def _put_leaves(
-        self,
-        leaves: Mapping[str, Any],
-        paths: Mapping[str, Path],
-        key: str,
-        mode: Mode,
-        version: int | None,
-        keep: int | None,
-        transfer_dtype: TransferDtype | None,
-        timeout: float,
-        cost: Cost,
-        *,
-        checksum: bool,
-        delta: bool,
-        member: Membership,
-        turn: Turn,
-        place: tuple[int, int] | None,
-        verify_replicas: bool,
-        copies: int,
-    ) -> tuple[int, SyncRecord]:
-        """Put a part whose step is known."""
-        staged: Staged | None = None
-        if transfer_dtype is not None:
-            staged = await self._stage(key, mode, leaves, transfer_dtype, cost, timeout)
-            with cost.spent_on("cast"):
-                leaves, paths = await asyncio.to_thread(staged.fill, leaves), staged.paths(paths)
-        scales = staged.scales if staged is not None else {}
-        packed = self._pack_state_dict(key, mode, leaves, paths, scales, cost, checksum=checksum, publisher=place)
-        names = packed.manifest.objects
-        objects = dump_entries(key, {name: leaves[name] for name in names}) if names else b""
+            digests: Digests = {}
+            if verify_replicas:
+                with cost.spent_on("verify"):
+                    digests = await asyncio.to_thread(digests_of, packed.tensors)
+            sent: list[Publication] = []
 
-        digests: Digests = {}
-        if verify_replicas:
-            with cost.spent_on("verify"):
-                digests = await asyncio.to_thread(digests_of, packed.tensors)
-        sent: list[Publication] = []
+            async def publications() -> list[Publication]:
+                if mode == "direct":
+                    cost.mode = "direct"
+                    await _take_sums(packed, cost)
+                    with cost.spent_on("compile"):
+                        binding, generation = self._direct.publish(key, packed)
+                    direct = Publication(
+                        key, version, self._me, packed.manifest, binding, generation, objects, keep=keep
+                    )
+                    return [replace(direct, turn=turn, digests=digests)]
+                stamp, change = "", None
+                if delta:
+                    with cost.spent_on("describe"):
+                        stamp = Bases.stamp()
+                        compared = await asyncio.to_thread(self._bases.compare, key, packed, timeout)
+                        change, cost.saved_nbytes = compared
+                self._bases.forget(key)  # its arena may be the one that is written to now
+                written = await self._snapshot(key, packed, cost, timeout, copies=copies)
+                said = replace(written, version=version, objects=objects, keep=keep, stamp=stamp, change=change)
+                sent[:] = [replace(said, turn=turn, digests=digests)]
+                return sent
 
-        async def publications() -> list[Publication]:
-            if mode == "direct":
-                cost.mode = "direct"
-                await _take_sums(packed, cost)
-                with cost.spent_on("compile"):
-                    binding, generation = self._direct.publish(key, packed)
-                direct = Publication(key, version, self._me, packed.manifest, binding, generation, objects, keep=keep)
-                return [replace(direct, turn=turn, digests=digests)]
-            stamp, change = "", None
+            (published,) = await self._publish(publications, cost, timeout)
+            if version is not None:
+                self._sequences.settled(key, member, published)
             if delta:
-                with cost.spent_on("describe"):
-                    stamp = Bases.stamp()
-                    compared = await asyncio.to_thread(self._bases.compare, key, packed, timeout)
-                    change, cost.saved_nbytes = compared
-            self._bases.forget(key)  # its arena may be the one that is written to now
-            written = await self._snapshot(key, packed, cost, timeout, copies=copies)
-            said = replace(written, version=version, objects=objects, keep=keep, stamp=stamp, change=change)
-            sent[:] = [replace(said, turn=turn, digests=digests)]
-            return sent
-
-        (published,) = await self._publish(publications, cost, timeout)
-        if version is not None:
-            self._sequences.settled(key, member, published)
-        if delta:
-            self._bases.published(key, packed, sent[0])
-        return published.version, cost.record(key, published.version, self._remote.take_calls())
+                self._bases.published(key, packed, sent[0])
+            return published.version, cost.record(key, published.version, self._remote.take_calls())
 
     def withdraw(self, key: str) -> None:
         """Direct mode: break the seal of what this process has published under ``key``."""

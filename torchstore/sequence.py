@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,16 @@ class Sequences:
                 "put_state_dict), or have all ranks publish as another group (publisher=Origin(...))",
             )
         return Turn(member.origin, count.session, count.number, alone, count.refused if version is None else None)
+
+    @contextmanager
+    def counted(self, member: Membership, turns: Mapping[str, Turn]) -> Iterator[None]:
+        """Puts of these turns, by key: if they fail it decides about the next ones. Turns may be added meanwhile."""
+        try:
+            yield
+        except BaseException as error:
+            for key, turn in turns.items():
+                self.failed(key, member, turn, error)
+            raise
 
     def failed(self, key: str, member: Membership, turn: Turn, error: BaseException) -> None:
         """A put has failed: unless it was refused, here or by the controller, nobody knows whether it is the next."""

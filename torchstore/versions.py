@@ -54,7 +54,7 @@ class History:
         self.steps = Steps(key)
         self._fitting: dict[Origin, str] = {}  # the manifests of the last version of several ranks
         self._newest = 0
-        self._reserved: set[int] = set()  # the number that was reserved last
+        self._reserved = 0  # the number that was reserved last
 
     # Publishing -----------------------------------------------------------------------------------------
 
@@ -63,10 +63,10 @@ class History:
 
         Those who agree on a number have done with the one before: what is missing of that will not come.
         """
-        for number in self._reserved.intersection(self.staging):
-            self._abandon(self.staging[number], "another version was begun")
+        if self._reserved in self.staging:
+            self._abandon(self.staging[self._reserved], "another version was begun")
         self._newest += 1
-        self._reserved = {self._newest}
+        self._reserved = self._newest
         return self._newest
 
     def contribute(self, new: Contribution, number: int | None) -> Version:
