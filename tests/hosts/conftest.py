@@ -52,10 +52,10 @@ def secret_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def bounds() -> Iterator[None]:
-    """Short ones, and an environment without traces of the hosts."""
+def bounds(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Short ones, or the HEARTBEAT_S of a module; and an environment without traces of the hosts."""
     before = control.configure()
-    control.configure(heartbeat_s=HEARTBEAT_S)
+    control.configure(heartbeat_s=getattr(request.module, "HEARTBEAT_S", HEARTBEAT_S))
     yield
     control.shutdown()
     control.configure(heartbeat_s=before.heartbeat_s)

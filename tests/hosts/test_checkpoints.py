@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import control
 from control import ActorMesh, HostMesh, ProcMesh
-from control.hosts.data_plane import DEVICES, VARIABLE
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.hosts.checkpoints import Rank
 from tests.hosts.conftest import serve, wait_for_nothing
@@ -17,18 +15,6 @@ from tests.hosts.netns import Network
 
 HOSTS = 4
 HEARTBEAT_S = 8.0  # eight processes import torch at once, and show no sign of life while they do on a busy machine
-
-
-@pytest.fixture(scope="module", autouse=True)
-def bounds() -> Iterator[None]:
-    """Longer ones than those of tests that import nothing large."""
-    before = control.configure()
-    control.configure(heartbeat_s=HEARTBEAT_S)
-    yield
-    control.shutdown()
-    control.configure(heartbeat_s=before.heartbeat_s)
-    for variable in (VARIABLE, DEVICES):
-        os.environ.pop(variable, None)
 
 
 @pytest.fixture
