@@ -181,7 +181,7 @@ def _with_descendants(pids: Collection[int]) -> list[int]:
 
 def _items_of(pid: int) -> Iterator[Item]:
     for item in proc_sockets.of_process(pid, _socket_inodes(pid)):
-        with contextlib.suppress(FileNotFoundError):  # nobody finds a socket whose file is gone
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # nobody finds a socket whose file is gone
             yield _of_socket(item)
     for number, link in _descriptors(pid):
         with contextlib.suppress(FileNotFoundError):
@@ -195,7 +195,8 @@ def _items_of(pid: int) -> Iterator[Item]:
 def _of_socket(item: Socket) -> Item:
     """A listening or bound socket: for all but unix sockets with a path no permissions stand before it."""
     if item.kind == "unix":
-        return _of_path("unix", item.name, (item.pid,), "a unix socket that this process has bound")
+        name = str(_seen_from_here(item.pid, item.name))
+        return _of_path("unix", name, (item.pid,), "a unix socket that this process has bound")
     if item.kind == "abstract":
         why = next((why for name, why in _BY_DESIGN if item.name.startswith(name)), "")
         if not why and item.is_datagram and proc_sockets.is_autobound(item.name):
@@ -205,6 +206,16 @@ def _of_socket(item: Socket) -> Item:
         )
     reach = Reach.HOST if item.is_loopback else Reach.NETWORK
     return Item(item.kind, item.name, (item.pid,), item.uid, None, reach, False, "a port that is open")
+
+
+def _seen_from_here(pid: int, name: str) -> Path:
+    """A path as a process has given it to bind(2): from its working directory, or by its own descriptors."""
+    process = PROC / str(pid)
+    path = Path(name)
+    if path.is_relative_to("/proc/self"):
+        path = process / path.relative_to("/proc/self")
+    path = process / "cwd" / path
+    return path.parent.resolve(strict=True) / path.name
 
 
 def _of_descriptor(pid: int, number: int, link: str) -> Item | None:

@@ -86,16 +86,22 @@ def test_the_script_runs_on_rank_0_and_steers_all_ranks_which_end_with_it(
 
 def test_torchrun_starts_a_new_job_when_a_rank_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    # It looks so rarely that rank 0 has told of the death before it is ended for that.
-    options = ("--max-restarts", "1", "--monitor-interval", "3", "--log-dir", str(tmp_path / "logs"))
+    options = ("--max-restarts", "1", "--monitor-interval", "0.5", "--log-dir", str(tmp_path / "logs"))
     example = run(*TORCHRUN, *options, SCRIPT, "lose_once", "", timeout=TORCH_S)
     assert example.process.returncode == 0, example.stderr
     rounds = re.findall(r"round (\d) (\w+)", example.stdout)
     assert [number for number, _ in rounds] == ["0", "1"]
     assert rounds[0][1] != rounds[1][1]
     assert example.stdout.count("the end") == 1
-    assert "rank 0 ends the job: ranks cannot answer die: process rank 1 is gone" in example.stderr
     assert re.search(rf"failed \(exitcode: {DEATH}\) local_rank: 1", example.stderr)  # and not rank 0, which follows
+
+
+def test_rank_0_says_at_once_that_a_rank_has_ended_the_job(start: Start) -> None:
+    first, second = map(outcome, start("lose_once"))
+    assert second[0] == DEATH
+    assert first[0] == 1
+    assert first[1].splitlines()[1:] == []
+    assert "rank 0 ends the job: ranks cannot answer die: process rank 1 is gone" in first[2]
 
 
 def test_ranks_put_and_get_what_is_in_a_store_on_them(start: Start) -> None:

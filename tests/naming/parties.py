@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -232,6 +233,8 @@ class Host:
 
 
 def main(config: dict[str, Any]) -> None:
+    if "descriptors" in config:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (config["descriptors"],) * 2)
     mapping = None
     if config["metadata"] is not None:
         mapping = MetadataMapping(config["metadata"], lease_s=config.get("lease_s", 1.0))

@@ -1,7 +1,6 @@
 """Strangers who begin much and end nothing, against actor and metadata servers that others want to use meanwhile."""
 
 import gzip
-import resource
 import select
 import socket
 import time
@@ -165,12 +164,7 @@ def test_who_connects_and_does_not_go_on_is_hung_up_on(
 
 
 def test_connections_do_not_take_the_descriptors_of_the_process(host: Callable[..., Host]) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
-    try:
-        server = host()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    server = host(descriptors=200)
     with client_of(server.address, Fragile, "fragile") as client, ExitStack() as stack:
         assert client.times.sync() == 0
         connections = [stack.enter_context(dial(server.address)) for _ in range(400)]

@@ -82,6 +82,13 @@ tcp6 = socket.socket(socket.AF_INET6); tcp6.bind(("::1", 0)); tcp6.listen()
 udp = socket.socket(type=socket.SOCK_DGRAM); udp.bind(("127.0.0.1", 0))
 abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0not-ours-%d" % os.getpid()); abstract.listen()
 wide = socket.socket(socket.AF_UNIX); wide.bind(folder + "/wide"); os.chmod(folder + "/wide", 0o777); wide.listen()
+os.chdir(folder)
+near = socket.socket(socket.AF_UNIX); near.bind("near"); os.chmod("near", 0o777); near.listen()
+place = os.open(folder, os.O_PATH)
+by = socket.socket(socket.AF_UNIX); by.bind(f"/proc/self/fd/{place}/by"); os.chmod("by", 0o777); by.listen()
+gone = socket.socket(socket.AF_UNIX)
+file = os.open(folder + "/file", os.O_RDONLY | os.O_CREAT, 0o600)
+there = os.dup(place); gone.bind(f"/proc/self/fd/{there}/gone"); gone.listen(); os.dup2(file, there)
 tight = socket.socket(socket.AF_UNIX); tight.bind(folder + "/tight"); os.chmod(folder + "/tight", 0o700); tight.listen()
 os.umask(0)
 file = open(folder + "/open", "w")
@@ -113,6 +120,8 @@ def test_everything_that_others_could_reach_is_found(tmp_path_factory: pytest.Te
         ("udp", f"127.0.0.1:{udp}"): Reach.HOST,
         ("abstract", f"@not-ours-{program.pid}"): Reach.HOST,
         ("unix", f"{folder}/wide"): Reach.HOST,
+        ("unix", f"{folder}/near"): Reach.HOST,
+        ("unix", f"{folder}/by"): Reach.HOST,
         ("file", f"{folder}/open"): Reach.HOST,
         ("fifo", f"{folder}/fifo"): Reach.HOST,
         ("shm", f"/dev/shm/not-ours-{program.pid}"): Reach.HOST,
