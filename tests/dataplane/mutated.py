@@ -178,8 +178,10 @@ class Mutator:
 class Reader(Memory):
     """Tries mutated handles, and says what came of them."""
 
-    def attack(self, way: str, raws: list[bytes], seed: int, count: int) -> tuple[dict[str, int], list[str], bytes]:
-        """Try `count` mutations of these handles: writable, read-only.
+    def attack(
+        self, way: str, raws: list[bytes], around: list[bytes], seed: int, count: int
+    ) -> tuple[dict[str, int], list[str], bytes]:
+        """Try `count` mutations of these handles: writable, read-only; those around them are all read-only.
 
         Returns:
             How often each thing happened, the first violations in words, what the writable buffer must hold now.
@@ -188,6 +190,7 @@ class Reader(Memory):
         counts: Counter[str] = Counter()
         found: list[str] = []
         contents = [bytearray(b"\x11" * NBYTES), bytearray(b"\x22" * NBYTES)]
+        self._readable = [handle.base + offset for handle, offset, _ in map(parsed, [*raws, *around])]
         mutators = [Mutator(raw, seed + at, at_home=way == "local") for at, raw in enumerate(raws)]
         chosen = random.Random(~seed)
         for number in range(count):
@@ -232,6 +235,7 @@ class Reader(Memory):
                 into = np.zeros(nbytes, np.uint8)
                 buffer.at(0, nbytes).read_into(into, timeout=TIMEOUT_S).get()
                 right = inside and into.tobytes() == bytes(content[at : at + nbytes])
+                right = right or self._is_within_another(handle.base + offset, nbytes)
                 return ("read", "") if right or not owner_decides else ("beside", f"read at {at}")
             if not mutator.handle.writable and handle.writable:
                 inside = False
@@ -247,6 +251,10 @@ class Reader(Memory):
             return "untyped", repr(error)
         right = at >= 0 and at + 8 <= NBYTES and handle.epoch == mutator.handle.epoch and mutator.handle.writable
         return ("added", "") if right else ("beside", f"added at {at}")
+
+    def _is_within_another(self, address: int, nbytes: int) -> bool:
+        """Whether it is memory that the owner has registered too: who knows the job's key may have a handle to it."""
+        return any(base <= address and address + nbytes <= base + NBYTES for base in self._readable)
 
 
 def run(count: int, seed: int, ways: list[str]) -> tuple[Counter[str], list[str]]:
@@ -297,12 +305,12 @@ def _try(
     found: list[str],
 ) -> None:
     """One reader's life. What lies around the buffers is looked at, too."""
-    neighbours = [owner("make_filled", NBYTES, 0x33)[0]]
+    neighbours = [owner("make", b"\x33" * NBYTES, False)]
     writable, raw = owner("make_filled", NBYTES, 0x11)
-    neighbours.append(owner("make_filled", NBYTES, 0x33)[0])
+    neighbours.append(owner("make", b"\x33" * NBYTES, False))
     readable, raw_of_readable = owner("make", b"\x22" * NBYTES, False)
-    neighbours.append(owner("make_filled", NBYTES, 0x33)[0])
-    reader.tell("attack", way, [raw, raw_of_readable], seed, count)
+    neighbours.append(owner("make", b"\x33" * NBYTES, False))
+    reader.tell("attack", way, [raw, raw_of_readable], [raw for _, raw in neighbours], seed, count)
     end = time.monotonic() + 60 + count * (TIMEOUT_S + LATE_S)
     while not reader._connection.poll(1.0):
         if time.monotonic() > end:
@@ -311,11 +319,11 @@ def _try(
     counts.update(happened)
     found += violations
     is_same = [owner("content", writable) == expected, owner("content", readable) == b"\x22" * NBYTES]
-    is_same += [owner("content", name) == b"\x33" * NBYTES for name in neighbours]
+    is_same += [owner("content", name) == b"\x33" * NBYTES for name, _ in neighbours]
     if not all(is_same):
         counts["beside"] += 1
         found.append(f"{way}, seed {seed}: the owner's memory is not as it should be: {is_same}")
-    for name in (*neighbours, writable, readable):
+    for name in (*(name for name, _ in neighbours), writable, readable):
         owner("drop", name)
 
 

@@ -23,6 +23,9 @@ from tests.security.attacker import ACTORS, LINK, PREFACE, SHORT_S, Attacker, Hi
 _AT_ONCE = 512
 _FLOOD = 400
 _TALK_S = 1.0
+_SERVING = b"\x08\x01"
+"""What gRPC's health service says to everybody where there is no TLS: that there is a server."""
+
 _UCX_S = 3.0
 _OWN = (("grpc.use_local_subchannel_pool", 1),)
 
@@ -134,7 +137,9 @@ class FarAttacker(Attacker):
                         self.tries += 1
                         call = channel.unary_unary(method, _registered_method=False)
                         with contextlib.suppress(grpc.RpcError):
-                            hits.append(f"{method} answers {call(b'', timeout=_TALK_S)!r} {how}")
+                            answer = call(b"", timeout=_TALK_S)
+                            if self.authority is not None or answer != _SERVING:
+                                hits.append(f"{method} answers {answer!r} {how}")
         return hits
 
     def try_floods(self) -> Hits:
