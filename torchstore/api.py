@@ -19,10 +19,12 @@ from torchstore.client import check_keep
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
 from torchstore.copies import check_copies
 from torchstore.coroutines import public
+from torchstore.desk import ask
 from torchstore.errors import StrategyError
+from torchstore.messages import Settings
 from torchstore.meta import ValueMeta
 from torchstore.origin import Origin
-from torchstore.remote import DEFAULT_TIMEOUT_S, ask
+from torchstore.remote import DEFAULT_TIMEOUT_S
 from torchstore.slices import TensorSlice
 from torchstore.strategy import ControllerStorageVolumes, TorchStoreStrategy
 
@@ -41,6 +43,7 @@ async def initialize(
     volume_nbytes: int | None = None,
     checksum: bool = False,
     copies: int = 1,
+    journal: bool = False,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Start a store: its controller and its storage volumes. Call it once, in the script.
@@ -58,6 +61,10 @@ async def initialize(
             that is not enough it waits, until its timeout, for readers to finish.
         checksum: Whether puts take checksums where they do not say (see `put_state_dict`).
         copies: In how many volumes puts store each part where they do not say (see `put_state_dict`).
+        journal: Whether the store outlives its controller. That has a process of its own then and writes down what
+            changes, before anybody is told, in memory of this process; when it dies another one reads that and goes on,
+            and clients come back by themselves within their timeouts. Volumes are never in this process unless
+            ``mesh`` says so.
         timeout: In seconds.
 
     Raises:
@@ -77,8 +84,8 @@ async def initialize(
         strategy = ControllerStorageVolumes()
     reset_client(store_name)
     controller = await controller_of(store_name, timeout)
-    settings = (keep_versions, volume_nbytes, checksum, copies)
-    await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, *settings), timeout)
+    settings = Settings(keep_versions, checksum, copies, journal)
+    await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, volume_nbytes, settings), timeout)
 
 
 @public

@@ -12,12 +12,13 @@ from torchstore.client import LocalClient
 from torchstore.controller import StoreController
 from torchstore.coroutines import public
 from torchstore.deadlines import check_timeout
+from torchstore.desk import ask
 from torchstore.errors import StoreNotInitializedError
 from torchstore.messages import StaleClientError
 from torchstore.metrics import log_of
 from torchstore.process import this_process
 from torchstore.records import SyncRecord
-from torchstore.remote import DEFAULT_TIMEOUT_S, Remote, ask
+from torchstore.remote import DEFAULT_TIMEOUT_S, Remote
 
 DEFAULT_STORE_NAME = "default"
 

@@ -8,46 +8,37 @@ there yet, for readers to leave) leaves its response port here and is answered w
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from typing import Any
 
 from control import Actor, Port, ProcMesh, endpoint
+from control.failure import MeshFailure
 from control.runtime.tables import report_table
 from dataplane import RDMABuffer
 from torchstore.batches import BatchGrant, BatchPublication
-from torchstore.budget import make_room
 from torchstore.copies import check_room
-from torchstore.errors import KeyNotFoundError, StoreError, StoreNotInitializedError, StrategyError
-from torchstore.index import Index
-from torchstore.ledger import Ledger
-from torchstore.manifest import Part
-from torchstore.members import KnownRecords, Members
-from torchstore.messages import (
-    ArenaFreedError,
-    Grant,
-    Publication,
-    Published,
-    Retired,
-    Selector,
-    Share,
-    StoreInfo,
-    Wanted,
-)
+from torchstore.errors import KeyNotFoundError, StoreNotInitializedError, StrategyError
+from torchstore.journal import Journal, JournalAddress
+from torchstore.messages import Grant, Publication, Published, Retired, Selector, Settings, Share, StoreInfo, Wanted
 from torchstore.meta import ValueMeta, describe_version
-from torchstore.origin import ALONE
 from torchstore.overview import overview
 from torchstore.process import ProcessId, this_process
 from torchstore.reading import Reading
-from torchstore.shared_arenas import SharedArenas
-from torchstore.sharing import BatchDesk
+from torchstore.recording import Recorder
+from torchstore.state import Command, Effects
 from torchstore.strategy import TorchStoreStrategy
-from torchstore.version import Contribution
+from torchstore.succession import Succession, Successor
 from torchstore.volumes import Volumes
 from torchstore.waiting import WaitingRoom
 from torchstore.watch import ProcessWatch
 
+_LOCK_TIMEOUT_S = 10.0
+
 
 class StoreController(Actor):
     """Keeps the index of one store, its volumes, and who waits for what.
+
+    Of a store with a journal, the one that is found by the store's name does none of that: it stands for one after the
+    other in processes of their own (`torchstore.succession`), and says which of them is there now.
 
     Args:
         store_name: Named in errors.
@@ -56,25 +47,22 @@ class StoreController(Actor):
     def __init__(self, store_name: str) -> None:
         self._store_name = store_name
         self._volumes: Volumes | None = None
-        self._checksum = False
-        self._copies = 1
-        self._ledger = Ledger(self._free)
-        self._shared = SharedArenas(self._ledger, self._free_all)
-        self._index = Index(self._shared.idle, self._shared.gone, lambda history: self._reading.repost(history))
-        self._known = KnownRecords()
-        self._batches = BatchDesk(self._index, self._known, self._ledger, self._shared)
-        self._members = Members(store_name)
-        self._waiting = WaitingRoom(self._shared.give_back)
-        self._reading = Reading(self._index, self._known, self._waiting, self._process_of, self._batches)
+        self._settings = Settings()
+        self._recorder = Recorder(store_name)
+        self._waiting = WaitingRoom()
+        self._reading = Reading(self._recorder, self._waiting)
         self._watch = ProcessWatch(self._process_died)
         self._part = f"torchstore {store_name}"
+        self._succession: Succession | None = None
 
     async def __cleanup__(self, error: Exception | None) -> None:
         """Report no more."""
         report_table(self._part, None)
 
-    def __supervise__(self, failure: object) -> bool:
-        """A volume that dies is reported to those who use it; it does not take the store down."""
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        """The store goes on: who uses a volume is told of its death, and a controller is followed by another."""
+        if self._succession is not None:
+            self._succession.supervise(failure)
         return True
 
     # The store ------------------------------------------------------------------------------------------
@@ -85,48 +73,101 @@ class StoreController(Actor):
         num_storage_volumes: int,
         strategy: TorchStoreStrategy,
         mesh: ProcMesh | None,
-        keep_versions: int,
         volume_nbytes: int | None,
-        checksum: bool,
-        copies: int = 1,
+        settings: Settings,
     ) -> None:
         """Start the volumes. Doing it twice without a shutdown between is an error.
 
         Raises:
             StrategyError: The volumes have equal names (too few hosts or ranks for that many volumes), or there are
-                fewer volumes than copies.
+                fewer volumes than copies; or one is in the controller's process, and there is to be a journal.
+            ControllerLostError: There is to be a journal, and no controller could be started.
         """
         if self._volumes is not None:
             raise StrategyError(f"the store {self._store_name!r} is initialized already; shut it down first")
-        volumes = await Volumes.start(self._store_name, num_storage_volumes, strategy, mesh, volume_nbytes)
+        volumes = await Volumes.start(
+            self._store_name, num_storage_volumes, strategy, mesh, volume_nbytes, apart=settings.journal
+        )
         try:
-            check_room(copies, len(volumes.actors))
-        except StrategyError:
+            check_room(settings.copies, len(volumes.actors))
+            if settings.journal:
+                self._succession = await Succession.begin(self._store_name, volumes, settings)
+        except BaseException:
             await volumes.stop()
             raise
+        self._volumes = volumes
+        if self._succession is None:
+            self._serve(volumes, settings)
+
+    @endpoint
+    async def succeed(self, volumes: Volumes, settings: Settings, journal: JournalAddress) -> ProcessId:
+        """Go on where the controllers before this one have ended; of a store with a journal. Returns its process.
+
+        Raises:
+            JournalError: The journal cannot be read.
+        """
+        self._volumes = volumes
+        self._recorder.state.index.keep = settings.keep_versions
+        self._recorder.open(Journal(journal, _LOCK_TIMEOUT_S))
+        self._serve(volumes, settings)
+        for process in self._recorder.state.members.processes():
+            self._watch.add(process, self._recorder.state.homes.get(process))
+        self._tell(self._recorder.state.all_effects())
+        return this_process()
+
+    def _serve(self, volumes: Volumes, settings: Settings) -> None:
+        self._settings = settings
+        self._recorder.begin(self._tell, self._reading.repost)
+        self._recorder.state.index.keep = settings.keep_versions
         for name, process in volumes.processes.items():
             self._watch.add(process, volumes.homes[name])
-        self._volumes = volumes
-        report_table(self._part, lambda: overview(self._store_name, self._index))
-        self._index.keep = keep_versions
-        self._checksum = checksum
-        self._copies = copies
+        report_table(self._part, lambda: overview(self._store_name, self._recorder.state.index))
 
     @endpoint
     async def info(self, process: ProcessId, procs: ProcMesh) -> StoreInfo:
         """Welcome a client, whose process control knows as ``procs``. The store knows from here on when that dies."""
         volumes = self._initialized()
+        if self._succession is not None:
+            return await self._succession.welcome(process, procs)
         self._watch.add(process, procs)
-        number = self._members.welcome(process)
+        home = None if process.is_local else procs
+        number = self._do("welcome", process, home)
         return StoreInfo(
             volumes.strategy,
             volumes.actors,
             volumes.processes,
             number,
-            self._checksum,
+            self._settings.checksum,
             this_process(),
-            self._copies,
+            self._settings.copies,
         )
+
+    @endpoint
+    async def successor(self, life: int, timeout: float) -> Successor:
+        """The controller that has taken the place of the one with this number, in a store with a journal.
+
+        Where that one is still there after a while, it is the answer: it was only not to be reached.
+
+        Raises:
+            ControllerLostError: There will be none.
+            StoreTimeoutError: There was none in time.
+        """
+        self._initialized()
+        if self._succession is None:
+            raise StoreNotInitializedError(self._store_name)
+        return await self._succession.after(life, timeout)
+
+    @endpoint
+    async def return_to(self, client: int, leases: frozenset[tuple[str, int]], batches: frozenset[int]) -> None:
+        """A client of a controller before this one is here: these are the leases that it holds, and no others.
+
+        Raises:
+            StaleClientError: It is of a store that was shut down since.
+        """
+        process = self._process_of(client)
+        for command in self._recorder.abandoned(process, leases, batches):
+            self._recorder.do(command)
+        self._waiting.wake()
 
     @endpoint
     async def check(self, client: int) -> None:
@@ -138,7 +179,7 @@ class StoreController(Actor):
         """Answer when the store that welcomed this client has been shut down."""
 
         def attempt() -> bool | None:
-            return True if self._members.find(client) is None else None
+            return True if self._recorder.state.members.find(client) is None else None
 
         self._waiting.answer(port, attempt, timeout, lambda: "rank 0 has not shut the store down")
 
@@ -146,26 +187,36 @@ class StoreController(Actor):
     async def teardown(self) -> None:
         """Forget every key, free all memory and stop the volumes."""
         volumes, self._volumes = self._volumes, None
+        succession, self._succession = self._succession, None
+        self.leave()
+        if succession is not None:
+            await succession.end()
+        if volumes is not None:
+            await volumes.stop()
+
+    @endpoint
+    async def retire(self) -> None:
+        """Forget every key and answer all who wait: the store is shut down by the one that this one works for."""
+        self._volumes = None
+        self.leave()
+
+    def leave(self) -> None:
+        """The store is not there any more."""
         report_table(self._part, None)
         self._waiting.dismiss_all(StoreNotInitializedError(self._store_name))
         self._watch.close()
         self._reading.board.close()
-        self._index.clear()
-        self._ledger.clear()
-        self._shared.clear()
-        self._batches.clear()
-        self._known.clear()
-        self._members.clear()
-        if volumes is not None:
-            await volumes.stop()
+        self._recorder.close()
 
     # Publishing -----------------------------------------------------------------------------------------
 
     @endpoint
     async def publish(
-        self, client: int, publications: tuple[Publication | BatchPublication, ...]
+        self, client: int, publications: tuple[Publication | BatchPublication, ...], request: int
     ) -> tuple[Published, ...]:
         """Add contributions, in order; each may complete a version, which then becomes visible at once.
+
+        A ``request`` of a client that is not 0 is done once, however often it comes; here and below.
 
         Raises:
             UnknownIdError: A publication holds only an id, and it is not remembered. Nothing was added.
@@ -173,48 +224,24 @@ class StoreController(Actor):
             VersionExistsError, LateShareError, OutOfStepError, ShareMismatchError, ReplicaMismatchError: See
                 `History.contribute`.
         """
-        writer = self._process_of(client)
-        plain = [p for p in publications if isinstance(p, Publication)]
-        resolved = [(publication, self._contribution(publication)) for publication in plain]
-        batches = [self._batches.contributions(p) for p in publications if isinstance(p, BatchPublication)]
-        resolved.sort(key=lambda pair: pair[0].turn == ALONE)  # only shares can be refused: before all else is visible
-        answers: list[Published] = []
-        for at, (publication, contribution) in enumerate(resolved):
-            try:
-                answers.append(
-                    self._index.contribute(publication.key, contribution, publication.version, keep=publication.keep)
-                )
-            except StoreError:
-                for _, unused in resolved[at + 1 :]:
-                    for binding in unused.holders:
-                        self._shared.idle(unused.writer, binding)
-                raise
-        answers += [Published(self._batches.add(batch), True) for batch in batches]
-        if answers:
-            answers[-1] = replace(answers[-1], retired=self._ledger.news_for(writer))
-        self._waiting.wake()
-        return tuple(answers)
+        answers: tuple[Published, ...] = self._once(client, request, "publish", time.monotonic(), client, publications)
+        return answers
 
     @endpoint
-    async def reserve(self, client: int, key: str) -> int:
+    async def reserve(self, client: int, key: str, request: int) -> int:
         """The number of a new version of a key, for publishers that agree about it among themselves."""
-        self._process_of(client)
-        number = self._index.reserve(key)
-        self._waiting.wake()
-        return number
+        return int(self._once(client, request, "reserve", client, key))
 
     @endpoint
-    async def put_inline(self, client: int, key: str, value: bytes) -> int:
+    async def put_inline(self, client: int, key: str, value: bytes, request: int) -> int:
         """Add a whole small value as the next version of a key. Returns its number."""
-        contribution = Contribution(self._process_of(client), Part(), None, None, inline=value)
-        published = self._index.contribute(key, contribution, None)
-        self._waiting.wake()
-        return published.version
+        return int(self._once(client, request, "put_inline", client, key, value))
 
     @endpoint
-    async def reclaim(self, client: int) -> tuple[Retired, ...]:
+    async def reclaim(self, client: int, request: int) -> tuple[Retired, ...]:
         """Memory of this client's process that was retired since its last publication."""
-        return self._ledger.news_for(self._process_of(client))
+        news: tuple[Retired, ...] = self._once(client, request, "reclaim", client)
+        return news
 
     @endpoint(explicit_response_port=True)
     async def make_room(
@@ -228,7 +255,10 @@ class StoreController(Actor):
 
         def attempt() -> tuple[int, tuple[str, ...]] | None:
             self._process_of(client)
-            return make_room(self._ledger, self._index, self._shared, volume, since)
+            freed: tuple[int, tuple[str, ...]] | None = self._recorder.attempt(
+                Command("make_room", (client, volume, since)), bool
+            )
+            return freed
 
         self._waiting.answer(
             port,
@@ -236,15 +266,6 @@ class StoreController(Actor):
             timeout,
             lambda: f"volume {volume!r} is full of versions that are being read or are the newest of their keys",
         )
-
-    def _contribution(self, publication: Publication) -> Contribution:
-        manifest, binding = self._known.manifest(publication.manifest), self._known.binding(publication.binding)
-        copies = self._known.bindings(publication.copies)
-        for holder in (binding, *copies) if binding is not None else ():
-            if self._ledger.is_freed(holder):
-                raise ArenaFreedError(holder.id)
-            self._ledger.in_use(holder)
-        return Contribution.of(publication, manifest, binding, time.monotonic(), copies)
 
     # Reading --------------------------------------------------------------------------------------------
 
@@ -292,21 +313,17 @@ class StoreController(Actor):
     @endpoint
     async def release(self, leases: tuple[tuple[str, int], ...], batch: int = 0) -> None:
         """Give leases back, and those of a batch; nobody waits for an answer."""
-        self._reading.release(leases, batch)
+        self._do("release", leases, batch)
 
     @endpoint
     async def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
         """Give the lease of a reader back that takes part in feeding others; see `Offers.finish`."""
-        offered = share if self._members.find(client) is not None else None
-        self._reading.finish(key, lease, offered, failed=failed)
+        self._do("finish", client, key, lease, share, failed)
 
     @endpoint
     async def withdraw(self, client: int, key: str) -> None:
         """A reader overwrites the copy that it has offered; nobody waits for an answer."""
-        history, process = self._index.get(key), self._members.find(client)
-        if history is not None and process is not None:
-            history.withdraw(process)
-            self._waiting.wake()
+        self._do("withdraw", client, key)
 
     # Taking back ----------------------------------------------------------------------------------------
 
@@ -317,10 +334,9 @@ class StoreController(Actor):
         Raises:
             StoreTimeoutError: Readers are still there after ``timeout`` seconds; the message names them.
         """
-        publisher = self._members.find(client)
-        history = self._index.get(key)
-        if close and history is not None and publisher is not None:
-            history.close(publisher)
+        history = self._recorder.state.index.get(key)
+        if close and history is not None:
+            self._recorder.do(Command("close", (client, key)))
 
         def attempt() -> bool | None:
             who = self._process_of(client)
@@ -333,18 +349,14 @@ class StoreController(Actor):
         self._waiting.answer(port, attempt, timeout, waited_for)
 
     @endpoint
-    async def rollback(self, key: str, version: int) -> None:
+    async def rollback(self, client: int, key: str, version: int, request: int) -> None:
         """See `Index.rollback`."""
-        self._initialized()
-        self._index.rollback(key, version)
-        self._waiting.wake()
+        self._once(client, request, "rollback", key, version)
 
     @endpoint
-    async def delete(self, keys: tuple[str, ...], missing_ok: bool) -> None:
+    async def delete(self, client: int, keys: tuple[str, ...], missing_ok: bool, request: int) -> None:
         """See `Index.delete`."""
-        self._initialized()
-        self._index.delete(keys, missing_ok=missing_ok)
-        self._waiting.wake()
+        self._once(client, request, "delete", keys, missing_ok)
 
     # Listing --------------------------------------------------------------------------------------------
 
@@ -352,25 +364,25 @@ class StoreController(Actor):
     async def keys(self, prefix: str | None) -> list[str]:
         """See `Index.keys`."""
         self._initialized()
-        return self._index.keys(prefix)
+        return self._recorder.state.index.keys(prefix)
 
     @endpoint
     async def exists(self, key: str) -> bool:
         """See `Index.exists`."""
         self._initialized()
-        return self._index.exists(key)
+        return self._recorder.state.index.exists(key)
 
     @endpoint
     async def exist(self, keys: tuple[str, ...]) -> tuple[bool, ...]:
         """`exists` of each of them."""
         self._initialized()
-        return tuple(map(self._index.exists, keys))
+        return tuple(map(self._recorder.state.index.exists, keys))
 
     @endpoint
     async def versions(self, key: str) -> tuple[int, ...]:
         """The readable versions of a key, oldest first."""
         self._initialized()
-        history = self._index.get(key)
+        history = self._recorder.state.index.get(key)
         return history.readable() if history is not None else ()
 
     @endpoint
@@ -381,7 +393,7 @@ class StoreController(Actor):
             KeyNotFoundError: There is none.
         """
         self._initialized()
-        found = self._index.find(Wanted(key))
+        found = self._recorder.state.index.find(Wanted(key))
         if found is None:  # direct mode: taken back for the moment
             raise KeyNotFoundError(key, f"no version of {key!r} can be read at the moment")
         history, version, item = found
@@ -389,28 +401,37 @@ class StoreController(Actor):
 
     # Housekeeping ---------------------------------------------------------------------------------------
 
+    def _once(self, client: int, request: int, name: str, *arguments: Any) -> Any:
+        """Change the state as a client asks, and answer those whose wait is over."""
+        self._initialized()
+        try:
+            return self._recorder.do(Command(name, arguments, client, request))
+        finally:
+            self._waiting.wake()
+
+    def _do(self, name: str, *arguments: Any) -> Any:
+        """The same where nobody will ask again."""
+        done = self._recorder.do(Command(name, arguments))
+        self._waiting.wake()
+        return done
+
     def _process_of(self, client: int) -> ProcessId:
         self._initialized()
-        return self._members.process_of(client)
+        return self._recorder.state.members.process_of(client)
 
     def _initialized(self) -> Volumes:
         if self._volumes is None:
             raise StoreNotInitializedError(self._store_name)
         return self._volumes
 
-    def _free(self, volume: str, arena: str) -> None:
-        self._free_all(volume, (arena,))
-
-    def _free_all(self, volume: str, arenas: tuple[str, ...]) -> None:
+    def _tell(self, effects: Effects) -> None:
+        """Have the volumes do what has been written down."""
         if self._volumes is not None:
-            self._volumes.free(volume, arenas)
+            for volume, arenas in effects.freed.items():
+                self._volumes.free(volume, tuple(arenas))
+            for process, kept in effects.dead:
+                self._volumes.free_writer(process, kept)
 
     def _process_died(self, process: ProcessId) -> None:
-        self._members.bury(process)
-        self._ledger.forget(process)
-        self._batches.process_died(process)
         volumes = self._volumes.living_in(process) if self._volumes is not None else []
-        kept = self._index.process_died(process, volumes)
-        if self._volumes is not None and not volumes:
-            self._volumes.free_writer(process, tuple(kept))
-        self._waiting.wake()
+        self._do("process_died", process, tuple(volumes))

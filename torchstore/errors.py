@@ -28,6 +28,8 @@ StoreError
 ├── ChecksumError                                   other bytes have arrived than were published
 ├── VolumeLostError                                 the process that kept the copies is gone
 ├── VolumeFullError                                 a version is larger than all that a volume may hold
+├── JournalError                                    what has happened cannot be written down, or not be read
+├── ControllerLostError                             the controller is gone, and no other one takes its place
 ├── RendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find one another
 │   └── RankEnvironmentError        (ValueError)    the environment does not say which rank this is
 ├── BlockingCallError               (RuntimeError)  a function of torchstore.sync on the event loop of an async actor
@@ -378,6 +380,14 @@ class VolumeFullError(StoreError):
         self.volume = volume
         self.nbytes = nbytes
         self.limit = limit
+
+
+class JournalError(StoreError):
+    """What has happened in a store cannot be written down, so it has not happened; or it cannot be read any more."""
+
+
+class ControllerLostError(StoreError):
+    """The controller of a store has died again and again, or its journal cannot be read: the store is lost."""
 
 
 class RendezvousError(StoreError, RuntimeError):

@@ -13,7 +13,7 @@ from torchstore.messages import Published, Share, Wanted
 from torchstore.process import ProcessId
 from torchstore.sections import Section
 from torchstore.version import Contribution, Version
-from torchstore.versions import History
+from torchstore.versions import History, Numbers
 
 OnIdle = Callable[[ProcessId, Binding], None]
 OnGone = Callable[[list[tuple[ProcessId, Binding]]], None]
@@ -38,6 +38,7 @@ class Index:
         self._sorted = SortedKeys()
         self._with_older: dict[str, History] = {}  # those that keep more than the newest version
         self.keep = 1
+        self._numbers = Numbers()
         self._on_idle = on_idle
         self._on_gone = on_gone
         self._on_change = on_change
@@ -212,6 +213,10 @@ class Index:
             self.settle(history)
         return kept
 
+    def memory_of(self, writer: ProcessId) -> set[str]:
+        """Ids of the memory that versions use and this process has put."""
+        return {arena for history in self._histories.values() for arena in history.bindings_of(writer)}
+
     def clear(self) -> None:
         """Forget everything, without telling anybody."""
         self._histories.clear()
@@ -230,7 +235,7 @@ class Index:
         """The history of a key, begun where there is none."""
         history = self._histories.get(key)
         if history is None:
-            history = self._histories[key] = History(key, keep=self.keep)
+            history = self._histories[key] = History(key, keep=self.keep, numbers=self._numbers)
             self._sorted.add(key)
         return history
 

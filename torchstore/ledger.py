@@ -22,13 +22,17 @@ class Ledger:
 
     Args:
         free: Called with a volume and an arena of it that nobody uses any more.
+        is_alive: Whether a writer may put again.
 
     Attributes:
         clock: How many arenas have been freed.
     """
 
-    def __init__(self, free: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, free: Callable[[str, str], None], is_alive: Callable[[ProcessId], bool] = ProcessId.is_alive
+    ) -> None:
         self._free = free
+        self._is_alive = is_alive
         self._idle: dict[str, tuple[ProcessId, Binding]] = {}
         self._freed: Recent[str, tuple[int, str]] = Recent(_REMEMBERED)  # when (a number), and in which volume
         self.clock = 0
@@ -47,7 +51,7 @@ class Ledger:
 
     def idle(self, writer: ProcessId, binding: Binding) -> None:
         """No version uses it: its writer may write to it again; a dead one does not need it."""
-        if not writer.is_alive():
+        if not self._is_alive(writer):
             self._drop(binding)
             return
         if binding.mode == "snapshot":
@@ -58,7 +62,7 @@ class Ledger:
         """Writers keep memory for the next version of a key: of this one there will be none."""
         for writer, binding in memory:
             self._drop(binding)
-            if writer.is_alive():
+            if self._is_alive(writer):
                 self._tell(writer, Retired(binding.id, binding.volume, gone=True))
 
     def free_idle(self, volume: str) -> None:
@@ -74,6 +78,13 @@ class Ledger:
     def freed_since(self, clock: int, volume: str) -> tuple[str, ...]:
         """Ids of the arenas of a volume that have been freed since the clock stood so, as far as remembered."""
         return tuple(arena for arena, (when, where) in self._freed.items() if when > clock and where == volume)
+
+    def freed_by_volume(self) -> dict[str, list[str]]:
+        """Ids of all arenas that have been freed, as far as remembered."""
+        found: dict[str, list[str]] = {}
+        for arena, (_, volume) in self._freed.items():
+            found.setdefault(volume, []).append(arena)
+        return found
 
     def news_for(self, writer: ProcessId) -> tuple[Retired, ...]:
         """What a writer has not been told yet; it counts as told."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from typing import TypeVar
 
 from torchstore.manifest import Binding, Manifest
-from torchstore.messages import StaleClientError, UnknownIdError
+from torchstore.messages import Share, StaleClientError, UnknownIdError
 from torchstore.process import ProcessId
 from torchstore.recent import Recent
 
@@ -25,13 +26,23 @@ class Members:
     def __init__(self, store_name: str) -> None:
         self._store_name = store_name
         self._processes: dict[int, ProcessId] = {}
+        self._alive: set[ProcessId] = set()
         self._numbers = count(1)  # goes on after `clear`, so that clients from before are known as such
 
     def welcome(self, process: ProcessId) -> int:
         """A new client. Returns its number."""
         number = next(self._numbers)
         self._processes[number] = process
+        self._alive.add(process)
         return number
+
+    def holds(self, process: ProcessId) -> bool:
+        """Whether a process has a client, and has not died."""
+        return process in self._alive
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """Those of all clients."""
+        return tuple(dict.fromkeys(self._processes.values()))
 
     def process_of(self, client: int) -> ProcessId:
         """The process of a client.
@@ -43,9 +54,13 @@ class Members:
             raise StaleClientError(f"this client is of an earlier store {self._store_name!r}")
         return self._processes[client]
 
-    def bury(self, process: ProcessId) -> None:
-        """A process has died: what still comes from it is nobody's."""
-        self._processes = {number: who for number, who in self._processes.items() if who != process}
+    def bury(self, process: ProcessId) -> list[int]:
+        """A process has died: what still comes from it is nobody's. Returns its clients."""
+        self._alive.discard(process)
+        gone = [number for number, who in self._processes.items() if who == process]
+        for number in gone:
+            del self._processes[number]
+        return gone
 
     def find(self, client: int) -> ProcessId | None:
         """The process of a client; None for one of an earlier store."""
@@ -54,6 +69,7 @@ class Members:
     def clear(self) -> None:
         """The store is shut down."""
         self._processes.clear()
+        self._alive.clear()
 
 
 class KnownRecords:
@@ -85,6 +101,14 @@ class KnownRecords:
             UnknownIdError: One is not remembered.
         """
         return tuple(self._resolve(one, Binding) for one in given)
+
+    def share(self, given: Share) -> Share | None:
+        """A share with the records in the place of their ids; None: one is not remembered."""
+        try:
+            manifest, binding = self.manifest(given.manifest), self.binding(given.binding)
+        except UnknownIdError:
+            return None
+        return replace(given, manifest=manifest or given.manifest, binding=binding)
 
     def clear(self) -> None:
         """The store is shut down."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from control import ActorMesh
 from torchstore.board import Place
@@ -18,6 +19,9 @@ from torchstore.origin import ALONE, Turn
 from torchstore.process import ProcessId
 from torchstore.strategy import TorchStoreStrategy
 from torchstore.volume import StorageVolume
+
+if TYPE_CHECKING:
+    from torchstore.succession import Successor
 
 
 class UnknownIdError(StoreError):
@@ -37,6 +41,23 @@ class StaleClientError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
+class Settings:
+    """How a store was initialized.
+
+    Attributes:
+        keep_versions: How many ready versions each key keeps, where no put of it says so.
+        checksum: Whether puts take checksums where they do not say.
+        copies: How many volumes hold each part of what is put, where a put does not say.
+        journal: Whether the store survives its controller.
+    """
+
+    keep_versions: int = 1
+    checksum: bool = False
+    copies: int = 1
+    journal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StoreInfo:
     """What a client needs to know about a store.
 
@@ -47,6 +68,7 @@ class StoreInfo:
         client: A number for the client that asked: shorter to say than who it is.
         checksum: Whether puts take checksums where they do not say.
         controller: In which process the controller lives.
+        successor: The controller itself, where the store has a journal; None: it is the one that was asked.
     """
 
     strategy: TorchStoreStrategy
@@ -56,6 +78,7 @@ class StoreInfo:
     checksum: bool
     controller: ProcessId
     copies: int = 1
+    successor: Successor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,9 +101,16 @@ class Offers:
 
     def close(self, process: ProcessId) -> None:
         """A process takes its copies back, or is dead."""
+        self._close(lambda offer: offer.share.writer == process)
+
+    def close_all(self) -> None:
+        """All copies are taken back."""
+        self._close(lambda _offer: True)
+
+    def _close(self, condition: Callable[[Offer], bool]) -> None:
         for circle in self._circles.values():
             for offer in circle.offers:
-                offer.closed = offer.closed or offer.share.writer == process
+                offer.closed = offer.closed or condition(offer)
             circle.offers = [offer for offer in circle.offers if offer.leases or not offer.closed]
 
     def readers(self, process: ProcessId) -> tuple[ProcessId, ...]:

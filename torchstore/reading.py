@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 
 from control import Port
 from torchstore.batches import BatchGrant
 from torchstore.board import Board, pack_answer
-from torchstore.granting import grant_all
-from torchstore.index import Index
-from torchstore.members import KnownRecords
-from torchstore.messages import Grant, Selector, Share, UnknownIdError, Wanted
+from torchstore.messages import Grant, Selector, Wanted
 from torchstore.offers import Patience
-from torchstore.process import ProcessId
-from torchstore.sharing import BatchDesk
+from torchstore.recording import Recorder
+from torchstore.state import Command
 from torchstore.versions import History
 from torchstore.waiting import WaitingRoom
 
@@ -25,30 +19,17 @@ class Reading:
     """The readers' part of the controller of one store.
 
     Args:
-        index: What there is to read.
-        known: The records that clients have sent.
+        recorder: Of what there is to read, and who reads.
         waiting: Who waits for something.
-        process_of: The process of a client; raises where that is none of the store as it is now.
-        batches: Leases many versions at once.
 
     Attributes:
         board: Where small values are posted.
     """
 
-    def __init__(
-        self,
-        index: Index,
-        known: KnownRecords,
-        waiting: WaitingRoom,
-        process_of: Callable[[int], ProcessId],
-        batches: BatchDesk,
-    ) -> None:
+    def __init__(self, recorder: Recorder, waiting: WaitingRoom) -> None:
         self.board = Board()
-        self._index = index
-        self._known = known
+        self._recorder = recorder
         self._waiting = waiting
-        self._process_of = process_of
-        self._batches = batches
 
     def grant(
         self,
@@ -69,7 +50,8 @@ class Reading:
             (only,) = grants
             if not only.inline:
                 return only
-            place = self.board.place(key, only.version, only.inline) if selector == Selector() else None
+            is_posted = selector == Selector() and not self._recorder.keeps_journal  # a board ends with its process
+            place = self.board.place(key, only.version, only.inline) if is_posted else None
             return pack_answer(only.version, place, only.inline)
 
         self._waiting.answer(port, attempt, timeout, lambda: self._waited_for((key,)))
@@ -89,26 +71,12 @@ class Reading:
         since = time.monotonic()
 
         def attempt() -> BatchGrant | None:
-            return self._batches.grant(keys, self._process_of(client), time.monotonic() - since)
+            granted: BatchGrant | None = self._recorder.attempt(
+                Command("grant_values", (client, keys)), _is_leased, waited_s=time.monotonic() - since
+            )
+            return granted
 
         self._waiting.answer(port, attempt, timeout, lambda: f"no versions of {', '.join(map(repr, keys[:3]))}")
-
-    def release(self, leases: tuple[tuple[str, int], ...], batch: int = 0) -> None:
-        """Take leases back, and those of a batch."""
-        self._batches.release(batch)
-        for key, lease in leases:
-            self._index.release(key, lease)
-        self._waiting.wake()
-
-    def finish(self, key: str, lease: int, share: Share | None, *, failed: bool) -> None:
-        """Take a lease back, and what its reader offers to others; see `Offers.finish`."""
-        known = None
-        if share is not None:
-            with suppress(UnknownIdError):  # then it is no offer: the circle goes to the publisher
-                manifest, binding = self._known.manifest(share.manifest), self._known.binding(share.binding)
-                known = replace(share, manifest=manifest or share.manifest, binding=binding)
-        self._index.finish(key, lease, known, failed=failed)
-        self._waiting.wake()
 
     def repost(self, history: History) -> None:
         """Have the board say of a key what a reader would be granted now."""
@@ -117,10 +85,21 @@ class Reading:
             self.board.post(history.key, number, value)
 
     def _waited_for(self, keys: tuple[str, ...]) -> str:
-        reasons = filter(None, map(self._index.waits_for, keys))
+        reasons = filter(None, map(self._recorder.state.index.waits_for, keys))
         return "; ".join([f"no version of {', '.join(map(repr, keys))} as asked for", *reasons])
 
     def _granted(
         self, wanted: tuple[Wanted, ...], client: int, since: float, patience: Patience | None = None
     ) -> tuple[Grant, ...] | None:
-        return grant_all(self._index, wanted, self._process_of(client), time.monotonic() - since, patience)
+        granted: tuple[Grant, ...] | None = self._recorder.attempt(
+            Command("grant", (client, wanted)), _are_leased, waited_s=time.monotonic() - since, patience=patience
+        )
+        return granted
+
+
+def _are_leased(grants: tuple[Grant, ...]) -> bool:
+    return any(grant.lease or grant.singles for grant in grants)
+
+
+def _is_leased(grant: BatchGrant) -> bool:
+    return bool(grant.lease) or _are_leased(tuple(grant.others.values()))

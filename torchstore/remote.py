@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, NoReturn, TypeVar
 
-from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
+from control import ActorMesh, ControlError, Future, SupervisionError
 from control.bounds import check_seconds
 from dataplane import RDMABuffer
 from dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
@@ -18,15 +19,15 @@ from torchstore.batches import BatchGrant, BatchPublication
 from torchstore.board import open_answer
 from torchstore.controller import StoreController
 from torchstore.copies import place
-from torchstore.deadlines import within
+from torchstore.desk import Call, Desk, ask
 from torchstore.errors import (
     PublisherLostError,
     SourceChangedError,
-    StoreError,
     StoreTimeoutError,
     VolumeFullError,
     VolumeLostError,
 )
+from torchstore.held import leases_of
 from torchstore.manifest import Binding
 from torchstore.messages import Grant, Publication, Published, Retired, Selector, Share, StoreInfo, Wanted
 from torchstore.meta import ValueMeta
@@ -45,40 +46,58 @@ class Remote:
     """One store, seen from one process.
 
     Attributes:
+        entrance: The actor that is found by the store's name.
+        info: What that has said of the store.
         calls: How many control messages this client has sent.
         lost: Volumes that have been found dead. None of them comes back.
     """
 
     store_name: str
-    controller: ActorMesh[StoreController]
+    entrance: ActorMesh[StoreController]
     info: StoreInfo
     calls: int = 0
     lost: set[str] = field(default_factory=set)
+    _requests: Iterator[int] = field(default_factory=lambda: count(1))
+    _desk: Desk = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._desk = Desk(self.store_name, self.entrance, self.info)
+
+    @property
+    def controller(self) -> ActorMesh[StoreController]:
+        """The controller that is there now, as far as this client knows."""
+        return self._desk.actor
+
+    def _request(self) -> int:
+        """The number of a request that is to be done once, even if it has to be sent again; 0: it is sent once."""
+        return next(self._requests) if self._desk.may_change else 0
 
     async def publish(
         self, publications: tuple[Publication | BatchPublication, ...], timeout: float
     ) -> tuple[Published, ...]:
         """See `StoreController.publish`."""
-        return await self._ask(self.controller.publish.call_one(self.info.client, publications), timeout)
+        request = self._request()
+        return await self._ask(lambda to: to.publish.call_one(self.info.client, publications, request), timeout)
 
     async def reclaim(self, timeout: float) -> tuple[Retired, ...]:
         """See `StoreController.reclaim`."""
-        return await self._ask(self.controller.reclaim.call_one(self.info.client), timeout)
+        request = self._request()
+        return await self._ask(lambda to: to.reclaim.call_one(self.info.client, request), timeout)
 
     async def reserve(self, key: str, timeout: float) -> int:
         """See `StoreController.reserve`."""
-        return await self._ask(self.controller.reserve.call_one(self.info.client, key), timeout)
+        request = self._request()
+        return await self._ask(lambda to: to.reserve.call_one(self.info.client, key, request), timeout)
 
     async def put_inline(self, key: str, value: bytes, timeout: float) -> int:
         """See `StoreController.put_inline`."""
-        return await self._ask(self.controller.put_inline.call_one(self.info.client, key, value), timeout)
+        request = self._request()
+        return await self._ask(lambda to: to.put_inline.call_one(self.info.client, key, value, request), timeout)
 
     async def acquire(self, key: str, selector: Selector, known: tuple[str, ...], timeout: float) -> Grant:
         """See `StoreController.acquire`."""
-        call = self.controller.acquire.call_one(
-            self.info.client, key, selector.exact, selector.newer_than, " ".join(known), timeout
-        )
-        answer: Grant | bytes = await self._granted(call, timeout)
+        plain = (self.info.client, key, selector.exact, selector.newer_than, " ".join(known), timeout)
+        answer: Grant | bytes = await self._granted(lambda to: to.acquire.call_one(*plain), timeout)
         if isinstance(answer, bytes):
             version, place, value = open_answer(answer)
             return Grant(key, version, inline=value, place=place)
@@ -86,28 +105,37 @@ class Remote:
 
     async def board(self, page: int, timeout: float) -> RDMABuffer:
         """See `StoreController.board`."""
-        return await self._ask(self.controller.board.call_one(self.info.client, page), timeout)
+        return await self._ask(lambda to: to.board.call_one(self.info.client, page), timeout)
 
     async def acquire_batch(self, wanted: tuple[Wanted, ...], timeout: float) -> tuple[Grant, ...]:
         """See `StoreController.acquire_batch`."""
-        call = self.controller.acquire_batch.call_one(self.info.client, wanted, timeout)
-        grants: tuple[Grant, ...] = await self._granted(call, timeout)
+        grants: tuple[Grant, ...] = await self._granted(
+            lambda to: to.acquire_batch.call_one(self.info.client, wanted, timeout), timeout
+        )
         return grants
 
     async def acquire_values(self, keys: tuple[str, ...], timeout: float) -> BatchGrant:
         """See `StoreController.acquire_values`."""
         grant: BatchGrant = await self._granted(
-            self.controller.acquire_values.call_one(self.info.client, keys, timeout), timeout
+            lambda to: to.acquire_values.call_one(self.info.client, keys, timeout), timeout
         )
         return grant
 
-    async def _granted(self, call: Future[Any], timeout: float) -> Any:
+    async def _granted(self, call: Call[Any], timeout: float) -> Any:
         """Wait for a grant. One that comes after the caller has left is given back at once."""
         seconds = check_seconds("timeout", timeout)
+        last: list[Future[Any]] = []
+
+        def expected(to: ActorMesh[StoreController]) -> Future[Any]:
+            answer = call(to)
+            last[:] = [answer]
+            return answer
+
         try:
-            return await self._ask(call, seconds + _GRACE_S)
+            return await self._ask(expected, seconds + _GRACE_S, grants=True)
         except (asyncio.CancelledError, StoreTimeoutError):
-            call.add_done_callback(self._release_late)
+            for answer in last:
+                answer.add_done_callback(self._release_late)
             raise
 
     def _release_late(self, call: Future[Any]) -> None:
@@ -120,22 +148,22 @@ class Remote:
 
     def release(self, grants: tuple[Grant, ...]) -> None:
         """Give leases back, without waiting."""
-        leases = _leases(grants)
-        if leases:
-            self.calls += 1
-            self.controller.release.call(leases)
+        self._release(leases_of(grants))
 
     def release_values(self, granted: BatchGrant) -> None:
         """Give all leases of a batch back by one message, without waiting."""
-        leases = _leases(granted.others.values())
-        if leases or granted.lease:
+        self._release(leases_of(granted.others.values()), granted.lease)
+
+    def _release(self, leases: tuple[tuple[str, int], ...], batch: int = 0) -> None:
+        if leases or batch:
             self.calls += 1
-            self.controller.release.call(leases, granted.lease)
+            self._desk.give_back(leases, batch, lambda to: to.release.call(leases, batch))
 
     def finish(self, grant: Grant, share: Share | None, *, failed: bool) -> None:
         """See `StoreController.finish`; without waiting."""
         self.calls += 1
-        self.controller.finish.call(self.info.client, grant.key, grant.lease, share, failed)
+        told = (self.info.client, grant.key, grant.lease, share, failed)
+        self._desk.give_back(((grant.key, grant.lease),), 0, lambda to: to.finish.call(*told))
 
     def withdraw(self, key: str) -> None:
         """See `StoreController.withdraw`; without waiting."""
@@ -145,35 +173,37 @@ class Remote:
     async def fence(self, key: str, *, close: bool, timeout: float) -> None:
         """See `StoreController.fence`."""
         seconds = check_seconds("timeout", timeout)
-        await self._ask(self.controller.fence.call_one(self.info.client, key, close, seconds), seconds + _GRACE_S)
+        await self._ask(lambda to: to.fence.call_one(self.info.client, key, close, seconds), seconds + _GRACE_S)
 
     async def rollback(self, key: str, version: int, timeout: float) -> None:
         """See `StoreController.rollback`."""
-        await self._ask(self.controller.rollback.call_one(key, version), timeout)
+        request = self._request()
+        await self._ask(lambda to: to.rollback.call_one(self.info.client, key, version, request), timeout)
 
     async def delete(self, keys: tuple[str, ...], *, missing_ok: bool, timeout: float) -> None:
         """See `StoreController.delete`."""
-        await self._ask(self.controller.delete.call_one(keys, missing_ok), timeout)
+        request = self._request()
+        await self._ask(lambda to: to.delete.call_one(self.info.client, keys, missing_ok, request), timeout)
 
     async def keys(self, prefix: str | None, timeout: float) -> list[str]:
         """See `StoreController.keys`."""
-        return await self._ask(self.controller.keys.call_one(prefix), timeout)
+        return await self._ask(lambda to: to.keys.call_one(prefix), timeout)
 
     async def exists(self, key: str, timeout: float) -> bool:
         """See `StoreController.exists`."""
-        return await self._ask(self.controller.exists.call_one(key), timeout)
+        return await self._ask(lambda to: to.exists.call_one(key), timeout)
 
     async def exist(self, keys: tuple[str, ...], timeout: float) -> tuple[bool, ...]:
         """See `StoreController.exist`."""
-        return await self._ask(self.controller.exist.call_one(keys), timeout)
+        return await self._ask(lambda to: to.exist.call_one(keys), timeout)
 
     async def meta(self, key: str, timeout: float) -> ValueMeta:
         """See `StoreController.meta`."""
-        return await self._ask(self.controller.meta.call_one(key), timeout)
+        return await self._ask(lambda to: to.meta.call_one(key), timeout)
 
     async def versions(self, key: str, timeout: float) -> tuple[int, ...]:
         """See `StoreController.versions`."""
-        return await self._ask(self.controller.versions.call_one(key), timeout)
+        return await self._ask(lambda to: to.versions.call_one(key), timeout)
 
     def choose_volume(self) -> str:
         """The volume that this process writes to."""
@@ -192,7 +222,8 @@ class Remote:
         async def ask_one(volume: str) -> bool:
             try:
                 if self.info.processes[volume].is_alive():
-                    await self._ask(self.info.volumes[volume].identify.call_one(), timeout)
+                    self.calls += 1
+                    await ask(self.info.volumes[volume].identify.call_one(), timeout)
                     return True
             except StoreTimeoutError:
                 return False
@@ -217,7 +248,8 @@ class Remote:
         while True:
             allocated = actor.allocate.call_one(this_process(), nbytes)
             try:
-                return await self._ask(allocated, timeout)
+                self.calls += 1
+                return await ask(allocated, timeout)
             except (asyncio.CancelledError, StoreTimeoutError):
                 allocated.add_done_callback(partial(self._free_late, volume))
                 raise
@@ -227,11 +259,16 @@ class Remote:
                 if error.nbytes > error.limit:
                     raise
             left = max(end - time.monotonic(), 0.0)
-            call = self.controller.make_room.call_one(self.info.client, volume, clock, left)
             freed: tuple[str, ...]
-            clock, freed = await self._ask(call, left + _GRACE_S)
+            clock, freed = await self._make_room(volume, clock, left)
             # The controller has said so to the volume too, but only messages of one sender come in order.
             self.free(volume, freed)
+
+    async def _make_room(self, volume: str, since: int, timeout: float) -> tuple[int, tuple[str, ...]]:
+        """See `StoreController.make_room`."""
+        return await self._ask(
+            lambda to: to.make_room.call_one(self.info.client, volume, since, timeout), timeout + _GRACE_S
+        )
 
     def _free_late(self, volume: str, call: Future[Binding]) -> None:
         with suppress(ControlError):  # the answer was an error: nothing was allocated
@@ -245,7 +282,7 @@ class Remote:
             StoreNotInitializedError: Because its store was shut down; there is no other.
             VolumeLostError: Because it died.
         """
-        await self._ask(self.controller.check.call_one(self.info.client), timeout)
+        await self._ask(lambda to: to.check.call_one(self.info.client), timeout)
         raise VolumeLostError(volume, str(cause)) from cause
 
     def free(self, volume: str, arenas: tuple[str, ...]) -> None:
@@ -259,34 +296,9 @@ class Remote:
         calls, self.calls = self.calls, 0
         return calls
 
-    async def _ask(self, call: Awaitable[T], timeout: float) -> T:
+    async def _ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> T:
         self.calls += 1
-        return await ask(call, timeout)
-
-
-def _leases(grants: Iterable[Grant]) -> tuple[tuple[str, int], ...]:
-    return tuple((one.key, one.lease) for grant in grants for one in (grant, *grant.singles) if one.lease)
-
-
-async def ask(call: Awaitable[T], timeout: float) -> T:
-    """Wait for an actor's answer and unwrap the store's own errors.
-
-    Raises:
-        StoreError: What the endpoint raised.
-        StoreTimeoutError: No answer in time.
-        SupervisionError: The actor is dead.
-        ActorError: The endpoint failed otherwise.
-    """
-    try:
-        return await within(timeout, call)
-    except TimeoutError as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreTimeoutError(f"the store did not answer in {timeout:g} s") from error
-    except ActorError as error:
-        if isinstance(error.cause, StoreError):
-            raise error.cause from error
-        raise
+        return await self._desk.ask(call, timeout, grants=grants)
 
 
 def explain_transfer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import count
 
@@ -41,14 +40,14 @@ class BatchDesk:
         self._leases: dict[int, tuple[ProcessId, list[tuple[History, Version, int]]]] = {}
 
     @uncollected()
-    def contributions(self, batch: BatchPublication) -> list[tuple[str, Contribution]]:
+    def contributions(self, batch: BatchPublication, now: float) -> list[tuple[str, Contribution]]:
         """The parts of a publication by key, checked; nothing is added yet.
 
         Raises:
             UnknownIdError: It holds only the id of its arena, which is not remembered.
             ArenaFreedError: Its arena is gone.
         """
-        writer, now = batch.writer, time.monotonic()
+        writer = batch.writer
         part = Part()
         found = [
             (key, Contribution(writer, part, None, None, inline=value, arrived=now))
@@ -111,6 +110,15 @@ class BatchDesk:
         """The index has dropped its leases: forget which they were."""
         for lease in [lease for lease, (reader, _) in self._leases.items() if reader == process]:
             del self._leases[lease]
+
+    def leases(self) -> tuple[dict[ProcessId, set[int]], set[int]]:
+        """The leases on batches by their holders, and the numbers of those on the versions within them."""
+        holders: dict[ProcessId, set[int]] = {}
+        within: set[int] = set()
+        for lease, (reader, held) in self._leases.items():
+            holders.setdefault(reader, set()).add(lease)
+            within.update(number for _, _, number in held)
+        return holders, within
 
     def clear(self) -> None:
         """The store is shut down."""

@@ -35,12 +35,13 @@ from control.runtime.join_file import this_network
 from torchstore import api, origin
 from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client
 from torchstore.coroutines import public
+from torchstore.desk import ask
 from torchstore.errors import RendezvousError, StoreError, StoreTimeoutError, StrategyError
 from torchstore.launch import Entered, Opened, Trust, enter_job, open_job
 from torchstore.meeting import Meeting, Seat
 from torchstore.process import this_process
 from torchstore.ranks import Launch, Place, SPMDEnv, note_place
-from torchstore.remote import DEFAULT_TIMEOUT_S, ask
+from torchstore.remote import DEFAULT_TIMEOUT_S
 from torchstore.strategy import HostStrategy, LocalRankStrategy, TorchStoreStrategy
 from torchstore.volumes_of_ranks import HostVolumes, RankVolumes
 

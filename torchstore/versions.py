@@ -11,6 +11,7 @@ back from new readers, and `is_drained` says when the last reader has left.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 
@@ -31,19 +32,33 @@ from torchstore.steps import Step, Steps
 from torchstore.version import Contribution, Version, lives_in
 
 
+class Numbers:
+    """What the histories of one store count together.
+
+    Attributes:
+        leases: Given out.
+        ready: Versions that became ready.
+    """
+
+    __slots__ = ("leases", "ready")
+
+    def __init__(self) -> None:
+        self.leases = count(1)
+        self.ready = count(1)
+
+
 class History:
     """All versions of one key.
 
     Args:
         key: Named in errors.
         keep: How many ready versions stay readable, beside those that somebody reads.
+        numbers: Of the store; None: the key is alone in it.
     """
 
-    _lease_numbers = count(1)
-    _ready_numbers = count(1)
-
-    def __init__(self, key: str, *, keep: int = 1) -> None:
+    def __init__(self, key: str, *, keep: int = 1, numbers: Numbers | None = None) -> None:
         self.key = key
+        self._numbers = numbers or Numbers()
         self.keep = keep
         self.staging: dict[int, Version] = {}
         self.ready: dict[int, Version] = {}
@@ -175,7 +190,7 @@ class History:
             if not version.is_familiar:
                 old = version.contributions.values()
                 self._fitting = {c.turn.origin: c.manifest.id for c in old if c.manifest is not None}
-        version.ready_as = next(self._ready_numbers)
+        version.ready_as = next(self._numbers.ready)
         self.hidden.clear()
         for number in [n for n in self.staging if n < version.number]:
             self._abandon(self.staging[number], f"version {version.number} is whole already")
@@ -217,7 +232,7 @@ class History:
         self.draining += [self.ready.pop(later) for later in sorted(self.ready) if later > number]
         for staged in list(self.staging.values()):
             self._abandon(staged, f"the key was rolled back to version {number}")
-        self.ready[number].ready_as = next(self._ready_numbers)
+        self.ready[number].ready_as = next(self._numbers.ready)
         self.hidden.clear()
 
     # Reading --------------------------------------------------------------------------------------------
@@ -278,9 +293,14 @@ class History:
 
     def lease(self, version: Version, reader: ProcessId) -> int:
         """Keep a version as it is until `release`."""
-        number = next(self._lease_numbers)
+        number = next(self._numbers.leases)
         version.leases[number] = reader
         return number
+
+    def leases(self) -> Iterator[tuple[int, ProcessId]]:
+        """Who reads some version, by lease number."""
+        for version in self._all():
+            yield from version.leases.items()
 
     def release(self, lease: int) -> None:
         """Give a lease back; an unknown one (its holder was thought dead) is ignored."""
@@ -301,6 +321,11 @@ class History:
         """Send nobody to this reader's copies any more."""
         for version in self._all():
             version.offers.close(lender)
+
+    def void_offers(self) -> None:
+        """Send nobody to any reader's copies that are there now."""
+        for version in self._all():
+            version.offers.close_all()
 
     def close(self, publisher: ProcessId) -> None:
         """Direct mode: let nobody start to read what lies in this process' memory, as publisher or as reader."""

@@ -33,9 +33,15 @@ class Volumes:
 
     @staticmethod
     async def start(
-        store_name: str, number: int, strategy: TorchStoreStrategy, mesh: ProcMesh | None, limit: int | None
+        store_name: str,
+        number: int,
+        strategy: TorchStoreStrategy,
+        mesh: ProcMesh | None,
+        limit: int | None,
+        *,
+        apart: bool = False,
     ) -> Volumes:
-        """Start one volume in each process of ``mesh``, or in ``number`` new ones, or in this process.
+        """Start one volume in each process of ``mesh``, or in ``number`` new ones, or in this process if not ``apart``.
 
         Each holds at most ``limit`` bytes, if there is one.
 
@@ -43,7 +49,7 @@ class Volumes:
             StrategyError: The strategy names two volumes alike.
         """
         volumes = Volumes(strategy)
-        if mesh is None and isinstance(strategy, ControllerStorageVolumes):
+        if mesh is None and isinstance(strategy, ControllerStorageVolumes) and not apart:
             mesh = this_proc()
         elif mesh is None:
             mesh = volumes.procs = this_host().spawn_procs(per_host={"gpus": number})

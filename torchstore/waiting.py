@@ -19,14 +19,9 @@ class _Waiter:
 
 
 class WaitingRoom:
-    """Whoever cannot be answered yet. To be used in one event loop.
+    """Whoever cannot be answered yet. To be used in one event loop."""
 
-    Args:
-        tidy: Called when something has changed, before the waiters are looked at.
-    """
-
-    def __init__(self, tidy: Callable[[], None]) -> None:
-        self._tidy = tidy
+    def __init__(self) -> None:
         self._waiters: list[_Waiter] = []
 
     def answer(
@@ -54,7 +49,6 @@ class WaitingRoom:
 
     def wake(self) -> None:
         """Something has changed: answer those whose wait is over."""
-        self._tidy()
         for waiter in list(self._waiters):
             outcome = _outcome(waiter.attempt)
             if outcome is not None:

@@ -8,9 +8,9 @@ import pytest
 
 import torchstore as ts
 from control import ActorMesh, ProcMesh, this_host, this_proc
+from torchstore.desk import ask
 from torchstore.meeting import Meeting, Seat
 from torchstore.ranks import Place
-from torchstore.remote import ask
 
 PATIENCE_S = 60.0
 SOON_S = 0.2

@@ -1,0 +1,87 @@
+"""What this process reads at this moment, for a controller that takes the place of one that is gone. Thread-safe.
+
+That one gives back every other lease: it was released by a message that nobody has heard, or granted by an answer that
+did not arrive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from threading import Condition
+from typing import Any
+
+from control import ControlError, Future
+from torchstore.batches import BatchGrant
+from torchstore.messages import Grant
+
+
+class Held:
+    """The leases of one process on versions of one store."""
+
+    def __init__(self) -> None:
+        self._leases: set[tuple[str, int]] = set()
+        self._batches: set[int] = set()
+        self._awaited: dict[int, int] = {}  # how many answers of each controller are under way
+        self._changed = Condition()
+
+    def expect(self, answer: Future[Any], life: int) -> None:
+        """An answer of a controller, the how-manieth says ``life``, may grant something."""
+        with self._changed:
+            self._awaited[life] = self._awaited.get(life, 0) + 1
+        answer.add_done_callback(lambda ended: self._take(ended, life))
+
+    def _take(self, answer: Future[Any], life: int) -> None:
+        granted: Any = ()
+        with suppress(ControlError, TimeoutError):  # nothing was granted, or nobody will ever know
+            granted = answer.get(0)
+        with self._changed:
+            if isinstance(granted, BatchGrant):
+                self._batches.add(granted.lease)
+                self._leases.update(leases_of(granted.others.values()))
+            else:
+                grants = granted if isinstance(granted, tuple) else (granted,)
+                self._leases.update(leases_of(grant for grant in grants if isinstance(grant, Grant)))
+            self._awaited[life] -= 1
+            self._changed.notify_all()
+
+    def give_back(self, leases: Iterable[tuple[str, int]], batch: int = 0) -> None:
+        """They are not needed any more."""
+        with self._changed:
+            self._leases.difference_update(leases)
+            self._batches.discard(batch)
+
+    def after(self, life: int, timeout: float) -> tuple[frozenset[tuple[str, int]], frozenset[int]]:
+        """The leases that are held, with all that came from controllers up to this one; blocks until it has come.
+
+        Raises:
+            TimeoutError: It had not.
+        """
+        end = time.monotonic() + timeout
+        with self._changed:
+            while any(count for number, count in self._awaited.items() if number <= life):
+                if not self._changed.wait(max(end - time.monotonic(), 0.0)):
+                    raise TimeoutError(f"a lost controller still owes answers after {timeout:.3g} s")
+            self._awaited = {number: count for number, count in self._awaited.items() if count}
+            return frozenset(self._leases), frozenset(self._batches - {0})
+
+    def without(
+        self, leases: frozenset[tuple[str, int]], batches: frozenset[int]
+    ) -> tuple[frozenset[tuple[str, int]], frozenset[int]]:
+        """Those of these leases that have been given back."""
+        with self._changed:
+            return leases - self._leases, batches - self._batches
+
+
+def leases_of(grants: Iterable[Grant]) -> tuple[tuple[str, int], ...]:
+    """The leases of grants, by key and number."""
+    return tuple((one.key, one.lease) for grant in grants for one in (grant, *grant.singles) if one.lease)
+
+
+_held: dict[str, Held] = {}
+
+
+def held_of(store_name: str) -> Held:
+    """Those of this process."""
+    return _held.setdefault(store_name, Held())
