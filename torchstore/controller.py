@@ -399,6 +399,12 @@ class StoreController(Actor):
         history, version, item = found
         return describe_version(key, version, history.readable(), item)
 
+    @endpoint
+    async def count_leases(self) -> int:
+        """How many reads are under way."""
+        self._initialized()
+        return sum(len(single) + len(batches) for single, batches in self._recorder.state.leases().values())
+
     # Housekeeping ---------------------------------------------------------------------------------------
 
     def _once(self, client: int, request: int, name: str, *arguments: Any) -> Any:
