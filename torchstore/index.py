@@ -101,7 +101,9 @@ class Index:
 
     def overwritten(self, wanted: Wanted, history: History, version: Version, item: str) -> tuple[str, ...]:
         """The entries of the newest state dict that have been put by themselves since; none of an exact version."""
-        return () if item or wanted.selector.exact is not None else self._entries.overwritten(history, version)
+        if item or wanted.selector.exact is not None or version.is_plain:
+            return ()
+        return self._entries.overwritten(history, version)
 
     def rollback(self, key: str, version: int) -> None:
         """See `History.rollback`.

@@ -97,9 +97,9 @@ class Reading:
         return granted
 
 
-def _are_leased(grants: tuple[Grant, ...]) -> bool:
-    return any(grant.lease or grant.singles for grant in grants)
+def _are_leased(grants: tuple[Grant, ...] | None) -> bool:
+    return any(grant.lease or grant.singles for grant in grants or ())
 
 
-def _is_leased(grant: BatchGrant) -> bool:
-    return bool(grant.lease) or _are_leased(tuple(grant.others.values()))
+def _is_leased(grant: BatchGrant | None) -> bool:
+    return grant is not None and (bool(grant.lease) or _are_leased(tuple(grant.others.values())))

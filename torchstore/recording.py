@@ -83,11 +83,11 @@ class Recorder:
             self._follow()
 
     def attempt(self, command: Command, is_change: Callable[[Any], bool], **untold: Any) -> Any:
-        """The same for one that may come to nothing, and is written down only if its outcome ``is_change``.
+        """The same for one that may come to nothing: it is written down only if its outcome ``is_change``.
 
         Args:
             command: Done with ``untold`` as well, which has no part in what it changes.
-            is_change: Of an outcome that is not None.
+            is_change: Whether anything can have changed, by what the command returns.
             untold: Keyword arguments.
 
         Raises:
@@ -99,7 +99,7 @@ class Recorder:
             record = _encode(command)
             self._journal.prepare(len(record))
         outcome = getattr(self.state, command.name)(*command.arguments, **untold)
-        if outcome is not None and is_change(outcome):
+        if is_change(outcome):
             if self._journal is not None:
                 self._journal.append(record)
             self._follow()

@@ -112,6 +112,11 @@ class Version:
             for binding in contribution.holders:
                 yield contribution.writer, binding
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a value by itself, and no state dict."""
+        return any(c.manifest is None or c.manifest.kind == "value" for c in self.contributions.values())
+
     def leave(self, volume: str) -> bool:
         """A volume is gone, and with it what it held. Returns whether some part is left without a copy."""
         for at, contribution in self.contributions.items():

@@ -135,6 +135,15 @@ async def test_names_lead_to_an_overwritten_entry_and_refuse_a_part_of_it() -> N
         await ts.get_state_dict("m", {"fused": fused}, names=lambda _: ts.Stack("w", "v"))
 
 
+async def test_a_value_in_the_place_of_a_state_dict_is_read_alone() -> None:
+    await ts.put_state_dict({"w": torch.full((LARGE,), 1.0)}, "m")
+    await ts.put("m/w", torch.full((LARGE,), 2.0))
+    await ts.put("m", 7)
+    assert await ts.get("m") == 7
+    client = await ts.client()
+    assert await client._remote.controller.count_leases.call_one() == 0
+
+
 async def test_keys_lists_by_whole_components() -> None:
     for key in ("", ".x", "v0.x", "v0.y", "v0.x.z", "v01.x", "v0/x"):
         await ts.put(key, torch.ones(3))

@@ -1,0 +1,205 @@
+"""What a controller knows is known by the next one, whatever has happened and wherever that one was lost."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.torchstore.walks import Walker, digest, picture, reopened
+from torchstore import journal as journals
+from torchstore.errors import JournalError, StoreError, VersionNotFoundError
+from torchstore.journal import Journal, JournalMemory
+from torchstore.messages import Selector, StaleClientError, Wanted
+from torchstore.process import ProcessId
+from torchstore.recording import Recorder
+from torchstore.state import Command, Effects
+
+
+@pytest.fixture
+def memory() -> Iterator[JournalMemory]:
+    memory = JournalMemory()
+    yield memory
+    memory.close()
+
+
+def begun(memory: JournalMemory) -> Recorder:
+    recorder = Recorder("s")
+    recorder.open(Journal(memory.address, 1.0))
+    return recorder
+
+
+def left(recorder: Recorder) -> None:
+    """Its process has died: nothing is tidied up."""
+    assert recorder._journal is not None
+    recorder._journal.close()
+
+
+@given(seed=st.integers(0, 1 << 32), lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_the_next_one_knows_the_same(seed: int, lengths: list[int]) -> None:
+    memory = JournalMemory()
+    try:
+        walker = Walker(seed, begun(memory))
+        for length in lengths:
+            walker.steps(length)
+            left(walker.recorder)
+            walker.recorder.state.apply(Command("void_offers", ()))  # as the next one does
+            following = reopened(memory.address)
+            assert picture(following.state) == picture(walker.recorder.state)
+            walker.recorder = following
+    finally:
+        memory.close()
+
+
+@given(seed=st.integers(0, 1 << 32), length=st.integers(1, 120), cut=st.floats(0, 1))
+@settings(max_examples=40, deadline=None)
+def test_a_picture_in_between_changes_nothing(seed: int, length: int, cut: float) -> None:
+    plain, pictured = JournalMemory(), JournalMemory()
+    try:
+        digests = []
+        for memory in (plain, pictured):
+            walker = Walker(seed, begun(memory))
+            walker.steps(int(length * cut))
+            if memory is pictured:
+                assert walker.recorder._journal is not None
+                walker.recorder._journal.begin_again(pickle.dumps(walker.recorder.state))
+            walker.steps(length - int(length * cut))
+            left(walker.recorder)
+            digests.append(digest(reopened(memory.address)))
+        assert digests[0] == digests[1]
+    finally:
+        plain.close()
+        pictured.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_process_with_other_hashes_knows_the_same(memory: JournalMemory, seed: int) -> None:
+    walker = Walker(seed, begun(memory))
+    walker.steps(1500)
+    assert len(walker.done) > 20, walker.done  # all that can be done, and many errors
+    left(walker.recorder)
+    walker.recorder.state.apply(Command("void_offers", ()))
+    owner, files = memory.address.owner, memory.address.files
+    told = repr((owner.host, owner.pid, owner.start, *files, memory.address.token))
+    command = [sys.executable, "-m", "tests.torchstore.walks", told]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONHASHSEED": str(seed + 1)}, capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout.strip() == digest(walker.recorder), done.stderr
+
+
+def test_pictures_are_made_by_themselves(memory: JournalMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "_LEAST_CHANGES", 2000)
+    walker = Walker(1, begun(memory))
+    walker.steps(400)
+    assert walker.recorder._journal is not None
+    assert walker.recorder._journal.has_picture
+    left(walker.recorder)
+    walker.recorder.state.apply(Command("void_offers", ()))
+    assert picture(reopened(memory.address).state) == picture(walker.recorder.state)
+
+
+PROCESS, OTHER = ProcessId("elsewhere", 1, 1), ProcessId("elsewhere", 2, 1)
+
+
+def test_nothing_is_told_to_a_volume_before_it_is_written(memory: JournalMemory) -> None:
+    recorder = begun(memory)
+    told: list[tuple[Effects, int]] = []
+
+    def tell(effects: Effects) -> None:
+        assert recorder._journal is not None
+        told.append((effects, recorder._journal._end))
+
+    recorder.begin(tell, lambda _history: None)
+    client = recorder.do(Command("welcome", (PROCESS, None)))
+    end = recorder._journal._end if recorder._journal is not None else 0
+    recorder.do(Command("process_died", (PROCESS, ())))
+    ((effects, written),) = told
+    assert effects.dead == [(PROCESS, ())]
+    assert written > end
+    with pytest.raises(StaleClientError):
+        recorder.do(Command("reserve", (client, "k"), client, 1))
+
+
+def test_a_request_is_done_once_by_whoever_is_there(memory: JournalMemory) -> None:
+    recorder = begun(memory)
+    client = recorder.do(Command("welcome", (PROCESS, None)))
+    put = Command("put_inline", (client, "k", b"1"), client, 7)
+    fails = Command("rollback", ("k", 9), client, 8)
+    assert recorder.do(put) == 1
+    with pytest.raises(VersionNotFoundError):
+        recorder.do(fails)
+    left(recorder)
+    following = reopened(memory.address)
+    assert following.do(put) == 1
+    with pytest.raises(VersionNotFoundError):
+        following.do(fails)
+    assert following.do(put._replace(request=9)) == 2
+    following.do(Command("process_died", (PROCESS, ())))
+    assert not following.state.was_answered(put)
+
+
+def test_leases_that_nobody_speaks_for_are_given_back(memory: JournalMemory) -> None:
+    walker = Walker(3, begun(memory))
+    recorder = walker.recorder
+    first, other = (recorder.do(Command("welcome", (process, None))) for process in (PROCESS, OTHER))
+    binding, wanted = walker._binding("snapshot"), (Wanted("k", Selector()),)
+    publication = walker._publication
+    walker._clients = {first: PROCESS, other: OTHER}
+    from dataclasses import replace
+
+    from torchstore.origin import ALONE
+
+    sent = replace(publication(first, "k", ALONE), version=None, binding=binding, keep=1)
+    recorder.do(Command("publish", (0.0, first, (sent,))))
+    leases = [
+        (grant.key, grant.lease)
+        for client in (first, first, other)
+        for grant in recorder.attempt(Command("grant", (client, wanted)), bool)
+    ]
+    left(recorder)
+    following = reopened(memory.address)
+    for command in following.abandoned(PROCESS, frozenset(leases[1:2]), frozenset()):
+        following.do(command)
+    assert following.state.leases() == {PROCESS: ({leases[1]}, set()), OTHER: ({leases[2]}, set())}
+    assert list(following.abandoned(PROCESS, frozenset(), frozenset())) == [], "what came since is not from before"
+
+
+def test_a_journal_of_something_else_is_refused(memory: JournalMemory) -> None:
+    for content in (b"no pickle", pickle.dumps(("unknown", ())), pickle.dumps(7)):
+        journal = Journal(memory.address, 1.0)
+        list(journal.read())
+        journal.append(content)
+        journal.close()
+        recorder = Recorder("s")
+        with pytest.raises(JournalError, match="cannot be read"):
+            recorder.open(Journal(memory.address, 1.0))
+        memory.close()
+        memory.__init__()  # type: ignore[misc]
+
+
+def test_a_change_for_which_there_is_no_memory_is_not_done(
+    memory: JournalMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = begun(memory)
+    client = recorder.do(Command("welcome", (PROCESS, None)))
+    recorder.do(Command("put_inline", (client, "k", b"1"), client, 1))
+    before = digest(recorder)
+
+    def refuse(nbytes: int) -> None:
+        raise JournalError("no memory for the journal")
+
+    monkeypatch.setattr(recorder._journal, "prepare", refuse)
+    for attempt in (
+        lambda: recorder.do(Command("put_inline", (client, "k", b"2"), client, 2)),
+        lambda: recorder.attempt(Command("grant", (client, (Wanted("k", Selector()),))), bool),
+        lambda: recorder.do(Command("delete", (("k",), False), client, 3)),
+    ):
+        with pytest.raises(StoreError, match="no memory"):
+            attempt()
+    assert digest(recorder) == before
