@@ -8,6 +8,8 @@ there yet, for readers to leave) leaves its response port here and is answered w
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from control import Actor, Port, ProcMesh, endpoint
@@ -18,7 +20,18 @@ from torchstore.batches import BatchGrant, BatchPublication
 from torchstore.copies import check_room
 from torchstore.errors import KeyNotFoundError, StoreNotInitializedError, StrategyError
 from torchstore.journal import Journal, JournalAddress
-from torchstore.messages import Grant, Publication, Published, Retired, Selector, Settings, Share, StoreInfo, Wanted
+from torchstore.messages import (
+    Grant,
+    Publication,
+    Published,
+    Retired,
+    Selector,
+    Settings,
+    Share,
+    StaleClientError,
+    StoreInfo,
+    Wanted,
+)
 from torchstore.meta import ValueMeta, describe_version
 from torchstore.overview import overview
 from torchstore.process import ProcessId, this_process
@@ -54,6 +67,8 @@ class StoreController(Actor):
         self._watch = ProcessWatch(self._process_died)
         self._part = f"torchstore {store_name}"
         self._succession: Succession | None = None
+        self._stores = count(1)
+        self._lives = count()
 
     async def __cleanup__(self, error: Exception | None) -> None:
         """Report no more."""
@@ -85,18 +100,20 @@ class StoreController(Actor):
         """
         if self._volumes is not None:
             raise StrategyError(f"the store {self._store_name!r} is initialized already; shut it down first")
+        settings = replace(settings, first_client=next(self._stores) << 32)
         volumes = await Volumes.start(
             self._store_name, num_storage_volumes, strategy, mesh, volume_nbytes, apart=settings.journal
         )
         try:
             check_room(settings.copies, len(volumes.actors))
             if settings.journal:
-                self._succession = await Succession.begin(self._store_name, volumes, settings)
+                self._succession = await Succession.begin(self._store_name, volumes, settings, self._lives)
         except BaseException:
             await volumes.stop()
             raise
         self._volumes = volumes
         if self._succession is None:
+            self._begin(settings)
             self._serve(volumes, settings)
 
     @endpoint
@@ -107,7 +124,7 @@ class StoreController(Actor):
             JournalError: The journal cannot be read.
         """
         self._volumes = volumes
-        self._recorder.state.index.keep = settings.keep_versions
+        self._begin(settings)
         self._recorder.open(Journal(journal, _LOCK_TIMEOUT_S))
         self._serve(volumes, settings)
         for process in self._recorder.state.members.processes():
@@ -115,10 +132,14 @@ class StoreController(Actor):
         self._tell(self._recorder.state.all_effects())
         return this_process()
 
+    def _begin(self, settings: Settings) -> None:
+        """Have the state that a store begins with."""
+        self._recorder.state.index.keep = settings.keep_versions
+        self._recorder.state.members.begin(settings.first_client)
+
     def _serve(self, volumes: Volumes, settings: Settings) -> None:
         self._settings = settings
         self._recorder.begin(self._tell, self._reading.repost)
-        self._recorder.state.index.keep = settings.keep_versions
         for name, process in volumes.processes.items():
             self._watch.add(process, volumes.homes[name])
         report_table(self._part, lambda: overview(self._store_name, self._recorder.state.index))
@@ -150,11 +171,12 @@ class StoreController(Actor):
 
         Raises:
             ControllerLostError: There will be none.
+            StaleClientError: The store that had it was shut down, and is another one now.
             StoreTimeoutError: There was none in time.
         """
         self._initialized()
         if self._succession is None:
-            raise StoreNotInitializedError(self._store_name)
+            raise StaleClientError(f"this client is of an earlier store {self._store_name!r}, which had a journal")
         return await self._succession.after(life, timeout)
 
     @endpoint

@@ -27,7 +27,11 @@ class Members:
         self._store_name = store_name
         self._processes: dict[int, ProcessId] = {}
         self._alive: set[ProcessId] = set()
-        self._numbers = count(1)  # goes on after `clear`, so that clients from before are known as such
+        self._numbers = count(1)
+
+    def begin(self, first: int) -> None:
+        """There is a store from now on, with clients of this number and above."""
+        self._numbers = count(first)
 
     def welcome(self, process: ProcessId) -> int:
         """A new client. Returns its number."""

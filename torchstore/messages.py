@@ -49,12 +49,14 @@ class Settings:
         checksum: Whether puts take checksums where they do not say.
         copies: How many volumes hold each part of what is put, where a put does not say.
         journal: Whether the store survives its controller.
+        first_client: The number of its first client, above those of the stores of this name before it.
     """
 
     keep_versions: int = 1
     checksum: bool = False
     copies: int = 1
     journal: bool = False
+    first_client: int = 1
 
 
 @dataclass(frozen=True, slots=True)

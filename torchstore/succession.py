@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from control import ActorError, ActorMesh, ControlError, ProcMesh, SupervisionError, this_host
@@ -42,7 +41,7 @@ class Successor:
     """A controller that is there.
 
     Attributes:
-        life: The how-manieth of its store, from 0 on.
+        life: Its number, above those of the controllers before it.
         actor: The controller itself.
         process: In which it lives.
     """
@@ -83,18 +82,19 @@ class Succession:
         store_name: Names their processes.
         volumes: Of the store.
         settings: Of the store.
+        lives: Numbers its controllers, above those of the stores of this name before it.
 
     Raises:
         JournalError: There is no memory for the journal.
     """
 
-    def __init__(self, store_name: str, volumes: Volumes, settings: Settings) -> None:
+    def __init__(self, store_name: str, volumes: Volumes, settings: Settings, lives: Iterator[int]) -> None:
         self._store_name = store_name
         self._name = f"torchstore-{store_name}-controller"
         self._volumes = volumes
         self._settings = settings
         self._memory = JournalMemory()
-        self._numbers = count()
+        self._lives = lives
         self._history: list[Attempt] = []
         self._why_lost = ""
         self._changed = asyncio.Event()
@@ -105,14 +105,14 @@ class Succession:
         self._run(self._bring_up(self._acting))
 
     @staticmethod
-    async def begin(store_name: str, volumes: Volumes, settings: Settings) -> Succession:
+    async def begin(store_name: str, volumes: Volumes, settings: Settings, lives: Iterator[int]) -> Succession:
         """Start the first controller.
 
         Raises:
             JournalError: There is no memory for the journal.
             ControllerLostError: It could not be started.
         """
-        succession = Succession(store_name, volumes, settings)
+        succession = Succession(store_name, volumes, settings, lives)
         try:
             await succession.after(-1, _START_TIMEOUT_S)
         except BaseException:
@@ -189,7 +189,7 @@ class Succession:
         self._memory.close()
 
     def _start(self) -> _Candidate:
-        return _Candidate.start(self._name, self._store_name, next(self._numbers))
+        return _Candidate.start(self._name, self._store_name, next(self._lives))
 
     async def _bring_up(self, candidate: _Candidate) -> None:
         try:
