@@ -9,25 +9,21 @@ from typing import Generic, TypeVar
 
 from control.errors import AbsentError
 
-Part = int | tuple[int, int]
-"""What somebody has to bring: that of a rank; or that of two ranks, which either of them may bring."""
-
-P = TypeVar("P", bound=Part)
 V = TypeVar("V")
 
 
 @dataclass(slots=True)
-class _Gathering(Generic[P, V]):
+class _Gathering(Generic[V]):
     """What has been brought so far.
 
     Attributes:
-        expected: the parts.
-        brought: those that are here.
+        expected: the ranks.
+        brought: what those have brought that are here.
         ended: set once all are here, or somebody has waited long enough.
     """
 
-    expected: frozenset[P]
-    brought: dict[P, V] = field(default_factory=dict)
+    expected: frozenset[int]
+    brought: dict[int, V] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -36,42 +32,42 @@ class _Gathering(Generic[P, V]):
         return len(self.brought) == len(self.expected)
 
 
-class Gatherings(Generic[P, V]):
+class Gatherings(Generic[V]):
     """Those that an actor has, by a key of their users' choice; for its event loop alone."""
 
     def __init__(self) -> None:
-        self._open: dict[Hashable, _Gathering[P, V]] = {}
+        self._open: dict[Hashable, _Gathering[V]] = {}
 
     def __len__(self) -> int:
         """How many are not over."""
         return len(self._open)
 
     async def gather(
-        self, key: Hashable, brought: Mapping[P, V], *, expected: Collection[P], timeout_s: float
-    ) -> dict[P, V]:
-        """Bring some parts, and wait until all are there. Then the key is free for the next gathering.
+        self, key: Hashable, brought: Mapping[int, V], *, expected: Collection[int], timeout_s: float
+    ) -> dict[int, V]:
+        """Bring what ranks have to bring, and wait until all have. Then the key is free for the next gathering.
 
-        The first who has waited for ``timeout_s`` ends it for all who wait there. A part that is brought again
-        replaces what was brought before.
+        The first who has waited for ``timeout_s`` ends it for all who wait there. What is brought again replaces what
+        was brought before.
 
         Args:
             key: of the gathering.
-            brought: the parts that the caller has; maybe none.
-            expected: all parts, the same for all who come.
+            brought: by rank; maybe nothing.
+            expected: all ranks, the same for all who come.
             timeout_s: how long to wait.
 
         Returns:
-            The parts, in the order of ``expected``.
+            What all have brought, in the order of ``expected``.
 
         Raises:
             AbsentError: (a `RendezvousError`, a `TimeoutError`) some have not come in time.
-            ValueError: others expect other parts, or a part is none of them.
+            ValueError: others expect other ranks, or a rank is none of them.
         """
-        parts = frozenset(expected)
+        ranks = frozenset(expected)
         gathering = self._open.get(key)
         if gathering is None:
-            gathering = _Gathering(parts)
-        if gathering.expected != parts or not brought.keys() <= parts:
+            gathering = _Gathering(ranks)
+        if gathering.expected != ranks or not brought.keys() <= ranks:
             raise ValueError(f"ranks disagree on who is to come to {key!r}")
         self._open[key] = gathering
         gathering.brought.update(brought)
@@ -82,15 +78,10 @@ class Gatherings(Generic[P, V]):
         except TimeoutError:
             self._end(key, gathering)
         if not gathering.is_complete:
-            raise AbsentError(_ranks(parts - gathering.brought.keys()), len(_ranks(parts)), timeout_s)
-        return {part: gathering.brought[part] for part in expected}
+            raise AbsentError(tuple(sorted(ranks - gathering.brought.keys())), len(ranks), timeout_s)
+        return {rank: gathering.brought[rank] for rank in expected}
 
-    def _end(self, key: Hashable, gathering: _Gathering[P, V]) -> None:
+    def _end(self, key: Hashable, gathering: _Gathering[V]) -> None:
         gathering.ended.set()
         if self._open.get(key) is gathering:
             del self._open[key]
-
-
-def _ranks(parts: Collection[Part]) -> tuple[int, ...]:
-    """The ranks that parts are of."""
-    return tuple(sorted({rank for part in parts for rank in (part if isinstance(part, tuple) else (part,))}))

@@ -177,7 +177,7 @@ class _Rendezvous(Actor):
     """Where the ranks of a run tell each other where they are: one actor of the job, in the script's process."""
 
     def __init__(self) -> None:
-        self._gatherings: Gatherings[int, Place] = Gatherings()
+        self._gatherings: Gatherings[Place] = Gatherings()
 
     @concurrent_endpoint
     async def meet(self, run: tuple[int, int], rank: int, size: int, place: Place) -> list[Place]:

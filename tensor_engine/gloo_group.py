@@ -1,24 +1,34 @@
-"""`make_gloo`: gloo among the members of a group, each of whom is known by the job's links before a byte goes to it."""
+"""`make_gloo`: gloo among the members of a group, each of whom is known by the job's links before a byte goes to it.
+
+A member connects to those of lower rank, and they listen. gloo lets the member with the greater address connect, so
+each listens at an address of the loopback of its own, in the order of the ranks. It goes through the others in that
+order, too, so no member waits for one that connects to it before it has connected to all that it connects to itself.
+That is why they need not be let in one by one.
+"""
 
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from control import Future
-from control.gathering import Part
 from dataplane.backends.own_sockets import Place
 from tensor_engine.errors import CommunicationError, CommunicationTimeoutError
-from tensor_engine.gloo_port import GlooPort
+from tensor_engine.gloo_port import LOOPBACK, GlooPort
 from tensor_engine.rendezvous import JobStore, MeetingPoint, answer
+
+T = TypeVar("T")
+V = TypeVar("V")
 
 _THREADS = 2  # one for what comes while another is at work: all that a stream ever has under way
 _LOOK_S = 0.001
@@ -28,6 +38,9 @@ _MOST_LOOKS_S = 0.05
 
 def make_gloo(point: MeetingPoint, name: str, rank: int, size: int) -> Any:
     """Gloo's backend for a group. All members call it, and it returns once they are connected.
+
+    They meet four times over the job's links, however many they are: all are here; the addresses that gloo wants to
+    know; who has connected from which port; and that data is taken on those connections.
 
     Args:
         point: where they find each other.
@@ -39,7 +52,7 @@ def make_gloo(point: MeetingPoint, name: str, rank: int, size: int) -> Any:
         CommunicationTimeoutError: others did not come in time; the message names them.
         CommunicationError: one of them is gone, or has failed.
     """
-    port = GlooPort.open()
+    port = GlooPort.open(str(ipaddress.IPv4Address(LOOPBACK) + rank))
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = datetime.timedelta(seconds=point.timeout_s)
     options._threads = _THREADS
@@ -50,12 +63,12 @@ def make_gloo(point: MeetingPoint, name: str, rank: int, size: int) -> Any:
         mine = (secrets.token_hex(8), port.place.pack())
         here = point.gather(f"{name}/here", {rank: mine}, range(size))
         meeting, _ = here[0]
-        places = {Place.parse(place): member for member, (_, place) in here.items() if member != rank}
-        store = JobStore(point, f"{name}/{meeting}", is_written_once=True)
+        places = [Place.parse(place) for _, place in here.values()]
+        store = _Addresses(point, f"{name}/{meeting}", rank, size)
         port.let_in()
         with _Admission(point, f"{name}/{meeting}", port, places, rank) as admission:
             backend = _connect(lambda: dist.ProcessGroupGloo(store, rank, size, options), admission)
-        store.forget(size)
+        store.forget_all()
         return backend
     finally:
         port.close()
@@ -89,68 +102,65 @@ def _connect(make: Callable[[], Any], admission: _Admission) -> Any:
     return backend
 
 
-class _Pair:
-    """This member and another one, of whom one connects to the other; gloo decides which.
+class _Addresses(JobStore):
+    """The store that gloo's constructor uses: each member sets one key that ends in its rank, and reads all of them.
 
-    They meet twice by the job's links: to say from which port who has connected, and that data is taken on it.
+    So these keys are told in one gathering. Others, which gloo of older torch has, go the way of all stores.
 
     Args:
-        admission: of this member.
-        member: the other one.
+        point: by which the script is asked.
+        name: of what the members are making.
+        rank: of this member.
+        size: how many there are.
     """
 
-    def __init__(self, admission: _Admission, member: int) -> None:
-        self.is_over = False
-        self._admission = admission
-        self._member = member
-        self._pair = min(admission.rank, member), max(admission.rank, member)
-        self._said: Future[Any] | None = None
-        self._taken: Future[Any] | None = None
-        self._connected = self._meet("connected", {admission.rank: None})
+    def __init__(self, point: MeetingPoint, name: str, rank: int, size: int) -> None:
+        super().__init__(point, name, is_written_once=True)
+        self._begin = partial(point.begin_gathering, f"{name}/addresses", expected=range(size))
+        self._timeout_s = point.timeout_s
+        self._rank = rank
+        self._size = size
+        self._addresses: Future[dict[int, bytes]] | None = None
+        self._has_others = False
 
-    def advance(self, outgoing: dict[int, int]) -> bool:
-        """Do what can be done by now.
+    def set(self, key: str, value: bytes | str) -> None:
+        """Tell the other members."""
+        if _rank_of(key) == self._rank:
+            told = value.encode() if isinstance(value, str) else value
+            self._addresses = self._begin(brought={self._rank: told})
+        else:
+            self._has_others = True
+            super().set(key, value)
 
-        Args:
-            outgoing: to whom this member has connected, and from which of its ports.
+    def get(self, key: str) -> bytes:
+        """The value, once all have told theirs."""
+        rank = _rank_of(key)
+        if rank is None or self._addresses is None:
+            return super().get(key)
+        return answer(self._addresses, self._timeout_s)[rank]
 
-        Returns:
-            Whether something was done.
+    def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
+        """Return once all are there."""
+        for key in keys:
+            self.get(key)
 
-        Raises:
-            CommunicationError: the other one cannot be met.
-        """
-        admission = self._admission
-        if self._said is None and self._member in outgoing:
-            told = admission.rank, outgoing[self._member]
-            self._said = self._meet("connected", {self._pair: told})
-            return True
-        if not self._connected.done():
-            return False
-        who, port = answer(self._connected, 0)[self._pair]
-        if self._taken is None:
-            if who != admission.rank and not admission.port.take(port):
-                return False  # gloo has not accepted it yet
-            self._taken = self._meet("taken", {admission.rank: None})
-            self.is_over = who != admission.rank
-            return True
-        if not self._taken.done():
-            return False
-        answer(self._taken, 0)
-        admission.port.kick(port)
-        self.is_over = True
-        return True
+    def forget_all(self) -> None:
+        """This member reads no key any more."""
+        if self._has_others:
+            self.forget(self._size)
 
-    def _meet(self, what: str, brought: dict[Part, Any]) -> Future[Any]:
-        low, high = self._pair
-        expected: tuple[Part, ...] = (low, high, self._pair) if what == "connected" else self._pair
-        return self._admission.point.begin_gathering(f"{self._admission.name}/{low}-{high}/{what}", brought, expected)
+
+def _rank_of(key: str) -> int | None:
+    last = key.rpartition("/")[2]
+    return int(last) if last.isdecimal() else None
+
+
+class _GivenUpError(CommunicationError):
+    """gloo's constructor has failed, and tells why itself."""
 
 
 class _Admission:
     """Lets the other members in while gloo waits for them: a thread, since gloo keeps the one that it is called by.
-
-    gloo connects to one member after the other, so they are let in one by one.
 
     Attributes:
         failure: why the group has failed.
@@ -159,18 +169,19 @@ class _Admission:
         point: where members meet.
         name: of what they are making.
         port: of this member.
-        places: where the others listen.
+        places: where all of them listen, in the order of their ranks.
         rank: of this member.
     """
 
-    def __init__(self, point: MeetingPoint, name: str, port: GlooPort, places: dict[Place, int], rank: int) -> None:
+    def __init__(self, point: MeetingPoint, name: str, port: GlooPort, places: Sequence[Place], rank: int) -> None:
         self.failure: CommunicationError | None = None
         self.point = point
-        self.name = name
-        self.port = port
-        self.rank = rank
+        self._name = name
+        self._port = port
         self._places = places
-        self._is_given_up = threading.Event()
+        self._rank = rank
+        self._is_given_up = False
+        self._wakes = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gloo-admission", daemon=True)
 
     def wait(self) -> None:
@@ -185,7 +196,8 @@ class _Admission:
 
     def give_up(self) -> None:
         """Let nobody in any more."""
-        self._is_given_up.set()
+        self._is_given_up = True
+        self._wakes.set()
 
     def __enter__(self) -> _Admission:
         self._thread.start()
@@ -198,26 +210,44 @@ class _Admission:
     def _run(self) -> None:
         try:
             self._let_in()
+        except _GivenUpError:
+            return
         except CommunicationError as error:
             self.failure = error
         except OSError as error:
             self.failure = CommunicationError(f"the connections of the group cannot be looked at: {error}")
 
     def _let_in(self) -> None:
+        rank, port = self._rank, self._port
+        lower = self._places[:rank]
+        connected = self._meet("connected", self._look(lambda: port.outgoing(lower)))
+        incoming = [connected[member][rank] for member in range(rank + 1, len(self._places))]
+        self._look(lambda: port.take(incoming) or None)
+        self._meet("taken", None)
+        port.kick(lower)
+
+    def _look(self, look: Callable[[], T | None]) -> T:
+        """What is found at this process's sockets, once it is there."""
         deadline = time.monotonic() + self.point.timeout_s
-        pairs = [_Pair(self, member) for member in self._places.values()]
         pause_s = _LOOK_S
-        while pairs:
-            outgoing = self.port.outgoing(self._places)
-            is_going_on = [pair.advance(outgoing) for pair in pairs]
-            pairs = [pair for pair in pairs if not pair.is_over]
-            if any(is_going_on):
-                pause_s = _LOOK_S
-                continue
+        while (found := look()) is None:
             if time.monotonic() > deadline:
                 raise CommunicationTimeoutError(
                     f"members of the group did not connect within {self.point.timeout_s:g} s"
                 )
-            if self._is_given_up.wait(pause_s):
-                return
+            self._wait(pause_s)
             pause_s = min(1.1 * pause_s, _MOST_LOOKS_S)
+        return found
+
+    def _meet(self, what: str, brought: V) -> dict[int, V]:
+        """What all members bring, this one included."""
+        self._wakes.clear()
+        meeting = self.point.begin_gathering(f"{self._name}/{what}", {self._rank: brought}, range(len(self._places)))
+        meeting.add_done_callback(lambda _: self._wakes.set())
+        self._wait(self.point.timeout_s)
+        return answer(meeting, 0)
+
+    def _wait(self, most_s: float) -> None:
+        self._wakes.wait(most_s)
+        if self._is_given_up:
+            raise _GivenUpError

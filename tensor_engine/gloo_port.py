@@ -14,6 +14,7 @@ import select
 import socket
 import tempfile
 import threading
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from dataplane.backends.own_sockets import Place
 from tensor_engine.errors import CommunicationError
 
 LOOPBACK = "127.0.0.1"
+_SOURCE = own_sockets.as_ipv6(LOOPBACK)
+"""From where the kernel connects to every address of the loopback."""
 _ATTEMPTS = 5
 _QUEUED_AT = 24  # of tcp_info, linux/tcp.h: tcpi_unacked, which counts what a listener has not accepted yet
 _KICK = b"\0"
@@ -47,8 +50,11 @@ class GlooPort:
         self._known = known
 
     @classmethod
-    def open(cls) -> GlooPort:
+    def open(cls, address: str = LOOPBACK) -> GlooPort:
         """Make one that lets nobody in.
+
+        Args:
+            address: of the loopback. Who connects to it does so from `LOOPBACK`, whichever it is.
 
         Raises:
             CommunicationError: the kernel takes no filter, or the listener cannot be found.
@@ -56,11 +62,11 @@ class GlooPort:
         with _making:
             for _ in range(_ATTEMPTS):
                 known = own_sockets.descriptors()
-                device = dist.ProcessGroupGloo.create_device(hostname=LOOPBACK)
+                device = dist.ProcessGroupGloo.create_device(hostname=address)
                 found = [
                     (fd, place)
                     for fd, place in own_sockets.listening(known).items()
-                    if place.address == own_sockets.as_ipv6(LOOPBACK)
+                    if place.address == own_sockets.as_ipv6(address)
                 ]
                 if len(found) == 1:  # else something else of this process has begun to listen meanwhile
                     port = cls(device, *found[0], known)
@@ -74,32 +80,30 @@ class GlooPort:
         """Let connections be made from this host, without data."""
         self._admit(LOOPBACK)
 
-    def outgoing(self, places: dict[Place, int]) -> dict[int, int]:
-        """The ports from which this process is connected to some of these places, by what the places stand for."""
-        return {
-            places[there]: here.port
-            for here, there in self._connections()
-            if there in places and here.address == self.place.address
-        }
+    def outgoing(self, places: Sequence[Place]) -> list[int] | None:
+        """The ports from which this process is connected to these places; None where it is not to all of them yet."""
+        found = {there: here.port for here, there in self._connections() if here.address == _SOURCE}
+        return [found[place] for place in places] if found.keys() >= set(places) else None
 
-    def take(self, port: int) -> bool:
-        """Take data on the connection from a port of this host; whether gloo has accepted it by now."""
+    def take(self, ports: Collection[int]) -> bool:
+        """Take data on the connections from these ports of this host; whether gloo has accepted all of them by now."""
+        left = set(ports)
         for _, copy in own_sockets.opened(self._known):
             both = own_sockets.ends(copy)
-            if both is not None and both == (self.place, Place(self.place.address, port)):
+            if both is not None and both[0] == self.place and both[1].address == _SOURCE and both[1].port in left:
                 socket_filter.lift(copy)
-                return True
-        return False
+                left.discard(both[1].port)
+        return not left
 
-    def kick(self, port: int) -> None:
-        """Have the kernel send again at once what was dropped of what was sent from a port of this process.
+    def kick(self, places: Collection[Place]) -> None:
+        """Have the kernel send again at once what was dropped of what this process has sent to these places.
 
         It does when something later is acknowledged, and else after 200 ms. A byte of urgent data (tcp(7)) is no part
         of the stream that its receiver reads.
         """
         for _, copy in own_sockets.opened(self._known):
             both = own_sockets.ends(copy)
-            if both is not None and both[0] == Place(self.place.address, port):
+            if both is not None and both[0].address == _SOURCE and both[1] in places:
                 with contextlib.suppress(OSError):  # then it has ended, as whoever uses it is going to find
                     copy.send(_KICK, socket.MSG_OOB)
 

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import HashStore, Store
 
 from control import Actor, ActorError, ControlError, Future, concurrent_endpoint, get_or_spawn_controller
-from control.gathering import Gatherings, Part
+from control.gathering import Gatherings
 from tensor_engine.errors import CommunicationError, CommunicationTimeoutError
 
-P = TypeVar("P", bound=Part)
 T = TypeVar("T")
 
 _NAME = "skipper-engine-rendezvous"
@@ -25,15 +24,15 @@ class Rendezvous(Actor):
     """Where workers wait for each other and keep the keys of their stores: one actor of the job, in the script."""
 
     def __init__(self) -> None:
-        self._gatherings: Gatherings[Part, Any] = Gatherings()
+        self._gatherings: Gatherings[Any] = Gatherings()
         self._stores: dict[str, HashStore] = {}
         self._left: dict[str, int] = {}  # of stores that some members have done with: how many have not
         self._changed = asyncio.Condition()
 
     @concurrent_endpoint
     async def gather(
-        self, key: str, brought: dict[Part, Any], expected: tuple[Part, ...], timeout_s: float
-    ) -> dict[Part, Any]:
+        self, key: str, brought: dict[int, Any], expected: tuple[int, ...], timeout_s: float
+    ) -> dict[int, Any]:
         """Bring something, and wait for all that is expected: see `Gatherings.gather`.
 
         Raises:
@@ -90,7 +89,7 @@ class MeetingPoint:
         self.timeout_s = timeout_s
         self.actor = answer(get_or_spawn_controller(_NAME, Rendezvous), timeout_s)
 
-    def gather(self, key: str, brought: Mapping[P, T], expected: Collection[P]) -> dict[P, T]:
+    def gather(self, key: str, brought: Mapping[int, T], expected: Collection[int]) -> dict[int, T]:
         """Bring something, and wait for all that is expected: see `Gatherings.gather`.
 
         Raises:
@@ -99,10 +98,10 @@ class MeetingPoint:
         """
         return answer(self.begin_gathering(key, brought, expected), self.timeout_s)
 
-    def begin_gathering(self, key: str, brought: Mapping[P, T], expected: Collection[P]) -> Future[dict[P, T]]:
+    def begin_gathering(self, key: str, brought: Mapping[int, T], expected: Collection[int]) -> Future[dict[int, T]]:
         """As `gather`, without waiting."""
         gather: Any = self.actor.gather
-        begun: Future[dict[P, T]] = gather.call_one(key, dict(brought), tuple(expected), self.timeout_s)
+        begun: Future[dict[int, T]] = gather.call_one(key, dict(brought), tuple(expected), self.timeout_s)
         return begun
 
 

@@ -2,23 +2,28 @@
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Collection, Iterator, Mapping
+from typing import IO, TypeVar
 
 import psutil
 import pytest
 import torch
 
-from control import ActorError, this_host
+from control import ActorError, Future, this_host
 from dataplane.backends import own_sockets
 from tensor_engine.errors import CommunicationTimeoutError
+from tensor_engine.gloo_group import make_gloo
 from tensor_engine.gloo_port import GlooPort
 from tensor_engine.groups import Group
+from tensor_engine.rendezvous import MeetingPoint
 from tests.tensor_engine.members import PATIENCE_S, Members, members_of
+
+T = TypeVar("T")
 
 STRANGER = 54_321
 SHORT_S = 0.3
@@ -28,19 +33,19 @@ HAMMER = """
 import os, select, socket, struct, sys
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
-ports, held, tried, heard, left = [], [], 0, 0, b""
+places, held, tried, heard, left = [], [], 0, 0, b""
 while True:
-    if select.select([0], [], [], 0 if ports else None)[0]:
+    if select.select([0], [], [], 0 if places else None)[0]:
         said = os.read(0, 4096)
         if not said:
             break
         *lines, left = (left + said).split(b"\\n")
-        ports = (ports + [int(line) for line in lines])[-8:]
-    for port in ports:
+        places = (places + [line.decode().split() for line in lines])[-8:]
+    for address, port in places:
         for number in range(4):
             stranger = socket.socket()
             stranger.setblocking(False)
-            stranger.connect_ex(("127.0.0.1", port))
+            stranger.connect_ex((address, int(port)))
             held.append((stranger, number))
             tried += 1
     for stranger, number in held:
@@ -89,7 +94,7 @@ def test_what_a_stranger_sends_is_not_delivered_and_his_connection_ends_with_the
             connection.sendall(b"8 bytes!")
         (_, number) = member.getsockname()
         accepted = threading.Event()
-        while not port.take(number):  # gloo's thread accepts it
+        while not port.take([number]):  # gloo's thread accepts it
             assert not accepted.wait(0.001)
         port.close()
         stranger.settimeout(PATIENCE_S)
@@ -106,6 +111,24 @@ def test_the_port_is_closed_for_good_and_the_process_goes_on(port: GlooPort) -> 
     port.close()
     assert port.place not in own_sockets.listening({}).values()
     del port.device
+
+
+def test_a_kick_reaches_the_members_and_no_other_connection_from_the_same_port(port: GlooPort) -> None:
+    with contextlib.ExitStack() as stack:
+        accepted = []
+        source = ("127.0.0.1", 0)
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        for listener in listeners:
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            connection.bind(source)
+            connection.connect(listener.getsockname())
+            source = connection.getsockname()
+            accepted.append(stack.enter_context(listener.accept()[0]))
+        member, other = accepted
+        port.kick([own_sockets.Place.of(listeners[0].getsockname())])
+        assert select.select([], [], [member], PATIENCE_S)[2]
+        assert not select.select([], [], [other], 0)[2]
 
 
 def swap(group: Group) -> list[int]:
@@ -128,14 +151,14 @@ def process_id(group: Group) -> int:
 
 def tell_ports(pids: list[int], hammer: IO[str], is_over: threading.Event) -> None:
     """Say which ports these processes listen at, sooner than a stranger could know."""
-    told: set[int] = set()
+    told: set[tuple[str, int]] = set()
     processes = [psutil.Process(pid) for pid in pids]
     while not is_over.is_set():
         for process in processes:
             for connection in process.net_connections("tcp"):
-                if connection.status == psutil.CONN_LISTEN and connection.laddr.port not in told:
-                    told.add(connection.laddr.port)
-                    hammer.write(f"{connection.laddr.port}\n")
+                if connection.status == psutil.CONN_LISTEN and connection.laddr not in told:
+                    told.add(connection.laddr)
+                    hammer.write(f"{connection.laddr.ip} {connection.laddr.port}\n")
                     hammer.flush()
 
 
@@ -149,6 +172,31 @@ def members() -> Iterator[Members]:
 def test_a_group_of_four_forms_and_leaves_no_port_open(members: Members) -> None:
     assert members.run(swap) == [[1, 2, 3, 4]] * 4
     assert members.run(listening) == [0] * 4
+
+
+class Counting(MeetingPoint):
+    """Counts what its member asks the script for."""
+
+    def __init__(self) -> None:
+        super().__init__(PATIENCE_S)
+        self.gatherings: list[str] = []
+
+    def begin_gathering(self, key: str, brought: Mapping[int, T], expected: Collection[int]) -> Future[dict[int, T]]:
+        self.gatherings.append(key.rpartition("/")[2])
+        return super().begin_gathering(key, brought, expected)
+
+
+def gatherings_of_another(group: Group) -> list[str]:
+    """In which the members of a group make another one of the same."""
+    point = Counting()
+    make_gloo(point, f"counted by {group.members}", group.rank, group.size)
+    return sorted(point.gatherings)
+
+
+def test_members_meet_as_often_however_many_they_are(members: Members) -> None:
+    for size in (2, 3, 4):
+        counted = members.run(gatherings_of_another, members=range(size), stream="counted")
+        assert counted == [["addresses", "connected", "here", "taken"]] * size
 
 
 def test_another_user_who_tries_every_port_gets_nothing_and_disturbs_no_group(members: Members) -> None:
