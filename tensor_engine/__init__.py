@@ -31,6 +31,7 @@ from tensor_engine.errors import (
     RemoteError,
     StreamMismatchError,
     TensorEngineError,
+    UnreachableMembersError,
 )
 from tensor_engine.fetch import Fetched, fetch_first, fetch_shard, inspect, show
 from tensor_engine.grad_function import grad_function
@@ -97,5 +98,6 @@ __all__ = [
     "RemoteError",
     "CommunicationError",
     "CommunicationTimeoutError",
+    "UnreachableMembersError",
     "EngineClosedError",
 ]

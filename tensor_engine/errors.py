@@ -14,7 +14,8 @@ TensorEngineError
 ├── ReductionError          (also TypeError)     a reduction that has no meaning for the dtype
 ├── RemoteError             (also RuntimeError)  an operation failed on a worker, or depends on one that did
 ├── CommunicationError      (also RuntimeError)  workers could not exchange what an operation needs
-│   └── CommunicationTimeoutError                the others did not come in time (also TimeoutError)
+│   ├── CommunicationTimeoutError                the others did not come in time (also TimeoutError)
+│   └── UnreachableMembersError                  members of a group are on several hosts, or in several networks
 └── EngineClosedError       (also RuntimeError)  the engine, or the workers behind it, are gone
 
 What an operation can raise is no `TypeError`: Python takes that of an operator for "try the other operand", and says
@@ -44,6 +45,7 @@ __all__ = [
     "RemoteError",
     "StreamMismatchError",
     "TensorEngineError",
+    "UnreachableMembersError",
 ]
 
 
@@ -101,6 +103,25 @@ class CommunicationError(TensorEngineError, RuntimeError):
 
 class CommunicationTimeoutError(CommunicationError, TimeoutError):
     """The other workers did not take part in time."""
+
+
+class UnreachableMembersError(CommunicationError):
+    """Members of a group cannot connect: gloo does so on the loopback, and they do not have the same one.
+
+    Attributes:
+        places: where each of them is, in the order of their ranks.
+    """
+
+    def __init__(self, places: tuple[str, ...]) -> None:
+        super().__init__(places)
+        self.places = places
+
+    def __str__(self) -> str:
+        who = ", ".join(f"rank {rank} is {place}" for rank, place in enumerate(self.places))
+        return (
+            "tensors of CPUs go between workers of one host and one network namespace only, and these are not: "
+            f"{who}. Reduce on the workers of one host, or keep the tensors on GPUs"
+        )
 
 
 class EngineClosedError(TensorEngineError, RuntimeError):

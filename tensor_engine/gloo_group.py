@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 import queue
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from control import Future
+from control import Future, context
+from control.runtime.join_file import this_network
 from dataplane.backends.own_sockets import Place
-from tensor_engine.errors import CommunicationError, CommunicationTimeoutError
+from tensor_engine.errors import CommunicationError, CommunicationTimeoutError, UnreachableMembersError
 from tensor_engine.gloo_port import LOOPBACK, GlooPort
 from tensor_engine.rendezvous import JobStore, MeetingPoint, answer
 
@@ -50,6 +54,7 @@ def make_gloo(point: MeetingPoint, name: str, rank: int, size: int) -> Any:
 
     Raises:
         CommunicationTimeoutError: others did not come in time; the message names them.
+        UnreachableMembersError: they do not have the same loopback.
         CommunicationError: one of them is gone, or has failed.
     """
     port = GlooPort.open(str(ipaddress.IPv4Address(LOOPBACK) + rank))
@@ -60,10 +65,12 @@ def make_gloo(point: MeetingPoint, name: str, rank: int, size: int) -> Any:
     try:
         if size == 1:
             return dist.ProcessGroupGloo(HashStore(), 0, 1, options)
-        mine = (secrets.token_hex(8), port.place.pack())
+        mine = _Seat(secrets.token_hex(8), this_network(), _where(), port.place.pack())
         here = point.gather(f"{name}/here", {rank: mine}, range(size))
-        meeting, _ = here[0]
-        places = [Place.parse(place) for _, place in here.values()]
+        if len({seat.network for seat in here.values()}) > 1:
+            raise UnreachableMembersError(tuple(seat.where for seat in here.values()))
+        meeting = here[0].meeting
+        places = [Place.parse(seat.place) for seat in here.values()]
         store = _Addresses(point, f"{name}/{meeting}", rank, size)
         port.let_in()
         with _Admission(point, f"{name}/{meeting}", port, places, rank) as admission:
@@ -72,6 +79,28 @@ def make_gloo(point: MeetingPoint, name: str, rank: int, size: int) -> Any:
         return backend
     finally:
         port.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """What a member tells the others when it comes.
+
+    Attributes:
+        meeting: under what they meet from then on, if this is the first of them.
+        network: the host and the network namespace that it is in.
+        where: that, for people.
+        place: where it listens.
+    """
+
+    meeting: str
+    network: str
+    where: str
+    place: bytes
+
+
+def _where() -> str:
+    namespace = os.stat("/proc/thread-self/ns/net").st_ino
+    return f"{context().actor_instance.actor_id} on {socket.gethostname()}, network namespace {namespace}"
 
 
 def _connect(make: Callable[[], Any], admission: _Admission) -> Any:

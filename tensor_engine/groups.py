@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 
 from dataplane import DataplaneError, RDMABuffer
-from tensor_engine.errors import CommunicationError, CommunicationTimeoutError
+from tensor_engine.errors import CommunicationError, CommunicationTimeoutError, UnreachableMembersError
 from tensor_engine.gloo_group import make_gloo
 from tensor_engine.rendezvous import JobStore, MeetingPoint
 
@@ -167,6 +167,7 @@ class Groups:
 
         Raises:
             CommunicationTimeoutError: the others did not come in time.
+            UnreachableMembersError: they are on several hosts, or in several network namespaces, and have no GPUs.
             CommunicationError: one of them is gone.
         """
         name, rank, size = f"{self._stream}/{'-'.join(map(str, members))}", members.index(self.number), len(members)
@@ -175,6 +176,8 @@ class Groups:
                 self._point = MeetingPoint(self.timeout_s)
             store = JobStore(self._point, name) if size > 1 else HashStore()
             return store, self._backend(self._point, store, name, rank, size)
+        except UnreachableMembersError:
+            raise
         except RuntimeError as error:
             kind = CommunicationTimeoutError if _is_late(error) else CommunicationError
             raise kind(

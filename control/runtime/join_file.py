@@ -115,9 +115,9 @@ def decode(text: str, origin: str) -> Connection:
 
 
 def this_network() -> str:
-    """The host and the network namespace in which abstract sockets of this process can be reached."""
+    """The host and the network namespace in which sockets that this thread opens can be reached."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    return f"{boot}/{os.stat('/proc/thread-self/ns/net').st_ino}"
 
 
 def path_of(name: str) -> Path:

@@ -1,0 +1,56 @@
+"""How the members of a group meet where not all is well: they are apart, or one of them ends meanwhile."""
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from control import ActorError, ProcMesh, this_host
+from tensor_engine.errors import UnreachableMembersError
+from tensor_engine.gloo_group import make_gloo
+from tensor_engine.groups import Group
+from tensor_engine.rendezvous import MeetingPoint
+from tests.strangers import needs_root
+
+from .members import PATIENCE_S, members_of
+
+CLONE_NEWNET = 0x40000000  # sched.h
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1  # linux/sockios.h, linux/if.h
+
+
+@pytest.fixture
+def procs(end_the_job: None) -> Iterator[ProcMesh]:
+    """Two workers of this test alone."""
+    mesh = this_host().spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "1"})
+    yield mesh
+    mesh.stop().get(PATIENCE_S)
+
+
+def meet_from_elsewhere(group: Group) -> None:
+    """Make another group of the same, of which the last one is in a network of its own."""
+    if group.rank == group.size - 1:
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "unshare")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+    make_gloo(MeetingPoint(10 * PATIENCE_S), "apart", group.rank, group.size)
+
+
+@needs_root
+def test_members_that_do_not_have_the_same_loopback_are_refused_and_named(procs: ProcMesh) -> None:
+    with pytest.raises(ActorError) as caught:
+        members_of(procs).run(meet_from_elsewhere)
+    error = caught.value.cause
+    assert isinstance(error, UnreachableMembersError)
+    here = os.stat("/proc/self/ns/net").st_ino
+    first, second = error.places
+    assert "procs{'gpus': 0}" in first
+    assert "procs{'gpus': 1}" in second
+    assert first.endswith(f" on {socket.gethostname()}, network namespace {here}")
+    assert not second.endswith(str(here))
+    for place in error.places:
+        assert place in str(error)
