@@ -19,12 +19,14 @@ class _Gathering(Generic[V]):
     Attributes:
         expected: the ranks.
         brought: what those have brought that are here.
-        ended: set once all are here, or somebody has waited long enough.
+        ended: set once all are here, or somebody has waited long enough, or it has failed.
+        failure: why it has failed.
     """
 
     expected: frozenset[int]
     brought: dict[int, V] = field(default_factory=dict)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: Exception | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -62,6 +64,7 @@ class Gatherings(Generic[V]):
         Raises:
             AbsentError: (a `RendezvousError`, a `TimeoutError`) some have not come in time.
             ValueError: others expect other ranks, or a rank is none of them.
+            Exception: what `fail` was given.
         """
         ranks = frozenset(expected)
         gathering = self._open.get(key)
@@ -77,9 +80,18 @@ class Gatherings(Generic[V]):
             await asyncio.wait_for(gathering.ended.wait(), timeout_s)
         except TimeoutError:
             self._end(key, gathering)
+        if gathering.failure is not None:
+            raise gathering.failure
         if not gathering.is_complete:
             raise AbsentError(tuple(sorted(ranks - gathering.brought.keys())), len(ranks), timeout_s)
         return {rank: gathering.brought[rank] for rank in expected}
+
+    def fail(self, key: Hashable, failure: Exception) -> None:
+        """End a gathering, if there is one under this key, with an error for all who wait there."""
+        gathering = self._open.get(key)
+        if gathering is not None:
+            gathering.failure = failure
+            self._end(key, gathering)
 
     def _end(self, key: Hashable, gathering: _Gathering[V]) -> None:
         gathering.ended.set()

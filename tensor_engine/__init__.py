@@ -23,6 +23,7 @@ from tensor_engine.errors import (
     DroppedTensorError,
     EngineClosedError,
     LocalTensorError,
+    MemberLostError,
     MeshMismatchError,
     MisuseError,
     NoActiveMeshError,
@@ -98,6 +99,7 @@ __all__ = [
     "RemoteError",
     "CommunicationError",
     "CommunicationTimeoutError",
+    "MemberLostError",
     "UnreachableMembersError",
     "EngineClosedError",
 ]

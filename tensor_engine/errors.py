@@ -15,6 +15,7 @@ TensorEngineError
 ├── RemoteError             (also RuntimeError)  an operation failed on a worker, or depends on one that did
 ├── CommunicationError      (also RuntimeError)  workers could not exchange what an operation needs
 │   ├── CommunicationTimeoutError                the others did not come in time (also TimeoutError)
+│   ├── MemberLostError                          a worker has ended before those that wait for it could meet it
 │   └── UnreachableMembersError                  members of a group are on several hosts, or in several networks
 └── EngineClosedError       (also RuntimeError)  the engine, or the workers behind it, are gone
 
@@ -36,6 +37,7 @@ __all__ = [
     "DroppedTensorError",
     "EngineClosedError",
     "LocalTensorError",
+    "MemberLostError",
     "MeshMismatchError",
     "MisuseError",
     "NoActiveMeshError",
@@ -103,6 +105,21 @@ class CommunicationError(TensorEngineError, RuntimeError):
 
 class CommunicationTimeoutError(CommunicationError, TimeoutError):
     """The other workers did not take part in time."""
+
+
+class MemberLostError(CommunicationError):
+    """A worker has ended, so that those that wait for it will not meet it.
+
+    Attributes:
+        worker: its process.
+    """
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(worker)
+        self.worker = worker
+
+    def __str__(self) -> str:
+        return f"{self.worker} has ended, and will not come to where others wait for it"
 
 
 class UnreachableMembersError(CommunicationError):

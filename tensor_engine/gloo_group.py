@@ -40,7 +40,7 @@ _LOOK_S = 0.001
 _MOST_LOOKS_S = 0.05
 
 
-def make_gloo(point: MeetingPoint, name: str, rank: int, size: int) -> Any:
+def make_gloo(point: MeetingPoint, name: str, rank: int, members: tuple[int, ...]) -> Any:
     """Gloo's backend for a group. All members call it, and it returns once they are connected.
 
     They meet four times over the job's links, however many they are: all are here; the addresses that gloo wants to
@@ -50,13 +50,15 @@ def make_gloo(point: MeetingPoint, name: str, rank: int, size: int) -> Any:
         point: where they find each other.
         name: of the group.
         rank: of this member.
-        size: how many there are.
+        members: the numbers of the workers, in the order of their ranks.
 
     Raises:
         CommunicationTimeoutError: others did not come in time; the message names them.
+        MemberLostError: one of them has ended.
         UnreachableMembersError: they do not have the same loopback.
-        CommunicationError: one of them is gone, or has failed.
+        CommunicationError: one of them has failed.
     """
+    size = len(members)
     port = GlooPort.open(str(ipaddress.IPv4Address(LOOPBACK) + rank))
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = datetime.timedelta(seconds=point.timeout_s)
@@ -66,14 +68,14 @@ def make_gloo(point: MeetingPoint, name: str, rank: int, size: int) -> Any:
         if size == 1:
             return dist.ProcessGroupGloo(HashStore(), 0, 1, options)
         mine = _Seat(secrets.token_hex(8), this_network(), _where(), port.place.pack())
-        here = point.gather(f"{name}/here", {rank: mine}, range(size))
+        here = point.gather(f"{name}/here", {rank: mine}, members)
         if len({seat.network for seat in here.values()}) > 1:
             raise UnreachableMembersError(tuple(seat.where for seat in here.values()))
         meeting = here[0].meeting
         places = [Place.parse(seat.place) for seat in here.values()]
-        store = _Addresses(point, f"{name}/{meeting}", rank, size)
+        store = _Addresses(point, f"{name}/{meeting}", rank, members)
         port.let_in()
-        with _Admission(point, f"{name}/{meeting}", port, places, rank) as admission:
+        with _Admission(point, f"{name}/{meeting}", port, places, rank, members) as admission:
             backend = _connect(lambda: dist.ProcessGroupGloo(store, rank, size, options), admission)
         store.forget_all()
         return backend
@@ -140,15 +142,14 @@ class _Addresses(JobStore):
         point: by which the script is asked.
         name: of what the members are making.
         rank: of this member.
-        size: how many there are.
+        members: the numbers of all.
     """
 
-    def __init__(self, point: MeetingPoint, name: str, rank: int, size: int) -> None:
-        super().__init__(point, name, is_written_once=True)
-        self._begin = partial(point.begin_gathering, f"{name}/addresses", expected=range(size))
+    def __init__(self, point: MeetingPoint, name: str, rank: int, members: tuple[int, ...]) -> None:
+        super().__init__(point, name, members, is_written_once=True)
+        self._begin = partial(point.begin_gathering, f"{name}/addresses", members=members)
         self._timeout_s = point.timeout_s
         self._rank = rank
-        self._size = size
         self._addresses: Future[dict[int, bytes]] | None = None
         self._has_others = False
 
@@ -176,7 +177,7 @@ class _Addresses(JobStore):
     def forget_all(self) -> None:
         """This member reads no key any more."""
         if self._has_others:
-            self.forget(self._size)
+            self.forget()
 
 
 def _rank_of(key: str) -> int | None:
@@ -200,15 +201,25 @@ class _Admission:
         port: of this member.
         places: where all of them listen, in the order of their ranks.
         rank: of this member.
+        members: the numbers of all.
     """
 
-    def __init__(self, point: MeetingPoint, name: str, port: GlooPort, places: Sequence[Place], rank: int) -> None:
+    def __init__(
+        self,
+        point: MeetingPoint,
+        name: str,
+        port: GlooPort,
+        places: Sequence[Place],
+        rank: int,
+        members: tuple[int, ...],
+    ) -> None:
         self.failure: CommunicationError | None = None
         self.point = point
         self._name = name
         self._port = port
         self._places = places
         self._rank = rank
+        self._members = members
         self._is_given_up = False
         self._wakes = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gloo-admission", daemon=True)
@@ -271,7 +282,7 @@ class _Admission:
     def _meet(self, what: str, brought: V) -> dict[int, V]:
         """What all members bring, this one included."""
         self._wakes.clear()
-        meeting = self.point.begin_gathering(f"{self._name}/{what}", {self._rank: brought}, range(len(self._places)))
+        meeting = self.point.begin_gathering(f"{self._name}/{what}", {self._rank: brought}, self._members)
         meeting.add_done_callback(lambda _: self._wakes.set())
         self._wait(self.point.timeout_s)
         return answer(meeting, 0)

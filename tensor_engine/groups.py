@@ -12,7 +12,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store
 
 from dataplane import DataplaneError, RDMABuffer
-from tensor_engine.errors import CommunicationError, CommunicationTimeoutError, UnreachableMembersError
+from tensor_engine.errors import (
+    CommunicationError,
+    CommunicationTimeoutError,
+    MemberLostError,
+    UnreachableMembersError,
+)
 from tensor_engine.gloo_group import make_gloo
 from tensor_engine.rendezvous import JobStore, MeetingPoint
 
@@ -167,16 +172,17 @@ class Groups:
 
         Raises:
             CommunicationTimeoutError: the others did not come in time.
+            MemberLostError: one of them has ended.
             UnreachableMembersError: they are on several hosts, or in several network namespaces, and have no GPUs.
             CommunicationError: one of them is gone.
         """
-        name, rank, size = f"{self._stream}/{'-'.join(map(str, members))}", members.index(self.number), len(members)
+        name, rank = f"{self._stream}/{'-'.join(map(str, members))}", members.index(self.number)
         try:
             if self._point is None:
                 self._point = MeetingPoint(self.timeout_s)
-            store = JobStore(self._point, name) if size > 1 else HashStore()
-            return store, self._backend(self._point, store, name, rank, size)
-        except UnreachableMembersError:
+            store = JobStore(self._point, name, members) if len(members) > 1 else HashStore()
+            return store, self._backend(self._point, store, name, rank, members)
+        except (MemberLostError, UnreachableMembersError):
             raise
         except RuntimeError as error:
             kind = CommunicationTimeoutError if _is_late(error) else CommunicationError
@@ -184,12 +190,12 @@ class Groups:
                 f"worker {self.number} could not meet the others of {members} within {self.timeout_s} s: {error}"
             ) from error
 
-    def _backend(self, point: MeetingPoint, store: Store, name: str, rank: int, size: int) -> Any:
+    def _backend(self, point: MeetingPoint, store: Store, name: str, rank: int, members: tuple[int, ...]) -> Any:
         if self.device.type != "cuda":
-            return make_gloo(point, name, rank, size)
+            return make_gloo(point, name, rank, members)
         nccl: Any = dist.ProcessGroupNCCL.Options()
         nccl._timeout = datetime.timedelta(seconds=self.timeout_s)
-        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+        return dist.ProcessGroupNCCL(store, rank, len(members), nccl)
 
 
 def _is_late(error: Exception) -> bool:

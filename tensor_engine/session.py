@@ -12,10 +12,12 @@ import weakref
 
 from control import ActorMesh, Channel, ControlError, Future, ProcMesh
 from control.future import unheard
+from tensor_engine.communication import worker_number
 from tensor_engine.errors import EngineClosedError
 from tensor_engine.failures import Failures
 from tensor_engine.heap import Poison
 from tensor_engine.lane import MAIN, Lane, StreamKey
+from tensor_engine.rendezvous import watch
 from tensor_engine.worker import Worker
 
 _FLUSH_S = 0.0002
@@ -54,6 +56,7 @@ class Session:
         self._port, self._receiver = Channel[Poison].open()
         self._listen()
         self.workers(MAIN)
+        watch(worker_number(self.number, 0), procs)
         threading.Thread(
             target=_keep_flushing, args=(weakref.ref(self), self._wake), name="tensor-engine", daemon=True
         ).start()

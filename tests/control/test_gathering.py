@@ -52,6 +52,26 @@ def test_ranks_that_do_not_come_are_named_to_all_who_wait() -> None:
     asyncio.run(scenario())
 
 
+def test_one_that_fails_ends_for_all_who_wait_and_the_key_is_free_again() -> None:
+    async def scenario() -> None:
+        gatherings: Gatherings[int] = Gatherings()
+        waiting = [
+            asyncio.create_task(gatherings.gather("run", {rank: rank}, expected=range(3), timeout_s=PATIENCE_S))
+            for rank in range(2)
+        ]
+        await asyncio.sleep(0)
+        gatherings.fail("run", ConnectionError("rank 2 is gone"))
+        gatherings.fail("another", ConnectionError("nobody is there"))
+        for task in waiting:
+            with pytest.raises(ConnectionError, match="rank 2 is gone"):
+                await task
+        assert len(gatherings) == 0
+        brought = {rank: rank for rank in range(3)}
+        assert await gatherings.gather("run", brought, expected=range(3), timeout_s=PATIENCE_S) == brought
+
+    asyncio.run(scenario())
+
+
 def test_ranks_that_disagree_on_who_is_to_come_are_refused_and_the_others_go_on() -> None:
     async def scenario() -> None:
         gatherings: Gatherings[int] = Gatherings()

@@ -8,6 +8,7 @@ import psutil
 import torch
 
 from tensor_engine.calls import Call
+from tensor_engine.gloo_port import GlooPort
 from tensor_engine.interpreter import Interpreter
 from tensor_engine.replay import Replay
 
@@ -43,6 +44,15 @@ def die(worker: Interpreter, call: Call, inputs: Sequence[torch.Tensor], constan
     """End the process of one rank."""
     if worker.rank == call.static:
         os._exit(3)
+    return [inputs[0]]
+
+
+def die_in_a_group(
+    worker: Interpreter, call: Call, inputs: Sequence[torch.Tensor], constant: object
+) -> list[torch.Tensor]:
+    """Have the process of one rank end once the members of its next group have met, before it connects to any."""
+    if worker.rank == call.static:
+        GlooPort.let_in = lambda port: os._exit(3)  # type: ignore[assignment]
     return [inputs[0]]
 
 

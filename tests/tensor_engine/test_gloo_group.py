@@ -8,14 +8,19 @@ import struct
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from control import ActorError, ProcMesh, this_host
+from tensor_engine import RemoteError, fetch_shard
 from tensor_engine.errors import UnreachableMembersError
 from tensor_engine.gloo_group import make_gloo
 from tensor_engine.groups import Group
+from tensor_engine.issue import issue_call
 from tensor_engine.rendezvous import MeetingPoint
+from tensor_engine.session import session_of
 from tests.strangers import needs_root
 
+from .conftest import Failures
 from .members import PATIENCE_S, members_of
 
 CLONE_NEWNET = 0x40000000  # sched.h
@@ -37,7 +42,7 @@ def meet_from_elsewhere(group: Group) -> None:
             raise OSError(ctypes.get_errno(), "unshare")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
-    make_gloo(MeetingPoint(10 * PATIENCE_S), "apart", group.rank, group.size)
+    make_gloo(MeetingPoint(10 * PATIENCE_S), "apart", group.rank, group.members)
 
 
 @needs_root
@@ -54,3 +59,20 @@ def test_members_that_do_not_have_the_same_loopback_are_refused_and_named(procs:
     assert not second.endswith(str(here))
     for place in error.places:
         assert place in str(error)
+
+
+@pytest.mark.parametrize("how", ["die", "die_in_a_group"])
+def test_a_worker_that_dies_before_or_while_a_group_connects_is_named_to_the_others_at_once(
+    procs: ProcMesh, failures: Failures, how: str
+) -> None:
+    with procs.activate():
+        x = torch.ones(8)
+    lane, meta = x._value.lane, x._value.meta
+    lane.session.synchronize(PATIENCE_S)
+    issue_call(f"tests.tensor_engine.on_workers:{how}", (x,), (meta,), lane=lane, mesh=procs, static=1)
+    total = x.reduce("gpus")
+    with pytest.raises(RemoteError) as caught:
+        fetch_shard(total, gpus=0).get(PATIENCE_S)
+    assert caught.value.rank == 0
+    assert caught.value.summary.startswith("MemberLostError: procs{'gpus': 1} has ended")
+    session_of(procs).close(PATIENCE_S)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TypeVar
 
 import psutil
@@ -181,15 +181,15 @@ class Counting(MeetingPoint):
         super().__init__(PATIENCE_S)
         self.gatherings: list[str] = []
 
-    def begin_gathering(self, key: str, brought: Mapping[int, T], expected: Collection[int]) -> Future[dict[int, T]]:
+    def begin_gathering(self, key: str, brought: Mapping[int, T], members: Sequence[int]) -> Future[dict[int, T]]:
         self.gatherings.append(key.rpartition("/")[2])
-        return super().begin_gathering(key, brought, expected)
+        return super().begin_gathering(key, brought, members)
 
 
 def gatherings_of_another(group: Group) -> list[str]:
     """In which the members of a group make another one of the same."""
     point = Counting()
-    make_gloo(point, f"counted by {group.members}", group.rank, group.size)
+    make_gloo(point, f"counted by {group.members}", group.rank, group.members)
     return sorted(point.gatherings)
 
 
