@@ -64,7 +64,7 @@ class ActorServer:
         tls: to encrypt. Without it, or `certs`, the server listens beyond the host only where it is told to.
         certs: in place of `tls`, a folder of certificates as `skipper certs` issues them: then clients need one of the
             same cluster, with one of `roles`, that was not revoked. The folder is looked at again and again.
-        roles: with `certs`, whose holders may call: ``script``, ``host``, ``client``.
+        roles: with `certs`, whose holders may call: ``script``, ``host``, ``client``; None: all of them.
         insecure: listen beyond the host without TLS: whoever can listen on the network then reads what is sent. It
             still cannot be changed on the way, and no stranger can call.
         allow_json: serve whoever comes without a proof, as long as they speak JSON. Not even a server that only
@@ -74,7 +74,8 @@ class ActorServer:
 
     Raises:
         ValueError: a number is out of its range, or it may not listen there without TLS, or nobody else could reach
-            what it would advertise; or both `tls` and `certs` are given, or there is no such role.
+            what it would advertise; or both `tls` and `certs` are given, or `roles` without `certs`, or there is no
+            such role.
         TypeError: a number is none.
         CertificateError: (a `ValueError`) TLS cannot use the folder, or it is for a client.
         UnsafeFileError: others could read the user's secret.
@@ -90,7 +91,7 @@ class ActorServer:
         secret: bytes | None = None,
         tls: Tls | None = None,
         certs: str | os.PathLike[str] | None = None,
-        roles: Collection[Role | str] = tuple(Role),
+        roles: Collection[Role | str] | None = None,
         insecure: bool = False,
         allow_json: bool = False,
         advertise: str | None = None,
@@ -102,6 +103,9 @@ class ActorServer:
             raise TypeError(f"host is the name or address of one, not {type(host).__name__}")
         if tls is not None and certs is not None:
             raise ValueError("certs= takes the place of tls=: pass one of them")
+        if roles is not None and certs is None:
+            raise ValueError("roles= are those of certificates: pass certs=, or whoever knows the secret may call")
+        admitted = frozenset(Role if roles is None else map(Role, roles))
         if tls is None and certs is None and not insecure and not _is_loopback(host):
             raise ValueError(
                 f"{host} can be reached from other hosts: pass certs= or tls=, or insecure=True where the network is "
@@ -115,7 +119,7 @@ class ActorServer:
         self._namespace = None if namespace is None else namespaces.check_namespace(namespace)
         self._listens_on = host
         self._secret = shared_secret(secret)
-        self._roles = frozenset(map(Role, roles))
+        self._roles = admitted
         self._tls = tls if certs is None else _certificates(certs)
         self._allow_json = allow_json
         self._max_nbytes = max_message_nbytes

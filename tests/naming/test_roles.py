@@ -100,6 +100,17 @@ def test_a_folder_that_serves_nothing_is_refused_before_anything_listens(
         ActorServer("0.0.0.0", 0, certs=tmp_path)
 
 
+def test_roles_without_certificates_are_refused_before_anything_is_opened(
+    served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    before = set(tmp_path.rglob("*"))
+    for tls in (None, tls_of(served)):
+        with pytest.raises(ValueError, match="roles= are those of certificates: pass certs="):
+            ActorServer(HERE, 0, roles=("script",), tls=tls)
+    assert set(tmp_path.rglob("*")) == before
+
+
 def test_the_metadata_service_takes_the_same_look(authority: Path, served: Path, tmp_path: Path) -> None:
     client = certs.issue(authority, tmp_path / "client", [HERE], role="client")
     with MetadataServer(HERE, 0, certs=served) as server:
