@@ -18,6 +18,7 @@ from control.naming.metadata import METADATA_VARIABLE, MetadataResolver, Metadat
 from control.naming.urls import split_address
 from control.naming.user_secret import SECRET_VARIABLE, read_secret
 from control.private_file import check_private
+from control.wire.certificates import Certificates
 from control.wire.tls import Tls
 
 
@@ -70,8 +71,13 @@ def _private(path: Path) -> bytes:
 
 
 def _list(given: argparse.Namespace, secret: bytes | None) -> int:
-    authority = None if given.authority is None else given.authority.read_bytes()
-    tls = None if authority is None else Tls(authority)
+    if given.certs is not None and given.authority is not None:
+        raise ValueError("--certs takes the place of --authority: pass one of them")
+    tls = None
+    if given.certs is not None:
+        tls = Tls(*Certificates(given.certs).pems())
+    elif given.authority is not None:
+        tls = Tls(given.authority.read_bytes())
     resolver = MetadataResolver(given.address, namespace=ROOT, secret=secret, tls=tls)
     for name, urls in resolver.names(given.prefix).items():
         sys.stdout.write(f"{name}  {' '.join(urls)}\n")
@@ -90,6 +96,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     listing = commands.add_parser("list", help="print absolute names and their URLs")
     listing.add_argument("prefix", nargs="?", default="/", help="with which they begin")
     listing.add_argument("--address", help=f"host:port of the metadata service, instead of {METADATA_VARIABLE}")
+    listing.add_argument("--certs", type=Path, help="a folder of skipper certs, for a service that has one")
     for command in (serve, listing):
         command.add_argument("--authority", type=Path, help="PEM file with who signs the other end's certificate")
         command.add_argument("--secret-file", type=Path, help=f"file with the secret, instead of {SECRET_VARIABLE}")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cli import main
-from control.naming import MetadataMapping
+from control.hosts import certs
+from control.naming import MetadataMapping, MetadataServer, Tls
 
 from .parties import PATIENCE_S, REPOSITORY
 
@@ -37,6 +38,29 @@ def test_names_are_served_until_interrupted_and_listed(
     served.send_signal(signal.SIGTERM)
     out, err = served.communicate(timeout=PATIENCE_S)
     assert (served.returncode, out, err) == (0, "", "")
+
+
+def test_names_of_a_service_with_certificates_are_listed_with_a_folder_of_them(
+    surroundings: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = certs.make_authority(tmp_path / "authority", cluster="ours")
+    served = certs.issue(authority, tmp_path / "server", ["127.0.0.1"], role="host")
+    client = certs.issue(authority, tmp_path / "client", ["127.0.0.1"], role="client")
+    tls = Tls(*((client / name).read_bytes() for name in ("ca.pem", "cert.pem", "key.pem")))
+    with (
+        MetadataServer("127.0.0.1", certs=served) as server,
+        MetadataMapping(server.address, namespace="job", tls=tls) as mapping,
+    ):
+        mapping.register("a", "actor://host:1/a")
+        listing = ["names", "list", "--address", server.address]
+        assert main([*listing, "--certs", str(client)]) == 0
+        assert capsys.readouterr().out == "/job/a  actor://host:1/a\n"
+        authority_file = str(client / "ca.pem")
+        assert main([*listing, "--authority", authority_file]) == 1
+        assert main([*listing, "--authority", authority_file, "--certs", str(client)]) == 1
+        assert "pass one of them" in capsys.readouterr().err
+        assert main([*listing, "--certs", str(tmp_path)]) == 1
+        assert "ca.pem cannot be read" in capsys.readouterr().err
 
 
 def test_what_cannot_be_done_is_said_in_a_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
