@@ -35,7 +35,7 @@ from control.wire.actor_calls import (
 )
 from control.wire.actor_session import VERSION, Refused, ServerSessions
 from control.wire.auth import NOT_ADMITTED
-from control.wire.certificates import Certificates
+from control.wire.certificates import REVIEW_S, Certificates
 from control.wire.client_certificates import ClientCertificates
 from control.wire.grpc_core import NO_COMPRESSION
 from control.wire.identity import Role
@@ -130,6 +130,7 @@ class ActorListener:
         self._is_stopping = False
         self._closed = threading.Event()
         self._watchers: dict[_Watcher, None] = {}
+        self._review_at_s = 0.0
         self._unproven: Unproven[_Request | _Questions | _Watcher] = Unproven(
             begin=lambda request: request.begin(), refuse=lambda request: request.refuse(), group=_peer_of
         )
@@ -209,15 +210,22 @@ class ActorListener:
             stream.turn_away("unimplemented", "there is no such method")
 
     def _may_ask(self, stream: IncomingStream) -> bool:
-        if self._clients is None:
+        refusal = self._refusal(stream)
+        if refusal is None:
             return True
+        _Request(stream, self._gone, lambda _: None)
+        stream.turn_away("permission_denied", refusal)
+        return False
+
+    def _refusal(self, stream: IncomingStream) -> str | None:
+        """Why who has opened a stream may not ask; None where it may."""
+        if self._clients is None:
+            return None
         try:
             self._clients.admit(stream.shown() or ())
         except CertificateError as error:
-            _Request(stream, self._gone, lambda _: None)
-            stream.turn_away("permission_denied", f"{NOT_ADMITTED}: {error}")
-            return False
-        return True
+            return f"{NOT_ADMITTED}: {error}"
+        return None
 
     def _take(self, request: _Request | _Questions | _Watcher) -> None:
         self._unproven.came(request, request.stream.connection, time.monotonic())
@@ -240,7 +248,25 @@ class ActorListener:
     def _patience(self) -> float | None:
         while self._proofs:
             self._unproven.proved(self._proofs.popleft())
-        return self._unproven.sweep(time.monotonic())
+        now = time.monotonic()
+        waits_s = (self._unproven.sweep(now), self._review(now))
+        return min((wait_s for wait_s in waits_s if wait_s is not None), default=None)
+
+    def _review(self, now: float) -> float | None:
+        """Turn away those who watch and may not any more; seconds until the next look.
+
+        All other streams are over with the answer to their request, which was looked at when it came.
+        """
+        if self._clients is None or not self._watchers:
+            return None
+        if now >= self._review_at_s:
+            self._review_at_s = now + REVIEW_S
+            for watcher in tuple(self._watchers):
+                refusal = self._refusal(watcher.stream)
+                if refusal is not None:
+                    del self._watchers[watcher]
+                    watcher.stream.turn_away("permission_denied", refusal)
+        return self._review_at_s - now
 
     def _answer_to(self, method: str) -> Callable[[bytes, IncomingStream], bytes] | None:
         service, _, name = method.removeprefix("/").partition("/")

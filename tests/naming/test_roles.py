@@ -1,8 +1,11 @@
 """Whom an actor server with a folder of certificates lets ask: by role and cluster, and until it is revoked."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from control.errors import AuthenticationError, CertificateError, ResolverError
 from control.hosts import certs
@@ -84,6 +87,29 @@ def test_what_is_revoked_while_a_server_runs_is_turned_away_and_the_others_are_n
         with pytest.raises(AuthenticationError, match="was revoked"):
             add(server, bad)
         assert add(server, good) == 4
+
+
+def test_who_watches_the_health_of_a_server_is_turned_away_once_it_is_revoked(tmp_path: Path) -> None:
+    authority = certs.make_authority(tmp_path / "authority", cluster="ours")
+    served = certs.issue(authority, tmp_path / "server", [HERE], role="host")
+    good, bad = (certs.issue(authority, tmp_path / name, [HERE], role="client", name=name) for name in ("good", "bad"))
+    with ExitStack() as stack:
+        server = stack.enter_context(ActorServer(HERE, 0, certs=served))
+        watching = {}
+        for folder in (good, bad):
+            tls = tls_of(folder)
+            credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+            channel = stack.enter_context(grpc.secure_channel(server.address, credentials))
+            watching[folder] = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+            assert next(watching[folder]).status == health_pb2.HealthCheckResponse.SERVING
+        assert certs.revoke(authority, ["bad"])
+        certs.update(authority, [served])
+        with pytest.raises(grpc.RpcError) as caught:
+            next(watching[bad])
+        assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+        assert "was revoked" in caught.value.details()
+        server.stop()
+        assert next(watching[good]).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def test_a_folder_that_serves_nothing_is_refused_before_anything_listens(
