@@ -112,20 +112,32 @@ class GlooPort:
 
         gloo aborts the process if its listener is shut down. So another socket takes its place, one that nobody can
         reach, and gloo waits for that.
+
+        Raises:
+            CommunicationError: the system refuses, as without a descriptor left, or room for temporary files. The port
+                lets nobody in then; it may be closed again.
         """
         if self._fd is None:
             return
         self._admit()
-        fd, self._fd = self._fd, None
+        try:
+            with _unreachable_listener() as quiet:
+                self._end_strangers()
+                self._replace(self._fd, quiet)
+        except OSError as error:
+            raise CommunicationError(f"gloo's port lets nobody in any more, but cannot be closed: {error}") from error
+
+    def _end_strangers(self) -> None:
         for _, copy in own_sockets.opened(self._known):
             both = own_sockets.ends(copy)
             if both is not None and both[0] == self.place and socket_filter.restricted(copy):
-                own_sockets.shut(copy)  # of a stranger
+                own_sockets.shut(copy)
+
+    def _replace(self, fd: int, quiet: socket.socket) -> None:
         with _making:
-            own = os.fstat(fd)
-            loop = _event_loop_of(fd, own.st_ino)
-            with _unreachable_listener() as quiet:
-                os.dup2(quiet.fileno(), fd, inheritable=False)
+            loop = _event_loop_of(fd, os.fstat(fd).st_ino)
+            os.dup2(quiet.fileno(), fd, inheritable=False)
+            self._fd = None
             if loop is not None:
                 # gloo is going to take it out again; with no event asked for, it is woken by none.
                 with contextlib.closing(select.epoll.fromfd(os.dup(loop))) as events:
@@ -137,13 +149,13 @@ class GlooPort:
 
     def _admit(self, *sources: str) -> None:
         assert self._fd is not None  # it has not been closed
-        with contextlib.closing(socket.socket(fileno=os.dup(self._fd))) as listener:
-            try:
+        try:
+            with contextlib.closing(socket.socket(fileno=os.dup(self._fd))) as listener:
                 socket_filter.admit(listener, [own_sockets.as_ipv6(source) for source in sources])
-            except OSError as error:
-                raise CommunicationError(
-                    f"gloo's port cannot be closed to other users, since the kernel takes no socket filter: {error}"
-                ) from error
+        except OSError as error:
+            raise CommunicationError(
+                f"gloo's port cannot be closed to other users by a socket filter of the kernel: {error}"
+            ) from error
 
     def _is_touched(self) -> bool:
         """Whether somebody has connected before there was a filter."""
@@ -155,16 +167,22 @@ class GlooPort:
 
 
 def _unreachable_listener() -> socket.socket:
-    """A socket that listens under a name that is gone: whoever accepts from it is told that nobody is there."""
-    quiet = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with tempfile.TemporaryDirectory(prefix="skipper-") as folder:
-        place = os.open(folder, os.O_PATH | os.O_DIRECTORY)
-        try:
-            quiet.bind(f"/proc/self/fd/{place}/l")  # its whole path may be too long for a socket
-        finally:
-            os.close(place)
-        quiet.listen(1)
-    quiet.setblocking(False)
+    """A socket that listens under a name that is gone: whoever accepts from it is told that nobody is there.
+
+    Raises:
+        OSError: there is no descriptor left for it, or no folder for temporary files.
+    """
+    with contextlib.ExitStack() as stack:
+        quiet = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        with tempfile.TemporaryDirectory(prefix="skipper-") as folder:
+            place = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+            try:
+                quiet.bind(f"/proc/self/fd/{place}/l")  # its whole path may be too long for a socket
+            finally:
+                os.close(place)
+            quiet.listen(1)
+        quiet.setblocking(False)
+        stack.pop_all()
     return quiet
 
 

@@ -2,12 +2,15 @@
 
 import contextlib
 import os
+import resource
 import select
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import IO, TypeVar
 
 import psutil
@@ -16,7 +19,7 @@ import torch
 
 from control import ActorError, Future, this_host
 from dataplane.backends import own_sockets
-from tensor_engine.errors import CommunicationTimeoutError
+from tensor_engine.errors import CommunicationError, CommunicationTimeoutError
 from tensor_engine.gloo_group import make_gloo
 from tensor_engine.gloo_port import GlooPort
 from tensor_engine.groups import Group
@@ -111,6 +114,40 @@ def test_the_port_is_closed_for_good_and_the_process_goes_on(port: GlooPort) -> 
     port.close()
     assert port.place not in own_sockets.listening({}).values()
     del port.device
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process can open nothing."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextlib.contextmanager
+def no_temporary_files() -> Iterator[None]:
+    """There is no folder for them."""
+    before, tempfile.tempdir = tempfile.tempdir, "/nowhere"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+
+
+@pytest.mark.parametrize("without", [no_descriptors, no_temporary_files])
+def test_a_port_that_cannot_be_closed_says_so_and_lets_nobody_in_until_it_can(
+    port: GlooPort, without: Callable[[], AbstractContextManager[None]]
+) -> None:
+    with without(), pytest.raises(CommunicationError, match=r"gloo's port .*cannot be closed"):
+        port.close()
+    with pytest.raises(TimeoutError):
+        knock(port)
+    port.close()
+    with pytest.raises(ConnectionRefusedError):
+        knock(port)
 
 
 def test_a_kick_reaches_the_members_and_no_other_connection_from_the_same_port(port: GlooPort) -> None:
