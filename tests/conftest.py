@@ -1,6 +1,8 @@
 """What every folder of tests has: how faults are recorded, Ctrl-C as on a terminal, time for examples of hypothesis."""
 
+import gc
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -27,6 +29,22 @@ def pytest_configure(config: pytest.Config) -> None:
         "numprocesses"
     ):
         config.pluginmanager.register(_AtOnce(terminal))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Collect no garbage while pytest parses the source of what failed.
+
+    Before 3.11.8 CPython counts the depth of its parsers in one place (gh-106905): if a finalizer, or a thread that has
+    its turn meanwhile, parses too, as traceback does, pytest ends with a SystemError, and the whole run with it.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _AtOnce:
