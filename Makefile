@@ -78,8 +78,7 @@ test-verbs: $(STAMP)
 # Machines are network and pid namespaces on a bridge of this one (tests/hosts/netns.py); Slurm, Ray and torchrun are
 # started by the tests.
 test-hosts: $(STAMP)
-	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m $(PYTEST) tests/hosts $(ARGS)
-	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m $(PYTEST) $(XDIST) tests/jobs $(ARGS)
+	SKIPPER_TEST_HOSTS=1 $(BIN)/python -m $(PYTEST) $(XDIST) tests/hosts tests/jobs $(ARGS)
 
 # Guided by coverage where atheris has a wheel for this Python, else random. See CONTRIBUTING.md.
 fuzz: $(STAMP)

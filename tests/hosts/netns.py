@@ -5,6 +5,7 @@ can be pulled and plugged in again. Whatever happens, everything is taken down i
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from tests.control.conftest import alive
 REPOSITORY = Path(__file__).parents[2]
 PREFIX = "sk-"
 _IP_S = 20.0
+_RUN = "/run"  # where ip keeps the names of namespaces
 _ETH_P_ALL = 0x0003  # linux/if_ether.h
 _ENDS = slice(26, 34)  # of a packet of IPv4 in one of Ethernet: source and destination
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h
@@ -149,17 +151,18 @@ def network(count: int) -> Iterator[Network]:
         NotPermittedError: this machine has none, for want of a permission or a program.
     """
     prefix = f"{PREFIX}{os.getpid():x}-"
-    third = os.getpid() % 200 + 20
     bridge = f"{prefix}b"
     with contextlib.ExitStack() as stack:
         try:
-            sweep()
-            ip("link", "add", bridge, "type", "bridge")
-            stack.callback(ip, "link", "del", bridge, must=False)
-            ip("addr", "add", f"10.77.{third}.1/24", "dev", bridge)
+            with _alone():
+                sweep()
+                addresses = _free_subnet()
+                ip("link", "add", bridge, "type", "bridge")
+                stack.callback(ip, "link", "del", bridge, must=False)
+                ip("addr", "add", f"{addresses}.1/24", "dev", bridge)
             ip("link", "set", bridge, "up")
             machines = [
-                _machine(stack, bridge, f"{prefix}{number}", f"10.77.{third}.{number + 10}") for number in range(count)
+                _machine(stack, bridge, f"{prefix}{number}", f"{addresses}.{number + 10}") for number in range(count)
             ]
         except FileNotFoundError as error:
             raise NotPermittedError("network namespaces need the program ip (apt-get install iproute2)") from error
@@ -167,7 +170,25 @@ def network(count: int) -> Iterator[Network]:
             raise NotPermittedError(
                 f"network namespaces are not permitted here (they take CAP_NET_ADMIN and CAP_SYS_ADMIN): {error.stderr}"
             ) from error
-        yield Network(bridge, f"10.77.{third}.1", machines)
+        yield Network(bridge, f"{addresses}.1", machines)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Meanwhile no other process of tests on this machine sweeps, or takes addresses."""
+    folder = os.open(_RUN, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _free_subnet() -> str:
+    """The first three numbers of addresses that no device of this machine has."""
+    devices = json.loads(output("ip", "-j", "-4", "addr", "show"))
+    taken = {entry["local"].rpartition(".")[0] for device in devices for entry in device.get("addr_info", ())}
+    return next(subnet for third in range(20, 220) if (subnet := f"10.77.{third}") not in taken)
 
 
 def sweep() -> None:
