@@ -10,6 +10,8 @@ from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.hosts.actors import Storing, Worker
 from tests.hosts.netns import Capture, Network
 
+HEARTBEAT_S = 2.0
+
 
 def test_memory_of_another_machine_is_read_one_sidedly(net: Network, hosts: HostMesh) -> None:
     workers = hosts.slice(hosts=slice(0, 2)).spawn_procs().spawn("workers", Worker)

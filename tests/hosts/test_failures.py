@@ -11,9 +11,10 @@ import pytest
 from control import ActorError, ActorMesh, FailureKind, HostMesh, SupervisionError
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 from tests.hosts.actors import Worker
-from tests.hosts.conftest import HEARTBEAT_S, addresses_of, serve, wait_for_nothing
+from tests.hosts.conftest import addresses_of, serve, wait_for_nothing
 from tests.hosts.netns import Network
 
+HEARTBEAT_S = 2.0
 NOTICED_S = HEARTBEAT_S + 2.0
 """The bound, and what a busy machine takes."""
 

@@ -20,6 +20,7 @@ from tests.control.tools.test_logs import Output
 from tests.hosts.conftest import LocalAgents
 from tests.hosts.netns import Network
 
+HEARTBEAT_S = 2.0
 AT_ONCE = LogOptions(aggregate_s=0)
 
 

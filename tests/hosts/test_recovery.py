@@ -11,6 +11,8 @@ from tests.control.recovery.owners import Owner
 from tests.hosts.conftest import wait_for_nothing
 from tests.hosts.netns import Network
 
+HEARTBEAT_S = 2.0
+
 
 def test_processes_on_a_machine_that_was_cut_off_are_made_anew_once_it_is_back(
     net: Network, hosts: HostMesh, caplog: pytest.LogCaptureFixture

@@ -17,6 +17,8 @@ from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.hosts.conftest import LocalAgents, serve, wait_for_nothing
 from tests.hosts.netns import Machine, Network
 
+HEARTBEAT_S = 4.0
+
 
 class Server(Actor):
     """Says where it is."""
