@@ -12,9 +12,17 @@ from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.hosts.checkpoints import Rank
 from tests.hosts.conftest import serve, wait_for_nothing
 from tests.hosts.netns import Network
+from tests.preloading import preloading
 
 HOSTS = 4
-HEARTBEAT_S = 8.0  # eight processes import torch at once, and show no sign of life while they do on a busy machine
+HEARTBEAT_S = 8.0  # four machines import torch at once, and show no sign of life while they do on busy processors
+
+
+@pytest.fixture(scope="module", autouse=True)
+def preloaded() -> Iterator[None]:
+    """Each machine imports torch once; the processes of both tests there are forked from the one that has."""
+    with preloading("torch"):
+        yield
 
 
 @pytest.fixture
