@@ -8,6 +8,7 @@ addresses, strides, dtypes and placements), so that plans and registrations are 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -23,6 +24,7 @@ from torchstore.overlap import overlaps_itself
 from torchstore.slices import TensorSlice
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
 
@@ -179,9 +181,55 @@ def resolved(value: torch.Tensor) -> torch.Tensor:
 
 def with_local(value: DTensor, local: torch.Tensor) -> DTensor:
     """A DTensor of the same mesh, placements and global shape over another local tensor."""
-    return type(value).from_local(
-        local, value.device_mesh, value.placements, run_check=False, shape=value.shape, stride=value.stride()
-    )
+    return _Distribution.of(value).over(local)
+
+
+@dataclass(frozen=True, slots=True)
+class _Distribution:
+    """A DTensor without its local tensor."""
+
+    kind: type[DTensor]
+    mesh: DeviceMesh
+    placements: tuple[Any, ...]
+    shape: torch.Size
+    stride: Ints
+
+    @staticmethod
+    def of(value: DTensor) -> _Distribution:
+        return _Distribution(type(value), value.device_mesh, value.placements, value.shape, value.stride())
+
+    def over(self, local: torch.Tensor) -> DTensor:
+        return self.kind.from_local(
+            local, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
+        )
+
+
+class BorrowedTensor:
+    """A tensor that is there as long as somebody else keeps its memory alive.
+
+    It is the memory that counts: ``module.state_dict()`` gives new tensors over the same memory each time.
+
+    Args:
+        value: A dense tensor or a DTensor. A lazy conjugate or negation is kept alive.
+    """
+
+    def __init__(self, value: torch.Tensor) -> None:
+        local = memory_of(value).detach()
+        self._kept = None if is_direct(local) else value
+        self._storage = weakref.ref(local.untyped_storage())
+        self._nbytes = local.untyped_storage().nbytes()
+        self._kind = (local.dtype, local.device)
+        self._place = (local.storage_offset(), local.shape, local.stride())
+        self._dtensor = _Distribution.of(value) if is_dtensor(value) else None
+
+    def tensor(self) -> torch.Tensor | None:
+        """A tensor over the same memory; None where that is gone, or was shrunk."""
+        storage = self._storage()
+        if self._kept is not None or storage is None or storage.nbytes() < self._nbytes:
+            return self._kept
+        dtype, device = self._kind
+        local = torch.empty(0, dtype=dtype, device=device).set_(storage, *self._place)
+        return local if self._dtensor is None else self._dtensor.over(local)
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:

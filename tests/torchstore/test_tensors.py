@@ -1,5 +1,6 @@
 """`describe` on real DTensors. Torch's "fake" process group gives each its rank and mesh; no data moves."""
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,7 @@ from torchstore.errors import KindMismatchError, LayoutMismatchError, Unsupporte
 from torchstore.layout import Box, Piece
 from torchstore.slices import TensorSlice
 from torchstore.tensors import (
+    BorrowedTensor,
     check_destination,
     describe,
     describe_slice,
@@ -150,3 +152,20 @@ def test_the_fingerprint_tells_placements_apart() -> None:
         marks = [fingerprint({"w": value}) for value in values]
     assert marks[0] == marks[3]
     assert len(set(map(repr, marks))) == 3
+
+
+def test_a_borrowed_dtensor_is_the_same_over_the_same_memory_until_that_is_freed() -> None:
+    with rank_of(1, 4):
+        mesh = init_device_mesh("cpu", (4,))
+        local = torch.arange(6.0).reshape(2, 3)
+        value = DTensor.from_local(local, mesh, [Shard(0)], run_check=False, shape=torch.Size((5, 3)), stride=(3, 1))
+        described = describe(value, key="w")
+        borrowed = BorrowedTensor(value)
+        del value
+        found = borrowed.tensor()
+        assert found is not None
+        assert describe(found, key="w").pieces == described.pieces
+        assert describe(found, key="w").tensor.data_ptr() == local.data_ptr()
+        del local, described, found
+        gc.collect()
+        assert borrowed.tensor() is None
