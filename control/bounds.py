@@ -1,4 +1,4 @@
-"""Numbers that users hand in: what is none is said before anything is done with it."""
+"""Numbers and flags that users hand in: what is none is said before anything is done with it."""
 
 from __future__ import annotations
 
@@ -54,6 +54,17 @@ def check_port(name: str, value: Any) -> int:
         ValueError: it is not from 0 to 65535.
     """
     return check_count(name, value, 0, 0xFFFF)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """True or False; anything else is an argument that has come to the wrong place, and often counts as true.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, not {_shown(value)}")
+    return value
 
 
 def _shown(value: object) -> str:

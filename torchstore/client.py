@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from control import tracing
+from control.bounds import check_flag
 from torchstore.again import Again
 from torchstore.copies import check_copies, check_room
 from torchstore.errors import KindMismatchError
@@ -128,7 +129,8 @@ class LocalClient:
             check_keep(keep)
         if transfer_dtype is not None:
             check_transfer_dtype(transfer_dtype)
-        if delta and mode != "snapshot":
+        check_flag("verify_replicas", verify_replicas)
+        if check_flag("delta", delta) and mode != "snapshot":
             raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
         origin = read_publisher(publisher)
         state_dict, transfer_dtype = self._again.take(key, mode, state_dict, transfer_dtype)
@@ -277,7 +279,7 @@ class LocalClient:
 
     def _summed(self, checksum: bool | None) -> bool:
         """Whether a put takes checksums: as it says itself, or as the store was initialized."""
-        return self._remote.info.checksum if checksum is None else checksum
+        return self._remote.info.checksum if checksum is None else check_flag("checksum", checksum)
 
     def _copies(self, mode: Mode, copies: int | None, *, delta: bool) -> int:
         """In how many volumes a put stores each part: as it says itself, or as the store was initialized."""
@@ -348,8 +350,9 @@ def _state_dict_request(
     """
     check_key(key)
     _check_names(names, into)
+    check_flag("strict", strict)
     for name, wanted in (("delta", delta), ("serve", serve)):
-        if wanted and into is None:
+        if check_flag(name, wanted) and into is None:
             raise ValueError(f"{name}=True is about tensors of yours: give a user_state_dict that holds them")
     return StateDictRequest(
         key=key, into=into, selector=_selector(version), strict=strict, names=names, delta=delta, serve=serve

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from control.bounds import check_flag
 from torchstore.client import VersionSelector
 from torchstore.clients import DEFAULT_STORE_NAME, run
 from torchstore.coroutines import public
@@ -42,7 +43,8 @@ async def put_state_dict(
     Args:
         state_dict: Nested dicts (lists, tuples) of tensors, DTensors and picklable objects. Ranks of one
             mesh put the same names; each contributes its shards. In direct mode None stands for the one that this
-            process has put last under ``key``, with its ``transfer_dtype``: the same tensors, as they are now.
+            process has put last under ``key``, with its ``transfer_dtype``: the same tensors, as they are now. With a
+            ``transfer_dtype`` they are not kept alive for that.
         key: Where.
         store_name: Which store.
         direct_rdma: The older name of ``mode="direct"``.
@@ -86,18 +88,21 @@ async def put_state_dict(
         ShareMismatchError: The shares of the step do not fit together.
         ReplicaMismatchError: ``verify_replicas``: two ranks hold different bytes of one box.
         RendezvousError: The process group's own store is gone.
-        ValueError: None was given for a state dict, and this process has put none under ``key`` in direct mode.
+        TypeError: An argument is of another type: ``direct_rdma`` is True or False, for instance, and no dtype.
+        ValueError: None was given for a state dict, and this process has put none under ``key`` in direct mode, or the
+            memory of a tensor of that has been freed since; or ``direct_rdma=True`` and ``mode="snapshot"``.
         MismatchError: A tensor cannot be stored; `BlockAlignmentError`: its shards cut the blocks of a `BlockFP8`.
         VolumeLostError: The storage volume is dead; with ``copies``: there are not as many living ones.
         StrategyError: The store has fewer volumes than ``copies``.
     """
+    mode = _mode(mode, direct_rdma)
     return await run(
         store_name,
         timeout,
         lambda own: own.put_state_dict(
             state_dict,
             key,
-            mode=mode or ("direct" if direct_rdma else "snapshot"),
+            mode=mode,
             version=version,
             keep=keep,
             transfer_dtype=transfer_dtype,
@@ -164,7 +169,9 @@ async def get_state_dict(
         PublisherLostError: Direct mode: the publisher is dead.
         VolumeLostError: Snapshot mode: the volume is dead, and there is no other copy.
         ChecksumError: It was put with ``checksum=True``, and something else has arrived.
+        TypeError: An argument is of another type: ``strict`` is True or False, for instance, and no name.
     """
+    check_flag("direct_rdma", direct_rdma)
     return await run(
         store_name,
         timeout,
@@ -254,3 +261,17 @@ async def wait_for_readers(
         StoreTimeoutError: Somebody still reads; the message names the processes.
     """
     await run(store_name, timeout, lambda own: own.wait_for_readers(key, timeout=timeout))
+
+
+def _mode(mode: Mode | None, direct_rdma: bool) -> Mode:
+    """What the two ways to say it mean.
+
+    Raises:
+        TypeError: ``direct_rdma`` is neither True nor False.
+        ValueError: They contradict each other.
+    """
+    if not check_flag("direct_rdma", direct_rdma):
+        return mode or "snapshot"
+    if mode == "snapshot":
+        raise ValueError("direct_rdma=True is mode='direct', and mode='snapshot' was given: say one of them")
+    return "direct"

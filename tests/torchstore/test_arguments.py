@@ -97,3 +97,32 @@ async def test_a_state_dict_is_a_mapping() -> None:
 async def test_the_empty_key_is_a_key() -> None:
     await ts.put("", torch.ones(2))
     assert (await ts.get("")).tolist() == [1, 1]
+
+
+async def test_arguments_one_place_off_are_refused() -> None:
+    """A name or a dtype where a flag belongs is true, and would have been taken for one."""
+    wrong: Any
+    for wrong in (torch.bfloat16, "direct", 1, None):
+        with pytest.raises(TypeError, match="direct_rdma is True or False, not"):
+            await ts.put_state_dict({"w": torch.ones(2)}, "m", "default", wrong)
+        with pytest.raises(TypeError, match="direct_rdma is True or False, not"):
+            await ts.get_state_dict("m", None, True, "default", wrong)
+    for wrong in ("default", 1, None):
+        with pytest.raises(TypeError, match="strict is True or False, not"):
+            await ts.get_state_dict("m", {"w": torch.ones(2)}, wrong)
+        with pytest.raises(TypeError, match="strict is True or False, not"):
+            await ts.explain("m", {"w": torch.ones(2)}, wrong)
+    assert await ts.keys() == []
+
+
+@pytest.mark.parametrize("name", ["delta", "verify_replicas", "checksum"])
+async def test_flags_of_a_put_are_true_or_false(name: str) -> None:
+    flag: Any = {name: "yes"}
+    with pytest.raises(TypeError, match=f"{name} is True or False, not 'yes'"):
+        await ts.put_state_dict({"w": torch.ones(2)}, "m", **flag)
+    assert await ts.keys() == []
+
+
+async def test_two_modes_at_once_are_refused() -> None:
+    with pytest.raises(ValueError, match="direct_rdma=True is mode='direct', and mode='snapshot' was given"):
+        await ts.put_state_dict({"w": torch.ones(2)}, "m", direct_rdma=True, mode="snapshot")
