@@ -114,6 +114,7 @@ async def put(
     store_name: str = DEFAULT_STORE_NAME,
     *,
     checksum: bool | None = None,
+    version: int | None = None,
     publisher: Origin | tuple[int, int] | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
@@ -121,16 +122,20 @@ async def put(
 
     A DTensor is visible when every rank of the process group has put its shard, or all that ``publisher`` says (see
     `put_state_dict`); anything else at once, whoever puts it. The value is copied: change it
-    afterwards as you like. ``checksum`` is that of `put_state_dict`; values that travel in a message have none.
+    afterwards as you like. ``checksum`` is that of `put_state_dict`; values that travel in a message have none. So is
+    ``version``: a number higher than those before, by default the next one.
 
     Raises:
         TypeError: ``publisher`` is given, and the value is no tensor.
         MismatchError: The tensor cannot be stored (a Partial placement, no dense memory).
+        VersionExistsError: That version is ready already, or a newer one is.
         LateShareError, OutOfStepError, ShareMismatchError: As those of `put_state_dict`.
         VolumeLostError: The storage volume is dead.
     """
     await run(
-        store_name, timeout, lambda own: own.put(key, value, checksum=checksum, publisher=publisher, timeout=timeout)
+        store_name,
+        timeout,
+        lambda own: own.put(key, value, checksum=checksum, version=version, publisher=publisher, timeout=timeout),
     )
 
 
@@ -140,6 +145,7 @@ async def put_batch(
     store_name: str = DEFAULT_STORE_NAME,
     *,
     checksum: bool | None = None,
+    version: int | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
 ) -> None:
     """`put` many values with one message to the controller: all of them become visible in one step, or none.
@@ -153,14 +159,19 @@ async def put_batch(
         entries: The values by key.
         store_name: Which store.
         checksum: That of `put_state_dict`; values that travel in a message have none.
+        version: Of every key: a number higher than those before; None: each key's next one. Every tensor
+            has an arena of its own then.
         timeout: In seconds.
 
     Raises:
         MismatchError: A value cannot be stored; the error names its key, and nothing was sent.
+        VersionExistsError: A key has that version already, or a newer one; nothing of the batch is visible.
         VolumeFullError: The values are larger than all that the volume may hold.
         VolumeLostError: The storage volume is dead; nothing of the batch is visible.
     """
-    await run(store_name, timeout, lambda own: own.put_batch(entries, checksum=checksum, timeout=timeout))
+    await run(
+        store_name, timeout, lambda own: own.put_batch(entries, checksum=checksum, version=version, timeout=timeout)
+    )
 
 
 @public

@@ -75,6 +75,7 @@ def sort_values(
     checksum: bool,
     copies: int = 1,
     places: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    by_themselves: bool = False,
 ) -> Sorted:
     """Look at every value of a batch, before anything is sent.
 
@@ -83,6 +84,7 @@ def sort_values(
         checksum: Readers are to check what they get against sums of what was put.
         copies: In how many volumes each value is kept.
         places: For the keys of which this process puts a part: which of how many publishers it is.
+        by_themselves: No two values share an arena.
 
     Raises:
         MismatchError: One of them cannot be stored; the error names its key.
@@ -91,6 +93,7 @@ def sort_values(
     shared: dict[str, torch.Tensor] = {}
     alone: dict[str, Packed] = {}
     pickled: set[str] = set()
+    everyone_alone = checksum or copies > 1 or by_themselves
     for key, value in values.items():
         if isinstance(value, torch.Tensor):
             small = b"" if key in places else inline_tensor(value)
@@ -103,7 +106,7 @@ def sort_values(
             inline[key] = small
             continue
         is_object = tensor is not value
-        if key in places or checksum or copies > 1 or not is_plain(tensor) or tensor.nbytes >= _ALONE_BYTES:
+        if key in places or everyone_alone or not is_plain(tensor) or tensor.nbytes >= _ALONE_BYTES:
             alone[key] = pack(
                 key,
                 "value",

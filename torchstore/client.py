@@ -55,26 +55,36 @@ class LocalClient:
         value: Any,
         *,
         checksum: bool | None = None,
+        version: int | None = None,
         publisher: Origin | tuple[int, int] | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         """See `torchstore.put`."""
         check_key(key)
+        if version is not None:
+            _check_version(version)
         if publisher is not None and not isinstance(value, torch.Tensor):
             raise TypeError(f"only a tensor is put in parts (publisher=...), not {type(value).__name__}")
         summed, origin = self._summed(checksum), read_publisher(publisher)
-        work = self._publisher.put_values({key: value}, timeout, checksum=summed, publisher=origin)
+        work = self._publisher.put_values({key: value}, timeout, checksum=summed, version=version, publisher=origin)
         await self._observed("put", work)
 
     async def put_batch(
-        self, entries: Mapping[str, Any], *, checksum: bool | None = None, timeout: float = DEFAULT_TIMEOUT_S
+        self,
+        entries: Mapping[str, Any],
+        *,
+        checksum: bool | None = None,
+        version: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         """See `torchstore.put_batch`."""
         if not isinstance(entries, Mapping):
             raise TypeError(f"entries is a dict of values by key, not {type(entries).__name__}")
         check_keys(entries)
-        summed = self._summed(checksum)
-        await self._observed("put", self._publisher.put_values(entries, timeout, checksum=summed))
+        if version is not None:
+            _check_version(version)
+        work = self._publisher.put_values(entries, timeout, checksum=self._summed(checksum), version=version)
+        await self._observed("put", work)
 
     async def get(
         self,

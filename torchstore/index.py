@@ -70,6 +70,12 @@ class Index:
             self._supersede_entries(history)
         return Published(found.number, is_ready, found.step.index if found.step is not None else 0)
 
+    def check_number(self, key: str, version: int | None) -> None:
+        """See `History.check_number`."""
+        history = self._histories.get(key)
+        if history is not None:
+            history.check_number(version)
+
     def waits_for(self, key: str) -> str:
         """What the next version of a key is waited for; "" where that is not known."""
         history = self._histories.get(key)

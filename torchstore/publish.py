@@ -24,7 +24,7 @@ from torchstore.direct import DirectMemory
 from torchstore.errors import StoreError, StoreTimeoutError, VolumeLostError
 from torchstore.manifest import Binding, Manifest, Mode
 from torchstore.messages import ArenaFreedError, Digests, Publication, Published, Retired, UnknownIdError
-from torchstore.origin import ALONE, NOWHERE, Origin, Turn
+from torchstore.origin import ALONE, NOWHERE, Membership, Origin, Turn
 from torchstore.packing import Packed, pack
 from torchstore.plan import compile_write
 from torchstore.process import this_process
@@ -58,7 +58,13 @@ class Publisher:
         self._sent: set[str] = set()  # ids of manifests and bindings that the controller has been sent
 
     async def put_values(
-        self, values: Mapping[str, Any], timeout: float, *, checksum: bool = False, publisher: Origin | None = None
+        self,
+        values: Mapping[str, Any],
+        timeout: float,
+        *,
+        checksum: bool = False,
+        version: int | None = None,
+        publisher: Origin | None = None,
     ) -> tuple[None, SyncRecord | None]:
         """Put plain values, and this rank's shards: all become visible in one step, by one control call.
 
@@ -70,7 +76,7 @@ class Publisher:
         cost = Cost("put", time.perf_counter())
         key, *_ = values
         value = values[key]
-        if len(values) == 1 and publisher is None and isinstance(value, torch.Tensor):
+        if len(values) == 1 and publisher is None and version is None and isinstance(value, torch.Tensor):
             small = inline_tensor(value)
             if small:  # the shortest way: plain arguments and a plain answer
                 return await self._put_inline(key, small, cost, timeout)
@@ -82,12 +88,20 @@ class Publisher:
         with self._sequences.counted(member, parts):
             for name, value in values.items():
                 if publisher is not None or is_dtensor(value):
-                    parts[name] = self._sequences.next(name, member, None, alone=False)
+                    parts[name] = self._sequences.next(name, member, version, alone=False)
                 if parts.get(name, ALONE) is not ALONE:
                     places[name] = (member.origin.rank, member.origin.size)
             with cost.spent_on("describe"):
-                batch = sort_values(values, checksum=checksum, copies=self._remote.info.copies, places=places)
-            return await self._put_sorted(key, batch, parts, cost, timeout)
+                batch = sort_values(
+                    values,
+                    checksum=checksum,
+                    copies=self._remote.info.copies,
+                    places=places,
+                    by_themselves=version is not None,
+                )
+            if version is None:
+                return await self._put_sorted(key, batch, parts, cost, timeout)
+            return await self._put_numbered(batch, parts, member, version, cost, timeout)
 
     async def _put_inline(self, key: str, value: bytes, cost: Cost, timeout: float) -> tuple[None, SyncRecord]:
         with cost.spent_on("control"):
@@ -101,11 +115,8 @@ class Publisher:
             return await self._put_inline(key, batch.inline[key], cost, timeout)
 
         async def publications() -> list[Publication | BatchPublication]:
-            sent: list[Publication | BatchPublication] = []
+            sent: list[Publication | BatchPublication] = [*await self._write_alone(batch, parts, None, cost, timeout)]
             try:
-                for name, packed in batch.alone.items():
-                    written = await self._snapshot(name, packed, cost, timeout, copies=self._remote.info.copies)
-                    sent.append(replace(written, turn=parts.get(name, ALONE)))
                 if batch.inline or batch.shared:
                     sent.append(await self._batches.write(batch, cost, timeout))
             except BaseException:
@@ -115,6 +126,36 @@ class Publisher:
 
         published = await self._publish(publications, cost, timeout)
         return None, cost.record(key, published[0].version, self._remote.take_calls())
+
+    async def _put_numbered(
+        self, batch: Sorted, parts: Mapping[str, Turn], member: Membership, version: int, cost: Cost, timeout: float
+    ) -> tuple[None, SyncRecord | None]:
+        """Values whose version the caller has named: each is a publication of its own."""
+
+        async def publications() -> list[Publication]:
+            sent = await self._write_alone(batch, parts, version, cost, timeout)
+            return sent + [Publication(name, version, self._me, inline=small) for name, small in batch.inline.items()]
+
+        published = await self._publish(publications, cost, timeout)
+        shares = [name for name in batch.alone if parts.get(name, ALONE) is not ALONE]
+        for name, answer in zip(shares, published, strict=False):  # the answers about shares come first
+            self._sequences.settled(name, member, answer)
+        name = next(iter((*batch.alone, *batch.inline)))
+        return None, cost.record(name, version, self._remote.take_calls())
+
+    async def _write_alone(
+        self, batch: Sorted, parts: Mapping[str, Turn], version: int | None, cost: Cost, timeout: float
+    ) -> list[Publication]:
+        """Write the values of a batch that have arenas of their own; all of them or none."""
+        sent: list[Publication] = []
+        try:
+            for name, packed in batch.alone.items():
+                written = await self._snapshot(name, packed, cost, timeout, copies=self._remote.info.copies)
+                sent.append(replace(written, version=version, turn=parts.get(name, ALONE)))
+        except BaseException:
+            self._drop(sent)
+            raise
+        return sent
 
     async def put_state_dict(
         self,

@@ -90,8 +90,8 @@ class Sequences:
             raise OutOfStepError(
                 key,
                 f"put {count.failed} of rank {member.origin.rank} of {member.origin.size} failed, so that it cannot be "
-                "told whether this one is that step once more or the next: say which version it is (version=... of "
-                "put_state_dict), or have all ranks publish as another group (publisher=Origin(...))",
+                "told whether this one is that step once more or the next: say which version it is (version=...), or "
+                "have all ranks publish as another group (publisher=Origin(...))",
             )
         return Turn(member.origin, count.session, count.number, alone, count.refused if version is None else None)
 

@@ -7,6 +7,7 @@ command means for others, memory of volumes that is to be freed, is only noted h
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -170,18 +171,23 @@ class StoreState:
         plain = [p for p in publications if isinstance(p, Publication)]
         resolved = [(publication, self._contribution(publication, now)) for publication in plain]
         batches = [self._batches.contributions(p, now) for p in publications if isinstance(p, BatchPublication)]
-        resolved.sort(key=lambda pair: pair[0].turn == ALONE)  # only shares can be refused: before all else is visible
+        resolved.sort(key=lambda pair: pair[0].turn == ALONE)  # shares can be refused: before all else is visible
         answers: list[Published] = []
-        for at, (publication, contribution) in enumerate(resolved):
-            try:
+        waiting = deque(resolved)
+        try:
+            for publication in plain:
+                if publication.turn == ALONE:  # and so can numbers
+                    self.index.check_number(publication.key, publication.version)
+            while waiting:
+                publication, contribution = waiting.popleft()
                 answers.append(
                     self.index.contribute(publication.key, contribution, publication.version, keep=publication.keep)
                 )
-            except StoreError:
-                for _, unused in resolved[at + 1 :]:
-                    for binding in unused.holders:
-                        self._shared.idle(unused.writer, binding)
-                raise
+        except StoreError:
+            for _, unused in waiting:
+                for binding in unused.holders:
+                    self._shared.idle(unused.writer, binding)
+            raise
         answers += [Published(self._batches.add(batch), True) for batch in batches]
         if answers:
             answers[-1] = replace(answers[-1], retired=self._ledger.news_for(writer))

@@ -26,7 +26,6 @@ from torchstore.errors import (
 )
 from torchstore.manifest import Binding, Manifest
 from torchstore.messages import Selector, Share
-from torchstore.origin import Origin
 from torchstore.process import ProcessId
 from torchstore.steps import Step, Steps
 from torchstore.version import Contribution, Version, lives_in
@@ -67,7 +66,7 @@ class History:
         # All memory that versions have used: their writers keep it for the next one.
         self.memory: dict[str, tuple[ProcessId, Binding]] = {}
         self.steps = Steps(key)
-        self._fitting: dict[Origin, str] = {}  # the manifests of the last version of several ranks
+        self._fitting: dict[tuple[int, int], str] = {}  # the manifests of the last version of several ranks
         self._newest = 0
         self._reserved = 0  # the number that was reserved last
 
@@ -118,16 +117,23 @@ class History:
             self._make_ready(version)
         return version
 
+    def check_number(self, number: int | None) -> None:
+        """Whether a version can have this number; None is the next one.
+
+        Raises:
+            VersionExistsError: It is that of a ready version, or older than one.
+        """
+        if number is not None and number <= max(self.ready, default=number - 1):
+            raise VersionExistsError(self.key, number, max(self.ready))
+
     def _version_of(self, new: Contribution, number: int | None) -> Version:
         """The version that a share belongs to."""
-        newest_ready = max(self.ready, default=0)
         if new.turn.origin.size == 1:
-            if number is not None and number <= max(self.ready, default=number - 1):
-                raise VersionExistsError(self.key, number, newest_ready)
+            self.check_number(number)
             return self._begin(self._newest + 1 if number is None else number, None)
         known = self.steps.find(new.turn, number) if number is not None else None
-        if number is not None and known is None and number <= max(self.ready, default=number - 1):
-            raise VersionExistsError(self.key, number, newest_ready)
+        if known is None:
+            self.check_number(number)
         step = self.steps.place(new.turn, new.writer, number, self._newest)
         for staged in [version for version in self.staging.values() if version.step and version.step.given_up]:
             self._abandon(staged, "")
@@ -169,7 +175,7 @@ class History:
         """
         of_kind = version.step.take(self.key, new.turn) if version.step is not None else None
         layout = new.manifest.id if new.manifest is not None else ""
-        version.is_familiar = version.is_familiar and self._fitting.get(new.turn.origin) == layout
+        version.is_familiar = version.is_familiar and self._fitting.get(_place(new)) == layout
         problem = of_kind or version.conflict(new)
         if problem is not None:
             if version.number in self.staging:
@@ -189,7 +195,7 @@ class History:
             version.step.is_whole = True
             if not version.is_familiar:
                 old = version.contributions.values()
-                self._fitting = {c.turn.origin: c.manifest.id for c in old if c.manifest is not None}
+                self._fitting = {_place(c): c.manifest.id for c in old if c.manifest is not None}
         version.ready_as = next(self._numbers.ready)
         self.hidden.clear()
         for number in [n for n in self.staging if n < version.number]:
@@ -457,6 +463,11 @@ class History:
 
     def _all(self) -> list[Version]:
         return [*self.staging.values(), *self.ready.values(), *self.draining]
+
+
+def _place(contribution: Contribution) -> tuple[int, int]:
+    """Which of how many ranks has put it, whatever their group is called."""
+    return contribution.turn.origin.rank, contribution.turn.origin.size
 
 
 def _writers(version: Version) -> set[ProcessId]:
