@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -215,7 +216,10 @@ class StageTrainer(Actor):
             vllm.TorchStoreTrainerInitInfo(rank=1, num_trainer_ranks=2, **options), client=client, source=stage
         )
         fill(stage.stage, value)
-        engine.send_weights()
+        try:
+            engine.send_weights()
+        except ts.StoreTimeoutError:
+            client.timed_out()
         fill(stage.stage, -1.0)
         return [name for name, _, _ in client.method_calls]
 
@@ -228,6 +232,48 @@ def second_rank() -> Iterator[Any]:
     procs = this_host().spawn_procs()
     yield procs.spawn("second rank", StageTrainer)
     procs.stop().get(timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("source", "keys"), [("LocalStageSource", ["policy"]), ("StageSource", ["policy.0", "policy.1"])]
+)
+async def test_a_trainer_goes_on_after_a_put_of_one_rank_has_timed_out(
+    second_rank: Any, source: str, keys: list[str]
+) -> None:
+    """And what is left of the step that failed is no part of the next one."""
+    await ts.initialize(1, ts.LocalRankStrategy())
+    try:
+        vllm = import_module("torchstore.adapters.vllm")
+        (volume,) = (await ts.client())._remote.info.processes.values()
+        options: dict[str, Any] = {"mode": "snapshot", "bucket_nbytes": 700}
+        stage = getattr(stand_ins, source)(STAGES, 0)
+
+        async def send(value: float) -> None:
+            engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
+                vllm.TorchStoreTrainerInitInfo(rank=0, num_trainer_ranks=2, timeout=60.0, **options),
+                client=MagicMock(),
+                source=stage,
+            )
+            fill(stage.stage, value)
+            await asyncio.to_thread(engine.send_weights)
+
+        os.kill(volume.pid, signal.SIGSTOP)
+        try:
+            assert await second_rank.send.call_one(source, 1.0, **options, timeout=0.5) == ["timed_out"]
+        finally:
+            os.kill(volume.pid, signal.SIGCONT)
+        await send(1.0)
+        assert [await ts.versions(key) for key in keys] == [()] * len(keys)
+        for value in (2.0, 3.0):
+            called, _ = await asyncio.gather(
+                second_rank.send.call_one(source, value, **options, timeout=60.0), send(value)
+            )
+            assert called == []
+            for key in keys:
+                sent = await ts.get_state_dict(key)
+                assert {float(weight.unique()) for weight in sent.values()} == {value}
+    finally:
+        await ts.shutdown()
 
 
 @pytest.mark.usefixtures("store")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -18,6 +19,14 @@ from torchstore.adapters.shards import as_dtensors
 from torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
 
 Weights = dict[str, torch.Tensor]
+
+_begun: Counter[tuple[str, str, int, int]] = Counter()
+"""How often each rank that this process has been has begun to send, by store, key, rank and number of ranks.
+
+The ranks do not talk to each other before they put, and all of them send equally often, whether it comes to an end or
+not. So each send is a group of publishers of its own, which is called by its number: one that fails on some ranks
+leaves nothing that could be taken for a part of another one, also by engines that are made anew.
+"""
 
 
 @dataclass
@@ -92,13 +101,16 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
     def send_weights(self) -> None:
         """Put the weights and have the workers load them; every trainer rank calls it.
 
-        When it returns the weights may be changed again. On rank 0 the workers have loaded them.
+        When it returns the weights may be changed again. On rank 0 the workers have loaded them. Where it fails, on all
+        ranks or on some, the next call on every rank sends the weights as they are then.
 
         Raises:
             StoreError: The store or a volume of it is dead, or rank 0 did not come in time.
             RuntimeError: Rank 0 could not have the workers load them.
             ValueError: The source does not give what its metadata say.
         """
+        info = self._info
+        _begun[info.store_name, info.key, self.rank, info.num_trainer_ranks] += 1
         if self.is_sender:
             self.client.start_weight_update()
         if self._sharded:
@@ -122,8 +134,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             in_turn = {rank: cut[number] for rank, cut in pieces.items() if number < len(cut)}
             weights = _take(stream, [meta.name for meta in in_turn.get(self.rank, ())])
             key = f"{self._info.key}.{number}"
-            publisher = (putters.index(self.rank), len(putters)) if putters[1:] else None
-            version = run(self._put(weights, key, "snapshot", publisher))
+            version = run(self._put(weights, key, "snapshot", putters.index(self.rank), len(putters)))
             if self.is_sender:
                 named = {meta.name: meta for metadata in in_turn.values() for meta in metadata}
                 self.client.update_weights(describe(key, version, named | weights))
@@ -133,8 +144,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
     def _send_shards(self) -> None:
         weights = as_dtensors(self.source.iter_local(), self.source.metadata)
         key, info = self._info.key, self._info
-        publisher = (self.rank, info.num_trainer_ranks) if info.num_trainer_ranks > 1 else None
-        version = run(self._put(weights, key, info.mode, publisher))
+        version = run(self._put(weights, key, info.mode, self.rank, info.num_trainer_ranks))
         failure: Exception | None = None
         if self.is_sender:
             try:
@@ -149,8 +159,11 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         if failure is not None:
             raise failure
 
-    async def _put(self, weights: Weights, key: str, mode: Any, publisher: tuple[int, int] | None) -> int:
+    async def _put(self, weights: Weights, key: str, mode: Any, index: int, count: int) -> int:
+        """Put this rank's part of what ``count`` ranks put together in this send."""
         info = self._info
+        number = _begun[info.store_name, info.key, self.rank, info.num_trainer_ranks]
+        publisher = ts.Origin(f"send {number}", index, count)
         return await ts.put_state_dict(
             weights, key, info.store_name, mode=mode, publisher=publisher, timeout=info.timeout
         )
@@ -159,7 +172,8 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
         """Let the other ranks know that the workers have read the shards, or that it went wrong."""
         outcome = {"failure": "" if failure is None else f"{type(failure).__name__}: {failure}"}
         store_name, timeout = self._info.store_name, self._info.timeout
-        await ts.put_state_dict(outcome, f"{self._info.key}.read", store_name, version=version, timeout=timeout)
+        key = f"{self._info.key}.read"
+        await ts.put_state_dict(outcome, key, store_name, version=version, publisher=(0, 1), timeout=timeout)
 
     async def _await_rank_0(self, version: int) -> None:
         """Keep this rank's shards readable until the workers have read them."""
