@@ -80,6 +80,15 @@ class CoroutineThread:
                 loop.call_soon_threadsafe(lambda: tasks[0].cancel())
             raise
 
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function there, soon, if the thread runs; with the context variables of this thread.
+
+        A finaliser may do so: no lock is taken that the code which it interrupts may hold.
+        """
+        loop = self._loop
+        if loop is not None and self._pid == os.getpid():
+            loop.call_soon_threadsafe(function)
+
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None or self._pid != os.getpid():  # a forked copy has no threads

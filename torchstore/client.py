@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Hashable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -182,11 +183,24 @@ class LocalClient:
         return await self._observed("get", self._fetcher.get_state_dict(request, timeout))
 
     async def pin(
-        self, key: str, *, version: VersionSelector = "latest", timeout: float = DEFAULT_TIMEOUT_S
+        self,
+        key: str,
+        *,
+        version: VersionSelector = "latest",
+        beside: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
     ) -> PinnedVersion:
-        """Hold a version of a state dict, to read blocks of its tensors one after another."""
+        """Hold a version of a state dict, to read blocks of its tensors one after another.
+
+        Args:
+            key: Where.
+            version: Which.
+            beside: The lease by which somebody else holds that version, which is a number then. It is there as long as
+                that one has not let go, also when newer versions have taken its place.
+            timeout: In seconds.
+        """
         check_key(key)
-        return await self._fetcher.pin(key, _selector(version), timeout)
+        return await self._fetcher.pin(key, replace(_selector(version), beside=beside), timeout)
 
     async def reserve(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> int:
         """The number of a new version, for publishers that agree about it among themselves."""

@@ -222,10 +222,15 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which version: the newest (``exact`` and ``newer_than`` None), that one, or the next after one."""
+    """Which version: the newest (``exact`` and ``newer_than`` None), that one, or the next after one.
+
+    Attributes:
+        beside: A lease on the exact version, which is found by it also when newer ones have taken its place.
+    """
 
     exact: int | None = None
     newer_than: int | None = None
+    beside: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from torchstore.destination import compile_targets, objects_of
 from torchstore.errors import KeyNotFoundError, KindMismatchError
 from torchstore.failover import Failover
 from torchstore.layout import Box, Ints, Piece
-from torchstore.messages import Grant, Selector
+from torchstore.messages import Grant, Selector, Wanted
 from torchstore.records import Cost
 from torchstore.remote import Remote
 from torchstore.state_dict import Path
@@ -101,7 +101,10 @@ class PinnedVersion:
             StoreError: It cannot be read.
         """
         recalled = catalog.recall(key)
-        grant = await remote.acquire(key, selector, recalled.ids, timeout)
+        if selector.beside is None:
+            grant = await remote.acquire(key, selector, recalled.ids, timeout)
+        else:
+            (grant,) = await remote.acquire_batch((Wanted(key, selector, recalled.ids),), timeout)
         try:
             pinned = PinnedVersion(recalled, grant, remote, catalog, mover, failover) if grant.shares else None
             if pinned is None or pinned._opened.kind != "state_dict" or grant.item:
@@ -137,6 +140,11 @@ class PinnedVersion:
     def paths(self) -> Mapping[str, Path]:
         """How the names lead back into the nested dict."""
         return {name: path for source in self._opened.sources for name, path in source.manifest.paths.items()}
+
+    @property
+    def lease(self) -> int:
+        """By which it is held, for others who pin the version beside it."""
+        return self._grant.lease
 
     async def read(self, blocks: Sequence[Block], timeout: float) -> None:
         """Read blocks, all of them in one batch.

@@ -21,8 +21,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Coroutine
 
-from control.blocking import CoroutineThread, is_on_actors_loop
+from control.blocking import is_on_actors_loop
 from torchstore import api, clients, spmd, weights
+from torchstore.blocking import run as _run
 from torchstore.client import LocalClient
 from torchstore.clients import DEFAULT_STORE_NAME, last_sync, reset_client, sync_history
 from torchstore.coroutines import P, R
@@ -81,17 +82,15 @@ from torchstore.strategy import (
     TorchStoreStrategy,
 )
 
-_thread = CoroutineThread("torchstore-sync")
-
 
 def _blocking(function: Callable[P, Coroutine[object, object, R]], *, begins_job: bool = False) -> Callable[P, R]:
     """The function of `torchstore`, as one that waits."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if _thread.is_current() or is_on_actors_loop():
+        if is_on_actors_loop():
             raise BlockingCallError(function.__name__)
-        return _thread.run(lambda: function(*args, **kwargs), begins_job=begins_job)
+        return _run(lambda: function(*args, **kwargs), name=function.__name__, begins_job=begins_job)
 
     call.__module__ = __name__
     return call

@@ -250,6 +250,8 @@ class History:
             KeyNotFoundError: There is no such version and none in the making.
             StoreError: Its bytes are lost.
         """
+        if selector.beside is not None:
+            return self._held(selector.beside, selector.exact or 0)
         if selector.exact is not None:
             return self._exact(selector.exact)
         after = selector.newer_than
@@ -291,6 +293,17 @@ class History:
             if number in self.staging:
                 raise self.staging[number].incomplete()
             raise VersionNotFoundError(self.key, number, tuple(sorted(self.ready)))
+        if version.lost is not None:
+            raise version.lost()
+        if version.closed:
+            raise SourceChangedError(self.key, number, "its publisher has taken it back")
+        return version
+
+    def _held(self, lease: int, number: int) -> Version:
+        """A version that somebody reads, though newer ones may have taken its place since."""
+        version = next((version for version in self._all() if lease in version.leases), None)
+        if version is None:
+            return self._exact(number)
         if version.lost is not None:
             raise version.lost()
         if version.closed:

@@ -16,9 +16,9 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 
 import control
 import torchstore as ts
-from torchstore.adapters.blocking import run
 from torchstore.adapters.buckets import buckets
 from torchstore.adapters.registration import BACKEND
+from torchstore.blocking import run
 
 
 @CheckpointEngineRegistry.register(BACKEND)
@@ -79,11 +79,11 @@ class TorchStoreCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # ver
         if not self.is_master:
             return {}
         if self._address is None:
-            run(ts.initialize(store_name=self._store_name, timeout=self._timeout))
+            run(lambda: ts.initialize(store_name=self._store_name, timeout=self._timeout), begins_job=True)
             self._address = str(control.serve_job().path)
         elif not self._round:
             control.join(self._address, timeout=self._timeout)
-            self._round = max(run(ts.versions(self._bucket(0), store_name=self._store_name)), default=0)
+            self._round = max(run(lambda: ts.versions(self._bucket(0), store_name=self._store_name)), default=0)
         self._round += 1
         return {"address": self._address, "round": self._round}
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextvars
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from control.bounds import check_seconds
-from torchstore.adapters.blocking import run as run_blocking
-from torchstore.client import LocalClient
+from torchstore.blocking import run as run_blocking
+from torchstore.blocking import run_soon
+from torchstore.client import LocalClient, VersionSelector
 from torchstore.clients import run as run_on
+from torchstore.pinning import PinnedVersion
 
 T = TypeVar("T")
 
@@ -37,12 +40,59 @@ class BlockingStore:
         async def work() -> T:
             return await run_on(self._store_name, self.timeout, operation)
 
-        return self._context.copy().run(run_blocking, work())
+        return self._context.copy().run(run_blocking, work)
+
+    def pin(self, key: str, version: VersionSelector, beside: int | None = None) -> PinnedVersion:
+        """See `LocalClient.pin`."""
+        return self.run(lambda own: own.pin(key, version=version, beside=beside, timeout=self.timeout))
+
+    def reserve(self, key: str) -> int:
+        """See `LocalClient.reserve`."""
+        return self.run(lambda own: own.reserve(key, timeout=self.timeout))
+
+    def release_soon(self, pinned: PinnedVersion) -> None:
+        """Let go of a version; for finalisers, which may run in any thread, in the midst of anything."""
+        self._context.copy().run(run_soon, pinned.release)
 
 
-def is_key(checkpoint_id: object) -> bool:
-    """Whether the id of a checkpoint can be a key of the store."""
-    return isinstance(checkpoint_id, str | Path) and bool(str(checkpoint_id))
+class Keyed:
+    """A checkpoint in the store, by its key: what its reader and its writer have in common.
+
+    Attributes:
+        key: In the store.
+
+    Args:
+        key: In the store.
+        store_name: Which store.
+        timeout: Of each operation on the store, in seconds.
+
+    Raises:
+        TypeError: One of these is of another type.
+        ValueError: The key is empty, or the timeout is no number.
+    """
+
+    def __init__(self, key: str | os.PathLike[str], store_name: str, timeout: float) -> None:
+        self.key = key_of(key)
+        self._store = BlockingStore(store_name, timeout)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The key."""
+        return self.key
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it can be a key."""
+        try:
+            key_of(checkpoint_id)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin anew, with another key if there is one."""
+        if checkpoint_id is not None:
+            self.key = key_of(checkpoint_id)
 
 
 def key_of(checkpoint_id: Any) -> str:

@@ -225,7 +225,7 @@ class _SavePlanner(SavePlanner):
             self._pinned = self._pin(version)
 
     def _pin(self, version: VersionSelector) -> PinnedVersion:
-        return self._store.run(lambda own: own.pin(self._key, version=version, timeout=self._store.timeout))
+        return self._store.pin(self._key, version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class _LoadPlanner(LoadPlanner):
                 weights.append(nbytes_of(chunk.sizes, entry.properties.dtype))
         version = self._version
         if version is None:
-            version = self._store.run(lambda own: own.reserve(self._key, timeout=self._store.timeout))
+            version = self._store.reserve(self._key)
         dealt = _deal(items, weights, len(global_plan))
         return [LoadPlan(mine, planner_data=_Share(version, rank, len(dealt))) for rank, mine in enumerate(dealt)]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
@@ -14,21 +14,38 @@ from torch.futures import Future
 
 from torchstore.client import VersionSelector
 from torchstore.clients import DEFAULT_STORE_NAME
-from torchstore.dcp.calls import BlockingStore, is_key, key_of
+from torchstore.dcp.calls import Keyed
 from torchstore.dcp.records import encode, metadata_of
 from torchstore.errors import KeyNotFoundError, LayoutMismatchError
 from torchstore.pinning import Block, PinnedVersion, StoredTensor
 from torchstore.remote import DEFAULT_TIMEOUT_S
 
 
-class StoreReader(StorageReader):
+@dataclass(frozen=True, slots=True, order=True)
+class _Found:
+    """Which version a rank holds.
+
+    Attributes:
+        version: Its number.
+        lease: By which it does.
+        is_shared: Other ranks read what is held by it.
+    """
+
+    version: int
+    lease: int
+    is_shared: bool = False
+
+
+class StoreReader(Keyed, StorageReader):
     """Reads a checkpoint from the store: what `StoreWriter` or `torchstore.put_state_dict` has put.
 
     Each rank reads the blocks that its planner asks for, with their exact bytes, straight into the tensors that are
     loaded. All ranks read one version, which stays as it is until they have, whatever is saved meanwhile.
 
-    From the moment that its metadata is read a version is held; when the data has been read, or with `close`, it is
-    let go.
+    From the moment that its metadata is read a version is held; when the data has been read it is let go. Where ranks
+    have found different versions, because one was saved meanwhile, a rank that has found the newest holds it for the
+    others until its reader is closed, reset or gone: when ``load`` returns, all ranks have read. Whoever calls the
+    methods by hand closes the reader, or uses it as a context manager.
 
     Args:
         key: As it was saved; a ``checkpoint_id`` given to ``load`` is another one.
@@ -45,36 +62,35 @@ class StoreReader(StorageReader):
         version: VersionSelector = "latest",
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self.key = key_of(key)
+        super().__init__(key, store_name, timeout)
         self._version = version
-        self._store = BlockingStore(store_name, timeout)
         self._pinned: PinnedVersion | None = None
-
-    @property
-    def checkpoint_id(self) -> str:
-        """The key."""
-        return self.key
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it can be a key."""
-        return is_key(checkpoint_id)
+        self._is_shared = False  # other ranks read what this one holds, and come later
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin to read anew, from another key if there is one."""
         self.close()
-        if checkpoint_id is not None:
-            self.key = key_of(checkpoint_id)
+        super().reset(checkpoint_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Let go of the version that is held, if one is; again is free."""
+        self._is_shared = False
         pinned, self._pinned = self._pinned, None
         if pinned is not None:
             pinned.release()
 
     def __del__(self) -> None:
-        if getattr(self, "_pinned", None) is not None:  # the load has failed before anything was read
-            self.close()
+        # By `torch.distributed.checkpoint.load` nobody closes: it may have failed before anything was read, or other
+        # ranks have read what this one has held for them. Here nothing may be sent, in whatever thread this is.
+        pinned = getattr(self, "_pinned", None)
+        if pinned is not None:
+            self._store.release_soon(pinned)
 
     def read_metadata(self, *args: Any, **options: Any) -> Metadata:
         """What the version holds, which is held from now on.
@@ -90,12 +106,15 @@ class StoreReader(StorageReader):
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Say which version this rank has planned for."""
-        return replace(plan, storage_data=self._held().version)
+        held = self._held()
+        return replace(plan, storage_data=_Found(held.version, held.lease))
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """Have all ranks read the same version, the newest that one of them has found."""
-        newest = max(plan.storage_data for plan in plans)
-        return [replace(plan, storage_data=newest) for plan in plans]
+        newest: _Found = max(plan.storage_data for plan in plans)
+        if all(plan.storage_data.version == newest.version for plan in plans):
+            return plans
+        return [replace(plan, storage_data=replace(newest, is_shared=True)) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what the plan says, all tensors in one batch.
@@ -107,12 +126,10 @@ class StoreReader(StorageReader):
             StoreTimeoutError: They did not come in time.
         """
         try:
-            pinned = self._held()
-            if plan.storage_data != pinned.version:
-                pinned = self._pin(plan.storage_data)
-            self._read(pinned, plan, planner)
+            self._read(self._agreed(plan.storage_data), plan, planner)
         finally:
-            self.close()
+            if not self._is_shared:
+                self.close()
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -146,8 +163,17 @@ class StoreReader(StorageReader):
 
     def _pin(self, version: VersionSelector) -> PinnedVersion:
         self.close()
-        key, timeout = self.key, self._store.timeout
-        self._pinned = self._store.run(lambda own: own.pin(key, version=version, timeout=timeout))
+        self._pinned = self._store.pin(self.key, version)
+        return self._pinned
+
+    def _agreed(self, found: _Found) -> PinnedVersion:
+        """The version that all ranks read."""
+        held = self._held()
+        self._is_shared = found.is_shared and found.lease == held.lease
+        if held.version == found.version:
+            return held
+        self._pinned = self._store.pin(self.key, found.version, beside=found.lease)
+        held.release()
         return self._pinned
 
     def _held(self) -> PinnedVersion:

@@ -18,7 +18,7 @@ from torch.futures import Future
 from torchstore.client import check_keep
 from torchstore.clients import DEFAULT_STORE_NAME
 from torchstore.copies import check_copies
-from torchstore.dcp.calls import BlockingStore, is_key, key_of
+from torchstore.dcp.calls import Keyed
 from torchstore.dcp.records import EncodedObject, Stored, nbytes_of, part_of, paths_of
 from torchstore.remote import DEFAULT_TIMEOUT_S
 from torchstore.state_dict import Flattened
@@ -39,7 +39,7 @@ class Share:
     count: int
 
 
-class StoreWriter(StorageWriter):
+class StoreWriter(Keyed, StorageWriter):
     """Writes a checkpoint into the store, as one version of one key.
 
     Every rank writes what the planner has given to it; the version is there when the last one has, whole or not at
@@ -71,7 +71,7 @@ class StoreWriter(StorageWriter):
         checksum: bool | None = None,
         timeout: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self.key = key_of(key)
+        super().__init__(key, store_name, timeout)
         if keep is not None:
             check_keep(keep)
         if copies is not None:
@@ -80,22 +80,6 @@ class StoreWriter(StorageWriter):
         self._keep = keep
         self._copies = copies
         self._checksum = checksum
-        self._store = BlockingStore(store_name, timeout)
-
-    @property
-    def checkpoint_id(self) -> str:
-        """The key."""
-        return self.key
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it can be a key."""
-        return is_key(checkpoint_id)
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a new checkpoint, under another key if there is one."""
-        if checkpoint_id is not None:
-            self.key = key_of(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Refuse what cannot be one version.
@@ -121,10 +105,7 @@ class StoreWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Tell every rank which version this is, and which part of it is its own."""
-        key, timeout = self.key, self._store.timeout
-        version = self._version
-        if version is None:
-            version = self._store.run(lambda own: own.reserve(key, timeout=timeout))
+        version = self._store.reserve(self.key) if self._version is None else self._version
         return [replace(plan, storage_data=Share(version, index, len(plans))) for index, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

@@ -12,11 +12,11 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeight
 
 import control
 import torchstore as ts
-from torchstore.adapters.blocking import run
 from torchstore.adapters.ownership import Ownership
 from torchstore.adapters.registration import BACKEND
 from torchstore.adapters.shards import as_dtensors
 from torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
+from torchstore.blocking import run
 
 Weights = dict[str, torch.Tensor]
 
@@ -134,7 +134,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             in_turn = {rank: cut[number] for rank, cut in pieces.items() if number < len(cut)}
             weights = _take(stream, [meta.name for meta in in_turn.get(self.rank, ())])
             key = f"{self._info.key}.{number}"
-            version = run(self._put(weights, key, "snapshot", putters.index(self.rank), len(putters)))
+            version = self._put(weights, key, "snapshot", putters.index(self.rank), len(putters))
             if self.is_sender:
                 named = {meta.name: meta for metadata in in_turn.values() for meta in metadata}
                 self.client.update_weights(describe(key, version, named | weights))
@@ -144,7 +144,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
     def _send_shards(self) -> None:
         weights = as_dtensors(self.source.iter_local(), self.source.metadata)
         key, info = self._info.key, self._info
-        version = run(self._put(weights, key, info.mode, self.rank, info.num_trainer_ranks))
+        version = self._put(weights, key, info.mode, self.rank, info.num_trainer_ranks)
         failure: Exception | None = None
         if self.is_sender:
             try:
@@ -153,19 +153,21 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
             except Exception as error:  # noqa: BLE001  (raised again below, when the other ranks have been told)
                 failure = error
         if info.mode == "direct" and info.num_trainer_ranks > 1:
-            run(self._tell_ranks(version, failure) if self.is_sender else self._await_rank_0(version))
+            run(lambda: self._tell_ranks(version, failure) if self.is_sender else self._await_rank_0(version))
         if info.mode == "direct":
-            run(ts.fence(key, store_name=info.store_name, timeout=info.timeout))
+            run(lambda: ts.fence(key, store_name=info.store_name, timeout=info.timeout))
         if failure is not None:
             raise failure
 
-    async def _put(self, weights: Weights, key: str, mode: Any, index: int, count: int) -> int:
+    def _put(self, weights: Weights, key: str, mode: Any, index: int, count: int) -> int:
         """Put this rank's part of what ``count`` ranks put together in this send."""
         info = self._info
         number = _begun[info.store_name, info.key, self.rank, info.num_trainer_ranks]
         publisher = ts.Origin(f"send {number}", index, count)
-        return await ts.put_state_dict(
-            weights, key, info.store_name, mode=mode, publisher=publisher, timeout=info.timeout
+        return run(
+            lambda: ts.put_state_dict(
+                weights, key, info.store_name, mode=mode, publisher=publisher, timeout=info.timeout
+            )
         )
 
     async def _tell_ranks(self, version: int, failure: Exception | None) -> None:

@@ -11,8 +11,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
 import control
 import torchstore as ts
-from torchstore.adapters.blocking import run
 from torchstore.adapters.vllm.messages import TorchStoreInitInfo, TorchStoreUpdateInfo
+from torchstore.blocking import run
 
 
 class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not there to be typed
@@ -55,16 +55,18 @@ class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc
         }
         if update_info.names and not into:
             return
-        reading = ts.get_state_dict(
-            update_info.key,
-            into,
-            strict=len(into) == len(update_info.names),
-            names=_same,
-            store_name=self._connection.store_name,
-            version=("newer_than", update_info.version - 1),
-            timeout=self._connection.timeout,
+        connection = self._connection
+        run(
+            lambda: ts.get_state_dict(
+                update_info.key,
+                into,
+                strict=len(into) == len(update_info.names),
+                names=_same,
+                store_name=connection.store_name,
+                version=("newer_than", update_info.version - 1),
+                timeout=connection.timeout,
+            )
         )
-        run(reading)
         with _part_of_a_model():
             self.model.load_weights(list(into.items()))
 
