@@ -23,7 +23,7 @@ from torchstore.process import this_process
 from torchstore.recent import Recent
 from torchstore.records import Cost
 from torchstore.remote import Remote, explain_transfer
-from torchstore.request import Request
+from torchstore.request import Request, inline_value
 from torchstore.sections import Section
 from torchstore.tensors import check_destination, fingerprint, is_dtensor, is_plain, memory_of, same_elements
 from torchstore.values import load, new_tensor
@@ -89,8 +89,7 @@ class BatchReader:
         arenas = tuple(self._known(arena) for arena in granted.arenas)
         items = tuple(manifest.tensors[""] for manifest in granted.manifests)
         single: dict[str, Grant] = {keys[position]: grant for position, grant in granted.others.items()}
-        for position, value in granted.inline.items():
-            single[keys[position]] = Grant(keys[position], granted.versions[position], inline=value)
+        inline = {keys[position]: value for position, value in granted.inline.items()}
         places: dict[str, _Place] = {}
         for position, where, kind, offset, nbytes in granted.placed:
             key = keys[position]
@@ -101,14 +100,16 @@ class BatchReader:
                 binding = arenas[where] if nbytes < 0 else Section(arenas[where], offset, nbytes)
                 version = granted.versions[position]
                 single[key] = _as_grant(key, version, granted.manifests[kind], binding)
-        given = {key: into for key in single if (into := requests[key].into) is not None}
+        given = {key: into for key in (*inline, *single) if (into := requests[key].into) is not None}
         if given:
             others = {key: into for key in places if (into := requests[key].into) is not None}
-            _check_distinct(given | others, requests, places, single)
+            _check_distinct(given | others, requests, places, inline, single)
         values: dict[str, Any] = {}
         if places:
             cost.mode = "snapshot"
             values = await self._move(places, requests, granted.versions[0], cost, timeout)
+        for key, value in inline.items():
+            values[key] = inline_value(key, requests[key], value)
         read_one = self._read_one(cost, timeout)
         for key, grant in single.items():
             values[key] = await read_one(key, requests[key], grant)
@@ -127,7 +128,7 @@ class BatchReader:
         if plan is None:
             cost.hit = False
             with cost.spent_on("compile"):
-                _check_distinct(given, requests, places, {})
+                _check_distinct(given, requests, places, {}, {})
                 # Each has memory of its own: views of one allocation would keep all of it alive for the sake of one.
                 targets |= {
                     key: new_tensor(place.item.global_shape, place.item.dtype)
@@ -211,6 +212,7 @@ def _check_distinct(
     given: Mapping[str, torch.Tensor],
     requests: Mapping[str, Request],
     places: Mapping[str, _Place],
+    inline: Mapping[str, bytes],
     single: Mapping[str, Grant],
 ) -> None:
     """Refuse tensors that share memory, unless the same bytes are read into them.
@@ -226,8 +228,10 @@ def _check_distinct(
         part = (into.placements, into.device_mesh) if is_dtensor(into) else requests[key].part
         if place is not None:
             return place.arena.id, place.offset, part
-        grant = single[key]
-        return (grant.inline or _places(grant)), part
+        value = inline.get(key)
+        if value is not None:
+            return value, part
+        return (single[key].inline or _places(single[key])), part
 
     check_distinct("", [(key, memory_of(into)) for key, into in given.items()], source)
 

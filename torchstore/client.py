@@ -287,10 +287,7 @@ class LocalClient:
     async def _observed(self, op: str, work: Awaitable[tuple[T, SyncRecord | None]]) -> T:
         """The result of an operation, whose record is kept; one that fails is counted."""
         try:
-            with tracing.span(f"torchstore.{op}", **{"torchstore.store": self._remote.store_name}) as span:
-                result, record = await work
-                if record is not None and tracing.tracer is not None:
-                    span.set(**record.attributes())
+            result, record = await (work if tracing.tracer is None else self._traced(op, work))
         except StaleClientError:  # another client does it again
             raise
         except Exception as error:
@@ -300,6 +297,14 @@ class LocalClient:
             self.last_sync = record
             self._log.add(record)
         return result
+
+    async def _traced(self, op: str, work: Awaitable[tuple[T, SyncRecord | None]]) -> tuple[T, SyncRecord | None]:
+        """The same within a span."""
+        with tracing.span(f"torchstore.{op}", **{"torchstore.store": self._remote.store_name}) as span:
+            result, record = await work
+            if record is not None:
+                span.set(**record.attributes())
+            return result, record
 
     def _summed(self, checksum: bool | None) -> bool:
         """Whether a put takes checksums: as it says itself, or as the store was initialized."""

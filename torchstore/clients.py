@@ -89,7 +89,7 @@ async def run(store_name: str, timeout: float, operation: Callable[[LocalClient]
         ValueError: The timeout is not above 0.
     """
     check_timeout(timeout)
-    found = await client(store_name, timeout=timeout)
+    found = _clients.get(store_name) or await client(store_name, timeout=timeout)
     try:
         return await operation(found)
     except StaleClientError:

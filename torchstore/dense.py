@@ -61,7 +61,13 @@ def _why_no_memory(tensor: torch.Tensor) -> str:
         return "it has no memory of its own (inside a transform of torch.func, say): use the store outside of it"
     if address <= 0:
         return f"a {kind} wraps other tensors, or is traced, and has no memory of its own: give the tensors inside"
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    if (tensor.storage_offset() + reach + 1) * tensor.element_size() > nbytes:
+    if (tensor.storage_offset() + _span(tensor)) * tensor.element_size() > nbytes:
         return f"its memory has been shrunk to {nbytes} bytes, which do not hold all of its elements"
     return ""
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """How many elements lie from a tensor's first to its last."""
+    if tensor.is_contiguous():
+        return tensor.numel()
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -47,10 +47,10 @@ from torchstore.plan import Plan, PlanCache
 from torchstore.recent import Recent
 from torchstore.records import Cost, SyncRecord
 from torchstore.remote import Remote
-from torchstore.request import Request, StateDictRequest, as_object, small_tensor, target_of
+from torchstore.request import Request, StateDictRequest, as_object, inline_value, target_of
 from torchstore.tensors import LocalTensor, describe
 from torchstore.transfer import Mover
-from torchstore.values import load, open_inline
+from torchstore.values import load
 from torchstore.written import written
 
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class Fetcher:
             posted = await self._posted(key, cost, timeout)
             if posted is not None:
                 version, value = posted
-                return {key: _inline(key, request, value)}, cost.record(key, version, self._remote.take_calls())
+                return {key: inline_value(key, request, value)}, cost.record(key, version, self._remote.take_calls())
         else:
             values, version = await self._batches.read(requests, cost, timeout)
             return values, cost.record(next(iter(requests)), version, self._remote.take_calls())
@@ -240,7 +240,7 @@ class Fetcher:
         if grant.inline:
             if grant.place is not None and self._board is not None:
                 self._board.learn(key, grant.place)
-            return _inline(key, request, grant.inline)
+            return inline_value(key, request, grant.inline)
         opened = self._catalog.open(recalled, grant, choose)
         cost.mode = opened.mode
         item = opened.tensors().get(grant.item)
@@ -381,14 +381,6 @@ class Fetcher:
         held = self._held.get(key)
         changes = held.changes(destination.mark, plan, opened) if held is not None else None
         return None if changes is None else compile_delta(plan, opened.sources, changes)
-
-
-def _inline(key: str, request: Request, packed: bytes) -> Any:
-    """What is wanted of a small value."""
-    inline = open_inline(packed)
-    if inline.dtype:
-        return small_tensor(key, request, inline.tensor())
-    return as_object(key, request, load(inline.data))
 
 
 def _left(end: float) -> float:

@@ -34,7 +34,7 @@ from torchstore.remote import Remote
 from torchstore.sequence import Sequences, holds_all
 from torchstore.staging import Staged, Staging, TransferDtype
 from torchstore.state_dict import flatten
-from torchstore.tensors import LocalTensor, fingerprint, is_dtensor
+from torchstore.tensors import LocalTensor, dtensor_type, fingerprint
 from torchstore.values import dump_entries, inline_tensor
 from torchstore.writing import write_arena
 
@@ -82,14 +82,13 @@ class Publisher:
                 return await self._put_inline(key, small, cost, timeout)
         parts: dict[str, Turn] = {}
         places: dict[str, tuple[int, int]] = {}
-        member = NOWHERE
-        if publisher is not None or any(map(is_dtensor, values.values())):
-            member = await self._sequences.member(publisher, timeout)
+        distributed = dtensor_type()
+        shared = [name for name, value in values.items() if publisher is not None or isinstance(value, distributed)]
+        member = await self._sequences.member(publisher, timeout) if shared else NOWHERE
         with self._sequences.counted(member, parts):
-            for name, value in values.items():
-                if publisher is not None or is_dtensor(value):
-                    parts[name] = self._sequences.next(name, member, version, alone=False)
-                if parts.get(name, ALONE) is not ALONE:
+            for name in shared:
+                parts[name] = self._sequences.next(name, member, version, alone=False)
+                if parts[name] is not ALONE:
                     places[name] = (member.origin.rank, member.origin.size)
             with cost.spent_on("describe"):
                 batch = sort_values(

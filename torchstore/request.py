@@ -14,7 +14,7 @@ from torchstore.messages import Selector
 from torchstore.naming import NameMap
 from torchstore.slices import TensorSlice
 from torchstore.tensors import LocalTensor, check_destination, describe, describe_slice
-from torchstore.values import as_bytes, new_tensor, part_of
+from torchstore.values import as_bytes, load, new_tensor, open_inline, part_of
 from torchstore.written import writing_mode, written
 
 
@@ -71,8 +71,23 @@ def target_of(key: str, request: Request, item: TensorItem) -> tuple[LocalTensor
     return describe(created, key=key), created
 
 
-def small_tensor(key: str, request: Request, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that came in the message, cut and copied as asked for."""
+def inline_value(key: str, request: Request, packed: bytes) -> Any:
+    """What is wanted of a value that came in a message.
+
+    Raises:
+        MismatchError: It is something else.
+    """
+    inline = open_inline(packed)
+    if not inline.dtype:
+        return as_object(key, request, load(inline.data))
+    into = request.into
+    if into is not None and request.part is None and inline.fill(into):
+        return into
+    return _cut(key, request, inline.tensor())
+
+
+def _cut(key: str, request: Request, tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a small tensor that is asked for, copied to where it is wanted."""
     if request.into is None:
         return tensor if request.part is None else part_of(tensor, request.part, key=key).clone()
     if request.part is not None:

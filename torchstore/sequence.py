@@ -20,7 +20,7 @@ from torchstore.errors import (
 from torchstore.messages import Published
 from torchstore.origin import ALONE, Membership, Origin, Turn, known_membership, membership
 from torchstore.recent import Recent
-from torchstore.tensors import is_dtensor
+from torchstore.tensors import dtensor_type
 
 _REMEMBERED = 65_536
 
@@ -130,4 +130,7 @@ def holds_all(leaves: Mapping[str, Any]) -> bool | None:
     Returns:
         None: there is nothing in it.
     """
-    return None if not leaves else not any(map(is_dtensor, leaves.values()))
+    if not leaves:
+        return None
+    distributed = dtensor_type()
+    return not any(isinstance(leaf, distributed) for leaf in leaves.values())

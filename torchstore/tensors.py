@@ -33,8 +33,13 @@ def is_dtensor(value: object) -> TypeGuard[DTensor]:
 
     Importing DTensor takes as long as importing half of torch; where nobody has, nothing can be one.
     """
-    module = sys.modules.get("torch.distributed.tensor")
-    return isinstance(value, getattr(module, "DTensor", ()))
+    return isinstance(value, dtensor_type())
+
+
+def dtensor_type() -> type[DTensor] | tuple[()]:
+    """For `isinstance`, where many values are asked about: looking it up costs more than asking."""
+    found: type[DTensor] | tuple[()] = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ def check_destination(tensor: torch.Tensor, key: str) -> None:
     Raises:
         LayoutMismatchError: The tensor was made by ``expand`` or overlaps itself otherwise.
     """
-    if overlaps_itself(tensor.shape, tensor.stride()):
+    if not tensor.is_contiguous() and overlaps_itself(tensor.shape, tensor.stride()):
         raise LayoutMismatchError(
             key, "cannot write into an expanded tensor, or one that overlaps itself: several elements share memory"
         )
@@ -256,16 +261,11 @@ def fingerprint(leaves: Mapping[str, Any]) -> tuple[Any, ...]:
     A tensor that `describe` would refuse equals none, so that it never passes for one whose address it has. Costs
     about a microsecond a tensor: it is what remains per tensor of a warm put or get.
     """
-    distributed = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    distributed = dtensor_type()
     marks: list[Any] = []
     for name, value in leaves.items():
-        if isinstance(value, LocalTensor):
-            local = value.tensor
-            marks += (name, local.data_ptr(), local.shape, local.stride(), local.dtype)
-            marks += (value.global_shape, value.pieces)
-            continue
         if not isinstance(value, torch.Tensor):
-            marks += (name, None)
+            marks += (name, _mark_of(value) if isinstance(value, LocalTensor) else None)
             continue
         local = value._local_tensor if isinstance(value, distributed) else value
         try:
@@ -278,6 +278,11 @@ def fingerprint(leaves: Mapping[str, Any]) -> tuple[Any, ...]:
         if isinstance(value, distributed):
             marks += (value.shape, value.placements, value.device_mesh)
     return tuple(marks)
+
+
+def _mark_of(part: LocalTensor) -> tuple[Any, ...]:
+    local = part.tensor
+    return local.data_ptr(), local.shape, local.stride(), local.dtype, part.global_shape, part.pieces
 
 
 _UNLIKE_ANY = (RuntimeError, NotImplementedError, ValueError)  # no address, or one whose bytes are not the elements

@@ -16,7 +16,8 @@ import torch
 from torchstore.dense import is_direct, why_not_dense
 from torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
 from torchstore.slices import TensorSlice
-from torchstore.tensors import is_dtensor, resolved
+from torchstore.tensors import is_dtensor, is_plain, resolved
+from torchstore.written import written
 
 INLINE_BYTES = 8192
 """Up to this size a value travels in the control message: cheaper than an arena, a plan and a read."""
@@ -89,6 +90,20 @@ class Inline:
             return new_tensor(self.shape, self.dtype)
         flat = torch.frombuffer(bytearray(self.data), dtype=dtype_named(self.dtype))
         return flat if len(self.shape) == 1 else flat.reshape(self.shape)
+
+    def fill(self, into: torch.Tensor) -> bool:
+        """Copy its bytes into a tensor of the same dtype and shape.
+
+        Returns:
+            Whether that was done: not where the tensor is another one, a shard, on a device, or not contiguous.
+        """
+        if _name_of(into.dtype) != self.dtype or tuple(into.shape) != self.shape:
+            return False
+        if not (is_plain(into) and into.is_cpu and into.is_contiguous() and into.nbytes == len(self.data)):
+            return False
+        with written([into]):
+            ctypes.memmove(into.data_ptr(), self.data, len(self.data))
+        return True
 
 
 def inline_object(data: bytes) -> bytes:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch.autograd.graph import increment_version
 
-from torchstore.tensors import is_dtensor, memory_of
+from torchstore.tensors import dtensor_type, memory_of
 
 
 @contextmanager
@@ -26,11 +26,9 @@ def written(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     Args:
         tensors: As the user has given them: a DTensor has a count of its own beside that of its local tensor.
     """
-    counted: list[torch.Tensor] = []
-    for tensor in tensors:
-        counted.append(tensor)
-        if is_dtensor(tensor):
-            counted.append(memory_of(tensor))
+    counted = list(tensors)
+    distributed = dtensor_type()
+    counted += [memory_of(tensor) for tensor in counted if isinstance(tensor, distributed)]
     increment_version(counted)
     try:
         yield

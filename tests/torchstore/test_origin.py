@@ -1,5 +1,6 @@
 """Which group a process publishes in, and which put it is."""
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import torchstore as ts
 from tests.torchstore.test_tensors import rank_of
 from torchstore import origin
 from torchstore.messages import Published
-from torchstore.origin import ALONE, SOLE, Membership, Origin, membership, read_publisher
+from torchstore.origin import ALONE, SOLE, Membership, Origin, Turn, membership, read_publisher
 from torchstore.sequence import Sequences, holds_all
 
 
@@ -34,6 +35,12 @@ def test_the_process_group_goes_before_the_ranks_of_spmd() -> None:
     assert membership().origin == Origin("spmd here", 1, 4)
     origin.dismiss()
     assert membership().origin == SOLE
+
+
+def test_what_a_process_publishes_alone_travels_by_name() -> None:
+    assert pickle.loads(pickle.dumps(ALONE)) is ALONE
+    turn = Turn(Origin("group", 1, 2), "session", 3, alone=None, refused=None)
+    assert pickle.loads(pickle.dumps(turn)) == turn
 
 
 def test_a_group_of_one_is_none() -> None:
