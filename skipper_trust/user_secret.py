@@ -8,7 +8,6 @@ import contextlib
 import os
 import secrets as random
 import stat
-import tempfile
 from pathlib import Path
 
 from skipper_trust.private_file import UnsafeFileError, check_private, read_secret
@@ -27,6 +26,8 @@ def folder() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
         return Path(runtime) / "skipper"
+    import tempfile  # most processes do without
+
     return Path(tempfile.gettempdir()) / f"skipper-{os.geteuid()}"
 
 

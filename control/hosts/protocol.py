@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hmac
 import json
-import platform
 import secrets
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,8 +81,8 @@ def versions() -> dict[str, str]:
         skipper = version("skipper-mesh")
     except PackageNotFoundError:
         skipper = "unknown"
-    python = platform.python_version_tuple()
-    return {"skipper": skipper, "python": f"{python[0]}.{python[1]}", "cloudpickle": version("cloudpickle")}
+    major, minor = sys.version_info[:2]
+    return {"skipper": skipper, "python": f"{major}.{minor}", "cloudpickle": version("cloudpickle")}
 
 
 def check_versions(theirs: Mapping[str, object], who: str) -> None:

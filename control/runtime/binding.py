@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,9 +91,9 @@ def _cpus_of(node: int) -> tuple[int, ...]:
 def _bind_memory(nodes: tuple[int, ...]) -> None:
     import ctypes
 
-    number = _SET_MEMPOLICY.get(platform.machine())
+    number = _SET_MEMPOLICY.get(os.uname().machine)
     if number is None:
-        raise OSError(f"binding memory is not supported on {platform.machine()}")
+        raise OSError(f"binding memory is not supported on {os.uname().machine}")
     bits = ctypes.sizeof(ctypes.c_ulong) * 8
     mask = (ctypes.c_ulong * (nodes[-1] // bits + 1))()
     for node in nodes:

@@ -10,14 +10,18 @@ import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from control.future import Future
 from control.runtime import thread_limit
 from control.runtime.cgroup import OomWatch
-from control.runtime.launcher import Launch, Launched, Launcher, WorkerConfig
 from control.runtime.worker import EXIT_BINDING, EXIT_BOOTSTRAP, EXIT_THREADS
+from control.runtime.worker_config import WorkerConfig
 from control.settings import Settings
 from control.wire.envelope import NO_SIGN_OF_LIFE, ProcessRef
+
+if TYPE_CHECKING:
+    from control.runtime.launcher import Launched, Launcher
 
 LATE_S = 1.0
 """A timer that fires so late was not late alone: this process stood still, and heard nobody meanwhile."""
@@ -99,6 +103,8 @@ class Children:
 
     def launch(self, configs: Sequence[WorkerConfig], env: Mapping[str, str]) -> None:
         """Start children; returns at once, and their failure to start is an end like any other."""
+        from control.runtime.launcher import Launch, Launcher  # most processes launch none
+
         with self._making:
             launcher = self._launcher = self._launcher or Launcher()
         mark = self._oom.mark()

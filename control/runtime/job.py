@@ -19,9 +19,9 @@ from control.errors import AlreadyInJobError, JoinError
 from control.future import set_listener
 from control.runtime import way_out
 from control.runtime.ending import CLOSE_TIMEOUT_S
-from control.runtime.launcher import WorkerConfig
 from control.runtime.process import Process
 from control.runtime.supervision import RootCell
+from control.runtime.worker_config import WorkerConfig
 from control.wire.addresses import at, host_of, within_host
 from control.wire.auth import new_secret
 from control.wire.envelope import ProcessRef

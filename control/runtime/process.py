@@ -14,10 +14,10 @@ from control import settings as bounds
 from control.errors import BackpressureError, PayloadError
 from control.future import Future
 from control.runtime.capture import Redirection
-from control.runtime.launcher import WorkerConfig
 from control.runtime.messages import Loss, Mail
 from control.runtime.ports import Acknowledgements, Awaited, OneReply, PortTable
 from control.runtime.supervision import RootCell
+from control.runtime.worker_config import WorkerConfig
 from control.wire.addresses import host_of
 from control.wire.envelope import NOTICE, Envelope, Kind, Payload, ProcessRef
 from control.wire.payload import in_full, pack

@@ -79,7 +79,7 @@ def take_care_of_signals_and_streams() -> None:
 
 def live(pipe: int) -> None:
     """Read the config, join the job, and stay until the parent is gone or says so."""
-    from control.runtime.launcher import read_config
+    from control.runtime.worker_config import read_config
 
     os.set_inheritable(pipe, False)
     try:
