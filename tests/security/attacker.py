@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ ACTORS = "/skipper.control.v1.ActorService/"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 SHORT_S = 0.3
 """How long to wait for an answer that nobody owes."""
+TALKS = 16
+"""So many talks go on side by side: most of each is waiting for what does not come."""
 MOST_NBYTES = 1 << 30
 """Of one process' memory that is searched, where it can be read at all."""
 
@@ -259,8 +262,9 @@ class Attacker:
 
     def try_garbage(self) -> Hits:
         """Bytes that mean nothing, or that are almost right, to everything that takes connections."""
-        hits: Hits = []
-        for family, address in self.sockets():
+        garbage = [
+            (family, address, content)
+            for family, address in self.sockets()
             for content in (
                 self.random.randbytes(self.random.randrange(1, 5000)),
                 PREFACE + _frame(self.random.randrange(10), self.random.randrange(256), 1, self.random.randbytes(40)),
@@ -269,8 +273,13 @@ class Attacker:
                 b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + self.random.randbytes(64),
                 b"GET /../../../../etc/passwd HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
                 b"GET / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
-            ):
-                hits += self.look_for_needles(self._talk(family, address, content), f"the answer of {address!r}")
+            )
+        ]
+        self.tries += len(garbage)
+        hits: Hits = []
+        with ThreadPoolExecutor(TALKS) as talks:
+            for (_, address, _), answer in zip(garbage, talks.map(lambda each: talk(*each), garbage), strict=True):
+                hits += self.look_for_needles(answer, f"the answer of {address!r}")
         return hits
 
     def try_bells(self) -> Hits:
@@ -292,26 +301,12 @@ class Attacker:
             if (recorded := self.recordings.get(name)) is not None:
                 address = where[1] or _split(self.addresses[name])
                 for content in (recorded, recorded[:-1], recorded + recorded[len(PREFACE) :]):
-                    answer = self._talk(where[0], address, content)
+                    self.tries += 1
+                    answer = talk(where[0], address, content)
                     if name == "link" and (got := _data_of(answer)):
                         hits.append(f"a recorded handshake opens the link: {got!r}")
                     hits += self.look_for_needles(answer, f"the answer to a recording at {name}")
         return hits
-
-    def _talk(self, family: int, address: Any, content: bytes) -> bytes:
-        """Say something, and hear what comes of it for a while."""
-        self.tries += 1
-        heard = b""
-        for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
-            with socket.socket(family, kind) as connection, contextlib.suppress(OSError):
-                connection.settimeout(SHORT_S)
-                connection.connect(address)
-                connection.sendall(content)
-                while chunk := connection.recv(1 << 16):
-                    heard += chunk
-            if family != socket.AF_UNIX:
-                break
-        return heard
 
     def try_wrong_proofs(self) -> Hits:
         """The protocol of the link, as it should be but for the secret."""
@@ -397,6 +392,21 @@ class Attacker:
 
 
 _OWN = (("grpc.use_local_subchannel_pool", 1),)
+
+
+def talk(family: int, address: Any, content: bytes) -> bytes:
+    """Say something, and hear what comes of it for a while."""
+    heard = b""
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        with socket.socket(family, kind) as connection, contextlib.suppress(OSError):
+            connection.settimeout(SHORT_S)
+            connection.connect(address)
+            connection.sendall(content)
+            while chunk := connection.recv(1 << 16):
+                heard += chunk
+        if family != socket.AF_UNIX:
+            break
+    return heard
 
 
 def impersonate(recorded: bytes, listener: socket.socket) -> None:

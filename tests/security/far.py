@@ -18,19 +18,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from control.errors import HostUnreachableError
 from control.hosts import certs
 from control.hosts import command as host_command
+from control.hosts.agent_link import AgentLink
+from control.wire.certificates import Certificates
 from tests.hosts.conftest import PORT, environment, serve
 from tests.hosts.netns import REPOSITORY, Machine, Network, NotPermittedError, network
 from tests.security.attack import Outcome, _recorder
 from tests.security.far_attacker import FarAttacker
-from tests.security.target import Target
+from tests.security.target import PATIENCE_S, Target
 
 MACHINES = 3
 """Two of the job, and that of the stranger."""
+
+_HANDSHAKE_S = 0.5
 
 
 def attack_far(net: Network, folder: Path, *, for_s: float, tls: bool) -> Outcome:
@@ -120,10 +126,12 @@ def _describe(
     """What the stranger is told: more than he could find out, and a recording that a wire would have given him."""
     agent = f"{hosts[0].address}:{PORT}"
     with _recorder(socket.AF_INET, (hosts[0].address, PORT)) as (place, heard, said):
-        # With TLS it ends in the handshake, since the recorder has no certificate of its own.
-        asked = ["status", "--address", f"tcp://{place[0]}:{place[1]}", *credentials]
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            host_command.main(asked)
+        if tls:
+            _begin_to_ask(place, credentials[1], lambda: bool(heard and said))
+        else:
+            asked = ["status", "--address", f"tcp://{place[0]}:{place[1]}", *credentials]
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                host_command.main(asked)
     if not heard or not said:
         raise RuntimeError("the attack needs recordings")
     other = certs.make_authority(folder / "other-authority", cluster="attacked")
@@ -144,6 +152,21 @@ def _describe(
         "stolen": [(stolen / name).read_text() for name in ("key.pem", "cert.pem")],
         "victim": job.report["victim"],
     }
+
+
+def _begin_to_ask(place: tuple[str, int], certificates: str, is_recorded: Callable[[], bool]) -> None:
+    """Dial an agent by way of the recorder, until both have said something.
+
+    It ends in the handshake of TLS, since the recorder has no certificate of its own, and a command would try that
+    again and again until its time is up.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while not is_recorded() and time.monotonic() < until:
+        with (
+            contextlib.suppress(HostUnreachableError),
+            AgentLink(*place, bytes(32), Certificates(certificates), timeout=_HANDSHAKE_S),
+        ):
+            raise RuntimeError("the recorder cannot have been taken for the agent")
 
 
 def say(outcome: Outcome) -> int:

@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -18,7 +20,7 @@ import grpc
 from control.wire import auth
 from control.wire.envelope import ProcessRef
 from control.wire.frames import encode_process
-from tests.security.attacker import ACTORS, LINK, PREFACE, SHORT_S, Attacker, Hits
+from tests.security.attacker import ACTORS, LINK, PREFACE, SHORT_S, TALKS, Attacker, Hits, talk
 
 _AT_ONCE = 512
 _FLOOD = 400
@@ -27,6 +29,8 @@ _SERVING = b"\x08\x01"
 """What gRPC's health service says to everybody where there is no TLS: that there is a server."""
 
 _UCX_S = 3.0
+_PROOFS = ("reflected", "zero", "random", "none")
+_CALLS = (f"{ACTORS}ListActors", f"{ACTORS}Invoke", "/grpc.health.v1.Health/Check")
 _OWN = (("grpc.use_local_subchannel_pool", 1),)
 
 
@@ -86,7 +90,8 @@ class FarAttacker(Attacker):
         recorded = self.recordings["agent"]
         for address in self.agents:
             for content in (recorded, recorded[:-1], recorded + recorded[len(PREFACE) :], recorded * 2):
-                answer = self._talk(socket.AF_INET, _split(address), content)
+                self.tries += 1
+                answer = talk(socket.AF_INET, _split(address), content)
                 hits += self.look_for_needles(answer, "the answer to a recording")
                 if self.recordings["agent-answers"] and self.recordings["agent-answers"][-32:] in answer:
                     hits.append("a recording is answered as it was the first time")
@@ -101,45 +106,51 @@ class FarAttacker(Attacker):
             found.append(("with another's certificate", grpc.ssl_channel_credentials(trusted, key, certificate)))
         return found
 
+    def _on_all_channels(self, attack: Callable[[str, str, Any], Hits], tries: int) -> Hits:
+        """Attack every address in every way to connect, side by side: what drops packets answers nobody."""
+        ways = [(address, *channel) for address in self.addresses.values() for channel in self._channels()]
+        self.tries += tries * len(ways)
+        with ThreadPoolExecutor(TALKS) as attacks:
+            return [hit for hits in attacks.map(lambda way: attack(*way), ways) for hit in hits]
+
     def try_proofs(self) -> Hits:
         """The protocol of the link, as it should be but for the secret and the certificate."""
+        return self._on_all_channels(self._prove, len(_PROOFS))
+
+    def _prove(self, address: str, how: str, credentials: Any) -> Hits:
         hits: Hits = []
         stranger = encode_process(ProcessRef("stranger", "tcp://10.0.0.1:1", "stranger"))
-        for address in self.addresses.values():
-            for how, credentials in self._channels():
-                nonce = self.random.randbytes(auth.NONCE_NBYTES)
-                metadata = (
-                    ("skipper-version", self.random.choice((auth.VERSION, auth.VERSION, "0"))),
-                    ("skipper-process-bin", stranger),
-                    ("skipper-nonce-bin", nonce),
+        metadata = (
+            ("skipper-version", self.random.choice((auth.VERSION, auth.VERSION, "0"))),
+            ("skipper-process-bin", stranger),
+            ("skipper-nonce-bin", self.random.randbytes(auth.NONCE_NBYTES)),
+        )
+        with _channel(address, credentials) as channel:
+            for kind in _PROOFS:
+                said: list[bytes] = []
+                call = channel.stream_stream(LINK, _registered_method=False)(
+                    self._proofs(kind, said), metadata=metadata, timeout=_TALK_S
                 )
-                with _channel(address, credentials) as channel:
-                    for kind in ("reflected", "zero", "random", "none"):
-                        self.tries += 1
-                        said: list[bytes] = []
-                        call = channel.stream_stream(LINK, _registered_method=False)(
-                            self._proofs(kind, said), metadata=metadata, timeout=_TALK_S
-                        )
-                        with contextlib.suppress(grpc.RpcError):
-                            said += [v for k, v in call.initial_metadata() if k == "skipper-proof-bin"]
-                            if said and credentials is None and self.authority is not None:
-                                hits.append("a server answers without TLS")
-                            hits += [f"a {kind} proof {how} opens the link: {message!r}" for message in call]
+                with contextlib.suppress(grpc.RpcError):
+                    said += [v for k, v in call.initial_metadata() if k == "skipper-proof-bin"]
+                    if said and credentials is None and self.authority is not None:
+                        hits.append("a server answers without TLS")
+                    hits += [f"a {kind} proof {how} opens the link: {message!r}" for message in call]
         return hits
 
     def try_certificates(self) -> Hits:
         """Calls of gRPC without the certificate that is asked for."""
+        return self._on_all_channels(self._call, len(_CALLS))
+
+    def _call(self, address: str, how: str, credentials: Any) -> Hits:
         hits: Hits = []
-        for address in self.addresses.values():
-            for how, credentials in self._channels():
-                with _channel(address, credentials) as channel:
-                    for method in (f"{ACTORS}ListActors", f"{ACTORS}Invoke", "/grpc.health.v1.Health/Check"):
-                        self.tries += 1
-                        call = channel.unary_unary(method, _registered_method=False)
-                        with contextlib.suppress(grpc.RpcError):
-                            answer = call(b"", timeout=_TALK_S)
-                            if self.authority is not None or answer != _SERVING:
-                                hits.append(f"{method} answers {answer!r} {how}")
+        with _channel(address, credentials) as channel:
+            for method in _CALLS:
+                call = channel.unary_unary(method, _registered_method=False)
+                with contextlib.suppress(grpc.RpcError):
+                    answer = call(b"", timeout=_TALK_S)
+                    if self.authority is not None or answer != _SERVING:
+                        hits.append(f"{method} answers {answer!r} {how}")
         return hits
 
     def try_floods(self) -> Hits:
