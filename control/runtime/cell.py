@@ -501,7 +501,7 @@ class Cell:
         """Stop what it owns, the youngest first, and leave time for its own cleanup.
 
         Returns:
-            The error of what was cut short there, if anything was.
+            The error of what was cut short there, or has not answered in time that it has ended; None without such.
         """
         assert self.bound is not None  # it ends
         until_s = _now() + OWNED * self.bound.left_s()
@@ -520,11 +520,21 @@ class Cell:
                     await _wait(end, until_s - _now(), is_async=is_async)
                 except (ControlError, TimeoutError) as error:
                     _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, error)
-                    late = late or (error if isinstance(error, StopTimeoutError) else None)
+                    late = late or self._lateness(mesh, error)
         except (CellEndedError, asyncio.CancelledError):
             for mesh in meshes:
                 mesh.stop()
         return late
+
+    def _lateness(self, mesh: OwnedMesh, error: Exception) -> StopTimeoutError | None:
+        """What the stop of an owned mesh ended in, if it took too long."""
+        if isinstance(error, StopTimeoutError):
+            return error
+        if not isinstance(error, TimeoutError):
+            return None
+        return StopTimeoutError(
+            f"{self.label} was stopped, and {mesh.name}, which it owns, did not answer in time that it has ended"
+        )
 
 
 async def _wait(end: Future[None], seconds: float, *, is_async: bool) -> None:

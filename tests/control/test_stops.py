@@ -1,5 +1,6 @@
 """Every stop ends within its bound, whatever the actors do, and `finally`, `__cleanup__` and `atexit` run."""
 
+import os
 import signal
 import sys
 import threading
@@ -180,6 +181,21 @@ def test_workers_whose_owner_is_killed_unwind_when_their_processes_stop(
     failures.wait()
     stop(procs, 10.0)
     assert lines(log) == ["finally", "cleanup"]
+
+
+def test_an_owner_has_not_stopped_in_time_if_what_it_owns_does_not_answer(
+    own_procs: Callable[..., ProcMesh], tmp_path: Path
+) -> None:
+    procs = own_procs()
+    manager: Any = own_procs().spawn("manager", Manager, procs, str(tmp_path / "log"))
+    manager.workers.call_one().get(PATIENCE_S)
+    frozen = procs.spawn("echo", Echo).pid.call_one().get(PATIENCE_S)
+    os.kill(frozen, signal.SIGSTOP)
+    try:
+        with pytest.raises(StopTimeoutError, match="workers"):
+            stop(manager, 2.0)
+    finally:
+        os.kill(frozen, signal.SIGCONT)
 
 
 class Manager(Actor):
