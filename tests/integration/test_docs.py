@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +22,12 @@ COVERED_ELSEWHERE = {"make test": "this very run", "make demo": "test_demo_reach
 
 @dataclass(frozen=True)
 class Block:
-    """One runnable piece of a page."""
+    """One runnable piece of a page; of a script of several, ``begins`` is the line of the first."""
 
     page: str
     line: int
     text: str
+    begins: int = 0
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -41,10 +42,8 @@ def _scripts(page: Path) -> list[Block]:
         if not info or info[0] != "python":
             continue
         line = text.count("\n", 0, fence.start()) + 1
-        body = fence["body"]
-        if "continued" in info[1:]:
-            body = found[-1].text + "\n" + body
-        found.append(Block(str(page.relative_to(ROOT)), line, body))
+        begins = found[-1].begins if "continued" in info[1:] else line
+        found.append(Block(str(page.relative_to(ROOT)), line, fence["body"], begins))
     return found
 
 
@@ -72,14 +71,52 @@ def environment() -> Iterator[dict[str, str]]:
         yield {**plainly(os.environ), **own}
 
 
+@dataclass(frozen=True)
+class Ran:
+    """How a script ended, and the lines of its blocks that have been run to their end."""
+
+    status: int
+    output: str
+    through: tuple[int, ...]
+
+
+RunScript = Callable[[Block, dict[str, str]], Ran]
+
+
+@pytest.fixture(scope="module")
+def run_script(tmp_path_factory: pytest.TempPathFactory) -> RunScript:
+    """Runs the script that a block is a part of, once for all of its blocks."""
+    ran: dict[tuple[str, int], Ran] = {}
+
+    def run(block: Block, environment: dict[str, str]) -> Ran:
+        if (block.page, block.begins) not in ran:
+            ran[block.page, block.begins] = _run(block, tmp_path_factory.mktemp("block"), environment)
+        return ran[block.page, block.begins]
+
+    return run
+
+
+def _run(part: Block, folder: Path, environment: dict[str, str]) -> Ran:
+    blocks = [block for block in _scripts(ROOT / part.page) if block.begins == part.begins]
+    marks = {block.line: folder / f"through-{block.line}" for block in blocks}
+    script = folder / "block.py"
+    script.write_text("\n".join(f"{block.text}\nopen({str(marks[block.line])!r}, 'x').close()" for block in blocks))
+    try:
+        done = subprocess.run(
+            [sys.executable, str(script)], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+        )
+        status, output = done.returncode, f"{done.stdout}\n{done.stderr}"
+    except subprocess.TimeoutExpired as error:  # once for all of its blocks, too
+        status, output = 1, f"{error}\n{error.stdout!r}\n{error.stderr!r}"
+    return Ran(status, output, tuple(line for line, mark in marks.items() if mark.exists()))
+
+
 @pytest.mark.parametrize("block", [b for page in PAGES for b in _scripts(page)], ids=str)
-def test_python_block_runs(block: Block, tmp_path: Path, environment: dict[str, str]) -> None:
-    script = tmp_path / "block.py"
-    script.write_text(block.text)
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90
-    )
-    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+def test_python_block_runs(block: Block, run_script: RunScript, environment: dict[str, str]) -> None:
+    ran = run_script(block, environment)
+    assert block.line in ran.through, f"{block}\n{ran.output}"
+    is_last = block.line == max(b.line for b in _scripts(ROOT / block.page) if b.begins == block.begins)
+    assert not is_last or ran.status == 0, f"{block}\n{ran.output}"
 
 
 @pytest.mark.parametrize("command", [c for page in PAGES for c in _commands(page)], ids=str)
