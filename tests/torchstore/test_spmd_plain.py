@@ -94,6 +94,14 @@ def test_ranks_with_a_secret_meet_by_tcp_and_bring_processes_for_volumes(ranks: 
         assert (status, lines) == (0, [f"rank {rank} is {rank} of 2 on host 0"]), err
 
 
+def test_a_world_that_is_no_multiple_of_its_local_part_meets_as_any_other(ranks: Start, gate: dict[str, str]) -> None:
+    # As where one host has two ranks and another one has one.
+    for rank, (status, lines, err) in enumerate(
+        ranks("use", 3, STORE_STRATEGY="rank", **{**gate, "LOCAL_WORLD_SIZE": "2"})
+    ):
+        assert (status, lines) == (0, [f"rank {rank} is {rank} of 3 on host 0"]), err
+
+
 def test_a_volume_outlives_its_rank_and_ends_with_the_last(ranks: Start, gate: dict[str, str]) -> None:
     # Processes for volumes share the pipes of the rank that has started them: that those end says that all have.
     first, second = ranks("lose", STORE_STRATEGY="rank", **gate)
