@@ -156,8 +156,10 @@ def _to_fill(stored: Mapping[str, TensorItem], leaves: Mapping[str, Any]) -> dic
     scales = {
         item.scales
         for name, item in stored.items()
-        if isinstance(leaf := leaves.get(name), torch.Tensor) and lands(item, leaf.dtype)
+        if item.scales and isinstance(leaf := leaves.get(name), torch.Tensor) and lands(item, leaf.dtype)
     }
+    if not scales:
+        return dict(stored)
     return {name: item for name, item in stored.items() if name not in scales or name in leaves}
 
 

@@ -133,4 +133,4 @@ def holds_all(leaves: Mapping[str, Any]) -> bool | None:
     if not leaves:
         return None
     distributed = dtensor_type()
-    return not any(isinstance(leaf, distributed) for leaf in leaves.values())
+    return not (distributed and any(isinstance(leaf, distributed) for leaf in leaves.values()))
