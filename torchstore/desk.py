@@ -12,6 +12,7 @@ from threading import Lock, Thread
 from typing import Any, TypeVar
 
 from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
+from control.bounds import check_seconds
 from torchstore.controller import StoreController
 from torchstore.deadlines import within
 from torchstore.errors import StoreError, StoreTimeoutError
@@ -69,7 +70,7 @@ class Desk:
         """
         if not self.may_change:
             return await ask(call(self.actor), timeout)
-        end = time.monotonic() + timeout
+        end = time.monotonic() + check_seconds("timeout", timeout)
         while True:
             with self._lock:
                 life, actor = self._life, self.actor

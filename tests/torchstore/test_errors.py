@@ -35,6 +35,8 @@ SAMPLES = [
     errors.PublisherLostError("a", 3, "process 7 has died"),
     errors.VolumeLostError("0", "process 7 has died"),
     errors.VolumeFullError("0", 10, 5),
+    errors.JournalError("no memory for the journal"),
+    errors.ControllerLostError("the store's controller is gone"),
     errors.RendezvousError("rank 1 did not come"),
     errors.RankEnvironmentError("RANK is not set"),
     errors.StrategyError("no volume"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.torchstore.walks import Walker, digest, picture, reopened
+from tests.torchstore.walks import Walker, digest, left, picture, reopened
 from torchstore import journal as journals
 from torchstore.errors import JournalError, StoreError, VersionNotFoundError
 from torchstore.journal import Journal, JournalMemory
@@ -33,12 +33,6 @@ def begun(memory: JournalMemory) -> Recorder:
     return recorder
 
 
-def left(recorder: Recorder) -> None:
-    """Its process has died: nothing is tidied up."""
-    assert recorder._journal is not None
-    recorder._journal.close()
-
-
 @given(seed=st.integers(0, 1 << 32), lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_the_next_one_knows_the_same(seed: int, lengths: list[int]) -> None:
@@ -52,6 +46,7 @@ def test_the_next_one_knows_the_same(seed: int, lengths: list[int]) -> None:
             following = reopened(memory.address)
             assert picture(following.state) == picture(walker.recorder.state)
             walker.recorder = following
+        left(walker.recorder)
     finally:
         memory.close()
 
@@ -70,7 +65,7 @@ def test_a_picture_in_between_changes_nothing(seed: int, length: int, cut: float
                 walker.recorder._journal.begin_again(pickle.dumps(walker.recorder.state))
             walker.steps(length - int(length * cut))
             left(walker.recorder)
-            digests.append(digest(reopened(memory.address)))
+            digests.append(digest(left(reopened(memory.address))))
         assert digests[0] == digests[1]
     finally:
         plain.close()
@@ -101,7 +96,7 @@ def test_pictures_are_made_by_themselves(memory: JournalMemory, monkeypatch: pyt
     assert walker.recorder._journal.has_picture
     left(walker.recorder)
     walker.recorder.state.apply(Command("void_offers", ()))
-    assert picture(reopened(memory.address).state) == picture(walker.recorder.state)
+    assert picture(left(reopened(memory.address)).state) == picture(walker.recorder.state)
 
 
 PROCESS, OTHER = ProcessId("elsewhere", 1, 1), ProcessId("elsewhere", 2, 1)
@@ -140,7 +135,7 @@ def test_a_request_is_done_once_by_whoever_is_there(memory: JournalMemory) -> No
     with pytest.raises(VersionNotFoundError):
         following.do(fails)
     assert following.do(put._replace(request=9)) == 2
-    following.do(Command("process_died", (PROCESS, ())))
+    left(following).do(Command("process_died", (PROCESS, ())))
     assert not following.state.was_answered(put)
 
 

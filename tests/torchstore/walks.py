@@ -269,9 +269,16 @@ def digest(recorder: Recorder) -> str:
 
 
 def reopened(address: JournalAddress) -> Recorder:
-    """What a controller that takes the place of another one knows."""
+    """A controller that takes the place of another one."""
     recorder = Recorder("s")
     recorder.open(Journal(address, 5.0))
+    return recorder
+
+
+def left(recorder: Recorder) -> Recorder:
+    """The same when its process has died: nothing is tidied up."""
+    assert recorder._journal is not None
+    recorder._journal.close()
     return recorder
 
 
