@@ -100,7 +100,8 @@ def _run(part: Block, folder: Path, environment: dict[str, str]) -> Ran:
     blocks = [block for block in _scripts(ROOT / part.page) if block.begins == part.begins]
     marks = {block.line: folder / f"through-{block.line}" for block in blocks}
     script = folder / "block.py"
-    script.write_text("\n".join(f"{block.text}\nopen({str(marks[block.line])!r}, 'x').close()" for block in blocks))
+    mark = "if __name__ == '__main__':\n    open({!r}, 'x').close()"  # processes that it spawns import it, too
+    script.write_text("\n".join(f"{block.text}\n{mark.format(str(marks[block.line]))}" for block in blocks))
     try:
         done = subprocess.run(
             [sys.executable, str(script)], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
