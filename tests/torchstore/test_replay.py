@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from torchstore import journal as journals
 from torchstore.errors import JournalError, StoreError, VersionNotFoundError
 from torchstore.journal import Journal, JournalMemory
 from torchstore.messages import Selector, StaleClientError, Wanted
+from torchstore.origin import ALONE
 from torchstore.process import ProcessId
 from torchstore.recording import Recorder
 from torchstore.state import Command, Effects
@@ -119,6 +121,7 @@ def test_nothing_is_told_to_a_volume_before_it_is_written(memory: JournalMemory)
     assert written > end
     with pytest.raises(StaleClientError):
         recorder.do(Command("reserve", (client, "k"), client, 1))
+    left(recorder)
 
 
 def test_a_request_is_done_once_by_whoever_is_there(memory: JournalMemory) -> None:
@@ -135,8 +138,9 @@ def test_a_request_is_done_once_by_whoever_is_there(memory: JournalMemory) -> No
     with pytest.raises(VersionNotFoundError):
         following.do(fails)
     assert following.do(put._replace(request=9)) == 2
-    left(following).do(Command("process_died", (PROCESS, ())))
+    following.do(Command("process_died", (PROCESS, ())))
     assert not following.state.was_answered(put)
+    left(following)
 
 
 def test_leases_that_nobody_speaks_for_are_given_back(memory: JournalMemory) -> None:
@@ -146,10 +150,6 @@ def test_leases_that_nobody_speaks_for_are_given_back(memory: JournalMemory) -> 
     binding, wanted = walker._binding("snapshot"), (Wanted("k", Selector()),)
     publication = walker._publication
     walker._clients = {first: PROCESS, other: OTHER}
-    from dataclasses import replace
-
-    from torchstore.origin import ALONE
-
     sent = replace(publication(first, "k", ALONE), version=None, binding=binding, keep=1)
     recorder.do(Command("publish", (0.0, first, (sent,))))
     leases = [
@@ -163,6 +163,7 @@ def test_leases_that_nobody_speaks_for_are_given_back(memory: JournalMemory) -> 
         following.do(command)
     assert following.state.leases() == {PROCESS: ({leases[1]}, set()), OTHER: ({leases[2]}, set())}
     assert list(following.abandoned(PROCESS, frozenset(), frozenset())) == [], "what came since is not from before"
+    left(following)
 
 
 def test_a_journal_of_something_else_is_refused(memory: JournalMemory) -> None:
@@ -198,3 +199,4 @@ def test_a_change_for_which_there_is_no_memory_is_not_done(
         with pytest.raises(StoreError, match="no memory"):
             attempt()
     assert digest(recorder) == before
+    left(recorder)
