@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 from torchstore.errors import StoreError
-from torchstore.recent import Recent
-
-_REMEMBERED = 256  # of each client: as many may be under way when a controller is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +22,29 @@ class Answer:
             StoreError: The request was refused.
         """
         if isinstance(self.outcome, StoreError):
-            raise self.outcome
+            raise copy.copy(self.outcome)
         return self.outcome
 
 
 class Answers:
-    """The last answers to each client, by the client's numbers of its requests."""
+    """The answers that clients may not have heard yet, by the clients' numbers of their requests."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, Recent[int, Answer]] = {}
+        self._answers: dict[int, dict[int, Answer]] = {}
 
     def find(self, client: int, request: int) -> Answer | None:
         """What this request was answered, if it was."""
-        answers = self._answers.get(client)
-        return answers.get(request) if answers is not None else None
+        return self._answers.get(client, {}).get(request)
 
-    def put(self, client: int, request: int, outcome: Any) -> Answer:
-        """Remember an answer."""
-        if client not in self._answers:
-            self._answers[client] = Recent(_REMEMBERED)
-        return self._answers[client].put(request, Answer(outcome))
+    def put(self, client: int, request: int, oldest: int, outcome: Any) -> Answer:
+        """Remember an answer, and forget those before the client's ``oldest`` request that it still waits for."""
+        answers = self._answers.setdefault(client, {})
+        for number in [number for number in answers if number < oldest]:
+            del answers[number]
+        if isinstance(outcome, StoreError):  # its frames hold all that was asked for
+            outcome.__traceback__ = outcome.__context__ = outcome.__cause__ = None
+        answers[request] = Answer(outcome)
+        return answers[request]
 
     def forget(self, client: int) -> None:
         """Nobody will ask again."""

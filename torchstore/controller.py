@@ -7,20 +7,23 @@ there yet, for readers to leave) leaves its response port here and is answered w
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from control import Actor, Port, ProcMesh, endpoint
+from control import Actor, Port, ProcMesh, concurrent_endpoint, endpoint
 from control.failure import MeshFailure
 from control.runtime.tables import report_table
 from dataplane import RDMABuffer
 from torchstore.batches import BatchGrant, BatchPublication
 from torchstore.copies import check_room
-from torchstore.errors import KeyNotFoundError, StoreNotInitializedError, StrategyError
+from torchstore.errors import JournalError, KeyNotFoundError, StoreNotInitializedError, StrategyError
 from torchstore.journal import Journal, JournalAddress
 from torchstore.messages import (
+    CLIENTS_BITS,
     Grant,
     Publication,
     Published,
@@ -37,14 +40,18 @@ from torchstore.overview import overview
 from torchstore.process import ProcessId, this_process
 from torchstore.reading import Reading
 from torchstore.recording import Recorder
+from torchstore.requests import Request
 from torchstore.state import Command, Effects
 from torchstore.strategy import TorchStoreStrategy
-from torchstore.succession import Succession, Successor
+from torchstore.succession import START_TIMEOUT_S, Succession, Successor
 from torchstore.volumes import Volumes
 from torchstore.waiting import WaitingRoom
 from torchstore.watch import ProcessWatch
 
+_log = logging.getLogger("torchstore")
+
 _LOCK_TIMEOUT_S = 10.0
+_LATER_S = 1.0
 
 
 class StoreController(Actor):
@@ -100,15 +107,19 @@ class StoreController(Actor):
         """
         if self._volumes is not None:
             raise StrategyError(f"the store {self._store_name!r} is initialized already; shut it down first")
-        settings = replace(settings, first_client=next(self._stores) << 32)
+        settings = replace(settings, first_client=next(self._stores) << CLIENTS_BITS)
         volumes = await Volumes.start(
             self._store_name, num_storage_volumes, strategy, mesh, volume_nbytes, apart=settings.journal
         )
         try:
             check_room(settings.copies, len(volumes.actors))
             if settings.journal:
-                self._succession = await Succession.begin(self._store_name, volumes, settings, self._lives)
+                self._succession = Succession(self._store_name, volumes, settings, self._lives)
+                await self._succession.after(-1, START_TIMEOUT_S)
         except BaseException:
+            succession, self._succession = self._succession, None
+            if succession is not None:
+                await succession.end()
             await volumes.stop()
             raise
         self._volumes = volumes
@@ -129,7 +140,8 @@ class StoreController(Actor):
         self._serve(volumes, settings)
         for process in self._recorder.state.members.processes():
             self._watch.add(process, self._recorder.state.homes.get(process))
-        self._tell(self._recorder.state.all_effects())
+        for effects in self._recorder.owed():
+            self._tell(effects)
         return this_process()
 
     def _begin(self, settings: Settings) -> None:
@@ -144,15 +156,14 @@ class StoreController(Actor):
             self._watch.add(process, volumes.homes[name])
         report_table(self._part, lambda: overview(self._store_name, self._recorder.state.index))
 
-    @endpoint
+    @concurrent_endpoint
     async def info(self, process: ProcessId, procs: ProcMesh) -> StoreInfo:
         """Welcome a client, whose process control knows as ``procs``. The store knows from here on when that dies."""
-        volumes = self._initialized()
-        if self._succession is not None:
+        if self._succession is not None and self._volumes is not None:
             return await self._succession.welcome(process, procs)
+        volumes = self._initialized()
         self._watch.add(process, procs)
-        home = None if process.is_local else procs
-        number = self._do("welcome", process, home)
+        number = self._recorder.do(Command("welcome", (process, None if process.is_local else procs)))
         return StoreInfo(
             volumes.strategy,
             volumes.actors,
@@ -163,7 +174,7 @@ class StoreController(Actor):
             self._settings.copies,
         )
 
-    @endpoint
+    @concurrent_endpoint
     async def successor(self, life: int, timeout: float) -> Successor:
         """The controller that has taken the place of the one with this number, in a store with a journal.
 
@@ -174,9 +185,10 @@ class StoreController(Actor):
             StaleClientError: The store that had it was shut down, and is another one now.
             StoreTimeoutError: There was none in time.
         """
-        self._initialized()
+        if self._volumes is None:
+            raise StoreNotInitializedError(self._store_name)
         if self._succession is None:
-            raise StaleClientError(f"this client is of an earlier store {self._store_name!r}, which had a journal")
+            raise self._stale()
         return await self._succession.after(life, timeout)
 
     @endpoint
@@ -234,11 +246,11 @@ class StoreController(Actor):
 
     @endpoint
     async def publish(
-        self, client: int, publications: tuple[Publication | BatchPublication, ...], request: int
+        self, client: int, publications: tuple[Publication | BatchPublication, ...], request: Request
     ) -> tuple[Published, ...]:
         """Add contributions, in order; each may complete a version, which then becomes visible at once.
 
-        A ``request`` of a client that is not 0 is done once, however often it comes; here and below.
+        A ``request`` with a number that is not 0 is done once, however often it comes; here and below.
 
         Raises:
             UnknownIdError: A publication holds only an id, and it is not remembered. Nothing was added.
@@ -250,17 +262,17 @@ class StoreController(Actor):
         return answers
 
     @endpoint
-    async def reserve(self, client: int, key: str, request: int) -> int:
+    async def reserve(self, client: int, key: str, request: Request) -> int:
         """The number of a new version of a key, for publishers that agree about it among themselves."""
         return int(self._once(client, request, "reserve", client, key))
 
     @endpoint
-    async def put_inline(self, client: int, key: str, value: bytes, request: int) -> int:
+    async def put_inline(self, client: int, key: str, value: bytes, request: Request) -> int:
         """Add a whole small value as the next version of a key. Returns its number."""
         return int(self._once(client, request, "put_inline", client, key, value))
 
     @endpoint
-    async def reclaim(self, client: int, request: int) -> tuple[Retired, ...]:
+    async def reclaim(self, client: int, request: Request) -> tuple[Retired, ...]:
         """Memory of this client's process that was retired since its last publication."""
         news: tuple[Retired, ...] = self._once(client, request, "reclaim", client)
         return news
@@ -278,7 +290,7 @@ class StoreController(Actor):
         def attempt() -> tuple[int, tuple[str, ...]] | None:
             self._process_of(client)
             freed: tuple[int, tuple[str, ...]] | None = self._recorder.attempt(
-                Command("make_room", (client, volume, since)), _always
+                Command("make_room", (client, volume, since)), bool
             )
             return freed
 
@@ -371,12 +383,12 @@ class StoreController(Actor):
         self._waiting.answer(port, attempt, timeout, waited_for)
 
     @endpoint
-    async def rollback(self, client: int, key: str, version: int, request: int) -> None:
+    async def rollback(self, client: int, key: str, version: int, request: Request) -> None:
         """See `Index.rollback`."""
         self._once(client, request, "rollback", key, version)
 
     @endpoint
-    async def delete(self, client: int, keys: tuple[str, ...], missing_ok: bool, request: int) -> None:
+    async def delete(self, client: int, keys: tuple[str, ...], missing_ok: bool, request: Request) -> None:
         """See `Index.delete`."""
         self._once(client, request, "delete", keys, missing_ok)
 
@@ -429,19 +441,22 @@ class StoreController(Actor):
 
     # Housekeeping ---------------------------------------------------------------------------------------
 
-    def _once(self, client: int, request: int, name: str, *arguments: Any) -> Any:
+    def _once(self, client: int, request: Request, name: str, *arguments: Any) -> Any:
         """Change the state as a client asks, and answer those whose wait is over."""
         self._initialized()
         try:
-            return self._recorder.do(Command(name, arguments, client, request))
+            return self._recorder.do(Command(name, arguments, client, *request))
         finally:
             self._waiting.wake()
 
-    def _do(self, name: str, *arguments: Any) -> Any:
-        """The same where nobody will ask again."""
-        done = self._recorder.do(Command(name, arguments))
+    def _do(self, name: str, *arguments: Any) -> None:
+        """The same where nobody will ask again; later, where there is no memory to write it down now."""
+        try:
+            self._recorder.do(Command(name, arguments))
+        except JournalError as error:
+            _log.warning("%s is done later: %s", name, error)
+            asyncio.get_running_loop().call_later(_LATER_S, self._do, name, *arguments)
         self._waiting.wake()
-        return done
 
     def _process_of(self, client: int) -> ProcessId:
         self._initialized()
@@ -450,7 +465,12 @@ class StoreController(Actor):
     def _initialized(self) -> Volumes:
         if self._volumes is None:
             raise StoreNotInitializedError(self._store_name)
+        if self._succession is not None:
+            raise self._stale()
         return self._volumes
+
+    def _stale(self) -> StaleClientError:
+        return StaleClientError(f"this client is of an earlier store {self._store_name!r}")
 
     def _tell(self, effects: Effects) -> None:
         """Have the volumes do what has been written down."""
@@ -463,8 +483,3 @@ class StoreController(Actor):
     def _process_died(self, process: ProcessId) -> None:
         volumes = self._volumes.living_in(process) if self._volumes is not None else []
         self._do("process_died", process, tuple(volumes))
-
-
-def _always(_outcome: object) -> bool:
-    """Room is also made step by step: a version may be let go of, and its memory be used by another one."""
-    return True

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from threading import Lock, Thread
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
 from control.bounds import check_seconds
-from torchstore.controller import StoreController
 from torchstore.deadlines import within
 from torchstore.errors import StoreError, StoreTimeoutError
 from torchstore.held import held_of
 from torchstore.messages import StoreInfo
 
+if TYPE_CHECKING:
+    from torchstore.controller import StoreController
+
 _log = logging.getLogger("torchstore")
 
 T = TypeVar("T")
 
-Call = Callable[[ActorMesh[StoreController]], Future[T]]
+Call = Callable[["ActorMesh[StoreController]"], Future[T]]
 """Sends a message to a controller."""
 
-_RETURN_TIMEOUT_S = 60.0
+_Turn = concurrent.futures.Future[None]
+
+_TURN_TIMEOUT_S = 60.0
 _GRACE_S = 1.0
 _PAUSE_S = 0.02  # between two attempts to reach a controller that is said to be there
 
@@ -47,9 +52,9 @@ class Desk:
     def __init__(self, store_name: str, entrance: ActorMesh[StoreController], info: StoreInfo) -> None:
         self._entrance = entrance
         self._client = info.client
-        self._held = held_of(store_name)
+        self._held = held_of(store_name, info.client)
         self._lock = Lock()
-        self._turning = Lock()
+        self._turning: _Turn | None = None
         self.may_change = info.successor is not None
         self._life = info.successor.life if info.successor is not None else 0
         self.actor = info.successor.actor if info.successor is not None else entrance
@@ -72,47 +77,97 @@ class Desk:
             return await ask(call(self.actor), timeout)
         end = time.monotonic() + check_seconds("timeout", timeout)
         while True:
-            with self._lock:
-                life, actor = self._life, self.actor
+            life, actor = self._now()
             try:
                 answer = call(actor)
-                if grants:
-                    self._held.expect(answer, life)
-                return await ask(answer, max(end - time.monotonic(), 0.001))
+                if not grants:
+                    return await ask(answer, max(end - time.monotonic(), 0.001))
+                self._held.expect(answer, life)
+                granted = await ask(answer, max(end - time.monotonic(), 0.001))
             except SupervisionError:
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise StoreTimeoutError(f"the store's controller has died, and {timeout:g} s are over") from None
-                await asyncio.to_thread(self._turn_to_successor, life, left)
-                await asyncio.sleep(_PAUSE_S)
+                await self._follow(life, timeout, end)
+            else:
+                self._held.take(answer)  # before anybody can give it back
+                return granted
+
+    async def _follow(self, life: int, timeout: float, end: float) -> None:
+        """Wait until there is a controller after one that is dead.
+
+        Raises:
+            StoreError: There will be none, or the store was shut down.
+            StoreTimeoutError: There was none in time.
+        """
+        try:
+            await within(max(end - time.monotonic(), 0.001), asyncio.wrap_future(self._turn(life)))
+        except TimeoutError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreTimeoutError(f"the store's controller has died, and {timeout:g} s are over") from error
+        await asyncio.sleep(_PAUSE_S)
 
     def give_back(self, leases: Iterable[tuple[str, int]], batch: int, call: Call[Any]) -> None:
-        """Give leases back by a message, without waiting. A controller that dies before it is heard is no obstacle."""
+        """Give leases back by a message, without waiting; by another one, where that is not heard."""
         if not self.may_change:
             call(self.actor)
             return
         self._held.give_back(leases, batch)
-        with self._lock:
-            life, actor = self._life, self.actor
-        context = contextvars.copy_context()
+        life, actor = self._now()
 
         def look(sent: Future[Any]) -> None:
             try:
                 sent.get(0)
             except (SupervisionError, TimeoutError):
-                # Or an idle process would keep what nobody reads until it asks for something else.
-                work = lambda: self._turn_quietly(life)  # noqa: E731
-                Thread(target=context.run, args=(work,), name="torchstore-return", daemon=True).start()
-            except ControlError:
-                pass
+                self._turn(life).add_done_callback(again)
+            except ControlError as error:
+                _log.warning("a lease is not given back: %s", error)
+
+        def again(turned: _Turn) -> None:
+            error = turned.exception()
+            if error is None:
+                self._now()[1].release.call(tuple(leases), batch)
+            else:
+                _log.info("the store's controller is gone: %s", error)
 
         call(actor).add_done_callback(look)
 
-    def _turn_quietly(self, life: int) -> None:
+    def _now(self) -> tuple[int, ActorMesh[StoreController]]:
+        with self._lock:
+            return self._life, self.actor
+
+    def _turn(self, life: int) -> _Turn:
+        """Begin to look for the controller after one that is dead, unless somebody does so already."""
+        turn = _Turn()
+        turn.set_running_or_notify_cancel()  # who waits no longer does not end it for others
+        with self._lock:
+            if self._turning is not None:
+                return self._turning
+            if self._life > life:
+                turn.set_result(None)
+                return turn
+            self._turning = turn
+        run = contextvars.copy_context().run
+        thread = Thread(target=run, args=(self._turn_around, life, turn), name="torchstore-turn", daemon=True)
         try:
-            self._turn_to_successor(life, _RETURN_TIMEOUT_S)
-        except (StoreError, ControlError, TimeoutError) as error:
-            _log.info("the store's controller is gone: %s", error)
+            thread.start()
+        except RuntimeError as error:
+            self._turned(turn, StoreError(f"no thread can be started to look for the store's controller: {error}"))
+        return turn
+
+    def _turn_around(self, life: int, turn: _Turn) -> None:
+        try:
+            self._turn_to_successor(life, _TURN_TIMEOUT_S)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            self._turned(turn, error)
+        else:
+            self._turned(turn, None)
+
+    def _turned(self, turn: _Turn, error: BaseException | None) -> None:
+        with self._lock:
+            self._turning = None
+        if error is None:
+            turn.set_result(None)
+        else:
+            turn.set_exception(error)
 
     def _turn_to_successor(self, life: int, timeout: float) -> None:
         """Find the controller after one that is dead, and tell it what this process reads; blocks.
@@ -122,22 +177,19 @@ class Desk:
             SupervisionError: The script is gone.
         """
         end = time.monotonic() + timeout
-        with self._turning:
-            if self._life > life:
-                return  # somebody was faster
-            successor = _unwrapped(self._entrance.successor.call_one(life, timeout), timeout + _GRACE_S)
-            if successor.life == life:
-                return  # it was only not to be reached
-            try:
-                leases, batches = self._held.after(life, max(end - time.monotonic(), 0.0))
-            except TimeoutError as error:
-                raise StoreTimeoutError(str(error)) from error
-            left = max(end - time.monotonic(), 0.001)
-            with suppress(SupervisionError):  # dead again: who asks it next turns to the one after it
-                _unwrapped(successor.actor.return_to.call_one(self._client, leases, batches), left)
-            with self._lock:
-                self.actor, self._life = successor.actor, successor.life
-            gone, gone_batches = self._held.without(leases, batches)
+        successor = _unwrapped(self._entrance.successor.call_one(life, timeout), timeout + _GRACE_S)
+        if successor.life == life:
+            return  # it was only not to be reached
+        try:
+            leases, batches = self._held.after(life, max(end - time.monotonic(), 0.0))
+        except TimeoutError as error:
+            raise StoreTimeoutError(str(error)) from error
+        left = max(end - time.monotonic(), 0.001)
+        with suppress(SupervisionError):  # dead again: who asks it next turns to the one after it
+            _unwrapped(successor.actor.return_to.call_one(self._client, leases, batches), left)
+        with self._lock:
+            self.actor, self._life = successor.actor, successor.life
+        gone, gone_batches = self._held.without(leases, batches)
         if gone:
             successor.actor.release.call(tuple(gone), 0)
         for batch in gone_batches:

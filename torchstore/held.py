@@ -12,9 +12,9 @@ from contextlib import suppress
 from threading import Condition
 from typing import Any
 
-from control import ControlError, Future
+from control import Future
 from torchstore.batches import BatchGrant
-from torchstore.messages import Grant
+from torchstore.messages import CLIENTS_BITS, Grant
 
 
 class Held:
@@ -23,27 +23,29 @@ class Held:
     def __init__(self) -> None:
         self._leases: set[tuple[str, int]] = set()
         self._batches: set[int] = set()
-        self._awaited: dict[int, int] = {}  # how many answers of each controller are under way
+        self._awaited: dict[Future[Any], int] = {}  # answers that are under way, and which controller's
         self._changed = Condition()
 
     def expect(self, answer: Future[Any], life: int) -> None:
         """An answer of a controller, the how-manieth says ``life``, may grant something."""
         with self._changed:
-            self._awaited[life] = self._awaited.get(life, 0) + 1
-        answer.add_done_callback(lambda ended: self._take(ended, life))
+            self._awaited[answer] = life
+        answer.add_done_callback(self.take)
 
-    def _take(self, answer: Future[Any], life: int) -> None:
+    def take(self, answer: Future[Any]) -> None:
+        """An expected answer is there: by whoever sees it first."""
         granted: Any = ()
-        with suppress(ControlError, TimeoutError):  # nothing was granted, or nobody will ever know
+        with suppress(Exception):  # nothing was granted, or nobody will ever know
             granted = answer.get(0)
         with self._changed:
+            if self._awaited.pop(answer, None) is None:
+                return
             if isinstance(granted, BatchGrant):
                 self._batches.add(granted.lease)
                 self._leases.update(leases_of(granted.others.values()))
             else:
                 grants = granted if isinstance(granted, tuple) else (granted,)
                 self._leases.update(leases_of(grant for grant in grants if isinstance(grant, Grant)))
-            self._awaited[life] -= 1
             self._changed.notify_all()
 
     def give_back(self, leases: Iterable[tuple[str, int]], batch: int = 0) -> None:
@@ -60,10 +62,9 @@ class Held:
         """
         end = time.monotonic() + timeout
         with self._changed:
-            while any(count for number, count in self._awaited.items() if number <= life):
+            while any(number <= life for number in self._awaited.values()):
                 if not self._changed.wait(max(end - time.monotonic(), 0.0)):
                     raise TimeoutError(f"a lost controller still owes answers after {timeout:.3g} s")
-            self._awaited = {number: count for number, count in self._awaited.items() if count}
             return frozenset(self._leases), frozenset(self._batches - {0})
 
     def without(
@@ -79,9 +80,13 @@ def leases_of(grants: Iterable[Grant]) -> tuple[tuple[str, int], ...]:
     return tuple((one.key, one.lease) for grant in grants for one in (grant, *grant.singles) if one.lease)
 
 
-_held: dict[str, Held] = {}
+_held: dict[str, tuple[int, Held]] = {}
 
 
-def held_of(store_name: str) -> Held:
-    """Those of this process."""
-    return _held.setdefault(store_name, Held())
+def held_of(store_name: str, client: int) -> Held:
+    """Those of this process in the store that has given it this client's number; earlier ones of the name are over."""
+    store = client >> CLIENTS_BITS
+    found = _held.get(store_name)
+    if found is None or found[0] != store:
+        found = _held[store_name] = store, Held()
+    return found[1]

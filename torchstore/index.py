@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from torchstore.entries import Entries
 from torchstore.errors import KeyNotFoundError, StoreError
@@ -30,6 +30,7 @@ class Index:
 
     Attributes:
         keep: How many ready versions a key keeps where no put of it says so.
+        retired: How often versions were let go of for the room that they took.
     """
 
     def __init__(self, on_idle: OnIdle, on_gone: OnGone, on_change: OnChange) -> None:
@@ -38,6 +39,7 @@ class Index:
         self._sorted = SortedKeys()
         self._with_older: dict[str, History] = {}  # those that keep more than the newest version
         self.keep = 1
+        self.retired = 0
         self._numbers = Numbers()
         self._on_idle = on_idle
         self._on_gone = on_gone
@@ -133,6 +135,7 @@ class Index:
         ]
         if not found:
             return False
+        self.retired += 1
         _, oldest, _ = min(found, key=lambda entry: entry[0])
         arenas = {binding.arena_id for _, binding in oldest.bindings()}
         for _, version, history in found:  # what came in one batch goes with it: alone it is only some pages
@@ -221,9 +224,14 @@ class Index:
             self.settle(history)
         return kept
 
-    def memory_of(self, writer: ProcessId) -> set[str]:
-        """Ids of the memory that versions use and this process has put."""
-        return {arena for history in self._histories.values() for arena in history.bindings_of(writer)}
+    def memory_of(self, writers: Collection[ProcessId]) -> dict[ProcessId, set[str]]:
+        """Ids of the memory that versions use, for each of these processes that has put it."""
+        found: dict[ProcessId, set[str]] = {writer: set() for writer in writers}
+        for history in self._histories.values():
+            for writer, _ in history.memory.values():
+                if writer in found:
+                    found[writer].update(history.bindings_of(writer))
+        return found
 
     def clear(self) -> None:
         """Forget everything, without telling anybody."""

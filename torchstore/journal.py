@@ -120,6 +120,8 @@ class Journal:
                 break  # torn: nobody was answered for it
             at += _RECORD.size + nbytes
             self._end = at
+            if not record:
+                self._picture_nbytes = at
             yield record
         os.ftruncate(fd, self._end)
         self._room = self._end
@@ -157,6 +159,10 @@ class Journal:
         """Whether it is time for another picture."""
         return self._end - self._picture_nbytes > max(_LEAST_CHANGES, self._picture_nbytes)
 
+    def put_off(self) -> None:
+        """Let another picture wait until there are as many changes once more."""
+        self._picture_nbytes = self._end
+
     def begin_again(self, picture: bytes) -> None:
         """Put a picture of all that has happened in the place of the changes.
 
@@ -176,7 +182,6 @@ class Journal:
             os.pwrite(new, _header(self._token, self._number + 1), 0)
         except OSError as error:
             os.ftruncate(new, 0)
-            self._picture_nbytes = self._end  # to be tried again when there is as much once more
             raise JournalError(f"no memory for the journal: {error.strerror}") from error
         os.ftruncate(old, 0)
         self._at, self._number = 1 - self._at, self._number + 1

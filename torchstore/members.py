@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 from typing import TypeVar
 
 from torchstore.manifest import Binding, Manifest
 from torchstore.messages import Share, StaleClientError, UnknownIdError
 from torchstore.process import ProcessId
 from torchstore.recent import Recent
+from torchstore.serial import Serial
 
 R = TypeVar("R", Manifest, Binding)
 
@@ -27,11 +27,11 @@ class Members:
         self._store_name = store_name
         self._processes: dict[int, ProcessId] = {}
         self._alive: set[ProcessId] = set()
-        self._numbers = count(1)
+        self._numbers = Serial()
 
     def begin(self, first: int) -> None:
         """There is a store from now on, with clients of this number and above."""
-        self._numbers = count(first)
+        self._numbers = Serial(first)
 
     def welcome(self, process: ProcessId) -> int:
         """A new client. Returns its number."""

@@ -40,6 +40,10 @@ class StaleClientError(StoreError):
     """The store has been shut down and initialized again since this client was made: make a new one."""
 
 
+CLIENTS_BITS = 32
+"""Of a client's number; those above them say which of the stores of its name it belongs to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a store was initialized.

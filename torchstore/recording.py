@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
@@ -32,6 +31,7 @@ class Recorder:
         self.state = StoreState(store_name)
         self._journal: Journal | None = None
         self._tell: Callable[[Effects], None] = _nobody
+        self._owed = Effects()
         self._before: dict[ProcessId, tuple[Leases, set[int]]] = {}
 
     @property
@@ -47,10 +47,10 @@ class Recorder:
         """
         try:
             self._replay(journal)
-        except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, TypeError) as error:
+        except Exception as error:
             journal.close()
             raise JournalError(f"the journal cannot be read: {type(error).__name__}: {error}") from error
-        self.state.take_effects()
+        self._owed = self.state.take_effects()
         self._before = self.state.leases()
         self._journal = journal
         self.do(Command("void_offers", ()))
@@ -60,13 +60,23 @@ class Recorder:
         if journal.has_picture:
             self.state = pickle.loads(b"".join(takewhile(bool, records)))
         for record in records:
-            with suppress(StoreError):  # whoever asked for it has been told, or will ask again
-                self.state.apply(Command(*pickle.loads(record)))
+            command = Command(*pickle.loads(record))
+            try:
+                self.state.apply(command)
+            except StoreError:
+                pass  # whoever asked for it has been told, or will ask again
+            except Exception:  # noqa: BLE001 - as it failed at first, with the same traces
+                _log.warning("a command of the journal fails: %s", command.name, exc_info=True)
 
     def begin(self, tell: Callable[[Effects], None], on_change: Callable[[History], None]) -> None:
         """From now on, others are told of what follows from changes."""
         self._tell = tell
         self.state.on_change = on_change
+
+    def owed(self) -> list[Effects]:
+        """What volumes may not have been told before the journal was opened."""
+        owed, self._owed = self._owed, Effects()
+        return [owed, self.state.all_effects()]
 
     def do(self, command: Command) -> Any:
         """Do what a command says.
@@ -98,8 +108,9 @@ class Recorder:
         if self._journal is not None:
             record = _encode(command)
             self._journal.prepare(len(record))
+        mark = self.state.mark()
         outcome = getattr(self.state, command.name)(*command.arguments, **untold)
-        if is_change(outcome):
+        if is_change(outcome) or self.state.mark() != mark:
             if self._journal is not None:
                 self._journal.append(record)
             self._follow()
@@ -110,9 +121,9 @@ class Recorder:
     ) -> Iterator[Command]:
         """What gives back the leases that a process had when the journal was opened, but for those that it has still.
 
-        Asked again for a process there is nothing to give back.
+        No number is given twice, so it does no harm to ask again.
         """
-        held, of_batches = self._before.pop(process, (set(), set()))
+        held, of_batches = self._before.get(process, (set(), set()))
         if held - leases:
             yield Command("release", (tuple(sorted(held - leases)), 0))
         for batch in sorted(of_batches - batches):
@@ -132,9 +143,14 @@ class Recorder:
             self._tell(effects)
         if self._journal is not None and self._journal.is_long:
             try:
-                self._journal.begin_again(pickle.dumps(self.state, protocol=5))
-            except JournalError as error:  # it is as it was, only longer
-                _log.warning("%s", error)
+                self._journal.begin_again(_picture_of(self.state))
+            except Exception as error:  # noqa: BLE001 - what was done is done: the journal is only longer than it need be
+                self._journal.put_off()
+                _log.warning("the journal is not begun again: %s: %s", type(error).__name__, error)
+
+
+def _picture_of(state: StoreState) -> bytes:
+    return pickle.dumps(state, protocol=5)
 
 
 def _encode(command: Command) -> bytes:

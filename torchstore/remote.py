@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any, NoReturn, TypeVar
 
 from control import ActorMesh, ControlError, Future, SupervisionError
@@ -32,6 +31,7 @@ from torchstore.manifest import Binding
 from torchstore.messages import Grant, Publication, Published, Retired, Selector, Share, StoreInfo, Wanted
 from torchstore.meta import ValueMeta
 from torchstore.process import ProcessId, this_process
+from torchstore.requests import UNNUMBERED, Request, Requests
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Remote:
     info: StoreInfo
     calls: int = 0
     lost: set[str] = field(default_factory=set)
-    _requests: Iterator[int] = field(default_factory=lambda: count(1))
+    _requests: Requests = field(default_factory=Requests)
     _desk: Desk = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,31 +68,34 @@ class Remote:
         """The controller that is there now, as far as this client knows."""
         return self._desk.actor
 
-    def _request(self) -> int:
-        """The number of a request that is to be done once, even if it has to be sent again; 0: it is sent once."""
-        return next(self._requests) if self._desk.may_change else 0
+    async def _ask_once(self, call: Callable[[ActorMesh[StoreController], Request], Future[T]], timeout: float) -> T:
+        """Ask for something that is to be done once, even if the request has to be sent again."""
+        if not self._desk.may_change:
+            return await self._ask(lambda to: call(to, UNNUMBERED), timeout)
+        with self._requests.next() as request:
+            return await self._ask(lambda to: call(to, request), timeout)
 
     async def publish(
         self, publications: tuple[Publication | BatchPublication, ...], timeout: float
     ) -> tuple[Published, ...]:
         """See `StoreController.publish`."""
-        request = self._request()
-        return await self._ask(lambda to: to.publish.call_one(self.info.client, publications, request), timeout)
+        return await self._ask_once(
+            lambda to, request: to.publish.call_one(self.info.client, publications, request), timeout
+        )
 
     async def reclaim(self, timeout: float) -> tuple[Retired, ...]:
         """See `StoreController.reclaim`."""
-        request = self._request()
-        return await self._ask(lambda to: to.reclaim.call_one(self.info.client, request), timeout)
+        return await self._ask_once(lambda to, request: to.reclaim.call_one(self.info.client, request), timeout)
 
     async def reserve(self, key: str, timeout: float) -> int:
         """See `StoreController.reserve`."""
-        request = self._request()
-        return await self._ask(lambda to: to.reserve.call_one(self.info.client, key, request), timeout)
+        return await self._ask_once(lambda to, request: to.reserve.call_one(self.info.client, key, request), timeout)
 
     async def put_inline(self, key: str, value: bytes, timeout: float) -> int:
         """See `StoreController.put_inline`."""
-        request = self._request()
-        return await self._ask(lambda to: to.put_inline.call_one(self.info.client, key, value, request), timeout)
+        return await self._ask_once(
+            lambda to, request: to.put_inline.call_one(self.info.client, key, value, request), timeout
+        )
 
     async def acquire(self, key: str, selector: Selector, known: tuple[str, ...], timeout: float) -> Grant:
         """See `StoreController.acquire`."""
@@ -177,13 +180,13 @@ class Remote:
 
     async def rollback(self, key: str, version: int, timeout: float) -> None:
         """See `StoreController.rollback`."""
-        request = self._request()
-        await self._ask(lambda to: to.rollback.call_one(self.info.client, key, version, request), timeout)
+        await self._ask_once(lambda to, request: to.rollback.call_one(self.info.client, key, version, request), timeout)
 
     async def delete(self, keys: tuple[str, ...], *, missing_ok: bool, timeout: float) -> None:
         """See `StoreController.delete`."""
-        request = self._request()
-        await self._ask(lambda to: to.delete.call_one(self.info.client, keys, missing_ok, request), timeout)
+        await self._ask_once(
+            lambda to, request: to.delete.call_one(self.info.client, keys, missing_ok, request), timeout
+        )
 
     async def keys(self, prefix: str | None, timeout: float) -> list[str]:
         """See `StoreController.keys`."""

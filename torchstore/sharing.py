@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 from torchstore.batches import BatchGrant, BatchPublication, Columns
 from torchstore.errors import KeyNotFoundError
@@ -16,6 +15,7 @@ from torchstore.messages import ArenaFreedError, Grant, Wanted
 from torchstore.plan import uncollected
 from torchstore.process import ProcessId
 from torchstore.sections import Section
+from torchstore.serial import Serial
 from torchstore.shared_arenas import SharedArenas
 from torchstore.version import Contribution, Version
 from torchstore.versions import History
@@ -36,7 +36,7 @@ class BatchDesk:
         self._known = known
         self._ledger = ledger
         self._shared = shared
-        self._numbers = count(1)
+        self._numbers = Serial()
         self._leases: dict[int, tuple[ProcessId, list[tuple[History, Version, int]]]] = {}
 
     @uncollected()

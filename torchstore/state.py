@@ -46,12 +46,14 @@ class Command(NamedTuple):
         arguments: Of that.
         client: Who asked for it; 0 where nobody will ask again.
         request: The client's number for it.
+        oldest: The client's number for the oldest request of which it still waits for an answer.
     """
 
     name: str
     arguments: tuple[Any, ...]
     client: int = 0
     request: int = 0
+    oldest: int = 0
 
 
 @dataclass(slots=True)
@@ -115,10 +117,12 @@ class StoreState:
             return self._do(command)
         found = self._answers.find(command.client, command.request)
         if found is None:
+            outcome: Any
             try:
-                found = self._answers.put(command.client, command.request, self._do(command))
+                outcome = self._do(command)
             except StoreError as error:
-                found = self._answers.put(command.client, command.request, error)
+                outcome = error
+            found = self._answers.put(*command[2:], outcome)
         return found.open()
 
     def was_answered(self, command: Command) -> bool:
@@ -138,8 +142,12 @@ class StoreState:
 
     def all_effects(self) -> Effects:
         """What volumes may not have been told by a controller that is gone."""
-        dead = [(process, tuple(self.index.memory_of(process))) for process, _ in self._buried.items()]
-        return Effects(self._ledger.freed_by_volume(), dead)
+        kept = self.index.memory_of([process for process, _ in self._buried.items()])
+        return Effects(self._ledger.freed_by_volume(), [(process, tuple(arenas)) for process, arenas in kept.items()])
+
+    def mark(self) -> tuple[int, int]:
+        """Another one after memory was freed, or versions were let go of for that."""
+        return self._ledger.clock, self.index.retired
 
     # Clients --------------------------------------------------------------------------------------------
 

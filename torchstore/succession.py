@@ -9,8 +9,10 @@ first and whenever they have lost theirs.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
+from collections import deque
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from control import ActorError, ActorMesh, ControlError, ProcMesh, SupervisionError, this_host
 from control.failure import MeshFailure
-from control.recovery.policy import Action, Attempt, RecoveryPolicy, Restart
 from control.runtime import job as runtime
-from torchstore.errors import ControllerLostError, StoreError, StoreTimeoutError
+from torchstore.desk import ask
+from torchstore.errors import ControllerLostError, StoreError, StoreNotInitializedError, StoreTimeoutError
 from torchstore.journal import JournalMemory
 from torchstore.messages import Settings, StoreInfo
 from torchstore.process import ProcessId
@@ -31,9 +33,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("torchstore")
 
-_POLICY = RecoveryPolicy(Restart(attempts=60, within_s=60.0, backoff_s=0.0))
-_START_TIMEOUT_S = 60.0
+_DEATHS = 60  # of controllers, in a minute: one more is the end of the store
+_DEATHS_WITHIN_S = 60.0
+_FAILED_STARTS = 3  # one after the other, of controllers that cannot go on where another one has ended
+_SPARE_BACKOFF_S = 1.0
+_LONGEST_BACKOFF_S = 30.0
+START_TIMEOUT_S = 60.0
 _STILL_THERE_S = 2.0
+_RETIRE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +100,23 @@ class Succession:
         self._name = f"torchstore-{store_name}-controller"
         self._volumes = volumes
         self._settings = settings
-        self._memory = JournalMemory()
         self._lives = lives
-        self._history: list[Attempt] = []
-        self._why_lost = ""
+        self._deaths: deque[float] = deque()
+        self._failed_starts = 0
+        self._spare_failures = 0
+        self._lost: StoreError | None = None
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._now: Successor | None = None
-        self._acting = self._start()
-        self._spare = self._start()
-        self._run(self._bring_up(self._acting))
-
-    @staticmethod
-    async def begin(store_name: str, volumes: Volumes, settings: Settings, lives: Iterator[int]) -> Succession:
-        """Start the first controller.
-
-        Raises:
-            JournalError: There is no memory for the journal.
-            ControllerLostError: It could not be started.
-        """
-        succession = Succession(store_name, volumes, settings, lives)
+        self._spare: _Candidate | None = None
+        self._memory = JournalMemory()
         try:
-            await succession.after(-1, _START_TIMEOUT_S)
+            self._acting = self._start()
         except BaseException:
-            await succession.end()
+            self._memory.close()
             raise
-        return succession
+        self._run(self._bring_up(self._acting))
+        self._run(self._prepare_spare())
 
     async def after(self, life: int, timeout: float) -> Successor:
         """The controller that comes after one, or that one itself where it is still there after a while.
@@ -129,8 +127,8 @@ class Succession:
         """
         begin = time.monotonic()
         while True:
-            if self._why_lost:
-                raise ControllerLostError(self._why_lost)
+            if self._lost is not None:
+                raise copy.copy(self._lost)
             waited_s = time.monotonic() - begin
             if self._now is not None and (self._now.life > life or waited_s >= _STILL_THERE_S):
                 return self._now
@@ -145,12 +143,13 @@ class Succession:
         Raises:
             ControllerLostError: The store is lost.
             StoreTimeoutError: No controller was there in time.
+            JournalError: There is no memory for another client.
         """
-        life, end = -1, time.monotonic() + _START_TIMEOUT_S
+        life, end = -1, time.monotonic() + START_TIMEOUT_S
         while True:
             successor = await self.after(life, max(end - time.monotonic(), 0.0))
             try:
-                info = await successor.actor.info.call_one(process, procs)
+                info = await ask(successor.actor.info.call_one(process, procs), max(end - time.monotonic(), 0.001))
             except SupervisionError:
                 life = successor.life
             else:
@@ -158,53 +157,90 @@ class Succession:
 
     def supervise(self, failure: MeshFailure) -> None:
         """Put the spare controller in the place of one that has failed. Other failures are none of this."""
-        if self._why_lost or failure.mesh_name not in (self._acting.name, self._spare.name):
-            return
-        now_s, message = time.monotonic(), failure.root_cause().message
-        self._history = _POLICY.remembered(self._history, now_s)
-        decision = _POLICY.decide(failure, self._history, now_s)
-        self._history.append(Attempt(decision.action, now_s))
-        _log.warning("%s: %s: %s", failure.mesh_name, message, decision.reason)
-        if decision.action is Action.ESCALATE:
-            self._give_up(f"it has failed too often: {message}")
-            return
+        message = failure.root_cause().message
         if failure.mesh_name == self._acting.name:
-            self._run(self._acting.end(message))
-            self._now, self._acting = None, self._spare
-            self._run(self._bring_up(self._acting))
-        else:
-            self._run(self._spare.end(message))
-        self._spare = self._start()
+            self._lose(self._acting, message)
+        elif self._spare is not None and failure.mesh_name == self._spare.name:
+            spare, self._spare = self._spare, None
+            self._spare_failures += 1
+            _log.warning("%s, a spare controller, has failed: %s", spare.name, message)
+            self._run(spare.end(message))
+            self._run(self._prepare_spare())
 
     async def end(self) -> None:
         """The store is shut down."""
         acting, self._now = self._now, None
-        self._give_up("the store was shut down")
-        if acting is not None:
-            with suppress(SupervisionError, ActorError):  # it is dead, or will be in a moment
-                await acting.actor.retire.call_one()
-        await asyncio.gather(*(each.end("its store was shut down") for each in (self._acting, self._spare)))
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-        self._memory.close()
+        self._give_up(StoreNotInitializedError(self._store_name))
+        try:
+            if acting is not None:
+                with suppress(SupervisionError, ActorError, StoreError):  # it is dead, or will be in a moment
+                    await ask(acting.actor.retire.call_one(), _RETIRE_TIMEOUT_S)
+            candidates = [self._acting, *([self._spare] if self._spare is not None else [])]
+            await asyncio.gather(*(each.end("its store was shut down") for each in candidates), return_exceptions=True)
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            self._memory.close()
 
     def _start(self) -> _Candidate:
         return _Candidate.start(self._name, self._store_name, next(self._lives))
 
+    async def _prepare_spare(self) -> None:
+        """Start a spare controller; after a while, if the ones before it have failed."""
+        if self._spare_failures:
+            delay_s = min(_SPARE_BACKOFF_S * 2 ** min(self._spare_failures - 1, 10), _LONGEST_BACKOFF_S)
+            end = time.monotonic() + delay_s
+            while self._lost is None and time.monotonic() < end:
+                await self._change(end - time.monotonic())
+        if self._lost is None and self._spare is None:
+            try:
+                self._spare = self._start()
+            except ControlError as error:
+                self._spare_failures += 1
+                _log.warning("the store %s has no spare controller: %s", self._store_name, error)
+                self._run(self._prepare_spare())
+
     async def _bring_up(self, candidate: _Candidate) -> None:
+        """Have a controller go on where the one before it has ended."""
         try:
             process = await candidate.actor.succeed.call_one(self._volumes, self._settings, self._memory.address)
-        except SupervisionError:
-            return  # it has died: `supervise` is told
+        except SupervisionError as error:
+            self._lose(candidate, str(error))  # it may have died before it was more than a spare one
         except ActorError as error:
-            self._give_up(str(error.cause if isinstance(error.cause, StoreError) else error))
-            return
-        if candidate is self._acting and not self._why_lost:
-            self._now = Successor(candidate.life, candidate.actor, process)
-            self._wake()
+            self._failed_starts += 1
+            self._lose(candidate, str(error.cause if isinstance(error.cause, StoreError) else error))
+        else:
+            if candidate is self._acting and self._lost is None:
+                self._failed_starts = self._spare_failures = 0
+                self._now = Successor(candidate.life, candidate.actor, process)
+                self._wake()
 
-    def _give_up(self, why: str) -> None:
-        self._why_lost = self._why_lost or f"the store's controller is gone: {why}"
+    def _lose(self, candidate: _Candidate, message: str) -> None:
+        """The acting controller is of no use any more; said again of the same one, it changes nothing."""
+        if candidate is not self._acting or self._lost is not None:
+            return
+        self._now = None
+        now_s = time.monotonic()
+        self._deaths.append(now_s)
+        while self._deaths[0] < now_s - _DEATHS_WITHIN_S:
+            self._deaths.popleft()
+        self._run(candidate.end(message))
+        if len(self._deaths) > _DEATHS or self._failed_starts >= _FAILED_STARTS:
+            self._give_up(ControllerLostError(f"the store's controller has failed too often: {message}"))
+            return
+        _log.warning("%s is followed by another controller: %s", candidate.name, message)
+        try:
+            self._acting, self._spare = self._spare or self._start(), None
+        except ControlError as error:
+            self._give_up(
+                ControllerLostError(f"the store's controller has failed ({message}), and so does another: {error}")
+            )
+            return
+        self._run(self._bring_up(self._acting))
+        self._run(self._prepare_spare())
+
+    def _give_up(self, why: StoreError) -> None:
+        self._lost = self._lost or why
         self._wake()
 
     def _wake(self) -> None:

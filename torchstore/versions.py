@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import count
 
 from torchstore.errors import (
     KeyNotFoundError,
@@ -27,6 +26,7 @@ from torchstore.errors import (
 from torchstore.manifest import Binding, Manifest
 from torchstore.messages import Selector, Share
 from torchstore.process import ProcessId
+from torchstore.serial import Serial
 from torchstore.steps import Step, Steps
 from torchstore.version import Contribution, Version, lives_in
 
@@ -42,8 +42,8 @@ class Numbers:
     __slots__ = ("leases", "ready")
 
     def __init__(self) -> None:
-        self.leases = count(1)
-        self.ready = count(1)
+        self.leases = Serial()
+        self.ready = Serial()
 
 
 class History:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tests.torchstore.walks import Walker, digest, left, picture, reopened
 from torchstore import journal as journals
-from torchstore.errors import JournalError, StoreError, VersionNotFoundError
+from torchstore.errors import JournalError, KeyNotFoundError, StoreError, VersionNotFoundError
 from torchstore.journal import Journal, JournalMemory
+from torchstore.manifest import Binding
 from torchstore.messages import Selector, StaleClientError, Wanted
 from torchstore.origin import ALONE
 from torchstore.process import ProcessId
@@ -143,6 +144,97 @@ def test_a_request_is_done_once_by_whoever_is_there(memory: JournalMemory) -> No
     left(following)
 
 
+def test_requests_are_done_once_however_many_are_under_way(memory: JournalMemory) -> None:
+    recorder = begun(memory)
+    client = recorder.do(Command("welcome", (PROCESS, None)))
+    commands = [Command("put_inline", (client, f"k{at}", b"1"), client, at, 1) for at in range(1, 600)]
+    for command in commands:
+        assert recorder.do(command) == 1
+    following = reopened(left(recorder) and memory.address)
+    assert [following.do(command) for command in commands] == [1] * len(commands)
+    later = Command("put_inline", (client, "k1", b"2"), client, 600, 600)
+    assert following.do(later) == 2
+    assert not following.state.was_answered(commands[0]), "the client has said that it has heard that"
+    left(following)
+
+
+def test_what_was_refused_does_not_keep_what_was_asked(memory: JournalMemory) -> None:
+    recorder = begun(memory)
+    client = recorder.do(Command("welcome", (PROCESS, None)))
+    refused = Command("rollback", ("k", 9), client, 1, 1)
+    for _ in range(2):
+        with pytest.raises(KeyNotFoundError):
+            recorder.do(refused)
+    answer = recorder.state._answers.find(client, 1)
+    assert answer is not None
+    assert answer.outcome.__traceback__ is None
+    left(recorder)
+
+
+def test_a_command_that_fails_fails_again_and_the_store_goes_on(memory: JournalMemory) -> None:
+    recorder = begun(memory)
+    client = recorder.do(Command("welcome", (PROCESS, None)))
+    with pytest.raises(TypeError):
+        recorder.do(Command("put_inline", (client, ["no key"], b"1"), client, 1, 1))
+    assert recorder.do(Command("put_inline", (client, "k", b"1"), client, 2, 1)) == 1
+    left(recorder)
+    assert left(reopened(memory.address)).state.index.keys(None) == ["k"]
+
+
+def test_all_that_a_volume_may_not_have_heard_is_said_again(
+    memory: JournalMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchstore.ledger._REMEMBERED", 4)
+    walker = Walker(5, begun(memory))
+    client = walker.recorder.do(Command("welcome", (PROCESS, None)))
+    walker._clients = {client: PROCESS}
+    arenas = []
+    for at in range(20):
+        binding = Binding(f"arena {at}", "snapshot", "0", ())
+        arenas.append(binding.id)
+        sent = replace(walker._publication(client, f"k{at}", ALONE), version=None, binding=binding)
+        walker.recorder.do(Command("publish", (0.0, client, (sent,))))
+    walker.recorder.do(Command("delete", (tuple(f"k{at}" for at in range(20)), False)))
+    left(walker.recorder)
+    owed = left(reopened(memory.address)).owed()
+    assert set(arenas) == {arena for effects in owed for arena in effects.freed.get("0", [])}
+
+
+def test_a_picture_is_not_made_anew_by_who_only_reads_it(
+    memory: JournalMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "_LEAST_CHANGES", 1000)
+    recorder = begun(memory)
+    client = recorder.do(Command("welcome", (PROCESS, None)))
+    for at in range(50):
+        recorder.do(Command("put_inline", (client, f"k{at}", bytes(200)), client, at + 1, at + 1))
+    recorder._journal.begin_again(pickle.dumps(recorder.state))  # type: ignore[union-attr]
+    number = recorder._journal._number  # type: ignore[union-attr]
+    for _ in range(3):
+        left(recorder)
+        recorder = reopened(memory.address)
+    assert recorder._journal is not None
+    assert recorder._journal._number == number
+    left(recorder)
+
+
+def test_a_picture_that_fails_is_no_failure_of_what_was_done(
+    memory: JournalMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = begun(memory)
+    client = recorder.do(Command("welcome", (PROCESS, None)))
+    monkeypatch.setattr(journals, "_LEAST_CHANGES", 100)
+
+    def no_memory(*_: object, **__: object) -> bytes:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("torchstore.recording._picture_of", no_memory)
+        assert recorder.do(Command("put_inline", (client, "k", bytes(500)), client, 1, 1)) == 1
+    left(recorder)
+    assert left(reopened(memory.address)).state.index.keys(None) == ["k"]
+
+
 def test_leases_that_nobody_speaks_for_are_given_back(memory: JournalMemory) -> None:
     walker = Walker(3, begun(memory))
     recorder = walker.recorder
@@ -162,12 +254,17 @@ def test_leases_that_nobody_speaks_for_are_given_back(memory: JournalMemory) -> 
     for command in following.abandoned(PROCESS, frozenset(leases[1:2]), frozenset()):
         following.do(command)
     assert following.state.leases() == {PROCESS: ({leases[1]}, set()), OTHER: ({leases[2]}, set())}
-    assert list(following.abandoned(PROCESS, frozenset(), frozenset())) == [], "what came since is not from before"
+    (since,) = following.attempt(Command("grant", (first, wanted)), bool)
+    for command in following.abandoned(PROCESS, frozenset(leases[1:2]), frozenset()):
+        following.do(command)
+    assert following.state.leases()[PROCESS] == ({leases[1], (since.key, since.lease)}, set()), (
+        "that is not from before"
+    )
     left(following)
 
 
 def test_a_journal_of_something_else_is_refused(memory: JournalMemory) -> None:
-    for content in (b"no pickle", pickle.dumps(("unknown", ())), pickle.dumps(7)):
+    for content in (b"no pickle", pickle.dumps(7)):
         journal = Journal(memory.address, 1.0)
         list(journal.read())
         journal.append(content)

@@ -14,7 +14,6 @@ import torch
 
 import torchstore as ts
 from control import ControlError, this_proc
-from control.recovery.policy import RecoveryPolicy, Restart
 from tests.torchstore import controller_kills
 from tests.torchstore.actors import Keeper, fill_model, make_model
 from torchstore import succession
@@ -91,7 +90,7 @@ async def test_what_was_put_is_there_after_the_controller_and_goes_on_from_there
         assert await ts.get("small") == {"answer": 42}
         assert (await ts.get("batch/3")).tolist() == [3.0] * 8192
         assert await ts.keys() == keys
-        assert await ts.versions(KEY) == (1, 2, 3) if life == 1 else (1, 2)
+        assert await ts.versions(KEY) == ((1, 2, 3) if life == 1 else (1, 2))
         if life == 1:
             await ts.get_state_dict(KEY, model, version=2)
             assert {int(value) for tensor in model.values() for value in tensor.unique()} == {2}
@@ -299,7 +298,7 @@ async def test_two_stores_have_journals_of_their_own() -> None:
 
 async def test_a_controller_that_fails_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     before = memory()
-    monkeypatch.setattr(succession, "_POLICY", RecoveryPolicy(Restart(attempts=1, within_s=600.0, backoff_s=0.0)))
+    monkeypatch.setattr(succession, "_DEATHS", 1)
     await ts.initialize(journal=True, timeout=100)
     try:
         await ts.put("k", 1)
@@ -324,6 +323,101 @@ async def test_a_journal_that_cannot_be_read_is_the_end_of_the_store() -> None:
         await kill()
         with pytest.raises(ts.ControllerLostError, match="no header"):
             await ts.get("k")
+    finally:
+        await ts.shutdown()
+
+
+def controllers() -> dict[int, int]:
+    """The process ids of all controllers of the default store, by their numbers: that which acts, and the spare one."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            words = (entry / "cmdline").read_text().split("\0") if entry.name.isdecimal() else []
+            name = next((word for word in words if word.startswith("torchstore-default-controller.")), "")
+            if name:
+                found[int(name.split(".")[1].partition("{")[0])] = int(entry.name)
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize("which", [0, -1])
+async def test_a_controller_that_dies_while_the_store_begins_is_followed_too(which: int) -> None:
+    beginning = asyncio.ensure_future(ts.initialize(journal=True, timeout=100))
+
+    async def are_there() -> bool:
+        return len(controllers()) == 2
+
+    await until(are_there, "there are no controllers")
+    os.kill(list(controllers().values())[which], signal.SIGKILL)
+    await beginning
+    try:
+        await ts.put("k", 1)
+        await kill()
+        assert await ts.get("k") == 1
+    finally:
+        await ts.shutdown()
+    assert controllers() == {}
+
+
+@pytest.mark.usefixtures("journaled")
+async def test_spare_controllers_that_die_are_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "_DEATHS", 2)  # of that which acts, and of a spare one that dies as it is needed
+    monkeypatch.setattr(succession, "_SPARE_BACKOFF_S", 0.01)
+    await ts.put("k", 1)
+    killed: set[int] = set()
+    for _ in range(3):
+
+        async def is_another() -> bool:
+            there = controllers()
+            return len(there) == 2 and max(there) not in killed
+
+        await until(is_another, "there is no spare controller")
+        spare = max(controllers())
+        os.kill(controllers()[spare], signal.SIGKILL)
+        killed.add(spare)
+    await kill()
+    assert await ts.get("k") == 1
+
+
+@pytest.mark.usefixtures("journaled")
+async def test_who_has_little_time_does_not_wait_as_long_as_others() -> None:
+    await ts.put("k", 1)
+    there = controllers()
+    os.kill(there[max(there)], signal.SIGSTOP)  # nobody can take its place
+    await kill()
+    patient = asyncio.ensure_future(ts.get("k", timeout=60))
+    await asyncio.sleep(0.3)
+    with pytest.raises(ts.StoreTimeoutError):
+        await ts.get("k", timeout=0.5)
+    gone = asyncio.ensure_future(ts.get("k", timeout=60))
+    await asyncio.sleep(0.1)
+    gone.cancel()
+    assert not patient.done()
+    os.kill(there[max(there)], signal.SIGCONT)
+    assert await patient == 1
+    assert await ts.get("k") == 1
+
+
+async def test_a_frozen_controller_does_not_hold_up_a_shutdown() -> None:
+    await ts.initialize(journal=True, timeout=100)
+    await ts.put("k", 1)
+    for pid in controllers().values():
+        os.kill(pid, signal.SIGSTOP)
+    await ts.shutdown()
+    assert controllers() == {}
+
+
+async def test_a_client_of_a_store_without_a_journal_finds_the_next_one_with_one(peers: Any) -> None:
+    peer = peers.slice(gpus=0)
+    await ts.initialize()
+    await ts.put("k", 1)
+    assert await peer.get.call_one("k") == 1
+    await ts.shutdown()
+    await ts.initialize(journal=True, timeout=100)
+    try:
+        await ts.put("k", 2)
+        assert await peer.get.call_one("k") == 2
+        await kill()
+        assert await peer.get.call_one("k") == 2
     finally:
         await ts.shutdown()
 
