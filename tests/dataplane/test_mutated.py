@@ -23,6 +23,6 @@ def test_a_handle_that_is_believed_without_a_proof_is_counted(monkeypatch: pytes
     memory = mutated.Reader(shared=True)
     _, raw = memory.make(b"\x11" * mutated.NBYTES)
     monkeypatch.setattr(Keys, "open", lambda _, card, sealed: sealed[:-49] if sealed[-1] == 2 else sealed[:-25])
-    counts, found, _ = memory.attack("shm", [raw], 3, 200)
+    counts, found, _ = memory.attack("shm", [raw], [], 3, 200)
     assert counts["accepted"] > 0
     assert "without a good proof" in found[0]
