@@ -222,7 +222,7 @@ class StoreController(Actor):
         """Forget every key, free all memory and stop the volumes."""
         volumes, self._volumes = self._volumes, None
         succession, self._succession = self._succession, None
-        self.leave()
+        self._leave()
         if succession is not None:
             await succession.end()
         if volumes is not None:
@@ -232,9 +232,9 @@ class StoreController(Actor):
     async def retire(self) -> None:
         """Forget every key and answer all who wait: the store is shut down by the one that this one works for."""
         self._volumes = None
-        self.leave()
+        self._leave()
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """The store is not there any more."""
         report_table(self._part, None)
         self._waiting.dismiss_all(StoreNotInitializedError(self._store_name))

@@ -7,8 +7,8 @@ import concurrent.futures
 import contextvars
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -198,14 +198,8 @@ class Desk:
 
 def _unwrapped(call: Future[T], timeout: float) -> T:
     """`ask`, blocking."""
-    try:
+    with _own_errors(timeout):
         return call.get(timeout)
-    except TimeoutError as error:
-        raise StoreTimeoutError(f"the store did not answer in {timeout:g} s") from error
-    except ActorError as error:
-        if isinstance(error.cause, StoreError):
-            raise error.cause from error
-        raise
 
 
 async def ask(call: Awaitable[T], timeout: float) -> T:
@@ -217,8 +211,14 @@ async def ask(call: Awaitable[T], timeout: float) -> T:
         SupervisionError: The actor is dead.
         ActorError: The endpoint failed otherwise.
     """
-    try:
+    with _own_errors(timeout):
         return await within(timeout, call)
+
+
+@contextmanager
+def _own_errors(timeout: float) -> Iterator[None]:
+    try:
+        yield
     except TimeoutError as error:
         if isinstance(error, StoreError):
             raise

@@ -30,18 +30,12 @@ def memory() -> Iterator[JournalMemory]:
     memory.close()
 
 
-def begun(memory: JournalMemory) -> Recorder:
-    recorder = Recorder("s")
-    recorder.open(Journal(memory.address, 1.0))
-    return recorder
-
-
 @given(seed=st.integers(0, 1 << 32), lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_the_next_one_knows_the_same(seed: int, lengths: list[int]) -> None:
     memory = JournalMemory()
     try:
-        walker = Walker(seed, begun(memory))
+        walker = Walker(seed, reopened(memory.address))
         for length in lengths:
             walker.steps(length)
             left(walker.recorder)
@@ -61,7 +55,7 @@ def test_a_picture_in_between_changes_nothing(seed: int, length: int, cut: float
     try:
         digests = []
         for memory in (plain, pictured):
-            walker = Walker(seed, begun(memory))
+            walker = Walker(seed, reopened(memory.address))
             walker.steps(int(length * cut))
             if memory is pictured:
                 assert walker.recorder._journal is not None
@@ -77,7 +71,7 @@ def test_a_picture_in_between_changes_nothing(seed: int, length: int, cut: float
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_process_with_other_hashes_knows_the_same(memory: JournalMemory, seed: int) -> None:
-    walker = Walker(seed, begun(memory))
+    walker = Walker(seed, reopened(memory.address))
     walker.steps(1500)
     assert len(walker.done) > 20, walker.done  # all that can be done, and many errors
     left(walker.recorder)
@@ -93,7 +87,7 @@ def test_a_process_with_other_hashes_knows_the_same(memory: JournalMemory, seed:
 
 def test_pictures_are_made_by_themselves(memory: JournalMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "_LEAST_CHANGES", 2000)
-    walker = Walker(1, begun(memory))
+    walker = Walker(1, reopened(memory.address))
     walker.steps(400)
     assert walker.recorder._journal is not None
     assert walker.recorder._journal.has_picture
@@ -106,7 +100,7 @@ PROCESS, OTHER = ProcessId("elsewhere", 1, 1), ProcessId("elsewhere", 2, 1)
 
 
 def test_nothing_is_told_to_a_volume_before_it_is_written(memory: JournalMemory) -> None:
-    recorder = begun(memory)
+    recorder = reopened(memory.address)
     told: list[tuple[Effects, int]] = []
 
     def tell(effects: Effects) -> None:
@@ -126,7 +120,7 @@ def test_nothing_is_told_to_a_volume_before_it_is_written(memory: JournalMemory)
 
 
 def test_a_request_is_done_once_by_whoever_is_there(memory: JournalMemory) -> None:
-    recorder = begun(memory)
+    recorder = reopened(memory.address)
     client = recorder.do(Command("welcome", (PROCESS, None)))
     put = Command("put_inline", (client, "k", b"1"), client, 7)
     fails = Command("rollback", ("k", 9), client, 8)
@@ -145,7 +139,7 @@ def test_a_request_is_done_once_by_whoever_is_there(memory: JournalMemory) -> No
 
 
 def test_requests_are_done_once_however_many_are_under_way(memory: JournalMemory) -> None:
-    recorder = begun(memory)
+    recorder = reopened(memory.address)
     client = recorder.do(Command("welcome", (PROCESS, None)))
     commands = [Command("put_inline", (client, f"k{at}", b"1"), client, at, 1) for at in range(1, 600)]
     for command in commands:
@@ -159,7 +153,7 @@ def test_requests_are_done_once_however_many_are_under_way(memory: JournalMemory
 
 
 def test_what_was_refused_does_not_keep_what_was_asked(memory: JournalMemory) -> None:
-    recorder = begun(memory)
+    recorder = reopened(memory.address)
     client = recorder.do(Command("welcome", (PROCESS, None)))
     refused = Command("rollback", ("k", 9), client, 1, 1)
     for _ in range(2):
@@ -172,7 +166,7 @@ def test_what_was_refused_does_not_keep_what_was_asked(memory: JournalMemory) ->
 
 
 def test_a_command_that_fails_fails_again_and_the_store_goes_on(memory: JournalMemory) -> None:
-    recorder = begun(memory)
+    recorder = reopened(memory.address)
     client = recorder.do(Command("welcome", (PROCESS, None)))
     with pytest.raises(TypeError):
         recorder.do(Command("put_inline", (client, ["no key"], b"1"), client, 1, 1))
@@ -185,7 +179,7 @@ def test_all_that_a_volume_may_not_have_heard_is_said_again(
     memory: JournalMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torchstore.ledger._REMEMBERED", 4)
-    walker = Walker(5, begun(memory))
+    walker = Walker(5, reopened(memory.address))
     client = walker.recorder.do(Command("welcome", (PROCESS, None)))
     walker._clients = {client: PROCESS}
     arenas = []
@@ -204,7 +198,7 @@ def test_a_picture_is_not_made_anew_by_who_only_reads_it(
     memory: JournalMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "_LEAST_CHANGES", 1000)
-    recorder = begun(memory)
+    recorder = reopened(memory.address)
     client = recorder.do(Command("welcome", (PROCESS, None)))
     for at in range(50):
         recorder.do(Command("put_inline", (client, f"k{at}", bytes(200)), client, at + 1, at + 1))
@@ -221,7 +215,7 @@ def test_a_picture_is_not_made_anew_by_who_only_reads_it(
 def test_a_picture_that_fails_is_no_failure_of_what_was_done(
     memory: JournalMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = begun(memory)
+    recorder = reopened(memory.address)
     client = recorder.do(Command("welcome", (PROCESS, None)))
     monkeypatch.setattr(journals, "_LEAST_CHANGES", 100)
 
@@ -236,7 +230,7 @@ def test_a_picture_that_fails_is_no_failure_of_what_was_done(
 
 
 def test_leases_that_nobody_speaks_for_are_given_back(memory: JournalMemory) -> None:
-    walker = Walker(3, begun(memory))
+    walker = Walker(3, reopened(memory.address))
     recorder = walker.recorder
     first, other = (recorder.do(Command("welcome", (process, None))) for process in (PROCESS, OTHER))
     binding, wanted = walker._binding("snapshot"), (Wanted("k", Selector()),)
@@ -279,7 +273,7 @@ def test_a_journal_of_something_else_is_refused(memory: JournalMemory) -> None:
 def test_a_change_for_which_there_is_no_memory_is_not_done(
     memory: JournalMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = begun(memory)
+    recorder = reopened(memory.address)
     client = recorder.do(Command("welcome", (PROCESS, None)))
     recorder.do(Command("put_inline", (client, "k", b"1"), client, 1))
     before = digest(recorder)

@@ -57,6 +57,15 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
         await asyncio.sleep(0.02)
 
 
+async def until_given_back(life: int, what: str) -> None:
+    """Wait until a controller after one that was killed knows of no reader."""
+
+    async def are_given_back() -> bool:
+        return await leases(life) == 0
+
+    await until(are_given_back, what)
+
+
 def memory() -> list[int]:
     """The descriptors of journals in this process."""
     found = []
@@ -153,10 +162,7 @@ async def test_a_version_that_is_read_stays_while_controllers_come_and_go(peers:
         pinned.release()
     await reader.end_lease.call_one()
 
-    async def all_given_back() -> bool:
-        return await leases(life) == 0
-
-    await until(all_given_back, "leases are left")
+    await until_given_back(life, "leases are left")
     if mode == "direct":
         await publisher.fence.call_one(KEY, 20.0)
 
@@ -173,10 +179,7 @@ async def test_a_lease_that_is_given_back_to_nobody_is_not_kept(peers: Any) -> N
     os.kill(frozen.process.pid, signal.SIGKILL)
     life = frozen.life
 
-    async def all_given_back() -> bool:
-        return await leases(life) == 0
-
-    await until(all_given_back, "the lease is left")
+    await until_given_back(life, "the lease is left")
 
 
 @pytest.mark.usefixtures("journaled")
@@ -194,10 +197,7 @@ async def test_answers_that_did_not_arrive_hold_nothing() -> None:
     life = await kill()
     assert (await ts.get(KEY)).sum() == 1 << 16
 
-    async def all_given_back() -> bool:
-        return await leases(life) == 0
-
-    await until(all_given_back, "leases are left")
+    await until_given_back(life, "leases are left")
 
 
 @pytest.mark.usefixtures("journaled")
@@ -211,10 +211,7 @@ async def test_a_reader_that_dies_without_a_controller_is_missed_by_the_next_one
     life = await kill()
     os.kill(victim_pid, signal.SIGKILL)
 
-    async def all_given_back() -> bool:
-        return await leases(life) == 0
-
-    await until(all_given_back, "the lease of the dead is left")
+    await until_given_back(life, "the lease of the dead is left")
     await keeper.stop()
 
 
@@ -327,6 +324,13 @@ async def test_a_journal_that_cannot_be_read_is_the_end_of_the_store() -> None:
         await ts.shutdown()
 
 
+def is_ours(pid: int) -> bool:
+    """Whether a process was started by this one, or by one that was."""
+    while pid > 1 and pid != os.getpid():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid == os.getpid()
+
+
 def controllers() -> dict[int, int]:
     """The process ids of all controllers of the default store, by their numbers: that which acts, and the spare one."""
     found = {}
@@ -334,7 +338,7 @@ def controllers() -> dict[int, int]:
         with suppress(OSError, ValueError):
             words = (entry / "cmdline").read_text().split("\0") if entry.name.isdecimal() else []
             name = next((word for word in words if word.startswith("torchstore-default-controller.")), "")
-            if name:
+            if name and is_ours(int(entry.name)):
                 found[int(name.split(".")[1].partition("{")[0])] = int(entry.name)
     return dict(sorted(found.items()))
 
