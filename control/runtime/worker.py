@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -93,13 +94,14 @@ def live(pipe: int) -> None:
     bind(config.binding)
     sys.path[:] = config.sys_path
     sys.argv[:] = [config.me.name]
-    if config.bootstrap:
-        run_bootstrap(config.bootstrap)
 
     from control.errors import ThreadLimitError
     from control.runtime import job
     from control.runtime.leaving import Leaving
 
+    collect_garbage()
+    if config.bootstrap:
+        run_bootstrap(config.bootstrap)
     told = os.eventfd(0, os.EFD_CLOEXEC)
     try:
         job.join_job(config, Leaving(told, config.me.name))
@@ -116,6 +118,12 @@ def live(pipe: int) -> None:
     global _leaves
     _leaves = True
     let_nobody_wait_for_children()
+
+
+def collect_garbage() -> None:
+    """Have the cyclic collector begin, with what comes from now on: what has been imported stays."""
+    gc.freeze()
+    gc.enable()
 
 
 def let_nobody_wait_for_children() -> None:
@@ -137,12 +145,11 @@ def end_behind_all_others() -> None:
 
     To take an interpreter down piece by piece takes a tenth of a second, and threads of C++ may still run in it.
     """
-    import gc
     import io
 
     if not _leaves:
         return  # it ends by an exception, which has an exit status of its own
-    for thing in gc.get_objects():
+    for thing in (sys.stdout, sys.stderr, *gc.get_objects()):  # what has been frozen is not among those
         if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom) and not thing.closed:
             with contextlib.suppress(Exception):  # its device is full or gone: there is nobody to tell
                 thing.flush()
@@ -196,6 +203,7 @@ if __name__ == "__main__":
     # Run as a file, so that it starts without knowing where to import from: its folder's place on the path goes to
     # the folder that holds the package.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    gc.disable()  # to look for garbage in what is imported would take a twentieth of the start
     # The first to be registered is the last to be called.
     atexit.register(lambda: worker.end_behind_all_others())
     from control.runtime import worker
