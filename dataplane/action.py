@@ -5,6 +5,7 @@ import operator
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from dataplane.layout import RemoteLayout, Row, as_rows, compile_box, extent, ov
 from dataplane.memory import MemoryKind, StridedRegion, require_timeout, require_writable, strided
 from dataplane.operation import DONE, Operation
 from dataplane.select import Selector
+from dataplane.uncollected import uncollected
+
+_FEW = 64  # transfers: those are compiled before the collector has anything to look at
 
 
 @dataclass(slots=True)
@@ -192,7 +196,7 @@ class RDMAAction:
     def _transfers(self, selector: Selector) -> list[Transfer]:
         compiled = self._compiled
         if compiled is None or compiled[0] is not selector:  # as after a fork, or with another configuration
-            with self._lock:
+            with self._lock, uncollected() if len(self._parts) > _FEW else nullcontext():
                 compiled = self._compiled = selector, self._compile()
         return compiled[1]
 

@@ -108,7 +108,9 @@ class RDMABuffer:
             ValueError: It is empty or sticks out.
         """
         require_range(offset, nbytes, self._nbytes)
-        return self._view(self._owner, self._registration, self._handle, self._offset + int(offset), int(nbytes))
+        part = self._view(self._owner, self._registration, self._handle, self._offset + int(offset), int(nbytes))
+        part._route = self._route
+        return part
 
     def read_into(self, dst: Any, *, timeout: float = 60.0, stream: bool = False) -> Operation:
         """Copy the whole buffer into `dst`.

@@ -11,6 +11,7 @@ import torch
 
 from dataplane import RDMAAction, RemoteLayout
 from dataplane.errors import DataplaneError
+from dataplane.uncollected import uncollected
 from torchstore.batches import BatchGrant
 from torchstore.catalog import place_of
 from torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
@@ -18,7 +19,7 @@ from torchstore.layout import contiguous_strides
 from torchstore.manifest import Binding, Manifest, TensorItem
 from torchstore.messages import Grant, Share
 from torchstore.overlap import check_distinct
-from torchstore.plan import Plan, PlanCache, Seals, execute, uncollected
+from torchstore.plan import Plan, PlanCache, Seals, execute
 from torchstore.process import this_process
 from torchstore.recent import Recent
 from torchstore.records import Cost

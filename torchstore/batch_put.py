@@ -12,13 +12,13 @@ import torch
 
 from dataplane import RDMAAction, RemoteLayout
 from dataplane.errors import BufferDroppedError
+from dataplane.uncollected import uncollected
 from torchstore.arenas import Arena, ArenaPool
 from torchstore.batches import BatchPublication, Columns
 from torchstore.layout import contiguous_strides
 from torchstore.manifest import Manifest
 from torchstore.messages import Retired
 from torchstore.packing import Packed, pack
-from torchstore.plan import uncollected
 from torchstore.process import this_process
 from torchstore.recent import Recent
 from torchstore.records import Cost

@@ -267,9 +267,12 @@ class StoreController(Actor):
         return int(self._once(client, request, "reserve", client, key))
 
     @endpoint
-    async def put_inline(self, client: int, key: str, value: bytes, request: Request) -> int:
-        """Add a whole small value as the next version of a key. Returns its number."""
-        return int(self._once(client, request, "put_inline", client, key, value))
+    async def put_inline(self, client: int, key: str, value: bytes, request: int, oldest: int) -> int:
+        """Add a whole small value as the next version of a key. Returns its number.
+
+        The two numbers are those of a `Request`: all arguments are plain, as those of `acquire`.
+        """
+        return int(self._once(client, (request, oldest), "put_inline", client, key, value))
 
     @endpoint
     async def reclaim(self, client: int, request: Request) -> tuple[Retired, ...]:

@@ -7,10 +7,10 @@ import concurrent.futures
 import contextvars
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from control import ActorError, ActorMesh, ControlError, Future, SupervisionError
 from control.bounds import check_seconds
@@ -198,8 +198,10 @@ class Desk:
 
 def _unwrapped(call: Future[T], timeout: float) -> T:
     """`ask`, blocking."""
-    with _own_errors(timeout):
+    try:
         return call.get(timeout)
+    except (TimeoutError, ActorError) as error:
+        _raise_own(error, timeout)
 
 
 async def ask(call: Awaitable[T], timeout: float) -> T:
@@ -211,19 +213,16 @@ async def ask(call: Awaitable[T], timeout: float) -> T:
         SupervisionError: The actor is dead.
         ActorError: The endpoint failed otherwise.
     """
-    with _own_errors(timeout):
-        return await within(timeout, call)
-
-
-@contextmanager
-def _own_errors(timeout: float) -> Iterator[None]:
     try:
-        yield
-    except TimeoutError as error:
-        if isinstance(error, StoreError):
-            raise
+        return await within(timeout, call)
+    except (TimeoutError, ActorError) as error:
+        _raise_own(error, timeout)
+
+
+def _raise_own(error: TimeoutError | ActorError, timeout: float) -> NoReturn:
+    """Raise the store's own error, where there is one in or behind this."""
+    if isinstance(error, TimeoutError) and not isinstance(error, StoreError):
         raise StoreTimeoutError(f"the store did not answer in {timeout:g} s") from error
-    except ActorError as error:
-        if isinstance(error.cause, StoreError):
-            raise error.cause from error
-        raise
+    if isinstance(error, ActorError) and isinstance(error.cause, StoreError):
+        raise error.cause from error
+    raise error

@@ -11,10 +11,9 @@ A plan depends on the layouts of both sides, the dtypes and the addresses. Bindi
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
@@ -25,6 +24,7 @@ import torch
 from control import tracing
 from dataplane import RDMAAction, RDMABuffer, RemoteLayout
 from dataplane.errors import TransferTimeoutError
+from dataplane.uncollected import uncollected
 from torchstore.checksum import Proof, ProofBuilder
 from torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchError
 from torchstore.layout import Ints, Match, Transfer, match
@@ -119,18 +119,6 @@ class Seals:
         return dict(zip(self._which, self._words.tolist(), strict=True))
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Without the cyclic garbage collector, which would look at all that has been made again and again, for nothing."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 @uncollected()
 def compile_read(
     key: str,
@@ -165,7 +153,7 @@ def compile_read(
     proof = ProofBuilder([(source.manifest, source.binding) for source in sources])
     # Layers repeat: tensors of one layout share their piece tuples, so the match is made once for all of them.
     matches: dict[tuple[int, ...], Match] = {}
-    filled: dict[int, tuple[LocalTensor, list[_Read]]] = {}  # by address: what is tied on both sides is read once
+    filled: dict[int, _Filling] = {}  # by address: what is tied on both sides is read once
     for position, (label, target) in enumerate(targets.items()):
         name = stored.get(label, label) if stored else label
         full_name = key if not label else f"{key}/{label}" if name == label else f"{key}/{name} (for {label})"
@@ -185,10 +173,11 @@ def compile_read(
             found = matches[alike] = match(pieces, target.pieces, preference=turn)
         if found.holes:
             raise CoverageError(full_name, tuple((hole.offsets, hole.shape) for hole in found.holes))
-        reads = [(*holders[transfer.source], transfer) for transfer in found.transfers]
-        if _is_filled(target, reads, filled):
+        filling = (target, holders, found.transfers)
+        if (before := filled.setdefault(target.tensor.data_ptr(), filling)) is not filling and _alike(before, filling):
             continue
-        for index, binding, item, transfer in reads:
+        for transfer in found.transfers:
+            index, binding, item = holders[transfer.source]
             if binding is None:  # pieces without memory: the publisher has made a mistake
                 raise CoverageError(full_name, ((transfer.target_local, transfer.shape),))
             action.read_remote(
@@ -215,23 +204,21 @@ def compile_read(
     )
 
 
-_Read = tuple[int, Binding | None, TensorItem, Transfer]
+_Filling = tuple[LocalTensor, list[tuple[int, Binding | None, TensorItem]], Sequence[Transfer]]
+"""A target, the sources that hold some of it, and what is read of these."""
 
 
-def _is_filled(target: LocalTensor, reads: list[_Read], filled: dict[int, tuple[LocalTensor, list[_Read]]]) -> bool:
-    """Whether a target of before is the same memory and gets the same bytes; else it is remembered as filled."""
-    before, others = filled.setdefault(target.tensor.data_ptr(), (target, reads))
-    return (
-        others is not reads
-        and same_elements(before.tensor) == same_elements(target.tensor)
-        and _blocks(reads) == _blocks(others)
-    )
+def _alike(one: _Filling, other: _Filling) -> bool:
+    """Whether two targets are the same memory and get the same bytes."""
+    return same_elements(one[0].tensor) == same_elements(other[0].tensor) and _blocks(one) == _blocks(other)
 
 
-def _blocks(reads: list[_Read]) -> list[tuple[int, int, RemoteLayout, Ints]]:
+def _blocks(filling: _Filling) -> list[tuple[int, int, RemoteLayout, Ints]]:
+    _, holders, transfers = filling
+    found = ((holders[transfer.source], transfer) for transfer in transfers)
     return [
         (index, item.buffer, item.block_at(transfer.source_local, transfer.shape), transfer.target_local)
-        for index, _, item, transfer in reads
+        for (index, _, item), transfer in found
     ]
 
 

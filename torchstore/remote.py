@@ -94,7 +94,7 @@ class Remote:
     async def put_inline(self, key: str, value: bytes, timeout: float) -> int:
         """See `StoreController.put_inline`."""
         return await self._ask_once(
-            lambda to, request: to.put_inline.call_one(self.info.client, key, value, request), timeout
+            lambda to, request: to.put_inline.call_one(self.info.client, key, value, *request), timeout
         )
 
     async def acquire(self, key: str, selector: Selector, known: tuple[str, ...], timeout: float) -> Grant:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dataplane.uncollected import uncollected
 from torchstore.batches import BatchGrant, BatchPublication, Columns
 from torchstore.errors import KeyNotFoundError
 from torchstore.granting import grant_all
@@ -12,7 +13,6 @@ from torchstore.ledger import Ledger
 from torchstore.manifest import Binding, Manifest, Part
 from torchstore.members import KnownRecords
 from torchstore.messages import ArenaFreedError, Grant, Wanted
-from torchstore.plan import uncollected
 from torchstore.process import ProcessId
 from torchstore.sections import Section
 from torchstore.serial import Serial

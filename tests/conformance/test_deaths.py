@@ -42,6 +42,7 @@ def test_a_killed_owner_is_an_error_and_the_others_go_on(remote_case: Case, star
         lambda: lost.read_into(into),
         lambda: lost.write_from(content),
         lambda: unused.read_into(into),
+        lambda: lost.at(0, 100).read_into(bytearray(100)),  # whose way there is the one that was found before
         action.submit,
         short.submit,
     ):

@@ -95,6 +95,20 @@ def test_a_drop_ends_writes_and_what_lies_beside_the_part_stays(case: Case, owne
     assert (content[margin:-margin] == 3).all()
 
 
+def test_a_part_taken_before_or_after_a_drop_is_refused(case: Case, owner: Owner) -> None:
+    name, raw = owner("make_filled", 4096, 1)
+    buffer = RDMABuffer.deserialize(raw)
+    into = bytearray(16)
+    buffer.at(0, 16).read_into(into).get()  # finds the way by itself
+    buffer.read_into(bytearray(4096)).get()
+    part = buffer.at(16, 16)  # has that of the whole
+    part.read_into(into).get()
+    owner("drop", name)
+    for refused in (part, buffer.at(32, 16), buffer):
+        with pytest.raises(BufferDroppedError):
+            refused.read_into(bytearray(refused.nbytes)).get()
+
+
 def test_memory_freed_while_it_is_read_is_an_error_and_the_owner_lives(case: Case, owner: Owner) -> None:
     nbytes = 16 << 20
     name, raw = owner("make_filled", nbytes, 1)

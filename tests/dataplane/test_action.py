@@ -1,5 +1,6 @@
 """`RDMAAction`: blocks of one array, and that a submission of many segments runs no Python for each of them."""
 
+import gc
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 import dataplane
 from dataplane import RDMAAction, RDMABuffer, RemoteLayout
+from dataplane.layout import Row
 from dataplane.operation import DONE
 
 WAIT_S = 60.0
@@ -102,6 +104,27 @@ def test_a_short_submission_is_over_when_it_returns() -> None:
         source += 1
         assert action.submit() is DONE
         assert (into == source).all()
+
+
+def test_many_transfers_are_compiled_without_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    array = np.zeros(1000, np.uint8)
+    buffer, into = RDMABuffer(array), np.zeros(1000, np.uint8)
+    compile_box = dataplane.action.compile_box
+
+    def look_and_compile(*args: Any, **options: Any) -> list[Row]:
+        seen.append(gc.isenabled())
+        return compile_box(*args, **options)
+
+    monkeypatch.setattr("dataplane.action.compile_box", look_and_compile)
+    for count in (1, 1000):
+        action = RDMAAction()
+        for at in range(count):
+            action.read_remote(into[at : at + 1], buffer.at(at, 1))
+        action.submit().get()
+    assert seen[0]
+    assert not any(seen[1:])
+    assert gc.isenabled()
 
 
 def test_what_was_compiled_before_a_configuration_is_compiled_again() -> None:
