@@ -222,6 +222,8 @@ class Host:
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # until then it may still answer
 
     def kill(self) -> None:
         with self.process:  # closes its pipes
