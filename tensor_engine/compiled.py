@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
 
+from dataplane.uncollected import uncollected
 from tensor_engine import recording
 from tensor_engine.errors import CompileError
 from tensor_engine.guards import Guarding, Key, Surroundings, gradients, look_at
@@ -69,7 +68,7 @@ class CompiledFunction(Generic[P, R]):
         self._unsettled.clear()
 
     def _trace(self, key: Key, tensors: list[Tensor], args: Any, kwargs: Any) -> Any:
-        with _tracing, _without_collector():
+        with _tracing, uncollected():
             surroundings = Surroundings()
             before = gradients()
             recorder = recording.current = Recorder()
@@ -121,18 +120,6 @@ class CompiledFunction(Generic[P, R]):
                 getattr(self._function, "__qualname__", self._function),
                 self._limit,
             )
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Have the garbage collector rest, so that what is made meanwhile is all of the youngest generation."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @overload

@@ -192,7 +192,8 @@ class Reader:
         """Look there from now on, if the memory can be mapped here."""
         try:
             mapped = buffer.backend in ("shm", "local")
-            buffer.route()  # found once for all parts of it
+            if mapped:
+                buffer.route()  # found once for all parts of it
         except DataplaneError:
             mapped = False
         self._pages[page] = buffer if mapped else None
