@@ -20,8 +20,8 @@ def main() -> None:
     # After `train` has let go of its model: a DistributedDataParallel that outlives the group waits, now and then, with
     # the interpreter's lock held for a thread of the group that needs it.
     dist.destroy_process_group()
-    # The threads of gloo drop what the last backward pass gave them, for which they need the interpreter's lock. One that
-    # still waits for it when the interpreter ends aborts the process (PyTorch 2.13).
+    # The threads of gloo drop what the last backward pass gave them, for which they need the interpreter's lock. One
+    # that still waits for it when the interpreter ends aborts the process (PyTorch 2.13).
     time.sleep(0.2)
 
 

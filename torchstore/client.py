@@ -17,7 +17,7 @@ from torchstore.explanation import Explanation
 from torchstore.fetch import Fetcher
 from torchstore.key_names import check_key, check_keys
 from torchstore.manifest import Mode
-from torchstore.messages import Selector, StaleClientError
+from torchstore.messages import NEWEST, Selector, StaleClientError
 from torchstore.meta import ValueMeta
 from torchstore.metrics import log_of
 from torchstore.naming import NameMap
@@ -391,7 +391,7 @@ def _state_dict_request(
 def _selector(version: object) -> Selector:
     match version:
         case "latest":
-            return Selector()
+            return NEWEST
         case bool():
             pass
         case int():

@@ -59,7 +59,7 @@ class Desk:
         self._life = info.successor.life if info.successor is not None else 0
         self.actor = info.successor.actor if info.successor is not None else entrance
 
-    async def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> T:
+    def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> Awaitable[T]:
         """The controller's answer; where it dies meanwhile, that of the next one.
 
         Args:
@@ -74,7 +74,10 @@ class Desk:
             ActorError: The endpoint failed otherwise.
         """
         if not self.may_change:
-            return await ask(call(self.actor), timeout)
+            return ask(call(self.actor), timeout)
+        return self._ask_until_heard(call, timeout, grants=grants)
+
+    async def _ask_until_heard(self, call: Call[T], timeout: float, *, grants: bool) -> T:
         end = time.monotonic() + check_seconds("timeout", timeout)
         while True:
             life, actor = self._now()

@@ -41,7 +41,7 @@ from torchstore.explanation import Explanation, explain_plan
 from torchstore.failover import Failover
 from torchstore.increment import DeltaRead, Held, compile_delta
 from torchstore.lender import Lender
-from torchstore.messages import Grant, Selector, Share, Wanted
+from torchstore.messages import NEWEST, Grant, Selector, Share, Wanted
 from torchstore.pinning import PinnedVersion
 from torchstore.plan import Plan, PlanCache
 from torchstore.recent import Recent
@@ -110,7 +110,7 @@ class Fetcher:
             values, version = await self._batches.read(requests, cost, timeout)
             return values, cost.record(next(iter(requests)), version, self._remote.take_calls())
         recalled, end = self._catalog.recall(key), cost.begin + check_seconds("timeout", timeout)
-        (grant,) = grants = await self._acquire([recalled], Selector(), cost, timeout)
+        (grant,) = grants = await self._acquire([recalled], NEWEST, cost, timeout)
         try:
             values = {key: await self._read(recalled, grant, end, partial(self._value, recalled, request, grant, cost))}
         finally:

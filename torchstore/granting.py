@@ -34,31 +34,28 @@ def grant_all(
     found = [(request, where) for request in wanted if (where := index.find(request)) is not None]
     if len(found) < len(wanted):
         return None
-    for request, (_, version, _) in found:
-        waits = patience is not None and request.circle and version.offers.must_wait(request.circle, reader)
-        if waits and patience is not None and not patience.is_over():
-            return None
+    if patience is not None:
+        for request, (_, version, _) in found:
+            if request.circle and version.offers.must_wait(request.circle, reader) and not patience.is_over():
+                return None
     entries = [index.overwritten(request, *where) for request, where in found]
     for (_, where), names in zip(found, entries, strict=True):
         _check_entries(*where, names)
-    singles = [
-        [(single, index.find(single)) for name in names if (single := Wanted(f"{where[0].key}/{name}"))]
-        for (_, where), names in zip(found, entries, strict=True)
-    ]
-    if any(at is None for group in singles for _, at in group):
-        return None
+    singles: list[list[tuple[Wanted, tuple[History, Version, str]]]] = []
+    for (_, (history, _, _)), names in zip(found, entries, strict=True):
+        singles.append([])
+        for name in names:
+            single = Wanted(f"{history.key}/{name}")
+            at = index.find(single)
+            if at is None:
+                return None
+            singles[-1].append((single, at))
     # From here on nothing is refused: a lease that nobody is told of would never be given back.
-    return tuple(
-        _grant(
-            request,
-            reader,
-            waited_s,
-            *where,
-            names,
-            tuple(_grant(single, reader, waited_s, *at) for single, at in group if at is not None),
-        )
-        for (request, where), names, group in zip(found, entries, singles, strict=True)
-    )
+    grants = []
+    for (request, where), names, group in zip(found, entries, singles, strict=True):
+        beside = tuple([_grant(single, reader, waited_s, *at) for single, at in group])
+        grants.append(_grant(request, reader, waited_s, *where, names, beside))
+    return tuple(grants)
 
 
 def _check_entries(history: History, version: Version, item: str, overwritten: tuple[str, ...]) -> None:
@@ -67,7 +64,7 @@ def _check_entries(history: History, version: Version, item: str, overwritten: t
     Raises:
         KeyNotFoundError: That is so.
     """
-    if item or version is not history.newest:
+    if item or not history.hidden or version is not history.newest:
         return
     absent = history.hidden.difference(overwritten)
     if absent and not next(iter(version.contributions.values())).inline:
@@ -89,7 +86,8 @@ def _grant(
     first, *_ = contributions = [version.contributions[at] for at in sorted(version.contributions)]
     if first.inline:
         return Grant(history.key, version.number, inline=first.inline)
-    shares = tuple(_shares(contributions, set(wanted.known)))
+    known = frozenset(wanted.known)
+    shares = tuple(_shares(contributions, known))
     lease, lender = history.lease(version, reader), None
     if wanted.circle:
         history.withdraw(reader)  # what it has from earlier is about to be overwritten
@@ -106,13 +104,13 @@ def _grant(
         waited_s=waited_s,
         slowest_rank=slowest_rank,
         spread_s=last_came - min(came)[0],
-        lender=_brief_share(lender.share, set(wanted.known)) if lender is not None else None,
+        lender=_brief_share(lender.share, known) if lender is not None else None,
         overwritten=overwritten,
         singles=singles,
     )
 
 
-def _shares(contributions: list[Contribution], known: set[str]) -> Iterator[Share]:
+def _shares(contributions: list[Contribution], known: frozenset[str]) -> Iterator[Share]:
     """Ids in place of what the reader knows; equal objects only once."""
     told: set[str] = set()
     for contribution in contributions:
@@ -120,22 +118,22 @@ def _shares(contributions: list[Contribution], known: set[str]) -> Iterator[Shar
             continue
         news = not told.issuperset(contribution.manifest.objects)
         told.update(contribution.manifest.objects)
-        share = Share(
-            contribution.manifest,
-            contribution.binding,
+        yield Share(
+            _brief(contribution.manifest, known),
+            _brief(contribution.binding, known),
             contribution.generation,
             contribution.writer,
             contribution.objects if news else b"",
             contribution.stamp,
             contribution.change,
-            contribution.copies,
+            tuple([_brief(copy, known) for copy in contribution.copies]),
         )
-        yield _brief_share(share, known)
 
 
-def _brief_share(share: Share, known: set[str]) -> Share:
-    def brief(record: Any) -> Any:
-        return record.id if record is not None and record.id in known else record
+def _brief_share(share: Share, known: frozenset[str]) -> Share:
+    copies = tuple([_brief(copy, known) for copy in share.copies])
+    return replace(share, manifest=_brief(share.manifest, known), binding=_brief(share.binding, known), copies=copies)
 
-    copies = tuple(map(brief, share.copies))
-    return replace(share, manifest=brief(share.manifest), binding=brief(share.binding), copies=copies)
+
+def _brief(record: Any, known: frozenset[str]) -> Any:
+    return record.id if record is not None and record.id in known else record

@@ -95,6 +95,10 @@ class Part:
         return tuple(self.coordinate[axis] for axis in self.sharded_axes)
 
 
+WHOLE = Part()
+"""That of whatever a process publishes alone."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Manifest:
     """Everything about a value but its bytes.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from control import ActorMesh
 from torchstore.board import Place
+from torchstore.compact import compact
 from torchstore.errors import StoreError
 from torchstore.layout import Ints
 from torchstore.manifest import Binding, Manifest
@@ -87,6 +88,7 @@ class StoreInfo:
     successor: Successor | None = None
 
 
+@compact
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a publication changes of the one before of the same process.
@@ -104,6 +106,7 @@ Digests = Mapping[tuple[str, Ints, Ints], bytes]
 """By the name of a tensor, and offsets and shape of a box in it."""
 
 
+@compact
 @dataclass(frozen=True, slots=True)
 class Publication:
     """One rank's contribution to one version of one key.
@@ -139,6 +142,7 @@ class Publication:
     copies: tuple[Binding | str, ...] = ()
 
 
+@compact
 @dataclass(frozen=True, slots=True)
 class Retired:
     """Memory that no version uses any more.
@@ -153,6 +157,7 @@ class Retired:
     gone: bool = False
 
 
+@compact
 @dataclass(frozen=True, slots=True)
 class Published:
     """The controller's answer to a publication.
@@ -170,6 +175,7 @@ class Published:
     retired: tuple[Retired, ...] = ()
 
 
+@compact
 @dataclass(frozen=True, slots=True)
 class Share:
     """One publisher's part of a granted version; ids stand for what the reader has said that it knows.
@@ -192,6 +198,7 @@ class Share:
     copies: tuple[Binding | str, ...] = ()
 
 
+@compact
 @dataclass(frozen=True, slots=True)
 class Grant:
     """Permission to read one version until `lease` is given back.
@@ -224,6 +231,7 @@ class Grant:
     singles: tuple[Grant, ...] = ()
 
 
+@compact
 @dataclass(frozen=True, slots=True)
 class Selector:
     """Which version: the newest (``exact`` and ``newer_than`` None), that one, or the next after one.
@@ -237,6 +245,10 @@ class Selector:
     beside: int | None = None
 
 
+NEWEST = Selector()
+
+
+@compact
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A reader's request for one key.
@@ -248,7 +260,7 @@ class Wanted:
     """
 
     key: str
-    selector: Selector = Selector()
+    selector: Selector = NEWEST
     known: tuple[str, ...] = ()
     circle: str = ""
     patience_s: float = 0.0

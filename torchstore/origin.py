@@ -12,16 +12,19 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from threading import Lock
 from typing import Any
 
 from control.bounds import MAX_PROCESSES
+from torchstore.compact import compact
 from torchstore.errors import RendezvousError
 
 _IDENTITY = "torchstore/origin"
 
 
+@compact
 @dataclass(frozen=True, slots=True)
 class Origin:
     """One publisher of a group, as it can be given to `put_state_dict` (``publisher=``).
@@ -134,10 +137,15 @@ def read_publisher(publisher: object) -> Origin | None:
         case Origin():
             return publisher
         case (int(index), int(number)):
-            return Origin("", index, number)
+            return _one_of(index, number)
     raise ValueError(
         f"publisher is (index, count) with 0 <= index < count <= {MAX_PROCESSES}, or an Origin, not {publisher!r:.80}"
     )
+
+
+@lru_cache(maxsize=16)
+def _one_of(index: int, number: int) -> Origin:
+    return Origin("", index, number)
 
 
 def known_membership() -> Membership | None:

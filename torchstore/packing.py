@@ -12,7 +12,7 @@ import torch
 import dataplane
 from torchstore.checksum import count_sums
 from torchstore.layout import Replicate, contiguous_strides
-from torchstore.manifest import Kind, Manifest, Mode, Part, TensorItem
+from torchstore.manifest import WHOLE, Kind, Manifest, Mode, Part, TensorItem
 from torchstore.quantize import Scales
 from torchstore.state_dict import Path
 from torchstore.tensors import LocalTensor, describe, resolved, same_elements, storage_of
@@ -138,7 +138,7 @@ def _part(tensors: Iterable[LocalTensor]) -> Part:
 
     A value without sharded tensors stands alone, replicated DTensors included: each put of it is complete.
     """
-    best = Part()
+    best = WHOLE
     for local in tensors:
         layout = local.layout
         if layout is None or not layout.sharded_axes() or not local.coordinate:
@@ -153,7 +153,7 @@ def _part(tensors: Iterable[LocalTensor]) -> Part:
 
 def _part_of(index: int, count: int) -> Part:
     """A publisher among others that are told apart by nothing else."""
-    return Part((index,), (count,), (0,)) if count > 1 else Part()
+    return Part((index,), (count,), (0,)) if count > 1 else WHOLE
 
 
 def _is_second_copy(local: LocalTensor, part: Part, *, all_put: bool) -> bool:

@@ -6,7 +6,10 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 
+from torchstore.compact import compact
 
+
+@compact
 @dataclass(frozen=True, slots=True)
 class ProcessId:
     """A process of this job.

@@ -207,10 +207,20 @@ class Publisher:
                     await _take_sums(packed, cost)
                     with cost.spent_on("compile"):
                         binding, generation = self._direct.publish(key, packed)
-                    direct = Publication(
-                        key, version, self._me, packed.manifest, binding, generation, objects, keep=keep
-                    )
-                    return [replace(direct, turn=turn, digests=digests)]
+                    return [
+                        Publication(
+                            key,
+                            version,
+                            self._me,
+                            packed.manifest,
+                            binding,
+                            generation,
+                            objects,
+                            keep=keep,
+                            turn=turn,
+                            digests=digests,
+                        )
+                    ]
                 stamp, change = "", None
                 if delta:
                     with cost.spent_on("describe"):

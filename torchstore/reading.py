@@ -7,7 +7,7 @@ import time
 from control import Port
 from torchstore.batches import BatchGrant
 from torchstore.board import Board, pack_answer
-from torchstore.messages import Grant, Selector, Wanted
+from torchstore.messages import NEWEST, Grant, Selector, Wanted
 from torchstore.offers import Patience
 from torchstore.recording import Recorder
 from torchstore.state import Command
@@ -50,7 +50,7 @@ class Reading:
             (only,) = grants
             if not only.inline:
                 return only
-            is_posted = selector == Selector() and not self._recorder.keeps_journal  # a board ends with its process
+            is_posted = selector == NEWEST and not self._recorder.keeps_journal  # a board ends with its process
             place = self.board.place(key, only.version, only.inline) if is_posted else None
             return pack_answer(only.version, place, only.inline)
 

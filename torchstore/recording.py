@@ -31,7 +31,7 @@ class Recorder:
         self.state = StoreState(store_name)
         self._journal: Journal | None = None
         self._tell: Callable[[Effects], None] = _nobody
-        self._owed = Effects()
+        self._owed: Effects | None = None
         self._before: dict[ProcessId, tuple[Leases, set[int]]] = {}
 
     @property
@@ -75,8 +75,8 @@ class Recorder:
 
     def owed(self) -> list[Effects]:
         """What volumes may not have been told before the journal was opened."""
-        owed, self._owed = self._owed, Effects()
-        return [owed, self.state.all_effects()]
+        owed, self._owed = self._owed, None
+        return [effects for effects in (owed, self.state.all_effects()) if effects]
 
     def do(self, command: Command) -> Any:
         """Do what a command says.
@@ -139,7 +139,7 @@ class Recorder:
     def _follow(self) -> None:
         """Tell others, now that it is written down."""
         effects = self.state.take_effects()
-        if effects:
+        if effects is not None:
             self._tell(effects)
         if self._journal is not None and self._journal.is_long:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,10 +68,19 @@ class Remote:
         """The controller that is there now, as far as this client knows."""
         return self._desk.actor
 
-    async def _ask_once(self, call: Callable[[ActorMesh[StoreController], Request], Future[T]], timeout: float) -> T:
+    # Plain functions, where a coroutine would only wait for another one: a small put goes through all of them.
+
+    def _ask_once(
+        self, call: Callable[[ActorMesh[StoreController], Request], Future[T]], timeout: float
+    ) -> Awaitable[T]:
         """Ask for something that is to be done once, even if the request has to be sent again."""
         if not self._desk.may_change:
-            return await self._ask(lambda to: call(to, UNNUMBERED), timeout)
+            return self._ask(lambda to: call(to, UNNUMBERED), timeout)
+        return self._ask_numbered(call, timeout)
+
+    async def _ask_numbered(
+        self, call: Callable[[ActorMesh[StoreController], Request], Future[T]], timeout: float
+    ) -> T:
         with self._requests.next() as request:
             return await self._ask(lambda to: call(to, request), timeout)
 
@@ -299,9 +308,9 @@ class Remote:
         calls, self.calls = self.calls, 0
         return calls
 
-    async def _ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> T:
+    def _ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> Awaitable[T]:
         self.calls += 1
-        return await self._desk.ask(call, timeout, grants=grants)
+        return self._desk.ask(call, timeout, grants=grants)
 
 
 def explain_transfer(

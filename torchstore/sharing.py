@@ -10,7 +10,7 @@ from torchstore.errors import KeyNotFoundError
 from torchstore.granting import grant_all
 from torchstore.index import Index
 from torchstore.ledger import Ledger
-from torchstore.manifest import Binding, Manifest, Part
+from torchstore.manifest import WHOLE, Binding, Manifest
 from torchstore.members import KnownRecords
 from torchstore.messages import ArenaFreedError, Grant, Wanted
 from torchstore.process import ProcessId
@@ -48,7 +48,7 @@ class BatchDesk:
             ArenaFreedError: Its arena is gone.
         """
         writer = batch.writer
-        part = Part()
+        part = WHOLE
         found = [
             (key, Contribution(writer, part, None, None, inline=value, arrived=now))
             for key, value in (batch.inline or {}).items()

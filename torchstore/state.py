@@ -20,7 +20,7 @@ from torchstore.errors import StoreError
 from torchstore.granting import grant_all
 from torchstore.index import Index
 from torchstore.ledger import Ledger
-from torchstore.manifest import Part
+from torchstore.manifest import WHOLE
 from torchstore.members import KnownRecords, Members
 from torchstore.messages import ArenaFreedError, Grant, Publication, Published, Retired, Share, Wanted
 from torchstore.offers import Patience
@@ -92,11 +92,11 @@ class StoreState:
         self._batches = BatchDesk(self.index, self._known, self._ledger, self._shared)
         self._answers = Answers()
         self._buried: Recent[ProcessId, bool] = Recent(_BURIED)
-        self._effects = Effects()
+        self._effects: Effects | None = None
         self.on_change: Callable[[History], None] = _nothing
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "on_change": _nothing, "_effects": Effects()}
+        return {**self.__dict__, "on_change": _nothing, "_effects": None}
 
     def clear(self) -> None:
         """The store is shut down; clients from before are known as such."""
@@ -135,9 +135,9 @@ class StoreState:
         finally:
             self._shared.give_back()
 
-    def take_effects(self) -> Effects:
-        """What volumes are to be told since this was asked last."""
-        effects, self._effects = self._effects, Effects()
+    def take_effects(self) -> Effects | None:
+        """What volumes are to be told since this was asked last, if anything."""
+        effects, self._effects = self._effects, None
         return effects
 
     def all_effects(self) -> Effects:
@@ -167,7 +167,7 @@ class StoreState:
         self._batches.process_died(process)
         kept = self.index.process_died(process, list(volumes))
         if not volumes:
-            self._effects.dead.append((process, tuple(kept)))
+            self._noted().dead.append((process, tuple(kept)))
 
     # Publishing -----------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ class StoreState:
 
     def put_inline(self, client: int, key: str, value: bytes) -> int:
         """See `StoreController.put_inline`."""
-        contribution = Contribution(self.members.process_of(client), Part(), None, None, inline=value)
+        contribution = Contribution(self.members.process_of(client), WHOLE, None, None, inline=value)
         return self.index.contribute(key, contribution, None).version
 
     def reserve(self, client: int, key: str) -> int:
@@ -295,11 +295,16 @@ class StoreState:
 
     # What follows from it -------------------------------------------------------------------------------
 
+    def _noted(self) -> Effects:
+        if self._effects is None:
+            self._effects = Effects()
+        return self._effects
+
     def _free(self, volume: str, arena: str) -> None:
-        self._effects.freed.setdefault(volume, []).append(arena)
+        self._noted().freed.setdefault(volume, []).append(arena)
 
     def _cut(self, volume: str, stretches: tuple[str, ...]) -> None:
-        self._effects.freed.setdefault(volume, []).extend(stretches)
+        self._noted().freed.setdefault(volume, []).extend(stretches)
 
     def _is_member(self, process: ProcessId) -> bool:
         return self.members.holds(process)

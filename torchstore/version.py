@@ -9,7 +9,7 @@ from typing import TypeVar
 from torchstore.agreement import disagreement
 from torchstore.errors import PartiallyPublishedError, ReplicaMismatchError, ShareMismatchError, StoreError
 from torchstore.layout import uncovered
-from torchstore.manifest import Binding, Manifest, Part
+from torchstore.manifest import WHOLE, Binding, Manifest, Part
 from torchstore.messages import Change, Digests, Publication
 from torchstore.offers import Offers
 from torchstore.origin import ALONE, Turn
@@ -18,9 +18,9 @@ from torchstore.recent import Recent
 from torchstore.steps import Step, name_ranks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each small put, and that would take twice as long
 class Contribution:
-    """What one rank has put into one version.
+    """What one rank has put into one version; never changed.
 
     Attributes:
         arrived: When, by the controller's monotonic clock.
@@ -58,7 +58,7 @@ class Contribution:
         """What a publication says, with the records in the place of their ids."""
         return Contribution(
             writer=publication.writer,
-            part=manifest.part if manifest is not None else Part(),
+            part=manifest.part if manifest is not None else WHOLE,
             manifest=manifest,
             binding=binding,
             generation=publication.generation,

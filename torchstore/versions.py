@@ -24,7 +24,7 @@ from torchstore.errors import (
     VolumeLostError,
 )
 from torchstore.manifest import Binding, Manifest
-from torchstore.messages import Selector, Share
+from torchstore.messages import NEWEST, Selector, Share
 from torchstore.process import ProcessId
 from torchstore.serial import Serial
 from torchstore.steps import Step, Steps
@@ -100,20 +100,22 @@ class History:
             ShareMismatchError: The shares of the step do not fit together; it is given up.
             ReplicaMismatchError: Replicas differ; it is given up.
         """
-        self.memory.update({binding.id: (new.writer, binding) for binding in new.holders})
+        for binding in new.holders:
+            self.memory[binding.id] = (new.writer, binding)
         version = self._version_of(new, number)
-        if version.step is not None and not version.step.is_open:
-            return self._join(version, version.step, new)
-        self._check(version, new)
-        replaced = version.contributions.get(new.rank)
-        if replaced is not None:
-            self.draining.append(Version(version.number, contributions={new.rank: replaced}))
-        version.contributions[new.rank] = new
-        if version.step is not None:
-            version.step.add(new.turn)
+        rank, step = new.rank, version.step
+        if step is not None:
+            if not step.is_open:
+                return self._join(version, step, new)
+            self._check(version, step, new)
+            replaced = version.contributions.get(rank)
+            if replaced is not None:
+                self.draining.append(Version(version.number, contributions={rank: replaced}))
+            step.add(new.turn)
+        version.contributions[rank] = new
         if new.binding is not None and new.binding.mode == "direct":
             self._supersede(new.binding, version)
-        if (version.step is None or version.step.is_complete) and not version.missing():
+        if (step is None or step.is_complete) and not version.missing():
             self._make_ready(version)
         return version
 
@@ -129,8 +131,10 @@ class History:
     def _version_of(self, new: Contribution, number: int | None) -> Version:
         """The version that a share belongs to."""
         if new.turn.origin.size == 1:
+            if number is None:
+                return self._begin(self._newest + 1, None)
             self.check_number(number)
-            return self._begin(self._newest + 1 if number is None else number, None)
+            return self._begin(number, None)
         known = self.steps.find(new.turn, number) if number is not None else None
         if known is None:
             self.check_number(number)
@@ -155,7 +159,7 @@ class History:
         at = step.puts.get(new.rank)
         if at is not None and at != (new.turn.session, new.turn.number):
             raise VersionExistsError(self.key, version.number, max(self.ready, default=version.number))
-        self._check(version, new)
+        self._check(version, step, new)
         step.add(new.turn)
         if new.binding is not None and new.binding.mode == "direct":
             self._supersede(new.binding, version)
@@ -166,14 +170,14 @@ class History:
             self.draining.append(Version(version.number, contributions={new.rank: new}))
         return version
 
-    def _check(self, version: Version, new: Contribution) -> None:
+    def _check(self, version: Version, step: Step, new: Contribution) -> None:
         """Give the step up if a share does not fit the others.
 
         Raises:
             ShareMismatchError: It does not.
             ReplicaMismatchError: It has other bytes.
         """
-        of_kind = version.step.take(self.key, new.turn) if version.step is not None else None
+        of_kind = step.take(self.key, new.turn)
         layout = new.manifest.id if new.manifest is not None else ""
         version.is_familiar = version.is_familiar and self._fitting.get(_place(new)) == layout
         problem = of_kind or version.conflict(new)
@@ -254,7 +258,9 @@ class History:
             return self._held(selector.beside, selector.exact or 0)
         if selector.exact is not None:
             return self._exact(selector.exact)
-        after = selector.newer_than
+        after, newest = selector.newer_than, self.newest
+        if newest is not None and newest.lost is None and (after is None or newest.number > after):
+            return None if newest.closed else newest
         readable = [version for n, version in sorted(self.ready.items()) if after is None or n > after]
         whole = [version for version in readable if version.lost is None]
         if whole:
@@ -280,7 +286,7 @@ class History:
     def newest_inline(self) -> tuple[int, bytes]:
         """The version that readers of the newest are granted, if its value travels inline; else no bytes."""
         try:
-            version = self.select(Selector())
+            version = self.select(NEWEST)
         except StoreError:
             version = None
         if version is None:
@@ -424,14 +430,11 @@ class History:
         if not gone:
             return []
         self.draining = [version for version in self.draining if version.leases]
+        freed = {binding.id: (writer, binding) for version in gone for writer, binding in version.bindings()}
+        if not freed:
+            return []
         used = {binding.id for version in self._all() for _, binding in version.bindings()}
-        freed = {
-            binding.id: (writer, binding)
-            for version in gone
-            for writer, binding in version.bindings()
-            if binding.id not in used
-        }
-        return list(freed.values())
+        return [holder for name, holder in freed.items() if name not in used]
 
     def uses(self, binding: str) -> bool:
         """Whether some version lies in this memory."""

@@ -31,7 +31,12 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 
 _ARGUMENTS = ("args", "kwargs")
 
+_NAMED = (type, types.FunctionType)
+"""What travels by name, or by value where nobody else would find that name."""
+
 _examined: set[str] = {"__main__", "builtins"}
+_found: set[str] = {"builtins"}
+"""Of these, the modules that other processes find, too."""
 
 
 def pack(value: object, *, lend: bool = False, name: str | tuple[str, ...] = "the value") -> Payload:
@@ -190,9 +195,17 @@ def _culprit(value: object, name: str | tuple[str, ...]) -> str:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type | types.FunctionType) and obj.__module__ not in _examined:
-            _examine(obj.__module__)
-        return super().reducer_override(obj)
+        """What `cloudpickle` says, but sooner where that is clear: this is asked of every object and of its class."""
+        if not isinstance(obj, _NAMED):
+            return NotImplemented
+        name = obj.__module__
+        if name not in _examined:
+            _examine(name)
+        # Registered modules, by users too, may be packages of others: that is left to cloudpickle.
+        if name not in _found or cloudpickle.list_registry_pickle_by_value():
+            return super().reducer_override(obj)
+        is_there = getattr(sys.modules.get(name), "__dict__", {}).get(obj.__qualname__) is obj
+        return NotImplemented if is_there else super().reducer_override(obj)
 
 
 def _examine(name: str | None) -> None:
@@ -201,7 +214,9 @@ def _examine(name: str | None) -> None:
     if name is None or module is None:
         return
     _examined.add(name)
-    if not _importable(module):
+    if _importable(module):
+        _found.add(name)
+    else:
         cloudpickle.register_pickle_by_value(module)
 
 

@@ -55,6 +55,19 @@ def test_what_cannot_be_pickled_says_so() -> None:
         unpack(pack(Explosive()))
 
 
+def test_a_class_that_its_module_does_not_have_any_more_travels_by_value() -> None:
+    """As after `importlib.reload`: objects of the old class are still there."""
+
+    class Replaced:
+        def answer(self) -> int:
+            return 42
+
+    pack(PayloadError("this module is known, and found by name"))
+    Replaced.__module__, Replaced.__qualname__ = "control.errors", "PayloadError"
+    assert type(unpack(pack(Replaced()))) is not PayloadError
+    assert unpack(pack(Replaced())).answer() == 42
+
+
 def test_a_module_that_is_on_no_path_travels_by_value() -> None:
     module = types.ModuleType("nowhere_to_be_found")
     exec("def double(x): return FACTOR * x\nFACTOR = 2", module.__dict__)
