@@ -7,12 +7,10 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from dataplane.handle import Card
 from tests.conformance import fork_server
 from tests.conformance.fork_server import ROOT, Forked
 from tests.conformance.visitor import Visitor
+from tests.freezing import freeze
 from tests.handles import parsed, proved
 
 REPLY_S = 30.0
@@ -199,11 +198,7 @@ class RemoteOwner:
 
     def freeze(self) -> None:
         """SIGSTOP, and wait until its last thread has stopped."""
-        self.signal(signal.SIGSTOP)
-        end = time.monotonic() + REPLY_S
-        while not all(stopped(task) for task in Path(f"/proc/{self.process.pid}/task").iterdir()):
-            assert time.monotonic() < end
-            time.sleep(0.001)
+        freeze(self.process.pid)
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)
@@ -234,12 +229,6 @@ def replies(told: Sequence[Owner]) -> list[Any]:
     if errors:
         raise errors[0]
     return answers
-
-
-def stopped(task: Path) -> bool:
-    """Whether a thread is in state T: proc(5)."""
-    stat = (task / "stat").read_text()
-    return stat[stat.rindex(")") + 2] == "T"
 
 
 def from_afar(raw: bytes) -> bytes:

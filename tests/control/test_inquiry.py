@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from control import Actor, DeadlineError, ProcMesh, SupervisionError, endpoint
+from tests.freezing import freeze
 
 from .actors import Answerer, Echo
 from .conftest import PATIENCE_S, Failures, wait_until
@@ -100,7 +101,7 @@ def test_a_wait_for_an_answer_that_somebody_owes_says_that_the_actor_is_idle(pro
 def test_a_wait_for_a_process_that_stands_still_says_so_and_takes_no_longer(procs: ProcMesh) -> None:
     echo = procs.slice(gpus=0).spawn("echo", Echo)
     pid = echo.pid.call_one().get(PATIENCE_S)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "the process stands still")
     try:
         answer = echo.pid.call_one()

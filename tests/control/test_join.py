@@ -27,6 +27,7 @@ from control import (
 )
 from control.runtime import job, join_file
 from control.wire.envelope import ProcessRef
+from tests.freezing import freeze
 
 from .actors import Echo
 from .conftest import PATIENCE_S, Failures, Script, wait_until
@@ -349,7 +350,7 @@ def test_a_joined_process_that_stands_still_counts_as_dead_and_stays_out(strange
     )
     pid = int(root.line())
     assert pid == script.process.pid
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     assert root.line() == "unreachable"
     os.kill(pid, signal.SIGCONT)
     code, out, _ = script.finish()

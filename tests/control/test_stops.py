@@ -24,6 +24,7 @@ from control import (
 from control.actor import Actor
 from control.runtime import interruption
 from control.settings import adopt, settings
+from tests.freezing import freeze
 
 from .actors import Echo
 from .conftest import PATIENCE_S, Failures, Script, alive, wait_until
@@ -190,7 +191,7 @@ def test_an_owner_has_not_stopped_in_time_if_what_it_owns_does_not_answer(
     manager: Any = own_procs().spawn("manager", Manager, procs, str(tmp_path / "log"))
     manager.workers.call_one().get(PATIENCE_S)
     frozen = procs.spawn("echo", Echo).pid.call_one().get(PATIENCE_S)
-    os.kill(frozen, signal.SIGSTOP)
+    freeze(frozen)
     try:
         with pytest.raises(StopTimeoutError, match="workers"):
             stop(manager, 2.0)

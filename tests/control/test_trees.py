@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +30,7 @@ from control.settings import adopt, settings
 from control.tree import Tree
 from control.wire.envelope import Envelope, Kind
 from control.wire.payload import pack
+from tests.freezing import freeze
 
 from .actors import Echo, Recorder
 from .conftest import PATIENCE_S, Failures, alive, wait_until
@@ -93,18 +93,6 @@ class Witness(Recorder):
     @endpoint
     def results_of(self, mesh: ActorMesh[Any]) -> list[Any]:
         return sorted(ends_of(mesh.rank.stream()), key=str)
-
-
-def freeze(pid: int) -> None:
-    """Stop a process, and see that all its threads stand still."""
-    os.kill(pid, signal.SIGSTOP)
-    tasks = Path(f"/proc/{pid}/task")
-
-    def stands_still() -> bool:
-        states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks.iterdir()]
-        return all(state == "T" for state in states)
-
-    wait_until(stands_still, "the process stands still")
 
 
 def ends_of(answers: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from dataplane.backends.ucx_admission import Admission, Contact
 from dataplane.backends.ucx_peer import UcxPeer, _parse_card
 from dataplane.keys import Keys
 from tests.conformance.owner import Memory, RemoteOwner, main
+from tests.freezing import freeze
 from tests.handles import parsed
 
 NBYTES = 100_000
@@ -56,7 +57,7 @@ def test_a_connection_given_up_while_it_was_made_does_not_stand_in_the_way_of_th
 def test_an_owner_that_does_not_answer_is_not_waited_for_beyond_the_deadline(owner: RemoteOwner) -> None:
     _, raw = owner("make_filled", NBYTES, 7)
     buffer = RDMABuffer.deserialize(raw)
-    os.kill(owner.process.pid, signal.SIGSTOP)
+    freeze(owner.process.pid)
     with pytest.raises(TransferTimeoutError):
         reads_its_content(buffer, timeout=0.3)
     os.kill(owner.process.pid, signal.SIGCONT)

@@ -19,6 +19,7 @@ import torch
 import dataplane
 import torchstore as ts
 from control import Actor, ActorMesh, MeshFailure, SupervisionError, endpoint, shutdown, this_host
+from tests.freezing import freeze
 from torchstore import transfer
 from torchstore.manifest import Mode
 from torchstore.transfer import Mover
@@ -179,7 +180,7 @@ async def kill(reader: Any) -> None:
 async def frozen(reader: Any) -> AsyncIterator[None]:
     """While it lasts, a reader's process stands still."""
     pid = await reader.pid.call_one()
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         yield
     finally:

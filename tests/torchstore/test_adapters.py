@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 import control
 import torchstore as ts
 from control import Actor, endpoint, this_host
+from tests.freezing import freeze
 from tests.torchstore import stand_ins
 from tests.torchstore.test_tensors import rank_of
 from torchstore.adapters import register_vllm
@@ -257,7 +258,7 @@ async def test_a_trainer_goes_on_after_a_put_of_one_rank_has_timed_out(
             fill(stage.stage, value)
             await asyncio.to_thread(engine.send_weights)
 
-        os.kill(volume.pid, signal.SIGSTOP)
+        freeze(volume.pid)
         try:
             assert await second_rank.send.call_one(source, 1.0, **options, timeout=0.5) == ["timed_out"]
         finally:

@@ -10,6 +10,7 @@ import torch
 
 import torchstore as ts
 import torchstore.sync as blocking
+from tests.freezing import freeze
 
 LARGE = 3 << 20  # floats: more than a batch shares
 
@@ -88,7 +89,7 @@ async def volume() -> AsyncIterator[int]:
 
 async def test_a_share_whose_put_failed_goes_on_by_its_version(volume: int) -> None:
     share = torch.ones(64, 64)
-    os.kill(volume, signal.SIGSTOP)
+    freeze(volume)
     try:
         with pytest.raises(ts.StoreTimeoutError):
             await ts.put("k", share, "second", publisher=(0, 2), timeout=0.3)

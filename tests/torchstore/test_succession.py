@@ -14,6 +14,7 @@ import torch
 
 import torchstore as ts
 from control import ControlError, this_proc
+from tests.freezing import freeze
 from tests.torchstore import controller_kills
 from tests.torchstore.actors import Keeper, fill_model, make_model
 from torchstore import succession
@@ -174,7 +175,7 @@ async def test_a_lease_that_is_given_back_to_nobody_is_not_kept(peers: Any) -> N
     await ts.put(KEY, torch.ones(1 << 16))
     await reader.lease.call_one(KEY)
     frozen = await controller()
-    os.kill(frozen.process.pid, signal.SIGSTOP)
+    freeze(frozen.process.pid)
     await reader.end_lease.call_one()
     os.kill(frozen.process.pid, signal.SIGKILL)
     life = frozen.life
@@ -386,7 +387,7 @@ async def test_spare_controllers_that_die_are_no_harm(monkeypatch: pytest.Monkey
 async def test_who_has_little_time_does_not_wait_as_long_as_others() -> None:
     await ts.put("k", 1)
     there = controllers()
-    os.kill(there[max(there)], signal.SIGSTOP)  # nobody can take its place
+    freeze(there[max(there)])  # nobody can take its place
     await kill()
     patient = asyncio.ensure_future(ts.get("k", timeout=60))
     await asyncio.sleep(0.3)
@@ -405,7 +406,7 @@ async def test_a_frozen_controller_does_not_hold_up_a_shutdown() -> None:
     await ts.initialize(journal=True, timeout=100)
     await ts.put("k", 1)
     for pid in controllers().values():
-        os.kill(pid, signal.SIGSTOP)
+        freeze(pid)
     await ts.shutdown()
     assert controllers() == {}
 

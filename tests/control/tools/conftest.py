@@ -16,6 +16,7 @@ from control import ActorMesh, ProcMesh, ServedJob, serve_job, this_host
 from control.settings import adopt
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, wait_until
+from tests.freezing import freeze
 
 Skipper = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -83,7 +84,7 @@ def blocked(echoes: ActorMesh[Echo], tmp_path: Path) -> Iterator[ActorMesh[Echo]
 def frozen(echoes: ActorMesh[Echo]) -> Iterator[int]:
     """The pid of rank 0, which stands still."""
     pid = echoes.slice(gpus=0).pid.call_one().get(PATIENCE_S)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     yield pid
     os.kill(pid, signal.SIGCONT)
     assert echoes.slice(gpus=0).pid.call_one().get(PATIENCE_S) == pid

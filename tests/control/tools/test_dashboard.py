@@ -23,6 +23,7 @@ from control.tools import Dashboard, JobStatus, Table, job_status, report_table,
 from control.tools.dashboard_feed import KEPT_EVENTS, MAX_MESSAGE, Feed
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, Script, wait_until
+from tests.freezing import freeze
 
 from .browser import PATIENCE_MS, browsers, needs_chromium
 
@@ -114,7 +115,7 @@ def test_rates_are_those_of_what_happens(page: Page, echoes: ActorMesh[Echo]) ->
 def test_a_silent_process_is_shown_as_silent_and_then_as_well_again(page: Page, echoes: ActorMesh[Echo]) -> None:
     pid = echoes.slice(gpus=0).pid.call_one().get(PATIENCE_S)
     process = page.locator("tr.process", has_text="workers{'gpus': 0}")
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         expect(process.locator(".state")).to_have_text("silent")
         expect(page.locator("#banner")).to_have_text("No answer from workers{'gpus': 0}.")

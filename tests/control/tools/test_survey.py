@@ -16,6 +16,7 @@ from control.tools import job_status
 from control.tools.survey import survey
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, wait_until
+from tests.freezing import freeze
 
 
 def test_what_cannot_be_asked_is_an_error_at_once(echoes: ActorMesh[Echo]) -> None:
@@ -28,7 +29,7 @@ def test_what_cannot_be_asked_is_an_error_at_once(echoes: ActorMesh[Echo]) -> No
 def test_nobody_waits_for_a_process_that_dies_meanwhile(failures: Failures) -> None:
     echo = this_host().spawn_procs(name="doomed").spawn("doomed", Echo)
     pid = echo.pid.call_one().get(PATIENCE_S)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     asked = job.current().ports
     before = len(asked._open)
     found: list[str] = []
