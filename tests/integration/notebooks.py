@@ -29,7 +29,7 @@ def execute(path: Path) -> NotebookNode:
     """
     notebook = nbformat.read(path, as_version=4)
     there = {"metadata": {"path": path.parent}}
-    client = NotebookClient(notebook, timeout=CELL_S, kernel_name="python3", resources=there)
+    client = NotebookClient(notebook, timeout=CELL_S, kernel_name="python3", coalesce_streams=True, resources=there)
     client.execute(env={**as_users_have_it(), PRELOAD_VARIABLE: "torch"})
     return clean(notebook)
 
