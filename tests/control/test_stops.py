@@ -115,7 +115,8 @@ def test_an_init_that_does_not_return_ends_no_later_than_the_stop(
         stop(stuck)
     with pytest.raises(SupervisionError, match="stopped"):
         waiting.get(PATIENCE_S)
-    assert lines(tmp_path / "log") == (["finally of init"] if hangs == "init computes" else [])
+    unwound = ["finally of init"] if hangs == "init computes" else []
+    wait_until(lambda: lines(tmp_path / "log") == unwound, "what can be interrupted unwinds, on a loaded machine later")
 
 
 @pytest.mark.parametrize(
