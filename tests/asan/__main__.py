@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ROOT / "build" / "asan"
 _SANITIZERS = "-fsanitize=address,undefined"
-_SUPPRESSIONS = Path(__file__).parent / "suppressions.txt"
+_BARE_CMA = Path(__file__).parent / "bare_cma.c"
 _FAULT = """
 import ctypes
 from dataplane._copy import store_word
@@ -69,24 +69,36 @@ def _copy_tree() -> None:
 def _under_sanitizers() -> dict[str, str]:
     # Python itself is not built with them: their libraries have to be loaded first, and that of C++ exceptions with
     # them, or its are not seen.
-    libraries = [_library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
+    libraries = [_bare_cma(), *(_library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so"))]
     report = "halt_on_error=1:abort_on_error=1"
     return {
         "LD_PRELOAD": " ".join(libraries),
-        "ASAN_OPTIONS": f"{report}:detect_leaks=0:handle_segv=0:suppressions={_SUPPRESSIONS}",
+        "ASAN_OPTIONS": f"{report}:detect_leaks=0:handle_segv=0:verify_asan_link_order=0",
         "UBSAN_OPTIONS": f"{report}:print_stacktrace=1",
         "PYTHONMALLOC": "malloc",  # Python's own allocator would hide where an object ends
         "UCX_MEM_EVENTS": "n",  # UCX patches malloc, which is the sanitizer's
     }
 
 
+def _bare_cma() -> str:
+    """Build what hides the sanitizer's `process_vm_readv`; see there."""
+    library = TREE / "bare_cma.so"
+    command = [_compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(_BARE_CMA)]
+    subprocess.run(command, check=True)
+    return str(library)
+
+
 def _library(name: str) -> str:
-    compiler = os.environ.get("CC", "gcc")
+    compiler = _compiler()
     found = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
     path = found.stdout.strip()
     if not os.path.isabs(path):
         sys.exit(f"{compiler} has no {name}: install its sanitizers (Debian: apt-get install libgcc-12-dev)")
     return path
+
+
+def _compiler() -> str:
+    return os.environ.get("CC", "gcc")
 
 
 if __name__ == "__main__":
