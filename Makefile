@@ -94,25 +94,25 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m tests.typing
 	$(BIN)/lint-imports
-	$(BIN)/python -m control.wire.regenerate --check
+	$(BIN)/python -m skipper.control.wire.regenerate --check
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 proto: $(STAMP)
-	$(BIN)/python -m control.wire.regenerate
+	$(BIN)/python -m skipper.control.wire.regenerate
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.bandwidth --local --all --check $(ARGS)
+	$(BIN)/python -m skipper.benchmarks.bandwidth --local --all --check $(ARGS)
 
 bench-smoke: $(STAMP)
-	$(BIN)/python -m benchmarks.bandwidth --local -s 4K -s 1M -s 16M --op read -n 20 --check
-	$(BIN)/python -m benchmarks.bandwidth --local -s 4K -s 1M -s 16M --op write -n 20 --check --backend ucx
+	$(BIN)/python -m skipper.benchmarks.bandwidth --local -s 4K -s 1M -s 16M --op read -n 20 --check
+	$(BIN)/python -m skipper.benchmarks.bandwidth --local -s 4K -s 1M -s 16M --op write -n 20 --check --backend ucx
 
 # Peers are installed into .cache/peers the first time. See docs/performance.md.
 bench-peers: $(STAMP)
-	$(BIN)/python -m benchmarks.peers $(ARGS)
+	$(BIN)/python -m skipper.benchmarks.peers $(ARGS)
 
 # The wheel is built from the source distribution, so that one is tried as well.
 dist: $(STAMP)
@@ -131,5 +131,5 @@ docs-serve: $(STAMP)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find dataplane \( -name '*.so' -o -name '_ucp.c' -o -name '_copy.c' -o -name 'verbs_lock.c' \) -delete
+	find dataplane \( -name '*.so' -o -name '_ucp.c' -o -name '_copy.c' -o -name 'lock.c' \) -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

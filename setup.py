@@ -1,10 +1,10 @@
 """Builds the C extensions of `dataplane`; everything else about the package is in pyproject.toml.
 
-`dataplane._copy` and the lock of the verbs backend need a C compiler and Python's headers. `dataplane.backends._ucp`
-also needs the headers and libraries of UCX. They come from the wheel `libucx-cu12` of the build environment, or from
-the UCX installed under the folder that the environment variable `UCX_HOME` names (with `include/ucp/api/ucp.h` and
-`lib/libucp.so.0`). It asks the loader for `libucp.so.0` by its name and carries no path: which file that is, is decided
-at run time (`dataplane.configure(ucx_library=...)`).
+`dataplane._copy` and the lock of the verbs backend need a C compiler and Python's headers.
+`dataplane.backends.ucx._ucp` also needs the headers and libraries of UCX. They come from the wheel `libucx-cu12` of the
+build environment, or from the UCX installed under the folder that the environment variable `UCX_HOME` names (with
+`include/ucp/api/ucp.h` and `lib/libucp.so.0`). It asks the loader for `libucp.so.0` by its name and carries no path:
+which file that is, is decided at run time (`dataplane.configure(ucx_library=...)`).
 """
 
 import importlib.util
@@ -18,6 +18,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, CompileError, ExecError, LinkError, PlatformError
 
+DATAPLANE = "src/skipper/dataplane"
 FLAGS = ["-O3", "-Wno-unused-function"]
 
 
@@ -59,27 +60,27 @@ def extensions() -> list[Extension]:
     ucx = find_ucx()
     return [
         Extension(
-            "dataplane._copy",
-            ["dataplane/_copy.pyx"],
-            include_dirs=["dataplane"],
-            depends=["dataplane/rows.h", "dataplane/atomics.h"],
+            "skipper.dataplane._copy",
+            [f"{DATAPLANE}/_copy.pyx"],
+            include_dirs=[DATAPLANE],
+            depends=[f"{DATAPLANE}/rows.h", f"{DATAPLANE}/atomics.h"],
             extra_compile_args=FLAGS,
         ),
         Extension(
-            "dataplane.backends.verbs_lock",
-            ["dataplane/backends/verbs_lock.pyx"],
+            "skipper.dataplane.backends.verbs.lock",
+            [f"{DATAPLANE}/backends/verbs/lock.pyx"],
             extra_compile_args=FLAGS,
         ),
         Extension(
-            "dataplane.backends._ucp",
-            ["dataplane/backends/_ucp.pyx"],
-            include_dirs=["dataplane"],
+            "skipper.dataplane.backends.ucx._ucp",
+            [f"{DATAPLANE}/backends/ucx/_ucp.pyx"],
+            include_dirs=[DATAPLANE],
             depends=[
-                "dataplane/rows.h",
-                "dataplane/atomics.h",
-                "dataplane/backends/ucp_api.pxd",
-                "dataplane/backends/ucp_guard.h",
-                *glob("dataplane/backends/_ucp_*.pxi"),
+                f"{DATAPLANE}/rows.h",
+                f"{DATAPLANE}/atomics.h",
+                f"{DATAPLANE}/backends/ucx/ucp_api.pxd",
+                f"{DATAPLANE}/backends/ucx/ucp_guard.h",
+                *glob(f"{DATAPLANE}/backends/ucx/_ucp_*.pxi"),
             ],
             library_dirs=[str(ucx / "lib")],
             # By file name: the wheel has no libucp.so for -lucp in some of its builds, and the name that ends up in

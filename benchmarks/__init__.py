@@ -1,11 +1,15 @@
 """Measuring Skipper: the bandwidth command line, one report shape, and the statistics behind both.
 
-Run ``skipper bw`` or ``python -m benchmarks.bandwidth``; `docs/benchmarks.md` says how to read the output.
+Run ``skipper bw`` or ``python -m skipper.benchmarks.bandwidth``; `docs/benchmarks.md` says how to read the output.
 """
 
-from benchmarks.errors import BenchmarkError
-from benchmarks.report import Reference, Report, Result
-from benchmarks.statistics import Contestant, Samples, Schedule, Summary, interleave, percentile, summarize
+if __name__ != "skipper.benchmarks":  # found by the folder's own name, beside the one package that there is
+    raise ImportError("write `from skipper import benchmarks`, or `from skipper.benchmarks import ...`", name=__name__)
+
+
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.benchmarks.report import Reference, Report, Result
+from skipper.benchmarks.statistics import Contestant, Samples, Schedule, Summary, interleave, percentile, summarize
 
 __all__ = [
     # what a benchmark prints

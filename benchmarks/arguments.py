@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from benchmarks.errors import BenchmarkError, UsageError
-from benchmarks.output import check_writable
+from skipper.benchmarks.errors import BenchmarkError, UsageError
+from skipper.benchmarks.output import check_writable
 
 __all__ = ["Parser", "number", "whole"]
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.checkpoints``: a state dict into the store and out of it, by its own calls and by DCP.
+"""``python -m skipper.benchmarks.checkpoints``: a state dict into the store and out of it, by its own calls and by DCP.
 
 Beside them `torch.distributed.checkpoint` with files in memory (tmpfs), and a memcpy of as many bytes. All of it in one
 process, which is what a rank does; the volumes are processes of their own.
@@ -20,18 +20,18 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-import dataplane
-import torchstore as ts
-from benchmarks import output, program
-from benchmarks.arguments import Parser
-from benchmarks.errors import BenchmarkError
-from benchmarks.program import EXIT_CODES, add_report_options
-from benchmarks.report import Reference, Result
-from benchmarks.statistics import Contestant, Schedule, interleave
-from control import ControlError, shutdown
-from dataplane.errors import DataplaneError
-from torchstore.dcp import StoreReader, StoreWriter
-from torchstore.errors import StoreError
+from skipper import dataplane
+from skipper import torchstore as ts
+from skipper.benchmarks import output, program
+from skipper.benchmarks.arguments import Parser
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.benchmarks.program import EXIT_CODES, add_report_options
+from skipper.benchmarks.report import Reference, Result
+from skipper.benchmarks.statistics import Contestant, Schedule, interleave
+from skipper.control import ControlError, shutdown
+from skipper.dataplane.errors import DataplaneError
+from skipper.torchstore.dcp import StoreReader, StoreWriter
+from skipper.torchstore.errors import StoreError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,7 +70,7 @@ _FULL = _Workload(64, 4 << 20, 12)
 _QUICK = _Workload(4, 1 << 18, 2)
 
 
-def main(argv: Sequence[str], *, prog: str = "python -m benchmarks.checkpoints") -> int:
+def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.checkpoints") -> int:
     """Run the benchmark.
 
     Args:

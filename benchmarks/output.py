@@ -9,8 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.errors import UsageError
-from benchmarks.report import Report, Result
+from skipper.benchmarks.errors import UsageError
+from skipper.benchmarks.report import Report, Result
 
 if TYPE_CHECKING:
     from rich.console import Console

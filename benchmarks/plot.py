@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.errors import UsageError
-from benchmarks.report import Result
-from benchmarks.sizes import format_size
+from skipper.benchmarks.errors import UsageError
+from skipper.benchmarks.report import Result
+from skipper.benchmarks.sizes import format_size
 
 __all__ = ["check_can_plot", "plot_rates"]
 

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import output
-from benchmarks.errors import BenchmarkError
-from benchmarks.report import Report, Result
+from skipper.benchmarks import output
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.benchmarks.report import Report, Result
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from benchmarks.arguments import Parser
+    from skipper.benchmarks.arguments import Parser
 
 __all__ = ["EXIT_CODES", "add_report_options", "run"]
 

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.environment import gather_environment
-from benchmarks.errors import ReportError
-from benchmarks.schema import (
+from skipper.benchmarks.environment import gather_environment
+from skipper.benchmarks.errors import ReportError
+from skipper.benchmarks.schema import (
     REPORT_KEYS,
     RESULT_KEYS,
     RESULT_NUMBERS,
@@ -29,7 +29,7 @@ from benchmarks.schema import (
     report_problems,
     result_problems,
 )
-from benchmarks.statistics import median_interval, stretches, summarize
+from skipper.benchmarks.statistics import median_interval, stretches, summarize
 
 __all__ = ["Reference", "Report", "Result", "Scalar"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from benchmarks.errors import UsageError
+from skipper.benchmarks.errors import UsageError
 
 __all__ = ["SWEEP", "format_size", "parse_size"]
 

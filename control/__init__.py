@@ -1,13 +1,22 @@
 """Actors in processes, meshes of them, and supervision: the floor on which one script steers a job."""
 
+if __name__ != "skipper.control":  # found by the folder's own name, beside the one package that there is
+    raise ImportError("write `from skipper import control`, or `from skipper.control import ...`", name=__name__)
+
+
 from typing import TYPE_CHECKING
 
-from control.accumulator import Accumulator
-from control.actor import Actor
-from control.context import ActorInstance, Context, context, current_actor_name, current_rank, current_size
-from control.controller import get_or_spawn_controller
-from control.endpoint import Endpoint, as_endpoint
-from control.errors import (
+from skipper.control.api.accumulator import Accumulator
+from skipper.control.api.controller import get_or_spawn_controller
+from skipper.control.api.endpoint import Endpoint, as_endpoint
+from skipper.control.api.join import ServedJob, join, serve_job
+from skipper.control.api.mesh import ProcMesh, this_proc
+from skipper.control.api.spmd import SpmdActor
+from skipper.control.api.subscription import subscribe
+from skipper.control.cluster.hosts import HostMesh, attach_to_hosts, this_host
+from skipper.control.model.actor import Actor
+from skipper.control.model.endpoint_decorators import concurrent_endpoint, endpoint, idempotent
+from skipper.control.model.errors import (
     AbsentError,
     ActorDefinitionError,
     ActorError,
@@ -62,27 +71,29 @@ from control.errors import (
     WireError,
     WorkspaceError,
 )
-from control.failure import FailureKind, MeshFailure
-from control.future import Future
-from control.hosts import HostMesh, attach_to_hosts, this_host
-from control.marking import concurrent_endpoint, endpoint, idempotent
-from control.mesh import ProcMesh, this_proc
-from control.port import Channel, Port, PortReceiver
-from control.runtime.job import shutdown
-from control.runtime.join import ServedJob, join, serve_job
-from control.runtime.messages import Creator
-from control.runtime.ports import ResponseStream
-from control.runtime.supervision import unhandled_fault_hook
-from control.settings import Settings, configure
-from control.shape import Extent, Point, Shape
-from control.spmd import SpmdActor
-from control.subscription import subscribe
-from control.value_mesh import ValueMesh
+from skipper.control.model.failure import FailureKind, MeshFailure
+from skipper.control.model.future import Future
+from skipper.control.model.settings import Settings, configure
+from skipper.control.model.shape import Extent, Point, Shape
+from skipper.control.model.value_mesh import ValueMesh
+from skipper.control.runtime.context import (
+    ActorInstance,
+    Context,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+)
+from skipper.control.runtime.current_runtime import shutdown
+from skipper.control.runtime.messages import Creator
+from skipper.control.runtime.port import Channel, Port, PortReceiver
+from skipper.control.runtime.ports import ResponseStream
+from skipper.control.runtime.supervision import unhandled_fault_hook
 
 if TYPE_CHECKING:
-    from control.views import ActorMesh
+    from skipper.control.api.views import ActorMesh
 else:
-    from control.mesh import ActorMesh
+    from skipper.control.api.mesh import ActorMesh
 
 __all__ = [
     "AbsentError",

@@ -1,4 +1,4 @@
-"""Monarch's actor API over this library: ``from monarch.actor import X`` becomes ``from control.monarch import X``.
+"""Monarch's actor API over this library: ``from monarch.actor`` becomes ``from skipper.control.monarch``.
 
 Most names are those of `control` itself. What differs is what scripts written for Monarch rely on: the results of
 ``call`` are iterated in pairs of point and value, `proc_mesh` and `shutdown_context` exist, and `enable_transport` is
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from control import (
+from skipper.control import (
     Accumulator,
     Actor,
     ActorError,
@@ -40,20 +40,20 @@ from control import (
     this_host,
     this_proc,
 )
-from control.marking import EndpointOptions, marked
-from control.value_pairs import PairMesh as ValueMesh
+from skipper.control.model.endpoint_decorators import EndpointOptions, marked
+from skipper.control.model.value_pairs import PairMesh as ValueMesh
 
 TRANSPORTS = ("ipc", "tcp", "metatls", "metatls-hostname")
 """What Monarch calls the ways between two processes."""
 
 
 def endpoint(method: Any = None, /, *, explicit_response_port: bool = False, propagate: object = None) -> Any:
-    """`control.endpoint`, whose ``call`` gives values that are iterated in pairs: ``for point, value in results``.
+    """`control.api.endpoint`, whose ``call`` gives values that are iterated in pairs: ``for point, value in results``.
 
     Args:
         method: the method, when used without parentheses.
-        explicit_response_port: see `control.endpoint`.
-        propagate: see `control.endpoint`.
+        explicit_response_port: see `control.api.endpoint`.
+        propagate: see `control.api.endpoint`.
 
     Raises:
         ActorDefinitionError: (a `TypeError`) this cannot be an endpoint.
@@ -68,8 +68,8 @@ def concurrent_endpoint(
 
     Args:
         method: the method, when used without parentheses.
-        explicit_response_port: see `control.endpoint`.
-        propagate: see `control.endpoint`.
+        explicit_response_port: see `control.api.endpoint`.
+        propagate: see `control.api.endpoint`.
 
     Raises:
         ActorDefinitionError: (a `TypeError`) this cannot be an endpoint.

@@ -1,11 +1,15 @@
 """One-sided transfers: memory of one process, read and written by others, over whatever moves it fastest."""
 
-from dataplane.action import RDMAAction
-from dataplane.allocation import empty_array, is_shared, memcpy, release_pages
-from dataplane.atomic import FetchOperation
-from dataplane.backends.base import BackendStatus
-from dataplane.buffer import RDMABuffer
-from dataplane.errors import (
+if __name__ != "skipper.dataplane":  # found by the folder's own name, beside the one package that there is
+    raise ImportError("write `from skipper import dataplane`, or `from skipper.dataplane import ...`", name=__name__)
+
+
+from skipper.dataplane.action import RDMAAction
+from skipper.dataplane.allocation import empty_array, is_shared, memcpy, release_pages
+from skipper.dataplane.atomic import FetchOperation
+from skipper.dataplane.backends.base import BackendStatus
+from skipper.dataplane.buffer import RDMABuffer
+from skipper.dataplane.errors import (
     BackendUnavailableError,
     BufferDroppedError,
     ConfigurationError,
@@ -16,12 +20,12 @@ from dataplane.errors import (
     TransferError,
     TransferTimeoutError,
 )
-from dataplane.identity import OwnerId
-from dataplane.layout import RemoteLayout
-from dataplane.metering import Traffic
-from dataplane.operation import Operation
-from dataplane.settings import backends, configure, get_rdma_backend, is_ibverbs_available, traffic
-from dataplane.tensors import empty
+from skipper.dataplane.identity import OwnerId
+from skipper.dataplane.layout import RemoteLayout
+from skipper.dataplane.metering import Traffic
+from skipper.dataplane.operation import Operation
+from skipper.dataplane.settings import backends, configure, get_rdma_backend, is_ibverbs_available, traffic
+from skipper.dataplane.tensors import empty
 
 __all__ = [
     # buffers and transfers

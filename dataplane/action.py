@@ -9,15 +9,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane import process
-from dataplane.backends.base import Peer, Remote, Transfer
-from dataplane.buffer import RDMABuffer
-from dataplane.errors import DataplaneError
-from dataplane.layout import RemoteLayout, Row, as_rows, compile_box, extent, overlaps_itself, row_runs
-from dataplane.memory import MemoryKind, StridedRegion, require_timeout, require_writable, strided
-from dataplane.operation import DONE, Operation
-from dataplane.select import Selector
-from dataplane.uncollected import uncollected
+from skipper.dataplane import process
+from skipper.dataplane.backends.base import Peer, Remote, Transfer
+from skipper.dataplane.buffer import RDMABuffer
+from skipper.dataplane.errors import DataplaneError
+from skipper.dataplane.layout import RemoteLayout, Row, as_rows, compile_box, extent, overlaps_itself, row_runs
+from skipper.dataplane.memory import MemoryKind, StridedRegion, require_timeout, require_writable, strided
+from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.select import Selector
+from skipper.dataplane.uncollected import uncollected
 
 _FEW = 64  # transfers: those are compiled before the collector has anything to look at
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from dataplane import process
-from dataplane._copy import Block
-from dataplane.identity import page_size
-from dataplane.memory import HOST, contiguous, require_writable, strided
+from skipper.dataplane import process
+from skipper.dataplane._copy import Block
+from skipper.dataplane.identity import page_size
+from skipper.dataplane.memory import HOST, contiguous, require_writable, strided
 
 
 def allocate(nbytes: int) -> Block:

@@ -11,9 +11,9 @@ from bisect import bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
 
-from dataplane import memfd
-from dataplane._copy import HUGE_PAGE, Block
-from dataplane.identity import OwnerId, page_size
+from skipper.dataplane import memfd
+from skipper.dataplane._copy import HUGE_PAGE, Block
+from skipper.dataplane.identity import OwnerId, page_size
 
 _LARGE = 64 << 20  # from here on a block is a memfd of its own
 _CHUNK = 256 << 20  # what smaller blocks share: address space only, the system backs the pages that are used

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.operation import Operation
+from skipper.dataplane.operation import Operation
 
 WORD_BYTES = 8
 """Of the word, and what its address must be a multiple of: what RDMA devices and CPUs have in common."""

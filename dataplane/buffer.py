@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from dataplane import handle as handles
-from dataplane import process
-from dataplane.atomic import Atomic, FetchOperation, require_word
-from dataplane.backends.base import Peer, Remote
-from dataplane.errors import DataplaneError
-from dataplane.handle import Handle
-from dataplane.identity import OwnerId
-from dataplane.memory import LONGEST_S, contiguous, require_range, require_timeout, require_writable
-from dataplane.operation import DONE, Operation
-from dataplane.registration import Registration
+from skipper.dataplane import handle as handles
+from skipper.dataplane import process
+from skipper.dataplane.atomic import Atomic, FetchOperation, require_word
+from skipper.dataplane.backends.base import Peer, Remote
+from skipper.dataplane.errors import DataplaneError
+from skipper.dataplane.handle import Handle
+from skipper.dataplane.identity import OwnerId
+from skipper.dataplane.memory import LONGEST_S, contiguous, require_range, require_timeout, require_writable
+from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.registration import Registration
 
 
 class RDMABuffer:

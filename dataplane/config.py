@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataplane.errors import ConfigurationError
-from skipper_trust import MIN_SECRET_NBYTES
+from skipper.dataplane.errors import ConfigurationError
+from skipper.trust import MIN_SECRET_NBYTES
 
 BACKENDS = ("shm", "ucx", "verbs")
 """Transports between processes, in the order in which "auto" tries them within a host."""

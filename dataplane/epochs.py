@@ -11,9 +11,9 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from dataplane import memfd
-from dataplane._copy import store_word
-from dataplane.identity import OwnerId
+from skipper.dataplane import memfd
+from skipper.dataplane._copy import store_word
+from skipper.dataplane.identity import OwnerId
 
 WORD = 8
 PAGE_BYTES = 1 << 20  # virtual: the system backs what is used; one page serves 131,072 buffers

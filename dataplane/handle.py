@@ -18,9 +18,9 @@ import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dataplane.errors import DescriptorError
-from dataplane.identity import OwnerId
-from dataplane.memory import MemoryKind
+from skipper.dataplane.errors import DescriptorError
+from skipper.dataplane.identity import OwnerId
+from skipper.dataplane.memory import MemoryKind
 
 SHM = 1
 UCX = 2

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 
-from dataplane._copy import gone
-from dataplane.errors import BackendUnavailableError, OwnerDiedError
+from skipper.dataplane._copy import gone
+from skipper.dataplane.errors import BackendUnavailableError, OwnerDiedError
 
 _EXIT_S = 0.05  # a socket or a queue pair fails a moment before its process counts as gone
 _DYING_S = 2.0  # what the rest of an end that has visibly begun may take on a busy machine

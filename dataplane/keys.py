@@ -16,8 +16,8 @@ import logging
 import threading
 from hashlib import blake2b
 
-import skipper_trust
-from dataplane.errors import ConfigurationError, DescriptorError
+from skipper import trust
+from skipper.dataplane.errors import ConfigurationError, DescriptorError
 
 _LOG = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class Keys:
 
     def _present(self) -> tuple[Key, ...]:
         """The keys of now; the first is the job's, where there is one."""
-        secret = skipper_trust.job_secret()
+        secret = trust.job_secret()
         if self._known and secret is self._job:
             return self._known
         with self._lock:
@@ -132,12 +132,12 @@ class Keys:
 
 def _key_of_user(*, needed: bool) -> Key | None:
     try:
-        return Key(skipper_trust.user_secret())
+        return Key(trust.user_secret())
     except (OSError, ValueError) as error:
         if needed:
             raise ConfigurationError(
                 f"handles of buffers cannot be proved: {error}. Put that right, name a file of yours that holds 16 "
-                f"bytes or more by {skipper_trust.SECRET_VARIABLE}, or call dataplane.configure(secret=...)"
+                f"bytes or more by {trust.SECRET_VARIABLE}, or call dataplane.configure(secret=...)"
             ) from None
         _LOG.debug("handles are good within the job only: %s", error)
         return None
@@ -147,5 +147,5 @@ _FOREIGN = (
     "this buffer handle was made under a secret that this process does not know: by a process of another job, of "
     "another user or on another host. Let both be processes of one job, give both the same by "
     "dataplane.configure(secret=...), or name a file with the same content on both sides by "
-    f"{skipper_trust.SECRET_VARIABLE}"
+    f"{trust.SECRET_VARIABLE}"
 )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataplane._copy import MAX_DIMS, ROW_WORDS
+from skipper.dataplane._copy import MAX_DIMS, ROW_WORDS
 
 Rows = NDArray[np.int64]
 Row = list[int]

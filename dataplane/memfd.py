@@ -12,9 +12,9 @@ import secrets
 import struct
 from dataclasses import dataclass
 
-from dataplane._copy import SharedMap
-from dataplane.errors import BackendUnavailableError, BufferDroppedError, OwnerDiedError, RegistrationError
-from dataplane.identity import OwnerId, limit_hint, page_size, start_time
+from skipper.dataplane._copy import SharedMap
+from skipper.dataplane.errors import BackendUnavailableError, BufferDroppedError, OwnerDiedError, RegistrationError
+from skipper.dataplane.identity import OwnerId, limit_hint, page_size, start_time
 
 _MAGIC = 0x31304B4950505349
 _HEADER = struct.Struct("<QQQQ")  # magic, owner's token, file's token, bytes of payload

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from dataplane._copy import BufferView
+from skipper.dataplane._copy import BufferView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,7 +184,7 @@ def _is_tensor(data: Any) -> bool:
 
 
 def _tensors(name: str) -> "Callable[..., Any]":
-    from dataplane import tensors  # it imports torch, which only a caller with a tensor has
+    from skipper.dataplane import tensors  # it imports torch, which only a caller with a tensor has
 
     function: Callable[..., Any] = getattr(tensors, name)
     return function

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Thread, current_thread
 
-from dataplane.operation import DONE, Operation
+from skipper.dataplane.operation import DONE, Operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import Self
 
-from dataplane.errors import TransferTimeoutError
-from dataplane.memory import require_timeout
+from skipper.dataplane.errors import TransferTimeoutError
+from skipper.dataplane.memory import require_timeout
 
 _LOG = logging.getLogger(__name__)
 

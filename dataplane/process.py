@@ -7,22 +7,22 @@ it like any other process would.
 import os
 import threading
 
-from dataplane.arena import Arena
-from dataplane.backends.base import Backend
-from dataplane.backends.local import LocalBackend
-from dataplane.backends.shared_memory import SharedMemoryBackend
-from dataplane.backends.ucx import UcxBackend
-from dataplane.backends.verbs import VerbsBackend
-from dataplane.config import Config
-from dataplane.copying import CopyPool
-from dataplane.epochs import EpochTable
-from dataplane.errors import BackendUnavailableError, BufferDroppedError
-from dataplane.handle import Card, Handle
-from dataplane.identity import new_owner
-from dataplane.keys import Keys
-from dataplane.metering import Meter
-from dataplane.registration import Registration, RegistrationTable
-from dataplane.select import Selector
+from skipper.dataplane.arena import Arena
+from skipper.dataplane.backends.base import Backend
+from skipper.dataplane.backends.local import LocalBackend
+from skipper.dataplane.backends.shared_memory import SharedMemoryBackend
+from skipper.dataplane.backends.ucx.backend import UcxBackend
+from skipper.dataplane.backends.verbs.backend import VerbsBackend
+from skipper.dataplane.config import Config
+from skipper.dataplane.copying import CopyPool
+from skipper.dataplane.epochs import EpochTable
+from skipper.dataplane.errors import BackendUnavailableError, BufferDroppedError
+from skipper.dataplane.handle import Card, Handle
+from skipper.dataplane.identity import new_owner
+from skipper.dataplane.keys import Keys
+from skipper.dataplane.metering import Meter
+from skipper.dataplane.registration import Registration, RegistrationTable
+from skipper.dataplane.select import Selector
 
 
 class Process:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane import memfd
-from dataplane.arena import Arena
-from dataplane.epochs import Epoch, EpochTable
-from dataplane.errors import DescriptorError
-from dataplane.handle import Handle
-from dataplane.memory import HOST, MemoryKind, Region, Storage, storage_of
+from skipper.dataplane import memfd
+from skipper.dataplane.arena import Arena
+from skipper.dataplane.epochs import Epoch, EpochTable
+from skipper.dataplane.errors import DescriptorError
+from skipper.dataplane.handle import Handle
+from skipper.dataplane.memory import HOST, MemoryKind, Region, Storage, storage_of
 
 Key = tuple[int, int]  # token of the epoch page, slot
 

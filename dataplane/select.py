@@ -2,12 +2,12 @@
 
 import threading
 
-from dataplane.backends.base import Backend, Peer
-from dataplane.backends.local import LocalBackend
-from dataplane.config import Config
-from dataplane.errors import BackendUnavailableError
-from dataplane.handle import Handle
-from dataplane.identity import OwnerId
+from skipper.dataplane.backends.base import Backend, Peer
+from skipper.dataplane.backends.local import LocalBackend
+from skipper.dataplane.config import Config
+from skipper.dataplane.errors import BackendUnavailableError
+from skipper.dataplane.handle import Handle
+from skipper.dataplane.identity import OwnerId
 
 
 class Selector:

@@ -4,10 +4,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dataplane import config
-from dataplane.backends.base import BackendStatus
-from dataplane.metering import Traffic
-from dataplane.process import current, meter
+from skipper.dataplane import config
+from skipper.dataplane.backends.base import BackendStatus
+from skipper.dataplane.metering import Traffic
+from skipper.dataplane.process import current, meter
 
 
 def configure(

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from dataplane._copy import Block
-from dataplane.layout import Rows, runs_of
-from dataplane.memory import MemoryKind, Region, Storage, StridedRegion
+from skipper.dataplane._copy import Block
+from skipper.dataplane.layout import Rows, runs_of
+from skipper.dataplane.memory import MemoryKind, Region, Storage, StridedRegion
 
 Place = tuple[MemoryKind, int]
 
@@ -33,7 +33,7 @@ def empty(shape: "int | Sequence[int]", dtype: "torch.dtype | None" = None, *, d
     """
     import torch
 
-    from dataplane.allocation import allocate
+    from skipper.dataplane.allocation import allocate
 
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     dtype = dtype or torch.get_default_dtype()

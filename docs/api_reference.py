@@ -46,7 +46,7 @@ class Package:
 
     def target(self, name: str) -> str:
         """By which path the public name is described: where a module has the same one, by that of its definition."""
-        is_module = (ROOT / self.name.replace(".", "/") / f"{name}.py").exists()
+        is_module = (ROOT / "src" / self.name.replace(".", "/") / f"{name}.py").exists()
         return f"{self.origins[name] if is_module else self.name}.{name}"
 
 
@@ -80,7 +80,7 @@ def _read(path: Path) -> Package | None:
     public = next((node for node in tree.body if isinstance(node, ast.Assign) and _assigns_all(node)), None)
     if public is None:
         return None
-    name = ".".join(path.parent.relative_to(ROOT).parts)
+    name = ".".join(("skipper", *path.parent.relative_to(ROOT).parts))
     origins = {
         alias.asname or alias.name: node.module
         for node in ast.walk(tree)

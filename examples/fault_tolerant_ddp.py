@@ -21,11 +21,6 @@ from pathlib import Path
 # So that `python examples/fault_tolerant_ddp.py` works as well as `python -m examples.fault_tolerant_ddp`.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import control
-from benchmarks.errors import UsageError
-from benchmarks.output import STDOUT, check_writable, console, write_json
-from control import ActorError, ControlError, HostMesh, shutdown
-from control.recovery import RecoveryPolicy
 from examples.fault_tolerance.coordinator import QuorumLostError
 from examples.fault_tolerance.loop import Settings, UnnoticedError, policy_of, train, undisturbed
 from examples.fault_tolerance.outcome import Comparison, Outcome
@@ -35,8 +30,13 @@ from examples.fault_tolerance.saboteur import DEATHS, HOST
 from examples.fault_tolerance.task import Task
 from examples.faults import FirstFault
 from examples.job_option import add_arguments, hosts_of
+from skipper import control
+from skipper.benchmarks.errors import UsageError
+from skipper.benchmarks.output import STDOUT, check_writable, console, write_json
+from skipper.control import ActorError, ControlError, HostMesh, shutdown
+from skipper.control.cluster.recovery import RecoveryPolicy
 
-PRELOADED = ("torch", "torch._dynamo", "dataplane")
+PRELOADED = ("torch", "torch._dynamo", "skipper.dataplane")
 """The second one takes a second of a CPU, and is imported by the first optimizer that is made."""
 
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from rich.markup import escape
 
-import control
-from control import ControlError, MeshFailure, SupervisionError
+from skipper import control
+from skipper.control import ControlError, MeshFailure, SupervisionError
 
 T = TypeVar("T")
 

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from control import Actor, HostMesh, context, endpoint
-from control.jobs import LocalJob
-from dataplane import RDMABuffer, empty_array
 from examples import job_option
+from skipper.control import Actor, HostMesh, context, endpoint
+from skipper.control.cluster.jobs import LocalJob
+from skipper.dataplane import RDMABuffer, empty_array
 
 
 class Worker(Actor):

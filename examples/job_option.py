@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from control import HostMesh, attach_to_hosts, this_host
-from control.errors import JobError
-from control.jobs import Job, LocalJob, RayJob, SlurmJob
+from skipper.control import HostMesh, attach_to_hosts, this_host
+from skipper.control.cluster.jobs import Job, LocalJob, RayJob, SlurmJob
+from skipper.control.model.errors import JobError
 
 ENGINES: dict[str, Callable[..., Job]] = {"local": LocalJob, "slurm": SlurmJob, "ray": RayJob}
 

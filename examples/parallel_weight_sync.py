@@ -24,16 +24,16 @@ import torch
 from rich.table import Table
 from torch import Tensor
 
-import torchstore as ts
-from benchmarks.output import console
-from control import ActorMesh, ControlError, ProcMesh, shutdown, this_host
-from dataplane.errors import DataplaneError
 from examples.faults import FirstFault
 from examples.parallel.generator import Generator
 from examples.parallel.model import Sizes
 from examples.parallel.stage import StageRank
 from examples.process_group import ENVIRONMENT, connect
-from torchstore.errors import StoreError
+from skipper import torchstore as ts
+from skipper.benchmarks.output import console
+from skipper.control import ActorMesh, ControlError, ProcMesh, shutdown, this_host
+from skipper.dataplane.errors import DataplaneError
+from skipper.torchstore.errors import StoreError
 
 SIZES = Sizes()
 POSITIONS = 16

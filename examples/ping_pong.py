@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from control import Actor, ActorMesh, endpoint, this_host
-from dataplane import RDMABuffer, empty, memcpy
+from skipper.control import Actor, ActorMesh, endpoint, this_host
+from skipper.dataplane import RDMABuffer, empty, memcpy
 
 SIZES = (4 << 10, 1 << 20, 16 << 20)
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from control import ProcMesh, this_host
 from examples.tensor_engine_mlp import placed
-from tensor_engine import Borrow, Stream, fetch_shard, get_active_stream, to_mesh
+from skipper.control import ProcMesh, this_host
+from skipper.tensor_engine import Borrow, Stream, fetch_shard, get_active_stream, to_mesh
 
 FEATURES, WIDTH, CLASSES, ROWS = 8, 32, 4, 16
 RATE = 0.1

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from control import Actor, concurrent_endpoint, context, endpoint
-from control.hosts import device_of, own_address
+from skipper.control import Actor, concurrent_endpoint, context, endpoint
+from skipper.control.cluster.hosts import device_of, own_address
 
 LOOPBACK = "127.0.0.1"
 

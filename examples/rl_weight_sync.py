@@ -23,12 +23,6 @@ from pathlib import Path
 # So that `python examples/rl_weight_sync.py` works as well as `python -m examples.rl_weight_sync`.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import control
-import torchstore as ts
-from benchmarks.errors import UsageError
-from benchmarks.output import STDOUT, check_writable, console, write_json
-from control import ControlError, HostMesh
-from dataplane.errors import DataplaneError
 from examples import job_option
 from examples.faults import FirstFault
 from examples.rl.loop import History, Loop
@@ -37,7 +31,13 @@ from examples.rl.placement import Placement
 from examples.rl.progress import StepLine
 from examples.rl.settings import Settings
 from examples.yardstick import time_memcpy
-from torchstore.errors import StoreError
+from skipper import control
+from skipper import torchstore as ts
+from skipper.benchmarks.errors import UsageError
+from skipper.benchmarks.output import STDOUT, check_writable, console, write_json
+from skipper.control import ControlError, HostMesh
+from skipper.dataplane.errors import DataplaneError
+from skipper.torchstore.errors import StoreError
 
 STEPS = 50
 GOAL = 0.9

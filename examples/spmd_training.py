@@ -18,7 +18,7 @@ from pathlib import Path
 # So that `python examples/spmd_training.py` works as well as `python -m examples.spmd_training`.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from control import SpmdActor, shutdown, this_host
+from skipper.control import SpmdActor, shutdown, this_host
 
 SCRIPT = Path(__file__).with_name("plain_ddp.py")
 

@@ -24,19 +24,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rich.table import Table
 
-import torchstore as ts
-from benchmarks.errors import UsageError
-from benchmarks.output import STDOUT, check_writable, console, significant, write_json
-from benchmarks.report import Reference, Report, Result
-from control import ControlError, shutdown, this_host
-from dataplane.errors import DataplaneError
 from examples.checkpoint.actors import Generator, Trainer
 from examples.checkpoint.files import Checkpoint, CheckpointError
 from examples.checkpoint.layouts import LAYOUTS
 from examples.faults import FirstFault
 from examples.process_group import ENVIRONMENT, connect
 from examples.yardstick import time_memcpy
-from torchstore.errors import StoreError
+from skipper import torchstore as ts
+from skipper.benchmarks.errors import UsageError
+from skipper.benchmarks.output import STDOUT, check_writable, console, significant, write_json
+from skipper.benchmarks.report import Reference, Report, Result
+from skipper.control import ControlError, shutdown, this_host
+from skipper.dataplane.errors import DataplaneError
+from skipper.torchstore.errors import StoreError
 
 
 @dataclass(slots=True)

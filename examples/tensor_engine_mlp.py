@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from control import ProcMesh, this_host
-from tensor_engine import fetch_shard, reduce, reduce_, to_mesh
+from skipper.control import ProcMesh, this_host
+from skipper.tensor_engine import fetch_shard, reduce, reduce_, to_mesh
 
 WIDTH, CLASSES, SAMPLES, MICROBATCHES = 32, 4, 64, 4
 RATE = 0.2

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-import dataplane
+from skipper import dataplane
 
 REPEATS = 21
 

@@ -6,16 +6,17 @@
 tensor([1., 1., 1.])
 """
 
+if __name__ != "skipper.tensor_engine":  # found by the folder's own name, beside the one package that there is
+    raise ImportError(
+        "write `from skipper import tensor_engine`, or `from skipper.tensor_engine import ...`", name=__name__
+    )
+
+
 # First, and by its own name: a thread that asks for a module within torch holds that one's lock while it waits for
 # torch itself, which another thread may just be importing, and that one needs the module. Python gives up then.
 import torch  # noqa: F401
 
-from tensor_engine import activation, issue, random, tensor
-from tensor_engine.activation import get_active_mesh, no_mesh
-from tensor_engine.borrow import Borrow
-from tensor_engine.communicate import all_to_all, reduce, reduce_, slice_mesh, to_mesh
-from tensor_engine.compiled import CompiledFunction, compile
-from tensor_engine.errors import (
+from skipper.tensor_engine.errors import (
     BorrowedTensorError,
     CommunicationError,
     CommunicationTimeoutError,
@@ -34,15 +35,20 @@ from tensor_engine.errors import (
     TensorEngineError,
     UnreachableMembersError,
 )
-from tensor_engine.fetch import Fetched, fetch_first, fetch_shard, inspect, show
-from tensor_engine.grad_function import grad_function
-from tensor_engine.opaque import OpaqueModule, OpaqueObject, opaque_method
-from tensor_engine.opaque_ref import OpaqueRef
-from tensor_engine.process_groups import RemoteProcessGroup, process_group
-from tensor_engine.remote import Remote, call_on_shard_and_fetch, remote
-from tensor_engine.session import shutdown
-from tensor_engine.streams import Stream, get_active_stream
-from tensor_engine.tensor import Tensor
+from skipper.tensor_engine.script import activation, issue, random, tensor
+from skipper.tensor_engine.script.activation import get_active_mesh, no_mesh
+from skipper.tensor_engine.script.borrow import Borrow
+from skipper.tensor_engine.script.communicate import all_to_all, reduce, reduce_, slice_mesh, to_mesh
+from skipper.tensor_engine.script.compiled import CompiledFunction, compile
+from skipper.tensor_engine.script.fetch import Fetched, fetch_first, fetch_shard, inspect, show
+from skipper.tensor_engine.script.grad_function import grad_function
+from skipper.tensor_engine.script.opaque import OpaqueModule, OpaqueObject, opaque_method
+from skipper.tensor_engine.script.opaque_ref import OpaqueRef
+from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, process_group
+from skipper.tensor_engine.script.remote import Remote, call_on_shard_and_fetch, remote
+from skipper.tensor_engine.script.session import shutdown
+from skipper.tensor_engine.script.streams import Stream, get_active_stream
+from skipper.tensor_engine.script.tensor import Tensor
 
 tensor.connect(issue.dispatch, issue.drop, fetch_first)
 activation.connect(issue.dispatch)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from control import engine
+from skipper.control.api import tensor_engine_plugin
 
 __all__ = [
     "BorrowedTensorError",
@@ -75,7 +75,7 @@ class LocalTensorError(MisuseError):
     """A tensor of the script stands where one of a mesh is needed, or the other way round."""
 
 
-class PickleError(LocalTensorError, engine.OnWorkersError):
+class PickleError(LocalTensorError, tensor_engine_plugin.OnWorkersError):
     """Something that lies on the workers was to be pickled; arguments of actors' endpoints go by another way then."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-import dataplane
+from skipper import dataplane
 from tests.conformance.records import provoke, pytest_addoption
 
 __all__ = ["provoke", "pytest_addoption"]

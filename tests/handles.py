@@ -1,8 +1,8 @@
 """Handles as a test takes them apart, and as a peer that knows the secret but is wrong would make them."""
 
-from dataplane import handle as handles
-from dataplane import process
-from dataplane.handle import Handle
+from skipper.dataplane import handle as handles
+from skipper.dataplane import process
+from skipper.dataplane.handle import Handle
 
 
 def parsed(raw: bytes) -> tuple[Handle, int, int]:

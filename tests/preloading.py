@@ -8,7 +8,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
-from control.settings import PRELOAD_VARIABLE
+from skipper.control.model.settings import PRELOAD_VARIABLE
 
 
 @contextlib.contextmanager

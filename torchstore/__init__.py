@@ -1,7 +1,7 @@
 """Tensors by name, shared by the processes of a job: versions, resharding, weight sync at memory speed.
 
 ```python
-import torchstore as ts
+from skipper import torchstore as ts
 
 await ts.initialize()                                          # in the script
 await ts.put_state_dict(model.state_dict(), "policy")          # in every trainer: its shards
@@ -9,8 +9,15 @@ await ts.get_state_dict("policy", generator.state_dict())      # in every genera
 ```
 """
 
-from torchstore import sync as sync
-from torchstore.api import (
+if __name__ != "skipper.torchstore":  # found by the folder's own name, beside the one package that there is
+    raise ImportError("write `from skipper import torchstore`, or `from skipper.torchstore import ...`", name=__name__)
+
+
+from skipper.torchstore import sync as sync
+from skipper.torchstore.algebra.naming import Part, Stack
+from skipper.torchstore.algebra.quantize import BlockFP8
+from skipper.torchstore.algebra.slices import TensorSlice
+from skipper.torchstore.api import (
     delete,
     delete_batch,
     exists,
@@ -24,9 +31,20 @@ from torchstore.api import (
     put_batch,
     shutdown,
 )
-from torchstore.client import LocalClient
-from torchstore.clients import DEFAULT_STORE_NAME, client, last_sync, reset_client, sync_history
-from torchstore.errors import (
+from skipper.torchstore.client.client import LocalClient
+from skipper.torchstore.client.clients import DEFAULT_STORE_NAME, client, last_sync, reset_client, sync_history
+from skipper.torchstore.client.explanation import Explanation, Link
+from skipper.torchstore.client.weights import (
+    explain,
+    fence,
+    get_state_dict,
+    put_state_dict,
+    rollback,
+    versions,
+    wait_for_readers,
+)
+from skipper.torchstore.controller.meta import TensorMeta, ValueMeta
+from skipper.torchstore.errors import (
     BlockAlignmentError,
     BlockingCallError,
     ChecksumError,
@@ -61,35 +79,21 @@ from torchstore.errors import (
     VolumeFullError,
     VolumeLostError,
 )
-from torchstore.explanation import Explanation, Link
-from torchstore.exporter import MetricsServer, serve_metrics
-from torchstore.logging import init_logging
-from torchstore.meta import TensorMeta, ValueMeta
-from torchstore.metrics import metrics_text
-from torchstore.naming import Part, Stack
-from torchstore.origin import Origin
-from torchstore.quantize import BlockFP8
-from torchstore.ranks import SPMDEnv
-from torchstore.records import SyncRecord
-from torchstore.share import share_memory_
-from torchstore.slices import TensorSlice
-from torchstore.spmd import initialize_spmd
-from torchstore.strategy import (
+from skipper.torchstore.logging import init_logging
+from skipper.torchstore.peers.share import share_memory_
+from skipper.torchstore.protocol.origin import Origin
+from skipper.torchstore.protocol.strategy import (
     ControllerStorageVolumes,
     HostStrategy,
     LocalRankStrategy,
     SingletonStrategy,
     TorchStoreStrategy,
 )
-from torchstore.weights import (
-    explain,
-    fence,
-    get_state_dict,
-    put_state_dict,
-    rollback,
-    versions,
-    wait_for_readers,
-)
+from skipper.torchstore.spmd.initialize import initialize_spmd
+from skipper.torchstore.spmd.ranks import SPMDEnv
+from skipper.torchstore.support.exporter import MetricsServer, serve_metrics
+from skipper.torchstore.support.metrics import metrics_text
+from skipper.torchstore.support.records import SyncRecord
 
 __all__ = [
     # a store

@@ -2,7 +2,7 @@
 
 Each function takes ``store_name``, so that several stores live side by side, and ``timeout`` in seconds.
 Names and argument order up to ``store_name`` are those of Meta's torchstore; what is keyword-only is ours.
-State dicts and their versions are in `torchstore.weights`.
+State dicts and their versions are in `torchstore.client.weights`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 
 import torch
 
-from control import ProcMesh
-from control.bounds import MAX_PROCESSES, check_count
-from control.runtime import job
-from torchstore.client import check_keep
-from torchstore.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
-from torchstore.copies import check_copies
-from torchstore.coroutines import public
-from torchstore.desk import ask
-from torchstore.errors import StrategyError
-from torchstore.messages import Settings
-from torchstore.meta import ValueMeta
-from torchstore.origin import Origin
-from torchstore.remote import DEFAULT_TIMEOUT_S
-from torchstore.slices import TensorSlice
-from torchstore.strategy import ControllerStorageVolumes, TorchStoreStrategy
+from skipper.control import ProcMesh
+from skipper.control.runtime import current_runtime
+from skipper.control.support.bounds import MAX_PROCESSES, check_count
+from skipper.torchstore.algebra.copies import check_copies
+from skipper.torchstore.algebra.slices import TensorSlice
+from skipper.torchstore.client.client import check_keep
+from skipper.torchstore.client.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
+from skipper.torchstore.client.desk import ask
+from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.controller.meta import ValueMeta
+from skipper.torchstore.errors import StrategyError
+from skipper.torchstore.protocol.messages import Settings
+from skipper.torchstore.protocol.origin import Origin
+from skipper.torchstore.protocol.strategy import ControllerStorageVolumes, TorchStoreStrategy
+from skipper.torchstore.support.coroutines import public
 
 shut_down_together: dict[str, Callable[[float], Awaitable[None]]] = {}
 """What `shutdown` does, given its timeout, for the stores that all ranks of an SPMD job have initialized."""
@@ -101,7 +101,7 @@ async def shutdown(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEF
 async def teardown(store_name: str, timeout: float) -> None:
     """What `shutdown` does in the process that has initialized the store."""
     reset_client(store_name)
-    if not job.is_running():  # nothing is left here, and no job is begun to find that out
+    if not current_runtime.is_running():  # nothing is left here, and no job is begun to find that out
         return
     controller = await controller_of(store_name, timeout)
     await ask(controller.teardown.call_one(), timeout)

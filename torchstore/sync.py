@@ -1,7 +1,7 @@
 """The store for code without an event loop: each function of `torchstore`, by the same name, waits for its result.
 
 ```python
-import torchstore.sync as ts
+from skipper.torchstore import sync as ts
 
 ts.initialize()
 ts.put("weights", tensor)
@@ -21,13 +21,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Coroutine
 
-from control.blocking import is_on_actors_loop
-from torchstore import api, clients, spmd, weights
-from torchstore.blocking import run as _run
-from torchstore.client import LocalClient
-from torchstore.clients import DEFAULT_STORE_NAME, last_sync, reset_client, sync_history
-from torchstore.coroutines import P, R
-from torchstore.errors import (
+from skipper.control.api.coroutine_thread import is_on_actors_loop
+from skipper.torchstore import api
+from skipper.torchstore.algebra.naming import Part, Stack
+from skipper.torchstore.algebra.quantize import BlockFP8
+from skipper.torchstore.algebra.slices import TensorSlice
+from skipper.torchstore.client import clients, weights
+from skipper.torchstore.client.client import LocalClient
+from skipper.torchstore.client.clients import DEFAULT_STORE_NAME, last_sync, reset_client, sync_history
+from skipper.torchstore.client.explanation import Explanation, Link
+from skipper.torchstore.controller.meta import TensorMeta, ValueMeta
+from skipper.torchstore.errors import (
     BlockAlignmentError,
     BlockingCallError,
     ChecksumError,
@@ -62,25 +66,23 @@ from torchstore.errors import (
     VolumeFullError,
     VolumeLostError,
 )
-from torchstore.explanation import Explanation, Link
-from torchstore.exporter import MetricsServer, serve_metrics
-from torchstore.logging import init_logging
-from torchstore.meta import TensorMeta, ValueMeta
-from torchstore.metrics import metrics_text
-from torchstore.naming import Part, Stack
-from torchstore.origin import Origin
-from torchstore.quantize import BlockFP8
-from torchstore.ranks import SPMDEnv
-from torchstore.records import SyncRecord
-from torchstore.share import share_memory_
-from torchstore.slices import TensorSlice
-from torchstore.strategy import (
+from skipper.torchstore.logging import init_logging
+from skipper.torchstore.peers.share import share_memory_
+from skipper.torchstore.protocol.origin import Origin
+from skipper.torchstore.protocol.strategy import (
     ControllerStorageVolumes,
     HostStrategy,
     LocalRankStrategy,
     SingletonStrategy,
     TorchStoreStrategy,
 )
+from skipper.torchstore.spmd import initialize as spmd
+from skipper.torchstore.spmd.ranks import SPMDEnv
+from skipper.torchstore.support.blocking import run as _run
+from skipper.torchstore.support.coroutines import P, R
+from skipper.torchstore.support.exporter import MetricsServer, serve_metrics
+from skipper.torchstore.support.metrics import metrics_text
+from skipper.torchstore.support.records import SyncRecord
 
 
 def _blocking(function: Callable[P, Coroutine[object, object, R]], *, begins_job: bool = False) -> Callable[P, R]:

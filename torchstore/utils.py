@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from control import Actor, ActorMesh, ProcMesh, this_host
-from torchstore.errors import CoverageError, LayoutMismatchError
-from torchstore.layout import Box, uncovered
-from torchstore.transport import TensorSlice
+from skipper.control import Actor, ActorMesh, ProcMesh, this_host
+from skipper.torchstore.algebra.layout import Box, uncovered
+from skipper.torchstore.errors import CoverageError, LayoutMismatchError
+from skipper.torchstore.transport import TensorSlice
 
 A = TypeVar("A", bound=Actor)
 

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.actors``, the same as ``skipper actors``."""
+"""``python -m skipper.benchmarks.actors``, the same as ``skipper actors``."""
 
 import sys
 
-from benchmarks.actors.command import main
+from skipper.benchmarks.actors.command import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], prog="python -m benchmarks.actors"))
+    sys.exit(main(sys.argv[1:], prog="python -m skipper.benchmarks.actors"))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from benchmarks.actors.rounds import FANOUT, MESSAGE_NBYTES, PIPELINED, Plan, measure
-from benchmarks.actors.rows import rows
-from benchmarks.actors.table import table
-from benchmarks.arguments import Parser
-from benchmarks.program import EXIT_CODES, add_report_options, run
-from control import ControlError
+from skipper.benchmarks.actors.rounds import FANOUT, MESSAGE_NBYTES, PIPELINED, Plan, measure
+from skipper.benchmarks.actors.rows import rows
+from skipper.benchmarks.actors.table import table
+from skipper.benchmarks.arguments import Parser
+from skipper.benchmarks.program import EXIT_CODES, add_report_options, run
+from skipper.control import ControlError
 
 __all__ = ["main"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter_ns
 
-from control import Actor, ActorMesh, endpoint
+from skipper.control import Actor, ActorMesh, endpoint
 
 __all__ = ["AsyncCaller", "AsyncEcho", "Caller", "Echo"]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from benchmarks.errors import PeerLostError
+from skipper.benchmarks.errors import PeerLostError
 
 __all__ = ["RawGrpc"]
 
@@ -64,7 +64,7 @@ class RawGrpc:
 
 @contextlib.contextmanager
 def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "benchmarks.actors.raw_grpc", *arguments]
+    command = [sys.executable, "-m", "skipper.benchmarks.actors.raw_grpc", *arguments]
     env = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:

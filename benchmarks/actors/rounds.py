@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
-import control
-from benchmarks.actors.parties import AsyncCaller, AsyncEcho, Caller, Echo
-from benchmarks.actors.raw_grpc import RawGrpc
-from benchmarks.actors.rpc import RpcEcho
-from benchmarks.errors import BenchmarkError
-from benchmarks.statistics import Contestant, Schedule, interleave
-from control import ActorMesh
-from control.services import Service
+from skipper import control
+from skipper.benchmarks.actors.parties import AsyncCaller, AsyncEcho, Caller, Echo
+from skipper.benchmarks.actors.raw_grpc import RawGrpc
+from skipper.benchmarks.actors.rpc import RpcEcho
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.benchmarks.statistics import Contestant, Schedule, interleave
+from skipper.control import ActorMesh
+from skipper.control.services import Service
 
 __all__ = ["BULK_NBYTES", "FANOUT", "MESSAGE_NBYTES", "PIPELINED", "REPLICAS", "Plan", "measure"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.actors.rounds import BULK_NBYTES, FANOUT, PIPELINED, REPLICAS, Plan, Times
-from benchmarks.report import Reference, Result, Scalar
+from skipper.benchmarks.actors.rounds import BULK_NBYTES, FANOUT, PIPELINED, REPLICAS, Plan, Times
+from skipper.benchmarks.report import Reference, Result, Scalar
 
 __all__ = ["rows"]
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from time import perf_counter_ns
 
-from benchmarks.errors import PeerLostError
-from control.naming import ActorServer, FixedResolver, RpcClient, RpcOptions
+from skipper.benchmarks.errors import PeerLostError
+from skipper.control.rpc import ActorServer, FixedResolver, RpcClient, RpcOptions
 
 __all__ = ["RpcEcho"]
 
@@ -42,7 +42,7 @@ class RpcEcho:
             PeerLostError: It did not start.
         """
         secret = secrets.token_bytes(32)
-        command = [sys.executable, "-m", "benchmarks.actors.rpc"]
+        command = [sys.executable, "-m", "skipper.benchmarks.actors.rpc"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None
             assert process.stdout is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.output import significant
-from benchmarks.report import Result
+from skipper.benchmarks.output import significant
+from skipper.benchmarks.report import Result
 
 if TYPE_CHECKING:
     from rich.table import Table

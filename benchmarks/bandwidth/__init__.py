@@ -7,6 +7,6 @@ for each client, at the far end of a `channel` that carries the `messages`. Besi
 clients at once, each a `pair`; `atomics` times operations on one word; `compare` reads two reports.
 """
 
-from benchmarks.bandwidth.command import main
+from skipper.benchmarks.bandwidth.command import main
 
 __all__ = ["main"]

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.bandwidth``, the same as ``skipper bw``."""
+"""``python -m skipper.benchmarks.bandwidth``, the same as ``skipper bw``."""
 
 import sys
 
-from benchmarks.bandwidth.command import main
+from skipper.benchmarks.bandwidth.command import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], prog="python -m benchmarks.bandwidth"))
+    sys.exit(main(sys.argv[1:], prog="python -m skipper.benchmarks.bandwidth"))

@@ -10,15 +10,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-import dataplane
-from benchmarks.bandwidth.far_side import FarSide
-from benchmarks.bandwidth.messages import Workload
-from benchmarks.bandwidth.options import Measure
-from benchmarks.bandwidth.side import Side
-from benchmarks.bandwidth.timing import Heartbeat
-from benchmarks.errors import IntegrityError
-from benchmarks.report import Reference, Result, Scalar
-from benchmarks.statistics import Contestant, Samples, Schedule, interleave, percentile
+from skipper import dataplane
+from skipper.benchmarks.bandwidth.far_side import FarSide
+from skipper.benchmarks.bandwidth.messages import Workload
+from skipper.benchmarks.bandwidth.options import Measure
+from skipper.benchmarks.bandwidth.side import Side
+from skipper.benchmarks.bandwidth.timing import Heartbeat
+from skipper.benchmarks.errors import IntegrityError
+from skipper.benchmarks.report import Reference, Result, Scalar
+from skipper.benchmarks.statistics import Contestant, Samples, Schedule, interleave, percentile
 
 __all__ = ["Counter", "time_atomics"]
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.bandwidth.messages import Offer
+from skipper.benchmarks.bandwidth.messages import Offer
 
 __all__ = ["boot_id", "kernel_copier", "name", "started"]
 

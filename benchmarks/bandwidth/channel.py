@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from types import TracebackType
 from typing import Self
 
-from benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError, TokenRefusedError
+from skipper.benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError, TokenRefusedError
 
 __all__ = ["CONNECT_TIMEOUT_S", "MAX_MESSAGE", "Channel", "accept", "connect", "handle_secret"]
 

@@ -1,4 +1,4 @@
-"""The process that owns the memory: ``python -m benchmarks.bandwidth.child FD PARENT CLIENT NET_DEVICES LISTEN``.
+"""The process that owns the memory, started with ``FD PARENT CLIENT NET_DEVICES LISTEN``.
 
 Each client gets one of its own, so that each pays, and measures, what first use really costs, and so that no
 client can leave anything behind for the next: not memory, not settings, not a crash.
@@ -13,11 +13,11 @@ import signal
 import socket
 import sys
 
-from benchmarks.bandwidth import ceiling
-from benchmarks.bandwidth.channel import CONNECT_TIMEOUT_S, Channel
-from benchmarks.bandwidth.far_side import patience
-from benchmarks.bandwidth.feasible import require_feasible
-from benchmarks.bandwidth.messages import (
+from skipper.benchmarks.bandwidth import ceiling
+from skipper.benchmarks.bandwidth.channel import CONNECT_TIMEOUT_S, Channel
+from skipper.benchmarks.bandwidth.far_side import patience
+from skipper.benchmarks.bandwidth.feasible import require_feasible
+from skipper.benchmarks.bandwidth.messages import (
     Alive,
     Connect,
     Corrupt,
@@ -36,10 +36,10 @@ from benchmarks.bandwidth.messages import (
     read_request,
     refuse,
 )
-from benchmarks.bandwidth.side import Side, configure, footprint
-from benchmarks.bandwidth.wire import link
-from benchmarks.errors import PeerError
-from dataplane.errors import DataplaneError
+from skipper.benchmarks.bandwidth.side import Side, configure, footprint
+from skipper.benchmarks.bandwidth.wire import link
+from skipper.benchmarks.errors import PeerError
+from skipper.dataplane.errors import DataplaneError
 
 _TIMEOUT_S = 60.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

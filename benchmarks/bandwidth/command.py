@@ -9,21 +9,21 @@ import socket
 import sys
 from collections.abc import Generator, Iterator, Sequence
 
-from benchmarks import output
-from benchmarks.bandwidth.channel import Channel, connect, handle_secret
-from benchmarks.bandwidth.compare_command import COMPARE, compare_main
-from benchmarks.bandwidth.feasible import require_feasible
-from benchmarks.bandwidth.options import LOOPBACK, TOKEN_VARIABLE, Options, parse
-from benchmarks.bandwidth.pairs import run_pairs
-from benchmarks.bandwidth.server import listen, local_server, serve
-from benchmarks.bandwidth.session import run
-from benchmarks.bandwidth.side import configure, footprint
-from benchmarks.bandwidth.table import table
-from benchmarks.errors import BelowMinimumError, BenchmarkError, UsageError
-from benchmarks.plot import plot_rates
-from benchmarks.report import Report, Result
-from benchmarks.sizes import format_size
-from dataplane.errors import DataplaneError
+from skipper.benchmarks import output
+from skipper.benchmarks.bandwidth.channel import Channel, connect, handle_secret
+from skipper.benchmarks.bandwidth.compare_command import COMPARE, compare_main
+from skipper.benchmarks.bandwidth.feasible import require_feasible
+from skipper.benchmarks.bandwidth.options import LOOPBACK, TOKEN_VARIABLE, Options, parse
+from skipper.benchmarks.bandwidth.pairs import run_pairs
+from skipper.benchmarks.bandwidth.server import listen, local_server, serve
+from skipper.benchmarks.bandwidth.session import run
+from skipper.benchmarks.bandwidth.side import configure, footprint
+from skipper.benchmarks.bandwidth.table import table
+from skipper.benchmarks.errors import BelowMinimumError, BenchmarkError, UsageError
+from skipper.benchmarks.plot import plot_rates
+from skipper.benchmarks.report import Report, Result
+from skipper.benchmarks.sizes import format_size
+from skipper.dataplane.errors import DataplaneError
 
 __all__ = ["main"]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.errors import BelowMinimumError, ReportError, UsageError
-from benchmarks.report import Report, Result, Scalar
-from benchmarks.sizes import format_size
+from skipper.benchmarks.errors import BelowMinimumError, ReportError, UsageError
+from skipper.benchmarks.report import Report, Result, Scalar
+from skipper.benchmarks.sizes import format_size
 
 __all__ = ["Comparison", "compare", "differences", "load", "matches", "require_at_least"]
 

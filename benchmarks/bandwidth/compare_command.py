@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks import output
-from benchmarks.arguments import Parser, number
-from benchmarks.bandwidth.compare import Comparison, compare, differences, load, require_at_least
-from benchmarks.errors import BenchmarkError
-from benchmarks.report import Report
+from skipper.benchmarks import output
+from skipper.benchmarks.arguments import Parser, number
+from skipper.benchmarks.bandwidth.compare import Comparison, compare, differences, load, require_at_least
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.benchmarks.report import Report
 
 if TYPE_CHECKING:
     from rich.table import Table

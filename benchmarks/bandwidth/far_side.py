@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.bandwidth.channel import Channel
-from benchmarks.bandwidth.messages import (
+from skipper.benchmarks.bandwidth.channel import Channel
+from skipper.benchmarks.bandwidth.messages import (
     Connect,
     Corrupt,
     Done,

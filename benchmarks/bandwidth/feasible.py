@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataplane
-from benchmarks.bandwidth.memory import available_nbytes
-from benchmarks.bandwidth.messages import ATOMICS, Workload
-from benchmarks.errors import UsageError
+from skipper import dataplane
+from skipper.benchmarks.bandwidth.memory import available_nbytes
+from skipper.benchmarks.bandwidth.messages import ATOMICS, Workload
+from skipper.benchmarks.errors import UsageError
 
 __all__ = ["require_feasible"]
 

@@ -13,10 +13,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.bandwidth.messages import Mismatch, Where, Workload
-from benchmarks.bandwidth.side import End
-from benchmarks.errors import IntegrityError
-from benchmarks.sizes import format_size
+from skipper.benchmarks.bandwidth.messages import Mismatch, Where, Workload
+from skipper.benchmarks.bandwidth.side import End
+from skipper.benchmarks.errors import IntegrityError
+from skipper.benchmarks.sizes import format_size
 
 __all__ = ["SEEDS", "Direction", "directions", "prove_after", "prove_before"]
 

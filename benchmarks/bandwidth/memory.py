@@ -16,8 +16,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-import dataplane
-from benchmarks.bandwidth.messages import Mismatch
+from skipper import dataplane
+from skipper.benchmarks.bandwidth.messages import Mismatch
 
 __all__ = ["Memory", "allocate", "available_nbytes", "fill", "first_mismatch"]
 

@@ -12,8 +12,8 @@ import typing
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from benchmarks.bandwidth.channel import Channel
-from benchmarks.errors import PeerError, PeerRefusedError
+from skipper.benchmarks.bandwidth.channel import Channel
+from skipper.benchmarks.errors import PeerError, PeerRefusedError
 
 __all__ = [
     "ATOMICS",

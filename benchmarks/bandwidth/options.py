@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.arguments import Parser, number, whole
-from benchmarks.bandwidth.messages import ATOMICS, WORD, Workload
-from benchmarks.errors import UsageError
-from benchmarks.output import STDOUT, check_writable
-from benchmarks.plot import check_can_plot
-from benchmarks.sizes import SWEEP, format_size, parse_size
+from skipper.benchmarks.arguments import Parser, number, whole
+from skipper.benchmarks.bandwidth.messages import ATOMICS, WORD, Workload
+from skipper.benchmarks.errors import UsageError
+from skipper.benchmarks.output import STDOUT, check_writable
+from skipper.benchmarks.plot import check_can_plot
+from skipper.benchmarks.sizes import SWEEP, format_size, parse_size
 
 __all__ = ["DEFAULT_PORT", "LOOPBACK", "TOKEN_VARIABLE", "Measure", "Options", "parse"]
 

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from benchmarks.bandwidth import ceiling
-from benchmarks.bandwidth.channel import Channel, connect, handle_secret
-from benchmarks.bandwidth.far_side import FarSide
-from benchmarks.bandwidth.integrity import directions, prove_after, prove_before
-from benchmarks.bandwidth.memory import allocate
-from benchmarks.bandwidth.messages import Alive, Wire, Workload, tell
-from benchmarks.bandwidth.server import local_server
-from benchmarks.bandwidth.side import Side, configure
-from benchmarks.bandwidth.wire import ceiling as wire_ceiling
-from benchmarks.bandwidth.wire import link
-from benchmarks.errors import BenchmarkError, IntegrityError
-from dataplane.errors import DataplaneError
+from skipper.benchmarks.bandwidth import ceiling
+from skipper.benchmarks.bandwidth.channel import Channel, connect, handle_secret
+from skipper.benchmarks.bandwidth.far_side import FarSide
+from skipper.benchmarks.bandwidth.integrity import directions, prove_after, prove_before
+from skipper.benchmarks.bandwidth.memory import allocate
+from skipper.benchmarks.bandwidth.messages import Alive, Wire, Workload, tell
+from skipper.benchmarks.bandwidth.server import local_server
+from skipper.benchmarks.bandwidth.side import Side, configure
+from skipper.benchmarks.bandwidth.wire import ceiling as wire_ceiling
+from skipper.benchmarks.bandwidth.wire import link
+from skipper.benchmarks.errors import BenchmarkError, IntegrityError
+from skipper.dataplane.errors import DataplaneError
 
 __all__ = ["Failure", "Prepare", "Prove", "Ready", "Round", "Setup", "Span", "Stop", "pair_main"]
 

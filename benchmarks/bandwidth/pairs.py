@@ -17,15 +17,15 @@ from multiprocessing.connection import Connection
 from types import NoneType
 from typing import Any
 
-from benchmarks.bandwidth.far_side import patience
-from benchmarks.bandwidth.integrity import SEEDS
-from benchmarks.bandwidth.messages import Workload
-from benchmarks.bandwidth.options import Measure
-from benchmarks.bandwidth.pair import Failure, Prepare, Prove, Ready, Round, Setup, Span, Stop, pair_main
-from benchmarks.bandwidth.rows import first_use_row, pairs_row, wire_row
-from benchmarks.bandwidth.together import Together
-from benchmarks.errors import BenchmarkError, IntegrityError, PeerLostError, PeerTimeoutError
-from benchmarks.report import Result
+from skipper.benchmarks.bandwidth.far_side import patience
+from skipper.benchmarks.bandwidth.integrity import SEEDS
+from skipper.benchmarks.bandwidth.messages import Workload
+from skipper.benchmarks.bandwidth.options import Measure
+from skipper.benchmarks.bandwidth.pair import Failure, Prepare, Prove, Ready, Round, Setup, Span, Stop, pair_main
+from skipper.benchmarks.bandwidth.rows import first_use_row, pairs_row, wire_row
+from skipper.benchmarks.bandwidth.together import Together
+from skipper.benchmarks.errors import BenchmarkError, IntegrityError, PeerLostError, PeerTimeoutError
+from skipper.benchmarks.report import Result
 
 __all__ = ["run_pairs"]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.bandwidth import ceiling
-from benchmarks.bandwidth.messages import Wire, Workload
-from benchmarks.bandwidth.timing import KERNEL, MEMCPY, ONE, TRANSFER, Timed
-from benchmarks.bandwidth.together import Together
-from benchmarks.report import Reference, Result, Scalar
-from benchmarks.statistics import median_interval, percentile, stretches
+from skipper.benchmarks.bandwidth import ceiling
+from skipper.benchmarks.bandwidth.messages import Wire, Workload
+from skipper.benchmarks.bandwidth.timing import KERNEL, MEMCPY, ONE, TRANSFER, Timed
+from skipper.benchmarks.bandwidth.together import Together
+from skipper.benchmarks.report import Reference, Result, Scalar
+from skipper.benchmarks.statistics import median_interval, percentile, stretches
 
 __all__ = ["first_use_row", "pairs_row", "size_rows", "wire_row"]
 

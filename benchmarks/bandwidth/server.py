@@ -10,12 +10,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from benchmarks.bandwidth.channel import Channel, accept, handle_secret
-from benchmarks.errors import PeerError
+from skipper.benchmarks.bandwidth.channel import Channel, accept, handle_secret
+from skipper.benchmarks.errors import PeerError
 
 __all__ = ["listen", "local_server", "serve"]
 
-_CHILD = "benchmarks.bandwidth.child"
+_CHILD = "skipper.benchmarks.bandwidth.child"
 _TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
 _STDERR = 2

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
-from benchmarks.bandwidth import ceiling
-from benchmarks.bandwidth.atomics import time_atomics
-from benchmarks.bandwidth.channel import Channel
-from benchmarks.bandwidth.far_side import FarSide
-from benchmarks.bandwidth.integrity import SEEDS, directions, prove_after, prove_before
-from benchmarks.bandwidth.memory import allocate
-from benchmarks.bandwidth.messages import Workload
-from benchmarks.bandwidth.options import Measure
-from benchmarks.bandwidth.rows import first_use_row, size_rows, wire_row
-from benchmarks.bandwidth.side import Side
-from benchmarks.bandwidth.timing import time_transfers
-from benchmarks.bandwidth.wire import ceiling as wire_ceiling
-from benchmarks.bandwidth.wire import link
-from benchmarks.report import Result
+from skipper.benchmarks.bandwidth import ceiling
+from skipper.benchmarks.bandwidth.atomics import time_atomics
+from skipper.benchmarks.bandwidth.channel import Channel
+from skipper.benchmarks.bandwidth.far_side import FarSide
+from skipper.benchmarks.bandwidth.integrity import SEEDS, directions, prove_after, prove_before
+from skipper.benchmarks.bandwidth.memory import allocate
+from skipper.benchmarks.bandwidth.messages import Workload
+from skipper.benchmarks.bandwidth.options import Measure
+from skipper.benchmarks.bandwidth.rows import first_use_row, size_rows, wire_row
+from skipper.benchmarks.bandwidth.side import Side
+from skipper.benchmarks.bandwidth.timing import time_transfers
+from skipper.benchmarks.bandwidth.wire import ceiling as wire_ceiling
+from skipper.benchmarks.bandwidth.wire import link
+from skipper.benchmarks.report import Result
 
 __all__ = ["run"]
 

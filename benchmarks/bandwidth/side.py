@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-import dataplane
-from benchmarks.bandwidth import memory
-from benchmarks.bandwidth.memory import Memory, allocate
-from benchmarks.bandwidth.messages import Mismatch, Where, Workload
+from skipper import dataplane
+from skipper.benchmarks.bandwidth import memory
+from skipper.benchmarks.bandwidth.memory import Memory, allocate
+from skipper.benchmarks.bandwidth.messages import Mismatch, Where, Workload
 
 __all__ = ["End", "Side", "configure", "footprint"]
 

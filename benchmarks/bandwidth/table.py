@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.output import significant
-from benchmarks.report import Result, Scalar
-from benchmarks.sizes import format_size
+from skipper.benchmarks.output import significant
+from skipper.benchmarks.report import Result, Scalar
+from skipper.benchmarks.sizes import format_size
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.bandwidth.far_side import FarSide
-from benchmarks.bandwidth.memory import Memory
-from benchmarks.bandwidth.messages import Alive, tell
-from benchmarks.bandwidth.options import Measure
-from benchmarks.bandwidth.side import Side
-from benchmarks.statistics import Contestant, Samples, Schedule, interleave
+from skipper.benchmarks.bandwidth.far_side import FarSide
+from skipper.benchmarks.bandwidth.memory import Memory
+from skipper.benchmarks.bandwidth.messages import Alive, tell
+from skipper.benchmarks.bandwidth.options import Measure
+from skipper.benchmarks.bandwidth.side import Side
+from skipper.benchmarks.statistics import Contestant, Samples, Schedule, interleave
 
 __all__ = ["KERNEL", "MEMCPY", "ONE", "TRANSFER", "Timed", "time_transfers"]
 

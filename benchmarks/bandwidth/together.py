@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.bandwidth.pair import Span
-from benchmarks.statistics import Samples, percentile
+from skipper.benchmarks.bandwidth.pair import Span
+from skipper.benchmarks.statistics import Samples, percentile
 
 __all__ = ["Together"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from benchmarks.bandwidth.messages import Wire
-from dataplane.doctor.sysfs import interfaces, rdma_ports
+from skipper.benchmarks.bandwidth.messages import Wire
+from skipper.dataplane.doctor.sysfs import interfaces, rdma_ports
 
 __all__ = ["ceiling", "link"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from benchmarks.actors.table import table
-from benchmarks.arguments import Parser
-from benchmarks.dispatch.rounds import BULK_NBYTES, ELEMENTS, MESSAGE_NBYTES, Plan, measure
-from benchmarks.dispatch.rows import rows
-from benchmarks.program import EXIT_CODES, add_report_options, run
-from control import ControlError
-from tensor_engine import TensorEngineError
+from skipper.benchmarks.actors.table import table
+from skipper.benchmarks.arguments import Parser
+from skipper.benchmarks.dispatch.rounds import BULK_NBYTES, ELEMENTS, MESSAGE_NBYTES, Plan, measure
+from skipper.benchmarks.dispatch.rows import rows
+from skipper.benchmarks.program import EXIT_CODES, add_report_options, run
+from skipper.control import ControlError
+from skipper.tensor_engine import TensorEngineError
 
 __all__ = ["main"]
 

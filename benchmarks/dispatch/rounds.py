@@ -12,16 +12,15 @@ from time import perf_counter_ns
 
 import torch
 
-import control
-import tensor_engine
-from benchmarks.actors.parties import Echo
-from benchmarks.actors.raw_grpc import RawGrpc
-from benchmarks.statistics import Contestant, Schedule, interleave
-from control import ProcMesh
-from tensor_engine import Tensor, inspect
-from tensor_engine.fetch import ask
-from tensor_engine.issue import issue_call
-from tensor_engine.session import session_of
+from skipper import control, tensor_engine
+from skipper.benchmarks.actors.parties import Echo
+from skipper.benchmarks.actors.raw_grpc import RawGrpc
+from skipper.benchmarks.statistics import Contestant, Schedule, interleave
+from skipper.control import ProcMesh
+from skipper.tensor_engine import Tensor, inspect
+from skipper.tensor_engine.script.fetch import ask
+from skipper.tensor_engine.script.issue import issue_call
+from skipper.tensor_engine.script.session import session_of
 
 __all__ = ["BULK_NBYTES", "ELEMENTS", "MESSAGE_NBYTES", "PROGRAM_OPS", "Plan", "Times", "measure"]
 
@@ -194,12 +193,12 @@ class _Work:
     def _call(self, function: str, constant: float | None = None, *, mesh: ProcMesh | None = None) -> None:
         mesh = mesh or self._few
         lane = session_of(mesh).lane(mesh)
-        path = f"benchmarks.dispatch.workers:{function}"
+        path = f"skipper.benchmarks.dispatch.workers:{function}"
         issue_call(path, (), (), lane=lane, mesh=mesh, constant=constant, has_constant=constant is not None)
 
     def _ask(self, function: str, argument: int | None) -> int:
         assert isinstance(self._x, Tensor)  # it was made under activate
-        answer: int = ask(self._x._value, 0, f"benchmarks.dispatch.workers:{function}", argument).get(TIMEOUT_S)
+        answer: int = ask(self._x._value, 0, f"skipper.benchmarks.dispatch.workers:{function}", argument).get(TIMEOUT_S)
         return answer
 
 

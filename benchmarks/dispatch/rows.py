@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.dispatch.rounds import BULK_NBYTES, ELEMENTS, PROGRAM_OPS, Plan, Times
-from benchmarks.report import Reference, Result, Scalar
+from skipper.benchmarks.dispatch.rounds import BULK_NBYTES, ELEMENTS, PROGRAM_OPS, Plan, Times
+from skipper.benchmarks.report import Reference, Result, Scalar
 
 __all__ = ["rows"]
 

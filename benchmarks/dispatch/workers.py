@@ -11,7 +11,7 @@ import torch
 
 __all__ = ["eager", "hold", "mark", "marked"]
 
-_KEPT = "benchmarks.dispatch"
+_KEPT = "skipper.benchmarks.dispatch"
 
 
 def hold(worker: Any, call: Any, inputs: Sequence[Any], constant: float) -> None:

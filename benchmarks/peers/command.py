@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peers`` from the command line to the files."""
+"""``python -m skipper.benchmarks.peers`` from the command line to the files."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.arguments import Parser, number, whole
-from benchmarks.environment import gather_environment
-from benchmarks.errors import BenchmarkError, UsageError
-from benchmarks.peers.environments import ROOT, versions
-from benchmarks.peers.page import machine_label, page
-from benchmarks.peers.pictures import draw
-from benchmarks.peers.results import figures, results, standings
-from benchmarks.peers.roster import OURS, ROSTER, Peer
-from benchmarks.peers.runner import Outcome, Plan, run
-from benchmarks.peers.summary import renewed
-from benchmarks.peers.work import ROWS, Row
-from benchmarks.plot import check_can_plot
-from benchmarks.report import Report
+from skipper.benchmarks.arguments import Parser, number, whole
+from skipper.benchmarks.environment import gather_environment
+from skipper.benchmarks.errors import BenchmarkError, UsageError
+from skipper.benchmarks.peers.environments import ROOT, versions
+from skipper.benchmarks.peers.page import machine_label, page
+from skipper.benchmarks.peers.pictures import draw
+from skipper.benchmarks.peers.results import figures, results, standings
+from skipper.benchmarks.peers.roster import OURS, ROSTER, Peer
+from skipper.benchmarks.peers.runner import Outcome, Plan, run
+from skipper.benchmarks.peers.summary import renewed
+from skipper.benchmarks.peers.work import ROWS, Row
+from skipper.benchmarks.plot import check_can_plot
+from skipper.benchmarks.report import Report
 
 __all__ = ["main"]
 
@@ -30,7 +30,7 @@ _QUICK_RESULTS = _RESULTS / "local"  # which git ignores
 _DOCUMENT = ROOT / "docs" / "performance.md"
 
 
-def main(argv: Sequence[str], *, prog: str = "python -m benchmarks.peers") -> int:
+def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.peers") -> int:
     """Measure, and write the page, the report and the pictures.
 
     Args:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from benchmarks.errors import BenchmarkError
+from skipper.benchmarks.errors import BenchmarkError
 
 __all__ = ["ROOT", "Environment", "EnvironmentFailedError", "Prepared", "link_distributions", "prepare", "versions"]
 
@@ -104,7 +104,7 @@ def link_distributions(folder: Path, names: tuple[str, ...]) -> Path:
         The folder, to be put on a path.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {"benchmarks": ROOT / "benchmarks"}
+    wanted = {"skipper": ROOT / "src" / "skipper"}
     for found in _closure(names):
         for file in found.files or ():
             top = file.parts[0]

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.errors import IntegrityError, PeerLostError
-from benchmarks.peers.protocol import Block, Turn
-from benchmarks.peers.work import Span, one_sided, rows_of
+from skipper.benchmarks.errors import IntegrityError, PeerLostError
+from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.work import Span, one_sided, rows_of
 
 __all__ = ["Bytes", "Far", "Operation", "Owner", "fill", "holds", "keep", "memory_blocks"]
 

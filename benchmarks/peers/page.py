@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.environment import Environment
-from benchmarks.output import significant
-from benchmarks.peers.results import Figure, Standing
-from benchmarks.peers.roster import Peer
-from benchmarks.peers.work import FAMILIES, Family, Row
-from benchmarks.statistics import Summary
+from skipper.benchmarks.environment import Environment
+from skipper.benchmarks.output import significant
+from skipper.benchmarks.peers.results import Figure, Standing
+from skipper.benchmarks.peers.roster import Peer
+from skipper.benchmarks.peers.work import FAMILIES, Family, Row
+from skipper.benchmarks.statistics import Summary
 
 __all__ = ["machine_label", "page"]
 

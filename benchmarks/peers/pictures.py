@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.results import Figure
-from benchmarks.peers.roster import OURS, Peer
-from benchmarks.peers.work import SIZES, Row
-from benchmarks.sizes import format_size
+from skipper.benchmarks.peers.results import Figure
+from skipper.benchmarks.peers.roster import OURS, Peer
+from skipper.benchmarks.peers.work import SIZES, Row
+from skipper.benchmarks.sizes import format_size
 
 __all__ = ["draw"]
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.peers.roster import Peer
-from benchmarks.peers.runner import Outcome
-from benchmarks.peers.work import Row
-from benchmarks.report import Reference, Result, Scalar
-from benchmarks.statistics import Summary, percentile, summarize
+from skipper.benchmarks.peers.roster import Peer
+from skipper.benchmarks.peers.runner import Outcome
+from skipper.benchmarks.peers.work import Row
+from skipper.benchmarks.report import Reference, Result, Scalar
+from skipper.benchmarks.statistics import Summary, percentile, summarize
 
 __all__ = ["Figure", "Standing", "figures", "results", "standings"]
 

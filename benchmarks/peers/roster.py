@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.peers.environments import Environment
-from benchmarks.peers.work import FAMILIES, Family
+from skipper.benchmarks.peers.environments import Environment
+from skipper.benchmarks.peers.work import FAMILIES, Family
 
 __all__ = ["OURS", "ROSTER", "Peer"]
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.errors import BenchmarkError, PeerError
-from benchmarks.peers.environments import Prepared, prepare
-from benchmarks.peers.roster import Peer
-from benchmarks.peers.session import Bounds, Session
-from benchmarks.peers.work import FAMILIES, Family, Row
+from skipper.benchmarks.errors import BenchmarkError, PeerError
+from skipper.benchmarks.peers.environments import Prepared, prepare
+from skipper.benchmarks.peers.roster import Peer
+from skipper.benchmarks.peers.session import Bounds, Session
+from skipper.benchmarks.peers.work import FAMILIES, Family, Row
 
 __all__ = ["Outcome", "Plan", "run"]
 
@@ -173,7 +173,7 @@ class _Rounds:
         self._outcome.reasons[key] = reason
 
     def _command(self, peer: Peer, family: Family) -> list[str]:
-        return [str(self._prepared[peer.name].python), "-m", "benchmarks.peers.child", peer.name, family]
+        return [str(self._prepared[peer.name].python), "-m", "skipper.benchmarks.peers.child", peer.name, family]
 
     def _variables(self, peer: Peer) -> dict[str, str]:
         variables = dict(self._prepared[peer.name].variables)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError
-from benchmarks.peers import keeper
-from benchmarks.peers.environments import ROOT
+from skipper.benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError
+from skipper.benchmarks.peers import keeper
+from skipper.benchmarks.peers.environments import ROOT
 
 __all__ = ["Bounds", "Session", "TooMuchMemoryError"]
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.errors import IntegrityError
-from benchmarks.peers.protocol import Block, Turn
-from benchmarks.peers.work import BATCH_COUNT, BATCH_NBYTES, LARGE_NBYTES, SMALL_NBYTES, STATE_SHAPES
+from skipper.benchmarks.errors import IntegrityError
+from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.work import BATCH_COUNT, BATCH_NBYTES, LARGE_NBYTES, SMALL_NBYTES, STATE_SHAPES
 
 __all__ = ["WARMUP", "Empty", "batch", "check", "large", "small", "state_dict", "syncing"]
 

@@ -6,7 +6,7 @@ import os.path
 import re
 from pathlib import Path
 
-from benchmarks.errors import BenchmarkError
+from skipper.benchmarks.errors import BenchmarkError
 
 __all__ = ["newest_page", "renewed", "summary"]
 

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.scale``."""
+"""``python -m skipper.benchmarks.scale``."""
 
 import sys
 
-from benchmarks.scale.command import main
+from skipper.benchmarks.scale.command import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], prog="python -m benchmarks.scale"))
+    sys.exit(main(sys.argv[1:], prog="python -m skipper.benchmarks.scale"))

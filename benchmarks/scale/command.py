@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from benchmarks.arguments import Parser, whole
-from benchmarks.program import EXIT_CODES, add_report_options, run
-from benchmarks.report import Result
-from benchmarks.scale.crowd import gather_crowd
-from benchmarks.scale.rounds import MESSAGE_NBYTES, Plan, costs_of, measure
-from benchmarks.scale.rows import measured, modelled
-from benchmarks.scale.table import tables
-from control import ControlError
+from skipper.benchmarks.arguments import Parser, whole
+from skipper.benchmarks.program import EXIT_CODES, add_report_options, run
+from skipper.benchmarks.report import Result
+from skipper.benchmarks.scale.crowd import gather_crowd
+from skipper.benchmarks.scale.rounds import MESSAGE_NBYTES, Plan, costs_of, measure
+from skipper.benchmarks.scale.rows import measured, modelled
+from skipper.benchmarks.scale.table import tables
+from skipper.control import ControlError
 
 __all__ = ["main"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import control
-from benchmarks.errors import BenchmarkError
-from control import Actor, ActorMesh, endpoint
+from skipper import control
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.control import Actor, ActorMesh, endpoint
 
 __all__ = ["TIMEOUT_S", "Crowd", "Member", "gather_crowd"]
 

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from control.tree import Span, Tree
+from skipper.control.runtime.cast.tree import Span, Tree
 
 __all__ = ["Costs", "Traffic", "latency_us", "traffic"]
 
@@ -23,7 +23,7 @@ SEGMENT_NBYTES = 8
 CAST_HEADER_NBYTES = 32
 BUNDLE_HEADER_NBYTES = 8
 BUNDLE_ENTRY_NBYTES = 9
-"""What a cast, a bundle of replies, and a reply in it have besides (see ``control/runtime/tree_wire.py``)."""
+"""What a cast, a bundle of replies, and a reply in it have besides (see ``control/runtime/cast/messages.py``)."""
 
 _CASTER = -1
 

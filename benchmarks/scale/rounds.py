@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
-import control
-from benchmarks.errors import BenchmarkError
-from benchmarks.scale.crowd import TIMEOUT_S, Crowd, Member
-from benchmarks.scale.model import Costs
-from benchmarks.statistics import Contestant, Schedule, interleave, percentile
-from control import ActorMesh
-from control.tree import Tree
+from skipper import control
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.benchmarks.scale.crowd import TIMEOUT_S, Crowd, Member
+from skipper.benchmarks.scale.model import Costs
+from skipper.benchmarks.statistics import Contestant, Schedule, interleave, percentile
+from skipper.control import ActorMesh
+from skipper.control.runtime.cast.tree import Tree
 
 __all__ = ["MESSAGE_NBYTES", "WAYS", "Plan", "Times", "costs_of", "measure", "sizes"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import asdict
 
-from benchmarks.report import Reference, Result, Scalar
-from benchmarks.scale.crowd import Crowd
-from benchmarks.scale.model import Costs, latency_us, traffic
-from benchmarks.scale.rounds import MESSAGE_NBYTES, WAYS, Plan, Times, sizes
-from benchmarks.statistics import percentile
+from skipper.benchmarks.report import Reference, Result, Scalar
+from skipper.benchmarks.scale.crowd import Crowd
+from skipper.benchmarks.scale.model import Costs, latency_us, traffic
+from skipper.benchmarks.scale.rounds import MESSAGE_NBYTES, WAYS, Plan, Times, sizes
+from skipper.benchmarks.statistics import percentile
 
 __all__ = ["measured", "modelled"]
 

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.weight_sync``."""
+"""``python -m skipper.benchmarks.weight_sync``."""
 
 import sys
 
-from benchmarks.weight_sync.command import main
+from skipper.benchmarks.weight_sync.command import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], prog="python -m benchmarks.weight_sync"))
+    sys.exit(main(sys.argv[1:], prog="python -m skipper.benchmarks.weight_sync"))

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-import dataplane
-import torchstore as ts
-from benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
-from control import Actor, ActorMesh, current_rank, endpoint
-from torchstore import layout
+from skipper import dataplane
+from skipper import torchstore as ts
+from skipper.benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
+from skipper.control import Actor, ActorMesh, current_rank, endpoint
+from skipper.torchstore.algebra import layout
 
 __all__ = ["Client", "Cut", "Echo", "Generator", "Pull", "Trainer"]
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.weight_sync`` from the command line to the exit code."""
+"""``python -m skipper.benchmarks.weight_sync`` from the command line to the exit code."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from benchmarks import output, program
-from benchmarks.arguments import Parser
-from benchmarks.program import EXIT_CODES, add_report_options
-from benchmarks.report import Result
-from benchmarks.weight_sync.job import Workload, run
-from benchmarks.weight_sync.model import Model
-from control import ControlError, shutdown
-from dataplane.errors import DataplaneError
-from torchstore.errors import StoreError
+from skipper.benchmarks import output, program
+from skipper.benchmarks.arguments import Parser
+from skipper.benchmarks.program import EXIT_CODES, add_report_options
+from skipper.benchmarks.report import Result
+from skipper.benchmarks.weight_sync.job import Workload, run
+from skipper.benchmarks.weight_sync.model import Model
+from skipper.control import ControlError, shutdown
+from skipper.dataplane.errors import DataplaneError
+from skipper.torchstore.errors import StoreError
 
 if TYPE_CHECKING:
     from rich.table import Table

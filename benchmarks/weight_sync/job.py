@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-import torchstore as ts
-from benchmarks.report import Reference, Result
-from benchmarks.weight_sync.actors import Client, Cut, Echo, Generator, Trainer
-from benchmarks.weight_sync.model import Model
-from benchmarks.weight_sync.planning import measure_planning
-from benchmarks.weight_sync.sync import Syncs, measure_syncs, measure_wake_ups
-from control import Actor, ActorMesh, ProcMesh, get_or_spawn_controller, this_host
-from torchstore.manifest import Mode
+from skipper import torchstore as ts
+from skipper.benchmarks.report import Reference, Result
+from skipper.benchmarks.weight_sync.actors import Client, Cut, Echo, Generator, Trainer
+from skipper.benchmarks.weight_sync.model import Model
+from skipper.benchmarks.weight_sync.planning import measure_planning
+from skipper.benchmarks.weight_sync.sync import Syncs, measure_syncs, measure_wake_ups
+from skipper.control import Actor, ActorMesh, ProcMesh, get_or_spawn_controller, this_host
+from skipper.torchstore.algebra.manifest import Mode
 
 __all__ = ["Workload", "run"]
 

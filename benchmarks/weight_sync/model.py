@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from torchstore.layout import Ints, Layout, Placement, Replicate, Shard
+from skipper.torchstore.algebra.layout import Ints, Layout, Placement, Replicate, Shard
 
 __all__ = ["Model", "fsdp", "tensor_parallel"]
 

@@ -9,12 +9,12 @@ from math import prod
 
 import torch
 
-import dataplane
-from benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
-from torchstore.layout import Ints, Layout, contiguous_strides
-from torchstore.manifest import Binding, Manifest, Part, TensorItem
-from torchstore.plan import Plan, Source, compile_read
-from torchstore.tensors import LocalTensor
+from skipper import dataplane
+from skipper.benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
+from skipper.torchstore.algebra.layout import Ints, Layout, contiguous_strides
+from skipper.torchstore.algebra.manifest import Binding, Manifest, Part, TensorItem
+from skipper.torchstore.algebra.plan import Plan, Source, compile_read
+from skipper.torchstore.algebra.tensors import LocalTensor
 
 __all__ = ["Planned", "measure_planning"]
 

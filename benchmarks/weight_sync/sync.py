@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-import dataplane
-import torchstore as ts
-from benchmarks.errors import IntegrityError
-from benchmarks.weight_sync.actors import Generator, Pull, Trainer
-from control import ActorMesh
-from torchstore.manifest import Mode
+from skipper import dataplane
+from skipper import torchstore as ts
+from skipper.benchmarks.errors import IntegrityError
+from skipper.benchmarks.weight_sync.actors import Generator, Pull, Trainer
+from skipper.control import ActorMesh
+from skipper.torchstore.algebra.manifest import Mode
 
 __all__ = ["Memcpy", "Syncs", "measure_syncs", "measure_wake_ups"]
 

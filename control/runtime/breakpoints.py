@@ -18,13 +18,15 @@ def install() -> None:
 
 
 def _hook(*args: Any, **kwargs: Any) -> Any:
-    from control.context import current_context
-    from control.runtime import job
+    from skipper.control.runtime import current_runtime
+    from skipper.control.runtime.context import current_context
 
-    is_a_scripts = current_context.get() is None and (not job.is_running() or job.current().root_cell is not None)
+    is_a_scripts = current_context.get() is None and (
+        not current_runtime.is_running() or current_runtime.current().root_cell is not None
+    )
     if is_a_scripts:  # there is somebody to type into a debugger, and it may be a notebook's own
         return _before(*args, **kwargs)
-    from control.tools.debugger import park
+    from skipper.control.observe.debugger import park
 
     park(sys._getframe(1))
     return None

@@ -17,14 +17,15 @@ from typing import Any
 
 import uvloop
 
-from control.context import current_context
-from control.exception_text import describe
-from control.failure import FailureKind
-from control.future import set_safe_point
-from control.log_records import name_actors_in_records
-from control.runtime import interruption, thread_limit
-from control.runtime.cell import CALLERS_OF_USERS, Cell, CellEndedError
-from control.runtime.messages import Mail
+from skipper.control.model.failure import FailureKind
+from skipper.control.model.future import set_safe_point
+from skipper.control.runtime import interruption
+from skipper.control.runtime.actor_state import CALLERS_OF_USERS, Cell, CellEndedError
+from skipper.control.runtime.context import current_context
+from skipper.control.runtime.log_records import name_actors_in_records
+from skipper.control.runtime.messages import Mail
+from skipper.control.runtime.procs import thread_limit
+from skipper.control.support.exception_text import describe
 
 _STUCK_S = 0.05
 """An event loop that does not run for so long when it has something to do is kept from it."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from time import monotonic as _now
 from typing import Any
 
-from control.errors import SupervisionError
-from control.failure import MeshFailure
-from control.future import Future, Members
+from skipper.control.model.errors import SupervisionError
+from skipper.control.model.failure import MeshFailure
+from skipper.control.model.future import Future, Members
 
 GRACE_S = 1.0
 """So long a failure for which nobody waits may stay unheard of: for the first call behind a `spawn`, for instance."""
@@ -60,7 +60,7 @@ class _Held:
 
 
 class Faults:
-    """Failures that reached the script. For any thread; a `control.future.Listener`.
+    """Failures that reached the script. For any thread; a `control.model.future.Listener`.
 
     A failure is *heard of* when its cause was raised to somebody in this process, from a future. All failures that
     follow from the end of one process, or from the failure of one actor, have one cause. As long as a future holds the

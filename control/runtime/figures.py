@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from control.runtime.reporters import Reporters
+from skipper.control.runtime.reporters import Reporters
 
 Figures = Mapping[str, float]
 

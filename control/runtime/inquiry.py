@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from control.errors import ControlError
-from control.future import Future
+from skipper.control.model.errors import ControlError
+from skipper.control.model.future import Future
 
 if TYPE_CHECKING:
-    from control.runtime.cell import Cell
-    from control.runtime.ports import Awaited
-    from control.runtime.process import Process
+    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.ports import Awaited
+    from skipper.control.runtime.process import Process
 
 _MOST_ASKED = 3
 """So many of those that have not answered are named and asked."""
@@ -34,11 +34,11 @@ def ask(missing: Sequence[Awaited], expected: int) -> Callable[[], str]:
     Returns:
         What is known when it is called: `name_all`, and what has come by then.
     """
-    from control.runtime import job
+    from skipper.control.runtime import current_runtime
 
-    if not job.is_running():
+    if not current_runtime.is_running():
         return lambda: name_all(missing, expected)
-    process = job.current()
+    process = current_runtime.current()
     asked = [(awaited, _ask_one(process, awaited)) for awaited in missing[:_MOST_ASKED]]
 
     def known() -> str:

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from control.errors import JobExistsError, JobNotFoundError, RemoteHostError, UnsafeFileError
-from control.private_file import check_private
-from control.settings import Settings
-from control.wire.envelope import ProcessRef
-from skipper_trust import folder
+from skipper.control.model.errors import JobExistsError, JobNotFoundError, RemoteHostError, UnsafeFileError
+from skipper.control.model.settings import Settings
+from skipper.control.support.private_file import check_private
+from skipper.control.wire.envelope import ProcessRef
+from skipper.trust import folder
 
 _SUFFIX = ".json"
 _VERSION = 1

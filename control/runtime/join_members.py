@@ -6,13 +6,13 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from control.future import Future
-from control.wire.envelope import ProcessRef
+from skipper.control.model.future import Future
+from skipper.control.wire.envelope import ProcessRef
 
 if TYPE_CHECKING:
-    from control.mesh import ProcMesh
+    from skipper.control.api.mesh import ProcMesh
 
-_log = logging.getLogger("control")
+_log = logging.getLogger("skipper.control")
 
 
 class Members:

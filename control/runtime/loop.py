@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from control.runtime import thread_limit
+from skipper.control.runtime.procs import thread_limit
 
 T = TypeVar("T")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from control.failure import FailureKind, MeshFailure
-from control.shape import Extent, Point
-from control.wire.addresses import host_of
-from control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, ProcessRef
+from skipper.control.model.failure import FailureKind, MeshFailure
+from skipper.control.model.shape import Extent, Point
+from skipper.control.wire.addresses import host_of
+from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, ProcessRef
 
 if TYPE_CHECKING:
-    from control.runtime.branch import Cast
+    from skipper.control.runtime.cast.relay import Cast
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from control.errors import ControlError, LinkError, SupervisionError
-from control.failure import FailureKind, MeshFailure
-from control.runtime.messages import Loss
-from control.runtime.replies import open_reply
-from control.wire.envelope import NOTICE, Kind, Payload
+from skipper.control.model.errors import ControlError, LinkError, SupervisionError
+from skipper.control.model.failure import FailureKind, MeshFailure
+from skipper.control.runtime.messages import Loss
+from skipper.control.runtime.replies import open_reply
+from skipper.control.wire.envelope import NOTICE, Kind, Payload
 
 if TYPE_CHECKING:
-    from control.runtime.cell import Cell
-    from control.runtime.supervision import RootCell
+    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.supervision import RootCell
 
 _numbers = itertools.count(NOTICE)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from control.failure import MeshFailure
-from control.runtime.messages import Loss, OwnerRef
-from control.runtime.supervision import Owner, failures_of, mesh_of
-from control.wire.envelope import Envelope, Kind, ProcessRef
-from control.wire.payload import pack
+from skipper.control.model.failure import MeshFailure
+from skipper.control.runtime.messages import Loss, OwnerRef
+from skipper.control.runtime.supervision import Owner, failures_of, mesh_of
+from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.wire.payload import pack
 
 if TYPE_CHECKING:
-    from control.runtime.process import Process
-    from control.runtime.supervision import OwnedMesh
+    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.supervision import OwnedMesh
 
 
 class Ownership:

@@ -9,19 +9,19 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from control.errors import LinkError, SupervisionError
-from control.failure import MeshFailure
-from control.future import Future
-from control.runtime.inquiry import ask, name_all
-from control.runtime.messages import ActorRef, Loss
-from control.runtime.replies import open_reply
-from control.shape import Extent
-from control.value_mesh import ValueMesh
-from control.wire.envelope import Kind, Payload, ProcessRef
+from skipper.control.model.errors import LinkError, SupervisionError
+from skipper.control.model.failure import MeshFailure
+from skipper.control.model.future import Future
+from skipper.control.model.shape import Extent
+from skipper.control.model.value_mesh import ValueMesh
+from skipper.control.runtime.inquiry import ask, name_all
+from skipper.control.runtime.messages import ActorRef, Loss
+from skipper.control.runtime.replies import open_reply
+from skipper.control.wire.envelope import Kind, Payload, ProcessRef
 
 if TYPE_CHECKING:
-    from control.runtime.links import Links
-    from control.runtime.process import Process
+    from skipper.control.runtime.death_watch import Links
+    from skipper.control.runtime.process import Process
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -161,7 +161,7 @@ class PortTable:
         self, process: Process, number: int, rank: int, add: Iterable[ActorRef], remove: Iterable[ActorRef]
     ) -> None:
         """Change what a port, or one rank of those who share it, is linked to."""
-        from control.runtime.links import Links
+        from skipper.control.runtime.death_watch import Links
 
         with self._link_lock:
             reply = self._open.get(number)
@@ -176,7 +176,7 @@ class PortTable:
 
     def undelivered(self, number: int, loss: Loss) -> None:
         """Tell a `Notice` that its message was for a process that is gone."""
-        from control.runtime.notices import Notice
+        from skipper.control.runtime.notices import Notice
 
         notice = self._open.get(number)
         if isinstance(notice, Notice):

@@ -8,24 +8,24 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import skipper_trust
-from control import forked
-from control import settings as bounds
-from control.errors import BackpressureError, PayloadError
-from control.future import Future
-from control.runtime.capture import Redirection
-from control.runtime.messages import Loss, Mail
-from control.runtime.ports import Acknowledgements, Awaited, OneReply, PortTable
-from control.runtime.supervision import RootCell
-from control.runtime.worker_config import WorkerConfig
-from control.wire.addresses import host_of
-from control.wire.envelope import NOTICE, Envelope, Kind, Payload, ProcessRef
-from control.wire.payload import in_full, pack
+from skipper import trust
+from skipper.control.model import settings as bounds
+from skipper.control.model.errors import BackpressureError, PayloadError
+from skipper.control.model.future import Future
+from skipper.control.runtime.messages import Loss, Mail
+from skipper.control.runtime.ports import Acknowledgements, Awaited, OneReply, PortTable
+from skipper.control.runtime.procs.output_capture import Redirection
+from skipper.control.runtime.procs.worker_config import WorkerConfig
+from skipper.control.runtime.supervision import RootCell
+from skipper.control.support import forked
+from skipper.control.wire.addresses import host_of
+from skipper.control.wire.envelope import NOTICE, Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.payload import in_full, pack
 
 if TYPE_CHECKING:
-    from control.port import ReplyAddress
-    from control.runtime.binding import Binding
-    from control.runtime.loop import LoopThread
+    from skipper.control.runtime.loop import LoopThread
+    from skipper.control.runtime.port import ReplyAddress
+    from skipper.control.runtime.procs.binding import Binding
 
 START_TIMEOUT_S = 30.0
 
@@ -54,29 +54,29 @@ class Process:
         *,
         data_plane_is_open: bool = True,
     ) -> None:
-        from control.runtime.agent import Agent
-        from control.runtime.children import Children
-        from control.runtime.ending import Ending
-        from control.runtime.flow import Flow
-        from control.runtime.history import History
-        from control.runtime.hosting import Hosting
-        from control.runtime.join_members import Members
-        from control.runtime.losses import Losses
-        from control.runtime.mailbox import CellTable
-        from control.runtime.ownership import Ownership
-        from control.runtime.stops import Stops
-        from control.runtime.trees import Trees
-        from control.wire import engine
-        from control.wire.bulk import Loans
-        from control.wire.certificates import Certificates
+        from skipper.control.runtime.actor_table import CellTable
+        from skipper.control.runtime.cast.sender import Trees
+        from skipper.control.runtime.flow_control import Flow
+        from skipper.control.runtime.history import History
+        from skipper.control.runtime.join_members import Members
+        from skipper.control.runtime.ownership import Ownership
+        from skipper.control.runtime.peer_failures import Losses
+        from skipper.control.runtime.procs.children import Children
+        from skipper.control.runtime.procs.ending import Ending
+        from skipper.control.runtime.procs.remote_launch import Hosting
+        from skipper.control.runtime.requests import Agent
+        from skipper.control.runtime.stops import Stops
+        from skipper.control.wire import grpc_poller
+        from skipper.control.wire.bulk import Loans
+        from skipper.control.wire.certificates import Certificates
 
-        engine.choose()  # before the transport imports gRPC
-        from control.wire.transport import Transport
+        grpc_poller.choose()  # before the transport imports gRPC
+        from skipper.control.wire.transport import Transport
 
         self.me = me
         self.root = root
         self.secret = secret
-        skipper_trust.enter_job(secret)  # before any memory is registered: the data plane proves its handles by it
+        trust.enter_job(secret)  # before any memory is registered: the data plane proves its handles by it
         self.certs = certs
         self.data_plane_is_open = data_plane_is_open
         self.settings = bounds.settings()
@@ -316,7 +316,7 @@ class Process:
             WireError: it cannot be listened on.
             CertificateError: the folder does not hold what TLS needs.
         """
-        from control.wire.certificates import Certificates
+        from skipper.control.wire.certificates import Certificates
 
         self.transport.listen_beyond(host, None if certs is None else Certificates(certs))
         self.certs = certs

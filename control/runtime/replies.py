@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from control.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
-from control.exception_text import describe, summarize_fully
-from control.failure import MeshFailure
-from control.marking import WRAPPED
-from control.runtime.causes import open_chain, pack_chain
-from control.runtime.messages import Mail
-from control.wire.envelope import Kind, Payload
-from control.wire.payload import pack, unpack
+from skipper.control.model.endpoint_decorators import WRAPPED
+from skipper.control.model.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
+from skipper.control.model.failure import MeshFailure
+from skipper.control.runtime.exception_causes import open_chain, pack_chain
+from skipper.control.runtime.messages import Mail
+from skipper.control.support.exception_text import describe, summarize_fully
+from skipper.control.wire.envelope import Kind, Payload
+from skipper.control.wire.payload import pack, unpack
 
 if TYPE_CHECKING:
-    from control.runtime.process import Process
+    from skipper.control.runtime.process import Process
 
 _ACTOR, _SUPERVISION, _STOP_TIMEOUT = "actor", "supervision", "stop timeout"
 

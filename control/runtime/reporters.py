@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_log = logging.getLogger("control")
+_log = logging.getLogger("skipper.control")
 
 
 class Reporters(Generic[T]):

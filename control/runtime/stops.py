@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from time import monotonic as _now
 from typing import TYPE_CHECKING
 
-from control.errors import StopTimeoutError
-from control.future import Future
+from skipper.control.model.errors import StopTimeoutError
+from skipper.control.model.future import Future
 
 if TYPE_CHECKING:
-    from control.runtime.cell import Cell
-    from control.runtime.process import Process
+    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.process import Process
 
 HANDED_DOWN = 0.9
 """The part of a bound that is given to the process that does the stopping: its answer has to come within the bound."""

@@ -13,23 +13,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
-from control import errors
-from control.errors import ControlError, SupervisionError
-from control.failure import FailureKind, MeshFailure
-from control.future import Future, unheard
-from control.runtime import front_end, way_out
-from control.runtime.faults import Faults
-from control.runtime.messages import ActorRef, Loss
-from control.runtime.replies import first_exception
-from control.shape import Extent, Point
-from control.wire.envelope import ProcessRef
+from skipper.control.model import errors
+from skipper.control.model.errors import ControlError, SupervisionError
+from skipper.control.model.failure import FailureKind, MeshFailure
+from skipper.control.model.future import Future, unheard
+from skipper.control.model.shape import Extent, Point
+from skipper.control.runtime import front_end, script_exit
+from skipper.control.runtime.faults import Faults
+from skipper.control.runtime.messages import ActorRef, Loss
+from skipper.control.runtime.replies import first_exception
+from skipper.control.wire.envelope import ProcessRef
 
 if TYPE_CHECKING:
-    from control.context import ActorInstance
-    from control.runtime.process import Process
+    from skipper.control.runtime.context import ActorInstance
+    from skipper.control.runtime.process import Process
 
 
-_log = logging.getLogger("control")
+_log = logging.getLogger("skipper.control")
 
 _LOOK_S = 2.0
 """How long the main thread may take to say whether it runs a user's code."""
@@ -118,7 +118,7 @@ class RootCell:
     """
 
     def __init__(self, process: Process, name: str = "root") -> None:
-        from control.context import ActorInstance
+        from skipper.control.runtime.context import ActorInstance
 
         self.process = process
         self.uid = ROOT_UID
@@ -150,7 +150,7 @@ class RootCell:
         if self._is_ending and _is_aftermath(failure):
             _log.info("while the script ends: %s", failure)
             return
-        import control
+        from skipper import control
 
         if control.unhandled_fault_hook is unhandled_fault_hook:
             self.take(failure)
@@ -181,7 +181,7 @@ class RootCell:
 
     def stop_itself(self) -> Future[None]:
         """Stop all that the script owns."""
-        from control.runtime.job import shutdown
+        from skipper.control.runtime.current_runtime import shutdown
 
         shutdown()
         return Future.of(None)
@@ -208,12 +208,12 @@ class RootCell:
         if front_end.is_script():
             sys.stderr.write(f"control: unhandled failure, exiting with code 1\n{report}\n")
             sys.stderr.flush()
-            way_out.fail()
+            script_exit.fail()
         else:
             front_end.tell(f"control: unhandled failure, found when the job ended\n{report}")
 
     def _call_fault_hook(self, failure: MeshFailure) -> None:
-        import control
+        from skipper import control
 
         with self._hook_lock:
             try:
@@ -238,16 +238,16 @@ class RootCell:
         def is_theirs(frame: FrameType | None) -> bool:
             return test in ("", front_end.running_test()) and front_end.runs_users_code(frame)
 
-        if not way_out.raise_in_main(SupervisionError(headline, failure), if_in=is_theirs, within_s=_LOOK_S):
+        if not script_exit.raise_in_main(SupervisionError(headline, failure), if_in=is_theirs, within_s=_LOOK_S):
             front_end.tell(headline)
 
     def _leave(self, code: int) -> None:
-        from control.runtime.job import shutdown
+        from skipper.control.runtime.current_runtime import shutdown
 
         if self._is_ending:
-            way_out.fail(code)
+            script_exit.fail(code)
         else:
-            way_out.leave(code, within_s=self.process.settings.fault_exit_s, end_children=shutdown)
+            script_exit.leave(code, within_s=self.process.settings.fault_exit_s, end_children=shutdown)
 
 
 def _is_aftermath(failure: MeshFailure) -> bool:
@@ -274,9 +274,9 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:
     failure that reaches the script, heard of or not, on a thread beside the script's; if it returns, the script goes
     on; if it raises `SystemExit`, the script ends with that code. It may call this one.
     """
-    from control.runtime import job
+    from skipper.control.runtime import current_runtime
 
-    root = job.current().root_cell if job.is_running() else None
+    root = current_runtime.current().root_cell if current_runtime.is_running() else None
     if root is not None:
         root.take(failure)
         return

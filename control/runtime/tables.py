@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from control.runtime.reporters import Reporters
+from skipper.control.runtime.reporters import Reporters
 
 MAX_ROWS = 500
 """More of one table are not sent."""

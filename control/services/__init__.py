@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from control.services.methods import ServiceMethod, SessionMethod
-from control.services.metrics import ReplicaMetrics
-from control.services.options import ServiceOptions, ServiceTemplate
-from control.services.table import ReplicaState
+from skipper.control.services.methods import ServiceMethod, SessionMethod
+from skipper.control.services.metrics import ReplicaMetrics
+from skipper.control.services.options import ServiceOptions, ServiceTemplate
+from skipper.control.services.table import ReplicaState
 
 if TYPE_CHECKING:
-    from control.views import Service, Session
+    from skipper.control.api.views import Service, Session
 else:
-    from control.services.service import Service, Session
+    from skipper.control.services.service import Service, Session
 
 __all__ = [
     "ReplicaMetrics",

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from control.actor import Actor
-from control.controller import get_or_spawn_controller
-from control.hosts import HostMesh
-from control.marking import endpoint
+from skipper.control.api.controller import get_or_spawn_controller
+from skipper.control.cluster.hosts import HostMesh
+from skipper.control.model.actor import Actor
+from skipper.control.model.endpoint_decorators import endpoint
 
 LEDGER = "skipper_gpus"
 """Name of the job's one `GpuLedger`; for an attached host its address follows."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
-from control.bounds import check_count
-from control.errors import ActorError, ControlError, ReplicaLostError
-from control.future import Future
-from control.marking import EndpointSpec, checker
-from control.method_view import MethodView
-from control.port import Port, pack_with_ports
-from control.services.caller import Address, Caller
-from control.services.conductor import Conductor
-from control.services.requests import Binding, PlaceRequest, Request, SessionRequest
-from control.value_mesh import ValueMesh
-from control.wire.envelope import Payload
+from skipper.control.model.endpoint_decorators import EndpointSpec, checker
+from skipper.control.model.errors import ActorError, ControlError, ReplicaLostError
+from skipper.control.model.future import Future
+from skipper.control.model.method_view import MethodView
+from skipper.control.model.value_mesh import ValueMesh
+from skipper.control.runtime.port import Port, pack_with_ports
+from skipper.control.services.request_sequencer import Conductor
+from skipper.control.services.requests import Binding, PlaceRequest, Request, SessionRequest
+from skipper.control.services.service_client import Address, Caller
+from skipper.control.support.bounds import check_count
+from skipper.control.wire.envelope import Payload
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from control.services.router import Tally
-from control.services.table import ReplicaState
+from skipper.control.services.router import Tally
+from skipper.control.services.table import ReplicaState
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from control.actor import Actor, ActorInterface, check_construction, interface_of
-from control.bounds import LONGEST_S, MAX_PROCESSES, check_count, check_seconds
-from control.errors import ActorDefinitionError
-from control.marking import checker
+from skipper.control.model.actor import Actor, ActorInterface, check_construction, interface_of
+from skipper.control.model.endpoint_decorators import checker
+from skipper.control.model.errors import ActorDefinitionError
+from skipper.control.support.bounds import LONGEST_S, MAX_PROCESSES, check_count, check_seconds
 
 if TYPE_CHECKING:
-    from control.hosts import HostMesh
+    from skipper.control.cluster.hosts import HostMesh
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -110,7 +110,7 @@ class ServiceTemplate(Generic[P, S]):
                 service uses itself, or ``setup`` or ``health`` are no endpoints of it.
             PayloadError: (a `TypeError`) the class or an argument cannot be pickled.
         """
-        from control.services.service import start_service
+        from skipper.control.services.service import start_service
 
         interface = interface_of(self.actor_class)
         check_construction(self.actor_class, args, kwargs)
@@ -121,7 +121,7 @@ class ServiceTemplate(Generic[P, S]):
 
 
 def _check_names(interface: ActorInterface) -> None:
-    from control.services.service import Service
+    from skipper.control.services.service import Service
 
     taken = sorted(name for name in interface.endpoints if hasattr(Service, name))
     if taken:

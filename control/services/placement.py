@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from control.hosts import HostMesh
+    from skipper.control.cluster.hosts import HostMesh
 
 
 def pick(number: int, lives: list[bool], load: list[int]) -> int:
@@ -41,7 +41,7 @@ class Placement:
             number: of the replica.
             others: the indices of the hosts that the other replicas are on.
         """
-        from control.hosts import this_host  # which imports meshes, as those who define services do
+        from skipper.control.cluster.hosts import this_host  # which imports meshes, as those who define services do
 
         if self._hosts is None or not self._hosts.names:
             return 0, this_host()

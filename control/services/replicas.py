@@ -8,20 +8,20 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from control.actor import Actor
-from control.errors import ActorError, ControlError
-from control.future import Future
-from control.hosts import HostMesh
-from control.mesh import ProcMesh
-from control.runtime import job as runtime
-from control.runtime.begins import BeginAddress, BeginView, ProcessGoneError
-from control.services import gpus
-from control.services.conductor import Conductor
-from control.services.options import ServiceOptions
-from control.services.table import ReplicaState
+from skipper.control.api.mesh import ProcMesh
+from skipper.control.cluster.hosts import HostMesh
+from skipper.control.model.actor import Actor
+from skipper.control.model.errors import ActorError, ControlError
+from skipper.control.model.future import Future
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.begin_log import BeginAddress, BeginView, ProcessGoneError
+from skipper.control.services import gpus
+from skipper.control.services.options import ServiceOptions
+from skipper.control.services.request_sequencer import Conductor
+from skipper.control.services.table import ReplicaState
 
 if TYPE_CHECKING:
-    from control.views import ActorMesh
+    from skipper.control.api.views import ActorMesh
 
 
 @dataclass(frozen=True, slots=True)

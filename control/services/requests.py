@@ -6,21 +6,21 @@ import itertools
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from control.endpoint import Endpoint
-from control.errors import LinkError, ReplicaLostError, SessionLostError, SupervisionError
-from control.future import Future
-from control.marking import EndpointSpec
-from control.port import Port
-from control.runtime.begins import Fate
-from control.runtime.messages import Loss
-from control.runtime.process import Process
-from control.runtime.replies import open_reply, open_supervision
-from control.services.router import Router, Seat
-from control.services.table import ReplicaState
-from control.wire.envelope import Kind, Payload
+from skipper.control.api.endpoint import Endpoint
+from skipper.control.model.endpoint_decorators import EndpointSpec
+from skipper.control.model.errors import LinkError, ReplicaLostError, SessionLostError, SupervisionError
+from skipper.control.model.future import Future
+from skipper.control.runtime.begin_log import Fate
+from skipper.control.runtime.messages import Loss
+from skipper.control.runtime.port import Port
+from skipper.control.runtime.process import Process
+from skipper.control.runtime.replies import open_reply, open_supervision
+from skipper.control.services.router import Router, Seat
+from skipper.control.services.table import ReplicaState
+from skipper.control.wire.envelope import Kind, Payload
 
 if TYPE_CHECKING:
-    from control.services.caller import Caller
+    from skipper.control.services.service_client import Caller
 
 
 _numbers = itertools.count()

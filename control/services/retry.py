@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from control.errors import SupervisionError
-from control.marking import EndpointSpec
+from skipper.control.model.endpoint_decorators import EndpointSpec
+from skipper.control.model.errors import SupervisionError
 
 
 def may_retry(spec: EndpointSpec, error: SupervisionError, attempts: int, limit: int) -> bool:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from control.runtime.begins import BeginView
-from control.services.table import Place, ReplicaState, Table
+from skipper.control.runtime.begin_log import BeginView
+from skipper.control.services.table import Place, ReplicaState, Table
 
 if TYPE_CHECKING:
-    from control.views import ActorMesh
+    from skipper.control.api.views import ActorMesh
 
 QUEUE_NS = 50_000_000
 """So much work may wait in the mailbox of a replica. It keeps the replica busy while answers and requests travel; what

@@ -7,20 +7,20 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from control.actor import Actor, ActorInterface
-from control.bounds import MAX_PROCESSES, check_count
-from control.future import Future
-from control.mesh import this_proc
-from control.services.caller import Address, caller_of
-from control.services.keeper import Keeper
-from control.services.methods import ServiceMethod, SessionMethod
-from control.services.metrics import ReplicaMetrics
-from control.services.options import ServiceOptions
-from control.services.replicas import Blueprint
-from control.services.requests import Binding
+from skipper.control.api.mesh import this_proc
+from skipper.control.model.actor import Actor, ActorInterface
+from skipper.control.model.future import Future
+from skipper.control.services.methods import ServiceMethod, SessionMethod
+from skipper.control.services.metrics import ReplicaMetrics
+from skipper.control.services.options import ServiceOptions
+from skipper.control.services.replica_controller import Keeper
+from skipper.control.services.replicas import Blueprint
+from skipper.control.services.requests import Binding
+from skipper.control.services.service_client import Address, caller_of
+from skipper.control.support.bounds import MAX_PROCESSES, check_count
 
 if TYPE_CHECKING:
-    from control.views import ActorMesh
+    from skipper.control.api.views import ActorMesh
 
 A = TypeVar("A", bound=Actor)
 

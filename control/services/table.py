@@ -6,10 +6,10 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from control.runtime.begins import BeginAddress
+from skipper.control.runtime.begin_log import BeginAddress
 
 if TYPE_CHECKING:
-    from control.views import ActorMesh
+    from skipper.control.api.views import ActorMesh
 
 
 class ReplicaState(enum.Enum):

@@ -28,12 +28,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from control.errors import PayloadError
-from control.wire import readv
-from control.wire.warm import Warm
+from skipper.control.model.errors import PayloadError
+from skipper.control.wire import readv
+from skipper.control.wire.buffer_pool import Warm
 
 if TYPE_CHECKING:
-    from dataplane import RDMABuffer, Traffic
+    from skipper.dataplane import RDMABuffer, Traffic
 
 BULK_NBYTES = 256 << 10
 """Segments from this size on are lent rather than sent."""
@@ -112,7 +112,7 @@ class Outgoing:
     def _copy(self, source: memoryview) -> None:
         import numpy as np
 
-        import dataplane
+        from skipper import dataplane
 
         self._allocate()
         there, count = np.frombuffer(source, "u1"), self._memory[: _COUNT.size].view("<u8")
@@ -125,7 +125,7 @@ class Outgoing:
 
     def _allocate(self) -> None:
         if self._memory is None:
-            import dataplane
+            from skipper import dataplane
 
             memory = dataplane.empty_array(_FRONT_NBYTES + self._nbytes, "u1")
             memory[:_FRONT_NBYTES] = 0
@@ -140,7 +140,7 @@ class Outgoing:
         if source is not None and in_place:
             address = readv.address_of(source)
         else:
-            from dataplane import RDMABuffer
+            from skipper.dataplane import RDMABuffer
 
             self._allocate()
             self._buffer = RDMABuffer(self._memory, writable=False)
@@ -201,7 +201,7 @@ class Incoming:
         Raises:
             PayloadError: it cannot be read any more.
         """
-        from dataplane import DataplaneError
+        from skipper.dataplane import DataplaneError
 
         if self._give_back is None:
             raise PayloadError("this value has been read before, and its memory was given back then")
@@ -266,7 +266,7 @@ class Loans:
                 segment.complete()
 
     def _lend(self, segment: Outgoing, process_id: str) -> None:
-        from dataplane import DataplaneError
+        from skipper.dataplane import DataplaneError
 
         with self._lock:
             number = self._number_of.get(segment) or next(self._numbers)
@@ -310,7 +310,7 @@ class Loans:
 
 def traffic() -> Traffic | None:
     """What this process has moved through the data plane; None where it has not used that. Imports nothing."""
-    read: Callable[[], Traffic] | None = getattr(sys.modules.get("dataplane"), "traffic", None)
+    read: Callable[[], Traffic] | None = getattr(sys.modules.get("skipper.dataplane"), "traffic", None)
     return None if read is None else read()
 
 
@@ -327,7 +327,7 @@ def _follow(buffer: RDMABuffer, memory: memoryview) -> None:
     Raises:
         DataplaneError: it cannot be read, or its owner stands still.
     """
-    from dataplane import TransferTimeoutError
+    from skipper.dataplane import TransferTimeoutError
 
     count, front = bytearray(_COUNT.size), buffer.at(0, _COUNT.size)
     deadline = time.monotonic() + FETCH_TIMEOUT_S

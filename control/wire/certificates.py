@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from control.errors import CertificateError
-from control.wire.identity import Identity, Role
+from skipper.control.model.errors import CertificateError
+from skipper.control.wire.identity import Identity, Role
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -49,7 +49,7 @@ _LOOK_S = 0.5
 _MOST_NBYTES = 1 << 20
 """Of a file: a list of some ten thousand revoked certificates."""
 
-_log = logging.getLogger("control")
+_log = logging.getLogger("skipper.control")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ class Certificates:
         return identity
 
     def _judge(self, chain: Sequence[x509.Certificate], roles: Collection[Role]) -> Identity:
-        from control.wire.chain import identity_of, verify
+        from skipper.control.wire.chain import identity_of, verify
 
         now = self._now()
         verify(chain, now.authorities)
@@ -264,7 +264,7 @@ def _load(folder: Path) -> _Content:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError as error:
         raise CertificateError("TLS between hosts takes cryptography: pip install 'skipper-mesh[hosts]'") from error
-    from control.wire.chain import identity_of, verify
+    from skipper.control.wire.chain import identity_of, verify
 
     authority, certificate = _read(folder / AUTHORITY), _read(folder / CERTIFICATE)
     key, revoked = _read(folder / KEY, is_private=True), _read(folder / REVOKED, is_needed=False)

@@ -9,8 +9,8 @@ from itertools import pairwise
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from control.errors import CertificateError
-from control.wire.identity import SCHEME, Identity, Role, uri_of
+from skipper.control.model.errors import CertificateError
+from skipper.control.wire.identity import SCHEME, Identity, Role, uri_of
 
 _MOST_CERTIFICATES = 8
 """In a chain that somebody shows."""

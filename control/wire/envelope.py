@@ -6,10 +6,10 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from control.shape import Extent
+from skipper.control.model.shape import Extent
 
 if TYPE_CHECKING:
-    from control.wire.bulk import Incoming, Outgoing
+    from skipper.control.wire.bulk import Incoming, Outgoing
 
 Payload: TypeAlias = "tuple[bytes | bytearray | memoryview | Outgoing | Incoming, ...]"
 """A pickle followed by its out-of-band buffers; large ones are lent."""

@@ -12,11 +12,11 @@ from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
-from control.errors import ProtocolError
-from control.shape import Extent
-from control.wire._generated import link_pb2 as pb
-from control.wire.bulk import Incoming, Outgoing
-from control.wire.envelope import NO_EXTENT, Envelope, Kind, Payload, ProcessRef, Whole
+from skipper.control.model.errors import ProtocolError
+from skipper.control.model.shape import Extent
+from skipper.control.wire._generated import link_pb2 as pb
+from skipper.control.wire.bulk import Incoming, Outgoing
+from skipper.control.wire.envelope import NO_EXTENT, Envelope, Kind, Payload, ProcessRef, Whole
 
 MAX_MESSAGE_NBYTES = 1 << 20
 """Largest message on the stream. Small enough that heartbeats pass between the pieces of a large payload and that a

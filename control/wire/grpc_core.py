@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc as core
 
-from control.errors import WireError
+from skipper.control.model.errors import WireError
 
 __all__ = ["NO_COMPRESSION", "core", "missing_in", "server_certificates"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from control.errors import CertificateError, ProtocolError
-from control.wire import auth
-from control.wire.addresses import dialed, within_host
-from control.wire.certificates import Certificates
-from control.wire.envelope import ProcessRef
-from control.wire.frames import decode_process, encode_process
-from control.wire.identity import Identity, Role
-from control.wire.streams import IncomingStream, OutgoingStream, Status
+from skipper.control.model.errors import CertificateError, ProtocolError
+from skipper.control.wire import auth
+from skipper.control.wire.addresses import dialed, within_host
+from skipper.control.wire.certificates import Certificates
+from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.frames import decode_process, encode_process
+from skipper.control.wire.identity import Identity, Role
+from skipper.control.wire.streams import IncomingStream, OutgoingStream, Status
 
 WELCOME = b"\x01"
 

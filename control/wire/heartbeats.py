@@ -17,12 +17,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from control.wire.addresses import host_of
-from control.wire.envelope import BEATS, JUDGED, NO_SIGN_OF_LIFE, Envelope, Kind, ProcessRef
-from control.wire.link import Link
-from control.wire.vitals import Condition, Vitals, look_at, own_namespace
+from skipper.control.wire.addresses import host_of
+from skipper.control.wire.envelope import BEATS, JUDGED, NO_SIGN_OF_LIFE, Envelope, Kind, ProcessRef
+from skipper.control.wire.link import Link
+from skipper.control.wire.vitals import Condition, Vitals, look_at, own_namespace
 
-_log = logging.getLogger("control")
+_log = logging.getLogger("skipper.control")
 
 
 class Heartbeats:

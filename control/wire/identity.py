@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from control.errors import CertificateError
+from skipper.control.model.errors import CertificateError
 
 SCHEME = "spiffe://"
 """How the name begins that says who the holder of a certificate is."""

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, ProcessRef
-from control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode, is_whole
-from control.wire.identity import Identity
-from control.wire.streams import CLOSED, Status, Stream
+from skipper.control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, ProcessRef
+from skipper.control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode, is_whole
+from skipper.control.wire.identity import Identity
+from skipper.control.wire.streams import CLOSED, Status, Stream
 
 Deliver = Callable[[ProcessRef, Envelope], None]
 """Takes an envelope that arrived; runs on the stream's thread and must not block."""

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from control.errors import WireError
-from control.wire.certificates import Certificates
-from control.wire.grpc_core import core
-from control.wire.streams import IncomingStream, serve_here, to_listen
-from control.wire.tls import Tls
+from skipper.control.model.errors import WireError
+from skipper.control.wire.certificates import Certificates
+from skipper.control.wire.grpc_core import core
+from skipper.control.wire.streams import IncomingStream, serve_here, to_listen
+from skipper.control.wire.tls import Tls
 
-_log = logging.getLogger("control")
+_log = logging.getLogger("skipper.control")
 
 _MAX_PENDING = 16_384
 """Streams that have come and not been looked at. From this many on gRPC drops some, whoever's they are; by itself it

@@ -17,11 +17,11 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from control.errors import PayloadError
-from control.exception_text import is_interrupt, summarize
-from control.wire.bulk import BULK_NBYTES, Incoming, Outgoing
-from control.wire.culprit import find_culprit
-from control.wire.envelope import Payload, Whole
+from skipper.control.model.errors import PayloadError
+from skipper.control.support.exception_text import is_interrupt, summarize
+from skipper.control.wire.bulk import BULK_NBYTES, Incoming, Outgoing
+from skipper.control.wire.envelope import Payload, Whole
+from skipper.control.wire.pickle_culprit import find_culprit
 
 OUT_OF_BAND_NBYTES = 16 << 10
 """Buffers from this size on travel beside the pickle instead of within it."""

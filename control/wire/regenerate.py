@@ -1,4 +1,4 @@
-"""Regenerate the protobuf code: ``python -m control.wire.regenerate``; with ``--check`` only compare."""
+"""Regenerate the protobuf code: ``python -m skipper.control.wire.regenerate``; with ``--check`` only compare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 WIRE = Path(__file__).parent
 SOURCES = WIRE / "proto"
 GENERATED = WIRE / "_generated"
-PACKAGE_DOC = '"""Generated from the files of `proto/` by `python -m control.wire.regenerate`; do not edit."""\n'
+PACKAGE_DOC = (
+    '"""Generated from the files of `proto/` by `python -m skipper.control.wire.regenerate`; do not edit."""\n'
+)
 
 
 def generate(folder: Path) -> None:

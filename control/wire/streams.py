@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from control.wire.certificates import Certificates
-from control.wire.frames import MAX_MESSAGE_NBYTES
-from control.wire.grpc_core import NO_COMPRESSION, core, server_certificates
-from control.wire.tls import Tls
+from skipper.control.wire.certificates import Certificates
+from skipper.control.wire.frames import MAX_MESSAGE_NBYTES
+from skipper.control.wire.grpc_core import NO_COMPRESSION, core, server_certificates
+from skipper.control.wire.tls import Tls
 
 METHOD = "/skipper.control.v1.Link/Connect"
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 """Names that end in ``-bin`` have bytes for values, the others text."""
 
-_log = logging.getLogger("control")
+_log = logging.getLogger("skipper.control")
 
 _NO_FLAGS = 0
 _WAIT_FOR_READY = core.InitialMetadataFlags.wait_for_ready | core.InitialMetadataFlags.wait_for_ready_explicitly_set

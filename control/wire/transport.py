@@ -19,18 +19,18 @@ import threading
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
-from control.errors import ControlError
-from control.future import Future
-from control.wire import addresses
-from control.wire.auth import NOT_ADMITTED
-from control.wire.certificates import REVIEW_S, Certificates
-from control.wire.door import Doors
-from control.wire.envelope import Envelope, Kind, ProcessRef
-from control.wire.handshake import WELCOME, Dial, Guest
-from control.wire.heartbeats import Heartbeats
-from control.wire.identity import MEMBERS, Role
-from control.wire.link import Deliver, Link
-from control.wire.streams import IncomingStream, OutgoingStream, Status, on_stream_thread
+from skipper.control.model.errors import ControlError
+from skipper.control.model.future import Future
+from skipper.control.wire import addresses
+from skipper.control.wire.auth import NOT_ADMITTED
+from skipper.control.wire.auth_listener import Doors
+from skipper.control.wire.certificates import REVIEW_S, Certificates
+from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.wire.handshake import WELCOME, Dial, Guest
+from skipper.control.wire.heartbeats import Heartbeats
+from skipper.control.wire.identity import MEMBERS, Role
+from skipper.control.wire.link import Deliver, Link
+from skipper.control.wire.streams import IncomingStream, OutgoingStream, Status, on_stream_thread
 
 
 class Transport:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dataplane.atomic import Atomic, FetchOperation
-from dataplane.config import Config
-from dataplane.handle import Card, Handle, Sections
-from dataplane.layout import Rows
-from dataplane.memory import MemoryKind, Region
-from dataplane.operation import Helper, Operation
+from skipper.dataplane.atomic import Atomic, FetchOperation
+from skipper.dataplane.config import Config
+from skipper.dataplane.handle import Card, Handle, Sections
+from skipper.dataplane.layout import Rows
+from skipper.dataplane.memory import MemoryKind, Region
+from skipper.dataplane.operation import Helper, Operation
 
 if TYPE_CHECKING:
-    from dataplane.registration import Registration
+    from skipper.dataplane.registration import Registration
 
 Done = Callable[[BaseException | None], None]
 

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from dataplane.errors import BackendUnavailableError, TransferError
-from dataplane.keys import MOST_KEYS
+from skipper.dataplane.errors import BackendUnavailableError, TransferError
+from skipper.dataplane.keys import MOST_KEYS
 
 TOKEN_BYTES = 16
 DIGEST_BYTES = 32

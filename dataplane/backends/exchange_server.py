@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from dataplane.backends.exchange import GREETING_S, Strangers
-from dataplane.errors import DataplaneError
+from skipper.dataplane.backends.exchange import GREETING_S, Strangers
+from skipper.dataplane.errors import DataplaneError
 
 _JOIN_S = 5.0
 

@@ -3,16 +3,16 @@
 import operator
 from collections.abc import Sequence
 
-from dataplane._copy import OK, guarded_atomic, guarded_copy
-from dataplane.atomic import Atomic, AtomicKind, FetchOperation
-from dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
-from dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
-from dataplane.errors import BackendUnavailableError
-from dataplane.handle import Card, Handle, Sections
-from dataplane.layout import Rows, single_stripes
-from dataplane.memory import HOST, MemoryKind, Region
-from dataplane.operation import DONE, Operation
-from dataplane.registration import Registration, RegistrationTable
+from skipper.dataplane._copy import OK, guarded_atomic, guarded_copy
+from skipper.dataplane.atomic import Atomic, AtomicKind, FetchOperation
+from skipper.dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
+from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
+from skipper.dataplane.errors import BackendUnavailableError
+from skipper.dataplane.handle import Card, Handle, Sections
+from skipper.dataplane.layout import Rows, single_stripes
+from skipper.dataplane.memory import HOST, MemoryKind, Region
+from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.registration import Registration, RegistrationTable
 
 _REGION = operator.attrgetter("region")
 

@@ -9,20 +9,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from dataplane import memfd
-from dataplane._copy import CHANGED, OK, guarded_atomic, guarded_copy
-from dataplane.arena import HUGE_BLOCK
-from dataplane.atomic import Atomic, AtomicKind, FetchOperation
-from dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
-from dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
-from dataplane.epochs import WORD
-from dataplane.errors import DescriptorError, OwnerDiedError
-from dataplane.handle import SHM, Card, Handle, Sections, unpack_section
-from dataplane.identity import OwnerId, ProcessWatch
-from dataplane.layout import Rows, single_stripes
-from dataplane.memory import HOST, MemoryKind, Region
-from dataplane.operation import DONE, Operation
-from dataplane.registration import Registration
+from skipper.dataplane import memfd
+from skipper.dataplane._copy import CHANGED, OK, guarded_atomic, guarded_copy
+from skipper.dataplane.arena import HUGE_BLOCK
+from skipper.dataplane.atomic import Atomic, AtomicKind, FetchOperation
+from skipper.dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
+from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
+from skipper.dataplane.epochs import WORD
+from skipper.dataplane.errors import DescriptorError, OwnerDiedError
+from skipper.dataplane.handle import SHM, Card, Handle, Sections, unpack_section
+from skipper.dataplane.identity import OwnerId, ProcessWatch
+from skipper.dataplane.layout import Rows, single_stripes
+from skipper.dataplane.memory import HOST, MemoryKind, Region
+from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.registration import Registration
 
 _PAGE = struct.Struct("<I")  # descriptor of the epoch page; its token is in the card already
 _DATA = struct.Struct("<IQQ")  # descriptor and token of the memfd, offset of the registration in it

@@ -1,8 +1,8 @@
-"""``python -m dataplane.doctor``, the same as ``skipper doctor``."""
+"""``python -m skipper.dataplane.doctor``, the same as ``skipper doctor``."""
 
 import sys
 
-from dataplane.doctor.command import main
+from skipper.dataplane.doctor.command import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], prog="python -m dataplane.doctor"))
+    sys.exit(main(sys.argv[1:], prog="python -m skipper.dataplane.doctor"))

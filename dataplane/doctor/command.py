@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataplane.doctor.checks import Check, Examination, Verdict
-from dataplane.doctor.examine import examine
-from dataplane.doctor.exposure import Exposure, Item, expose
+from skipper.dataplane.doctor.checks import Check, Examination, Verdict
+from skipper.dataplane.doctor.examine import examine
+from skipper.dataplane.doctor.exposure import Exposure, Item, expose
 
 if TYPE_CHECKING:
     from rich.table import Table

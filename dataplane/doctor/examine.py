@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import dataplane
-from dataplane.backends.base import BackendStatus
-from dataplane.doctor import limits
-from dataplane.doctor.checks import Check, Examination, Verdict
-from dataplane.doctor.gpu import gpu
-from dataplane.doctor.rdma import rdma
-from dataplane.doctor.sysfs import Interface, interfaces, rdma_ports
-from dataplane.doctor.trial import TrialError, trial
-from dataplane.doctor.ucx import ucx
+from skipper import dataplane
+from skipper.dataplane.backends.base import BackendStatus
+from skipper.dataplane.doctor import limits
+from skipper.dataplane.doctor.checks import Check, Examination, Verdict
+from skipper.dataplane.doctor.gpu import gpu
+from skipper.dataplane.doctor.rdma import rdma
+from skipper.dataplane.doctor.sysfs import Interface, interfaces, rdma_ports
+from skipper.dataplane.doctor.trial import TrialError, trial
+from skipper.dataplane.doctor.ucx import ucx
 
 _DISTRIBUTIONS = ("skipper-mesh", "libucx-cu12", "numpy", "torch")
 

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dataplane.doctor import proc_sockets
-from dataplane.doctor.proc_sockets import PROC, Socket
+from skipper.dataplane.doctor import proc_sockets
+from skipper.dataplane.doctor.proc_sockets import PROC, Socket
 
 SCHEMA_VERSION = 1
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from dataplane.doctor.checks import Check, Verdict
-from dataplane.doctor.child import ProbeError, ask
+from skipper.dataplane.doctor.checks import Check, Verdict
+from skipper.dataplane.doctor.child import ProbeError, ask
 
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 

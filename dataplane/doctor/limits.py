@@ -6,8 +6,8 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from dataplane.doctor.checks import Check, Verdict
-from dataplane.doctor.child import ProbeError, ask
+from skipper.dataplane.doctor.checks import Check, Verdict
+from skipper.dataplane.doctor.child import ProbeError, ask
 
 _CAP_IPC_LOCK = 14  # linux/capability.h
 _FEW_FILES = 1024

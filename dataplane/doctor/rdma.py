@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dataplane.doctor.checks import Check, Verdict
-from dataplane.doctor.child import ProbeError, ask
-from dataplane.doctor.sysfs import RdmaPort, mellanox_adapters, rdma_ports
+from skipper.dataplane.doctor.checks import Check, Verdict
+from skipper.dataplane.doctor.child import ProbeError, ask
+from skipper.dataplane.doctor.sysfs import RdmaPort, mellanox_adapters, rdma_ports
 
 _REGISTERED = 64 << 20
 _DEBIAN = Path("/usr/lib/python3/dist-packages/pyverbs")

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dataplane.backends.verbs_sysfs import SYS, Gid, PortFolder, port_folders, text_of
+from skipper.dataplane.backends.verbs.sysfs import SYS, Gid, PortFolder, port_folders, text_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-import dataplane
+from skipper import dataplane
 
 _NBYTES = 1 << 20
 _BYTE = 0x5A
@@ -32,7 +32,7 @@ def trial(backend: str, *, ucx_library: str | None = None) -> float:
     Raises:
         TrialError: An error of the data plane or the other process, wrong bytes, or the deadline.
     """
-    command = [sys.executable, "-m", "dataplane.doctor.probes.owner", backend, str(_NBYTES)]
+    command = [sys.executable, "-m", "skipper.dataplane.doctor.probes.owner", backend, str(_NBYTES)]
     command += [] if ucx_library is None else [ucx_library]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as owner:

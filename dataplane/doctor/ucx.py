@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dataplane.backends.base import BackendStatus
-from dataplane.backends.ucx_engine import find_library, load
-from dataplane.doctor.checks import Check, Verdict
-from dataplane.doctor.child import ProbeError, ask
-from dataplane.doctor.sysfs import Interface, RdmaPort
+from skipper.dataplane.backends.base import BackendStatus
+from skipper.dataplane.backends.ucx.engine import find_library, load
+from skipper.dataplane.doctor.checks import Check, Verdict
+from skipper.dataplane.doctor.child import ProbeError, ask
+from skipper.dataplane.doctor.sysfs import Interface, RdmaPort
 
 _TRIED = ((1, 13), (1, 22))
 

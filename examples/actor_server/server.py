@@ -14,8 +14,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from control import Actor, current_rank, endpoint, this_host
-from control.naming import ActorServer
+from skipper.control import Actor, current_rank, endpoint, this_host
+from skipper.control.rpc import ActorServer
 
 
 class Board:

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-import dataplane
-import torchstore as ts
-from control import endpoint
 from examples.checkpoint.files import Checkpoint
 from examples.checkpoint.layouts import as_dtensor, local_box, mesh_shape, placements_for
 from examples.process_group import GroupMember
 from examples.verify import nbytes_held, same_bits
+from skipper import dataplane
+from skipper import torchstore as ts
+from skipper.control import endpoint
 
 KEY = "checkpoint"
 """The name of the weights in the store."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from control import Actor, ActorMesh, ControlError, MeshFailure, concurrent_endpoint
 from examples.fault_tolerance.coordinator import Coordinator, Standing
 from examples.fault_tolerance.saboteur import Saboteur
+from skipper.control import Actor, ActorMesh, ControlError, MeshFailure, concurrent_endpoint
 
 LOOK_S = 0.02
 """How often it looks for processes that can be let die."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dataplane import RDMABuffer
-from dataplane.errors import DataplaneError
 from examples.fault_tolerance.replica import Replica
 from examples.fault_tolerance.task import Task
+from skipper.dataplane import RDMABuffer
+from skipper.dataplane.errors import DataplaneError
 
 
 class Checkpoint:

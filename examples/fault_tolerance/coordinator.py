@@ -18,7 +18,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from control import (
+from examples.fault_tolerance.checkpoint import Checkpoint
+from examples.fault_tolerance.group import Group, Member
+from examples.fault_tolerance.task import Task
+from skipper.control import (
     Actor,
     ActorError,
     HostMesh,
@@ -29,10 +32,7 @@ from control import (
     context,
     endpoint,
 )
-from control.recovery import RecoveryPolicy
-from examples.fault_tolerance.checkpoint import Checkpoint
-from examples.fault_tolerance.group import Group, Member
-from examples.fault_tolerance.task import Task
+from skipper.control.cluster.recovery import RecoveryPolicy
 
 VOID_IN_A_ROW = 20
 """Attempts that may fail one after the other, with errors that are nobody's death."""

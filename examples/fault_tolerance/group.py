@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from control import ActorMesh, HostMesh, ProcMesh, SupervisionError
-from control.recovery import Recoverable, RecoveryPolicy
 from examples.fault_tolerance.task import Task
 from examples.fault_tolerance.worker import Handles, Worker
+from skipper.control import ActorMesh, HostMesh, ProcMesh, SupervisionError
+from skipper.control.cluster.recovery import Recoverable, RecoveryPolicy
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 

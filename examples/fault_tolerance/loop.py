@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from control import ActorMesh, HostMesh, this_host, this_proc
-from control.jobs import Job
-from control.recovery import AttachedHosts, RecoveryPolicy, ReplaceHost, Restart
 from examples.fault_tolerance.chaos import Chaos
 from examples.fault_tolerance.coordinator import Coordinator, Plan, Step
 from examples.fault_tolerance.group import ENVIRONMENT, START_S
 from examples.fault_tolerance.record import Held, Record
 from examples.fault_tolerance.task import Task
 from examples.fault_tolerance.worker import Worker
+from skipper.control import ActorMesh, HostMesh, this_host, this_proc
+from skipper.control.cluster.jobs import Job
+from skipper.control.cluster.recovery import AttachedHosts, RecoveryPolicy, ReplaceHost, Restart
 
 RESTART = Restart(attempts=100, within_s=60.0, backoff_s=0.0)
 """Of each group: many, since here they are what is tried out."""

@@ -10,9 +10,9 @@ from typing import Any
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.report import Report, Result
 from examples.fault_tolerance.loop import Learned
 from examples.fault_tolerance.record import Held, Record, Recovery
+from skipper.benchmarks.report import Report, Result
 
 TOLERANCE = 1e-6
 """How far losses (relatively) and weights may be from those of the undisturbed run. Sums of another order are all that

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from dataplane import RDMABuffer, empty
 from examples.fault_tolerance.task import DTYPE, Task
+from skipper.dataplane import RDMABuffer, empty
 
 
 class Replica:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from control import Actor, endpoint
+from skipper.control import Actor, endpoint
 
 FOR_EVER_S = 86_400
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from control import Actor, current_rank, endpoint
-from dataplane import RDMAAction, RDMABuffer
 from examples.fault_tolerance.replica import Replica
 from examples.fault_tolerance.task import Task
+from skipper.control import Actor, current_rank, endpoint
+from skipper.dataplane import RDMAAction, RDMABuffer
 
 
 @dataclass(frozen=True, slots=True)

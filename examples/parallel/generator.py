@@ -8,12 +8,12 @@ import torch.nn.functional as F  # noqa: N812 - everybody calls it F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-import torchstore as ts
-from control import endpoint
 from examples.parallel.model import FUSED, ROW_PARALLEL, Sizes, attend, fused, generator_shapes
 from examples.parallel.stage import key_of
 from examples.process_group import GroupMember
 from examples.verify import same_bits
+from skipper import torchstore as ts
+from skipper.control import endpoint
 
 
 def placement_of(name: str) -> Placement:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - everybody calls it F
 from torch import Tensor, nn
 
-import torchstore as ts
+from skipper import torchstore as ts
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 ROW_PARALLEL = ("o_proj", "down_proj")

@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-import torchstore as ts
-from control import endpoint
 from examples.parallel.model import Sizes, Stage
 from examples.process_group import GroupMember
+from skipper import torchstore as ts
+from skipper.control import endpoint
 
 
 def key_of(stage: int) -> str:

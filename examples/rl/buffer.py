@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from control import Actor, concurrent_endpoint, endpoint
 from examples.rl.task import Rollout
+from skipper.control import Actor, concurrent_endpoint, endpoint
 
 
 class ReplayBuffer(Actor):

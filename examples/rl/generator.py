@@ -15,8 +15,6 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-import torchstore as ts
-from control import ActorMesh, concurrent_endpoint, endpoint, idempotent, this_proc
 from examples.process_group import GroupMember
 from examples.rl.model import Transformer
 from examples.rl.mortal import Mortal
@@ -24,6 +22,8 @@ from examples.rl.policy import sample
 from examples.rl.settings import WEIGHTS, Settings
 from examples.rl.task import Rollout, make_prompts
 from examples.verify import mismatched_names
+from skipper import torchstore as ts
+from skipper.control import ActorMesh, concurrent_endpoint, endpoint, idempotent, this_proc
 
 
 def tensor_parallel_plan(layers: int) -> dict[str, ParallelStyle]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from control import Actor, endpoint, idempotent
+from skipper.control import Actor, endpoint, idempotent
 
 
 def grade(prompts: list[list[int]], answers: list[list[int]]) -> list[list[float]]:

@@ -24,8 +24,6 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-import torchstore as ts
-from control import ActorMesh, ValueMesh, this_proc
 from examples.process_group import ENVIRONMENT, connect
 from examples.rl.buffer import ReplayBuffer
 from examples.rl.generator import Generator
@@ -35,6 +33,8 @@ from examples.rl.placement import Placement
 from examples.rl.settings import Settings
 from examples.rl.task import Rollout
 from examples.rl.trainer import Trainer
+from skipper import torchstore as ts
+from skipper.control import ActorMesh, ValueMesh, this_proc
 
 T = TypeVar("T")
 

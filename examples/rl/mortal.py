@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from control import Actor, endpoint
+from skipper.control import Actor, endpoint
 
 
 class Mortal(Actor):

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
-from benchmarks.output import significant
-from benchmarks.report import Reference, Report, Result
 from examples.rl.loop import History
+from skipper.benchmarks.output import significant
+from skipper.benchmarks.report import Reference, Report, Result
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from control import HostError, HostMesh
+from skipper.control import HostError, HostMesh
 
 RETRY_S = 2.0
 """How long a host that is lost is knocked at, and how long it is then left alone."""

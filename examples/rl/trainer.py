@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-import torchstore as ts
-from control import endpoint
 from examples.process_group import GroupMember
 from examples.rl.model import Transformer
 from examples.rl.policy import loss
 from examples.rl.settings import WEIGHTS, Settings
 from examples.rl.task import Rollout
+from skipper import torchstore as ts
+from skipper.control import endpoint
 
 
 @dataclass(frozen=True, slots=True)

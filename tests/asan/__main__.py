@@ -18,7 +18,7 @@ _SANITIZERS = "-fsanitize=address,undefined"
 _BARE_CMA = Path(__file__).parent / "bare_cma.c"
 _FAULT = """
 import ctypes
-from dataplane._copy import store_word
+from skipper.dataplane._copy import store_word
 malloc = ctypes.CDLL(None).malloc
 malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 store_word(malloc(64) + 64, 1)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Report
+from skipper.benchmarks.report import Report
 
 ROOT = Path(__file__).resolve().parents[2]
-BW = [sys.executable, "-m", "benchmarks.bandwidth"]
-SKIPPER = [sys.executable, "-m", "benchmarks.cli"]
+BW = [sys.executable, "-m", "skipper.benchmarks.bandwidth"]
+SKIPPER = [sys.executable, "-m", "skipper.cli.main"]
 TOKEN = "the-token-of-this-test"
 QUICK = ["-n", "4", "-w", "1"]
 LIMIT_S = 40

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.report import Report
+from skipper.benchmarks.report import Report
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,8 +1,8 @@
 import pytest
 
-from benchmarks.actors.command import main
-from benchmarks.actors.rounds import FANOUT, PIPELINED, Plan
-from benchmarks.actors.rows import rows
+from skipper.benchmarks.actors.command import main
+from skipper.benchmarks.actors.rounds import FANOUT, PIPELINED, Plan
+from skipper.benchmarks.actors.rows import rows
 
 from .quick import quick_run
 
@@ -38,7 +38,7 @@ KINDS += ("pipelined", "broadcast", "bulk", "spawn")
 
 
 def test_a_quick_run_prints_every_figure_beside_its_reference() -> None:
-    report, told = quick_run("benchmarks.actors")
+    report, told = quick_run("skipper.benchmarks.actors")
     assert {row.name for row in report.results} == NAMES
     assert all(row.value > 0 for row in report.results)
     assert report.errors == ()

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.bandwidth.command import main
+from skipper.benchmarks.bandwidth.command import main
 from tests.benchmarks.programs import (
     LIMIT_S,
     QUICK,
@@ -121,7 +121,7 @@ def test_help_names_the_exit_codes() -> None:
 def test_bad_input_exits_with_2_and_one_sentence() -> None:
     done = bw("--local", "-s", "4X")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("python -m benchmarks.bandwidth: argument -s/--size: '4X' is not a size")
+    assert done.stderr.startswith("python -m skipper.benchmarks.bandwidth: argument -s/--size: '4X' is not a size")
 
 
 def test_the_printed_client_command_works_for_one_client_after_another(start: Start) -> None:
@@ -155,7 +155,7 @@ def test_a_server_refuses_what_it_cannot_do_and_says_why(start: Start) -> None:
     _, address, _ = printed_command(server)
     program = f"""if True:
         import sys
-        from benchmarks.bandwidth import command
+        from skipper.benchmarks.bandwidth import command
         command.require_feasible = command.configure = lambda *_, **__: None
         sys.exit(command.main(["{address}", "-s", "4K", "--backend", "verbs"]))
     """

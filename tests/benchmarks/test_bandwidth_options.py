@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bandwidth.options import DEFAULT_PORT, Options, parse
-from benchmarks.errors import UsageError
-from benchmarks.sizes import SWEEP
+from skipper.benchmarks.bandwidth.options import DEFAULT_PORT, Options, parse
+from skipper.benchmarks.errors import UsageError
+from skipper.benchmarks.sizes import SWEEP
 
 
 def options(*argv: str) -> Options:

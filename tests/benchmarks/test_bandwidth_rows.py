@@ -84,7 +84,7 @@ def test_latency_rows_are_times() -> None:
 def test_wrong_bytes_or_a_blind_check_fail_the_run(broken: str, says: str) -> None:
     program = f"""if True:
         import sys
-        from benchmarks.bandwidth import command, side
+        from skipper.benchmarks.bandwidth import command, side
         whole = side.Side.transfer
         def damaged(self, size, *, runs):
             elapsed = whole(self, size, runs=runs)

@@ -5,9 +5,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from benchmarks.bandwidth import channel as module
-from benchmarks.bandwidth.channel import MAX_MESSAGE, Channel, accept, connect
-from benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError, TokenRefusedError
+from skipper.benchmarks.bandwidth import channel as module
+from skipper.benchmarks.bandwidth.channel import MAX_MESSAGE, Channel, accept, connect
+from skipper.benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError, TokenRefusedError
 
 SHORT_S = 0.2
 

@@ -1,7 +1,7 @@
 import pytest
 
-from benchmarks import cli
-from benchmarks.cli import TOOLS, main
+from skipper.cli import main as cli
+from skipper.cli.main import TOOLS, main
 
 
 def test_help_lists_every_tool(capsys: pytest.CaptureFixture[str]) -> None:

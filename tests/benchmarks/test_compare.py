@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bandwidth.command import main
-from benchmarks.bandwidth.compare import compare, matches
-from benchmarks.report import Reference, Report, Result
+from skipper.benchmarks.bandwidth.command import main
+from skipper.benchmarks.bandwidth.compare import compare, matches
+from skipper.benchmarks.report import Reference, Report, Result
 
 MACHINE = {"cpu": "One", "cores_usable": 2, "memory_nbytes": 1 << 34, "machine": "x86_64", "kernel": "Linux 6.1"}
 

@@ -1,8 +1,8 @@
 import pytest
 
-from benchmarks.dispatch.command import main
-from benchmarks.dispatch.rounds import Plan
-from benchmarks.dispatch.rows import rows
+from skipper.benchmarks.dispatch.command import main
+from skipper.benchmarks.dispatch.rounds import Plan
+from skipper.benchmarks.dispatch.rows import rows
 
 from .quick import quick_run
 
@@ -26,7 +26,7 @@ KINDS += ("fetch_small", "fetch_bulk", "memcpy", "issue_to_few", "issue_to_many"
 
 
 def test_a_quick_run_prints_every_figure_beside_its_reference() -> None:
-    report, told = quick_run("benchmarks.dispatch")
+    report, told = quick_run("skipper.benchmarks.dispatch")
     assert {row.name for row in report.results} == NAMES
     assert report.errors == ()
     assert "eager_op_issue_us" in told  # the table

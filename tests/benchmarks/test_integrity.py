@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.bandwidth import memory
-from benchmarks.bandwidth.integrity import Direction, directions, prove_after, prove_before
-from benchmarks.bandwidth.memory import HostMemory
-from benchmarks.bandwidth.messages import Mismatch, Where, Workload
-from benchmarks.errors import IntegrityError
+from skipper.benchmarks.bandwidth import memory
+from skipper.benchmarks.bandwidth.integrity import Direction, directions, prove_after, prove_before
+from skipper.benchmarks.bandwidth.memory import HostMemory
+from skipper.benchmarks.bandwidth.messages import Mismatch, Where, Workload
+from skipper.benchmarks.errors import IntegrityError
 
 SIZE = 3000
 BATCH = 2

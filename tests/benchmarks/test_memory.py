@@ -5,16 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bandwidth import ceiling
-from benchmarks.bandwidth.memory import (
-    TILE,
-    HostMemory,
-    allocate,
-    available_nbytes,
-    fill,
-    first_mismatch,
-)
-from benchmarks.bandwidth.messages import Offer
+from skipper.benchmarks.bandwidth import ceiling
+from skipper.benchmarks.bandwidth.memory import TILE, HostMemory, allocate, available_nbytes, fill, first_mismatch
+from skipper.benchmarks.bandwidth.messages import Offer
 
 LENGTH = 2 * TILE + 1000
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bandwidth.channel import Channel
-from benchmarks.bandwidth.messages import (
+from skipper.benchmarks.bandwidth.channel import Channel
+from skipper.benchmarks.bandwidth.messages import (
     Connect,
     Done,
     Elapsed,
@@ -24,7 +24,7 @@ from benchmarks.bandwidth.messages import (
     refuse,
     tell,
 )
-from benchmarks.errors import PeerError, PeerRefusedError
+from skipper.benchmarks.errors import PeerError, PeerRefusedError
 
 Pair = tuple[Channel, Channel]
 

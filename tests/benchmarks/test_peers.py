@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.command import main
-from benchmarks.peers.page import page
-from benchmarks.peers.pictures import draw
-from benchmarks.peers.results import figures, results, standings
-from benchmarks.peers.roster import OURS, ROSTER
-from benchmarks.peers.runner import Outcome
-from benchmarks.peers.work import BATCHES, FAMILIES, REGION_NBYTES, ROWS, one_sided
-from benchmarks.report import Report
+from skipper.benchmarks.peers.command import main
+from skipper.benchmarks.peers.page import page
+from skipper.benchmarks.peers.pictures import draw
+from skipper.benchmarks.peers.results import figures, results, standings
+from skipper.benchmarks.peers.roster import OURS, ROSTER
+from skipper.benchmarks.peers.runner import Outcome
+from skipper.benchmarks.peers.work import BATCHES, FAMILIES, REGION_NBYTES, ROWS, one_sided
+from skipper.benchmarks.report import Report
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 100
@@ -26,7 +26,7 @@ def test_a_quick_run_writes_a_page_and_a_report_of_ours_beside_the_floors(tmp_pa
     names = "call,actor_to_actor,read_64B,write_64B,read_64x1MiB"
     chosen = ["--peers", "skipper,grpc,memcpy", "--rows", names, "--output", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers", "--quick", "--no-plots", *chosen],
+        [sys.executable, "-m", "skipper.benchmarks.peers", "--quick", "--no-plots", *chosen],
         cwd=ROOT,
         capture_output=True,
         text=True,

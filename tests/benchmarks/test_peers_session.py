@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.errors import PeerLostError, PeerTimeoutError
-from benchmarks.peers import runner, session
-from benchmarks.peers.environments import Environment, EnvironmentFailedError, Prepared, link_distributions
-from benchmarks.peers.keeper import descendants
-from benchmarks.peers.protocol import Turn
-from benchmarks.peers.roster import ROSTER
-from benchmarks.peers.runner import Outcome, Plan
-from benchmarks.peers.session import Bounds, Session, TooMuchMemoryError
-from benchmarks.peers.work import ROWS
+from skipper.benchmarks.errors import PeerLostError, PeerTimeoutError
+from skipper.benchmarks.peers import runner, session
+from skipper.benchmarks.peers.environments import Environment, EnvironmentFailedError, Prepared, link_distributions
+from skipper.benchmarks.peers.keeper import descendants
+from skipper.benchmarks.peers.protocol import Turn
+from skipper.benchmarks.peers.roster import ROSTER
+from skipper.benchmarks.peers.runner import Outcome, Plan
+from skipper.benchmarks.peers.session import Bounds, Session, TooMuchMemoryError
+from skipper.benchmarks.peers.work import ROWS
 
 KEEPER = Path(session.keeper.__file__)
 LIMIT_S = 20.0
@@ -198,7 +198,7 @@ def test_the_shared_folder_holds_a_distribution_with_what_it_requires_and_nothin
     (tmp_path / "stale").symlink_to(tmp_path)
     folder = link_distributions(tmp_path, ("numpy",))
     names = {entry.name for entry in folder.iterdir()}
-    assert {"numpy", "benchmarks"} <= names
+    assert {"numpy", "skipper"} <= names
     assert not names & {"grpc", "google", "torchstore", "stale", "pytest"}
     code = "import numpy, benchmarks.peers.protocol; print(numpy.__file__)"
     done = subprocess.run(

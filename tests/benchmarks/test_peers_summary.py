@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.errors import BenchmarkError
-from benchmarks.peers.summary import newest_page, renewed, summary
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.benchmarks.peers.summary import newest_page, renewed, summary
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENT = REPOSITORY / "docs" / "performance.md"

@@ -1,7 +1,7 @@
 import pytest
 
-from benchmarks.scale.command import main
-from benchmarks.scale.model import (
+from skipper.benchmarks.scale.command import main
+from skipper.benchmarks.scale.model import (
     BUNDLE_ENTRY_NBYTES,
     BUNDLE_HEADER_NBYTES,
     CAST_HEADER_NBYTES,
@@ -11,11 +11,11 @@ from benchmarks.scale.model import (
     latency_us,
     traffic,
 )
-from control.runtime.branch import cast_envelope
-from control.runtime.tree_wire import Answer, CastHeader, pack_answers
-from control.tree import Span
-from control.wire.envelope import Envelope, Kind
-from control.wire.frames import encode
+from skipper.control.runtime.cast.messages import Answer, CastHeader, pack_answers
+from skipper.control.runtime.cast.relay import cast_envelope
+from skipper.control.runtime.cast.tree import Span
+from skipper.control.wire.envelope import Envelope, Kind
+from skipper.control.wire.frames import encode
 
 from .quick import quick_run
 
@@ -23,7 +23,7 @@ COSTS = Costs(call_us=10, message_us=4, rank_us=1, handle_us=20, wire_us=100)
 
 
 def test_a_quick_run_measures_both_ways_and_models_more_ranks() -> None:
-    report, told = quick_run("benchmarks.scale", "--fanout", "2", "--ranks", "1024")
+    report, told = quick_run("skipper.benchmarks.scale", "--fanout", "2", "--ranks", "1024")
     assert report.config["limit"] == "as many as asked for"
     measured = [row for row in report.results if row.name == "call_us"]
     assert {(row.parameters["ranks"], row.parameters["way"]) for row in measured} == {

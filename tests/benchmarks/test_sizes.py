@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.errors import UsageError
-from benchmarks.sizes import SWEEP, format_size, parse_size
+from skipper.benchmarks.errors import UsageError
+from skipper.benchmarks.sizes import SWEEP, format_size, parse_size
 
 
 @pytest.mark.parametrize(

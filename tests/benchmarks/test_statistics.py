@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.statistics import (
+from skipper.benchmarks.statistics import (
     STRETCHES,
     Contestant,
     Samples,

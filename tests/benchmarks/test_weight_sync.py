@@ -7,11 +7,11 @@ from math import prod
 
 import pytest
 
-from benchmarks.report import Report
-from benchmarks.weight_sync.command import main
-from benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
-from benchmarks.weight_sync.planning import measure_planning
-from torchstore.layout import uncovered
+from skipper.benchmarks.report import Report
+from skipper.benchmarks.weight_sync.command import main
+from skipper.benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
+from skipper.benchmarks.weight_sync.planning import measure_planning
+from skipper.torchstore.algebra.layout import uncovered
 
 NAMES = [
     "sync_direct",
@@ -29,7 +29,7 @@ NAMES = [
 
 def test_a_quick_run_measures_everything_and_finds_every_byte_right() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks.weight_sync", "--quick", "--json", "-"],
+        [sys.executable, "-m", "skipper.benchmarks.weight_sync", "--quick", "--json", "-"],
         capture_output=True,
         text=True,
         timeout=100,

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bandwidth import wire
-from benchmarks.bandwidth.messages import Wire
-from benchmarks.bandwidth.wire import ceiling, link
-from dataplane.doctor.sysfs import Interface, RdmaPort
+from skipper.benchmarks.bandwidth import wire
+from skipper.benchmarks.bandwidth.messages import Wire
+from skipper.benchmarks.bandwidth.wire import ceiling, link
+from skipper.dataplane.doctor.sysfs import Interface, RdmaPort
 
 PORTS = [
     RdmaPort("mlx5_0", 1, "DOWN", "InfiniBand", 10.0, False, ()),

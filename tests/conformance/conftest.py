@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import dataplane
-from dataplane import RDMABuffer
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer
 from tests.conformance.owner import LocalOwner, Owner, RemoteOwner
 from tests.rdma_guest.gates import needs_device
 from tests.rdma_guest.ucx_system import needs_roce

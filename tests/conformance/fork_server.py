@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
-EARLY = ("concurrent.futures", "dataplane", "multiprocessing.connection", "tests.conformance.visitor")
+EARLY = ("concurrent.futures", "skipper.dataplane", "multiprocessing.connection", "tests.conformance.visitor")
 EARLY_FOR_VERBS = ("addr", "cm_enums", "cmid", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from dataplane import RDMABuffer
+from skipper.dataplane import RDMABuffer
 
 PATIENCE_S = 20.0
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-import dataplane
-from dataplane import RDMABuffer
-from dataplane.handle import Card
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer
+from skipper.dataplane.handle import Card
 from tests.conformance import fork_server
 from tests.conformance.fork_server import ROOT, Forked
 from tests.conformance.visitor import Visitor

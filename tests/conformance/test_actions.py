@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane import RDMAAction, RDMABuffer, RemoteLayout
+from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout
 from tests.conformance.conftest import Case
 from tests.conformance.test_transfers import handle_to, pattern
 from tests.sameness import assert_same
@@ -151,7 +151,7 @@ def test_a_source_may_repeat_elements(owner: Owner) -> None:
 
 
 def test_a_dropped_buffer_fails_the_action_with_its_name(owner: Owner) -> None:
-    from dataplane import BufferDroppedError
+    from skipper.dataplane import BufferDroppedError
 
     (_, kept), (name, dropped) = handle_to(owner, bytes(10)), handle_to(owner, bytes(10))
     action = RDMAAction().read_remote(bytearray(10), kept).read_remote(bytearray(10), dropped)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from dataplane import BufferDroppedError, OwnerDiedError, RDMABuffer, TransferTimeoutError
+from skipper.dataplane import BufferDroppedError, OwnerDiedError, RDMABuffer, TransferTimeoutError
 from tests.conformance.conftest import Case
 from tests.conformance.owner import Owner, RemoteOwner, replies
 from tests.conformance.records import Fault, Provoke

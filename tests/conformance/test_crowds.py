@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dataplane import RDMABuffer
+from skipper.dataplane import RDMABuffer
 from tests.conformance.conftest import Case
 from tests.conformance.owner import Owner, RemoteOwner, replies
 from tests.conformance.test_transfers import handle_to, pattern

@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from dataplane import BufferDroppedError, OwnerDiedError, RDMAAction, RDMABuffer, TransferTimeoutError
+from skipper.dataplane import BufferDroppedError, OwnerDiedError, RDMAAction, RDMABuffer, TransferTimeoutError
 from tests.conformance.conftest import Case
 from tests.conformance.loops import meanwhile, read_until_it_fails, write_until_it_fails
 from tests.conformance.owner import REPLY_S, RemoteOwner, forged

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane import BufferDroppedError, DataplaneError, RDMABuffer
+from skipper.dataplane import BufferDroppedError, DataplaneError, RDMABuffer
 from tests.conformance.conftest import Case
 from tests.conformance.loops import meanwhile, read_until_it_fails, write_until_it_fails
 from tests.conformance.records import Clock, Fault, Provoke

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dataplane import OwnerDiedError, TransferTimeoutError
+from skipper.dataplane import OwnerDiedError, TransferTimeoutError
 from tests.conformance import fault_table
 from tests.conformance.fault_table import BEGIN, END
 from tests.conformance.records import Fault, Recorder

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import pytest
 
-from dataplane import RDMAAction, RDMABuffer, TransferTimeoutError
+from skipper.dataplane import RDMAAction, RDMABuffer, TransferTimeoutError
 from tests.conformance.conftest import Case
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Fault, Provoke

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-import dataplane
-from dataplane import BackendUnavailableError, DescriptorError, RDMABuffer
+from skipper import dataplane
+from skipper.dataplane import BackendUnavailableError, DescriptorError, RDMABuffer
 from tests.conformance.conftest import Case
 from tests.conformance.owner import Owner, RemoteOwner
 from tests.conformance.records import Fault, Provoke

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane import RDMABuffer
+from skipper.dataplane import RDMABuffer
 from tests.conformance.conftest import Case
 from tests.conformance.owner import footprint
 from tests.conformance.test_transfers import handle_to, pattern

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dataplane import BackendUnavailableError, RDMABuffer, RegistrationError
+from skipper.dataplane import BackendUnavailableError, RDMABuffer, RegistrationError
 from tests.conformance.conftest import CASES, Case
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Fault, Provoke

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane import BufferDroppedError, DataplaneError, DescriptorError, RDMABuffer
-from dataplane import handle as handles
-from dataplane.keys import Keys
-from dataplane.memory import MemoryKind
+from skipper.dataplane import BufferDroppedError, DataplaneError, DescriptorError, RDMABuffer
+from skipper.dataplane import handle as handles
+from skipper.dataplane.keys import Keys
+from skipper.dataplane.memory import MemoryKind
 from tests.conformance.conftest import Case
 from tests.conformance.test_transfers import handle_to, pattern
 from tests.handles import parsed, proved_handle

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane import RDMABuffer
+from skipper.dataplane import RDMABuffer
 from tests.conformance.conftest import Case
 from tests.sameness import assert_same
 

@@ -7,7 +7,7 @@ from multiprocessing import Pipe
 
 import numpy as np
 
-from dataplane import RDMAAction, RDMABuffer
+from skipper.dataplane import RDMAAction, RDMABuffer
 
 PATIENCE_S = 20.0
 

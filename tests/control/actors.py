@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from control import (
+from skipper.control import (
     Actor,
     ActorMesh,
     ControlError,

@@ -25,8 +25,8 @@ from typing import Any
 
 import psutil
 
-import control
-from control import (
+from skipper import control
+from skipper.control import (
     Actor,
     ActorError,
     ActorMesh,
@@ -40,7 +40,7 @@ from control import (
     endpoint,
     this_host,
 )
-from control.settings import adopt, settings
+from skipper.control.model.settings import adopt, settings
 
 BOUND_S = 20.0
 """Every wait ends within this; most take milliseconds. A machine that does a lot besides may need more."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-import control
-from control import MeshFailure, ProcMesh, this_host
+from skipper import control
+from skipper.control import MeshFailure, ProcMesh, this_host
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 20.0

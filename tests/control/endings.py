@@ -20,17 +20,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from control.wire import engine
+from skipper.control.wire import grpc_poller
 
-engine.choose()
+grpc_poller.choose()
 
-from control.wire.door import Door  # noqa: E402
-from control.wire.envelope import Envelope, Kind, ProcessRef  # noqa: E402
-from control.wire.handshake import WELCOME, Dial, Guest  # noqa: E402
-from control.wire.link import Link  # noqa: E402
+from skipper.control.wire.auth_listener import Door  # noqa: E402
+from skipper.control.wire.envelope import Envelope, Kind, ProcessRef  # noqa: E402
+from skipper.control.wire.handshake import WELCOME, Dial, Guest  # noqa: E402
+from skipper.control.wire.link import Link  # noqa: E402
 
 if TYPE_CHECKING:
-    from control.wire.streams import OutgoingStream
+    from skipper.control.wire.streams import OutgoingStream
 
 PATIENCE_S = 30.0
 ENDS = ("open", "closing", "cut", "dropped")

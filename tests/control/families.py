@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-from control import Actor, endpoint
+from skipper.control import Actor, endpoint
 
 SLEEP = ["sleep", "600"]
 

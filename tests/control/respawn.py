@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 
 import psutil
 
-import control
-from control import MeshFailure, SupervisionError, this_host
+from skipper import control
+from skipper.control import MeshFailure, SupervisionError, this_host
 from tests.control.actors import Echo
 
 TIMEOUT_S = 30.0

@@ -32,8 +32,8 @@ from typing import Any
 
 import psutil
 
-import control
-from control import (
+from skipper import control
+from skipper.control import (
     Actor,
     ActorMesh,
     ControlError,
@@ -45,7 +45,7 @@ from control import (
     endpoint,
     this_host,
 )
-from control.settings import adopt, settings
+from skipper.control.model.settings import adopt, settings
 
 HEARTBEAT_S = 4.0
 STOP_S = 4.0

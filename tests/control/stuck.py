@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from control import Actor, ActorMesh, Port, concurrent_endpoint, context, endpoint
+from skipper.control import Actor, ActorMesh, Port, concurrent_endpoint, context, endpoint
 
 FOR_EVER_S = 600.0
 

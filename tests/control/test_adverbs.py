@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from control import (
+from skipper.control import (
     Accumulator,
     Actor,
     ActorDefinitionError,

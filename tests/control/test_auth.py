@@ -1,4 +1,4 @@
-from control.wire import auth
+from skipper.control.wire import auth
 
 SECRET = auth.new_secret()
 TRANSCRIPT = (b"client nonce", b"server nonce", b"client", b"server")

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from control.runtime import begins
-from control.runtime.begins import CAPACITY, BeginAddress, BeginView, Fate, ProcessGoneError
+from skipper.control.runtime import begin_log
+from skipper.control.runtime.begin_log import CAPACITY, BeginAddress, BeginView, Fate, ProcessGoneError
 from tests.control.conftest import PATIENCE_S, REPOSITORY
 
 PROGRAM = """
 import sys
-from control.runtime.begins import BeginLog
-from control.runtime.messages import Mail
-from control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.runtime.begin_log import BeginLog
+from skipper.control.runtime.messages import Mail
+from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
 
 log = BeginLog()
 address = log.address
@@ -108,7 +108,7 @@ def test_what_may_have_left_the_log_may_have_been_begun(writer: Writer) -> None:
 def test_a_process_that_lives_may_begin_anything_and_is_waited_for_once(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(begins, "_DEATH_S", 0.05)
+    monkeypatch.setattr(begin_log, "_DEATH_S", 0.05)
     view = BeginView(writer.address, "mine")
     assert not view.is_final()
     writer.process.send_signal(signal.SIGSTOP)

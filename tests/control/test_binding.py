@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from control import ProcMesh, SupervisionError, this_host
-from control.runtime import binding
-from control.runtime.binding import Binding
-from control.runtime.children import describe_exit
-from control.runtime.worker import EXIT_BINDING
+from skipper.control import ProcMesh, SupervisionError, this_host
+from skipper.control.runtime.procs import binding
+from skipper.control.runtime.procs.binding import Binding
+from skipper.control.runtime.procs.children import describe_exit
+from skipper.control.runtime.procs.worker import EXIT_BINDING
 
 from .actors import Echo
 from .conftest import PATIENCE_S, Failures

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from control import Actor, ActorMesh, FailureKind, ProcMesh, SupervisionError, endpoint
+from skipper.control import Actor, ActorMesh, FailureKind, ProcMesh, SupervisionError, endpoint
 
 from .actors import Echo, Manager, Recorder
 from .conftest import PATIENCE_S, Failures, Script, wait_until
@@ -106,8 +106,8 @@ def test_what_is_said_while_the_script_ends_does_not_spoil_its_end(script: Calla
     running = script(
         """
         import threading, time
-        import control
-        from control import Actor, endpoint, this_host
+        from skipper import control
+        from skipper.control import Actor, endpoint, this_host
 
         class Worker(Actor):
             @endpoint

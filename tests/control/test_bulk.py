@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from control import ActorMesh, PayloadError, ProcMesh, SupervisionError, this_proc
-from control.errors import ProtocolError
-from control.runtime import job as runtime
-from control.wire.bulk import BULK_NBYTES, Incoming, Loans, Outgoing
-from control.wire.envelope import Envelope, Kind
-from control.wire.frames import Decoder, encode
-from control.wire.payload import pack, unpack
+from skipper.control import ActorMesh, PayloadError, ProcMesh, SupervisionError, this_proc
+from skipper.control.model.errors import ProtocolError
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.wire.bulk import BULK_NBYTES, Incoming, Loans, Outgoing
+from skipper.control.wire.envelope import Envelope, Kind
+from skipper.control.wire.frames import Decoder, encode
+from skipper.control.wire.payload import pack, unpack
 
 from .actors import Echo
 from .conftest import PATIENCE_S, Failures, Script, wait_until
@@ -226,13 +226,13 @@ def test_dataplane_comes_with_the_first_large_value(script: Callable[[str], Scri
     running = script(
         """
 import sys
-from control import Actor, endpoint, this_host
+from skipper.control import Actor, endpoint, this_host
 
 
 class Worker(Actor):
     @endpoint
     def measure(self, value: bytes) -> tuple[int, bool, bool]:
-        return len(value), "dataplane" in sys.modules, "torch" in sys.modules
+        return len(value), "skipper.dataplane" in sys.modules, "torch" in sys.modules
 
 
 worker = this_host().spawn_procs().spawn("worker", Worker)

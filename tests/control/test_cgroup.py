@@ -2,8 +2,8 @@ from collections.abc import Callable
 
 import pytest
 
-from control.runtime import cgroup
-from control.runtime.cgroup import OomWatch
+from skipper.control.support import cgroup
+from skipper.control.support.cgroup import OomWatch
 
 from .cgroups import V1, group_of_its_own
 from .conftest import Script
@@ -13,8 +13,8 @@ LIMIT = {"memory__limit_in_bytes" if (V1 / "memory").is_dir() else "memory__max"
 
 SCRIPT = """
 import os, signal
-import control
-from control import Actor, endpoint, this_host
+from skipper import control
+from skipper.control import Actor, endpoint, this_host
 
 open("{group}/cgroup.procs", "w").write(str(os.getpid()))
 
@@ -43,7 +43,7 @@ if __name__ == "__main__":
 LIMITS = """
 import os
 open("{group}/cgroup.procs", "w").write(str(os.getpid()))
-from control.runtime import cgroup
+from skipper.control.support import cgroup
 print(cgroup.process_limit(), cgroup.process_count())
 """
 

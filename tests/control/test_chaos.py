@@ -1,7 +1,7 @@
 """A few seconds of `chaos`; ``python -m tests.control.chaos`` goes on for longer."""
 
-import control
-from control import this_proc
+from skipper import control
+from skipper.control import this_proc
 
 from . import chaos
 from .conftest import PATIENCE_S, Failures

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from control import Actor, ActorDefinitionError, ActorError, ActorMesh, Future, PayloadError, ProcMesh, endpoint
-from control.actor import interface_of
+from skipper.control import Actor, ActorDefinitionError, ActorError, ActorMesh, Future, PayloadError, ProcMesh, endpoint
+from skipper.control.model.actor import interface_of
 
 from .actors import AsyncEcho, Echo, Recorder
 from .conftest import PATIENCE_S
@@ -90,7 +90,7 @@ async def test_stream_yields_results_in_the_order_of_completion(procs: ProcMesh)
     class Sleeper(Actor):
         @endpoint
         async def sleep(self, delays: list[float]) -> float:
-            from control import current_rank
+            from skipper.control import current_rank
 
             await asyncio.sleep(delays[current_rank().rank])
             return delays[current_rank().rank]

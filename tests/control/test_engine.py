@@ -11,9 +11,9 @@ from .conftest import Script
 
 START = """
 import os
-from control.wire import engine
+from skipper.control.wire import grpc_poller as engine
 {before}
-from control.runtime import job
+from skipper.control.runtime import current_runtime as job
 
 job.current()
 print({{name: os.environ.get(name) for name in engine._CHOICE}})
@@ -56,7 +56,7 @@ def test_a_fork_is_silent_and_leaves_both_processes_sound(script: Callable[[str]
         """
 import os
 
-from control import Actor, endpoint, this_host
+from skipper.control import Actor, endpoint, this_host
 
 
 class Worker(Actor):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from control import (
+from skipper.control import (
     Actor,
     ActorDefinitionError,
     EngineMissingError,
@@ -20,8 +20,8 @@ from control import (
     concurrent_endpoint,
     endpoint,
 )
-from control import engine as seam
-from control.actor import interface_of
+from skipper.control.api import tensor_engine_plugin as seam
+from skipper.control.model.actor import interface_of
 
 from .conftest import PATIENCE_S
 
@@ -82,7 +82,7 @@ class StandIn:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     engine = StandIn()
-    for module in ("control.mesh", "control.endpoint"):
+    for module in ("skipper.control.api.mesh", "skipper.control.api.endpoint"):
         monkeypatch.setattr(sys.modules[module], "engine", lambda: engine)
     return engine
 

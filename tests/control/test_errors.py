@@ -3,10 +3,11 @@ import pickle
 
 import pytest
 
-import control
-from control import ActorError, ControlError, FailureKind, MeshFailure, SupervisionError, errors
-from control.runtime.causes import open_chain, pack_chain
-from control.shape import Extent
+from skipper import control
+from skipper.control import ActorError, ControlError, FailureKind, MeshFailure, SupervisionError
+from skipper.control.model import errors
+from skipper.control.model.shape import Extent
+from skipper.control.runtime.exception_causes import open_chain, pack_chain
 
 EXPORTED = """
     AbsentError

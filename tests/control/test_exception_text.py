@@ -2,8 +2,16 @@ import traceback
 
 import pytest
 
-from control import ActorError
-from control.exception_text import MOST_MESSAGE, MOST_TEXT, describe, in_seconds, shorten, summarize, summarize_fully
+from skipper.control import ActorError
+from skipper.control.support.exception_text import (
+    MOST_MESSAGE,
+    MOST_TEXT,
+    describe,
+    in_seconds,
+    shorten,
+    summarize,
+    summarize_fully,
+)
 
 
 class MuteError(Exception):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import control
-from control import (
+from skipper import control
+from skipper.control import (
     Actor,
     ActorError,
     ActorMesh,
@@ -256,7 +256,7 @@ def test_the_root_that_aborts_exits_with_the_reason(script: Callable[[str], Scri
     running = script(
         """
         import os, time
-        from control import Actor, context, endpoint, this_host
+        from skipper.control import Actor, context, endpoint, this_host
 
         class Worker(Actor):
             @endpoint

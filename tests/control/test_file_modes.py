@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from control import UnsafeFileError
-from control.jobs.folder import JobFolder, start_into
-from control.log_files import make_folder, open_log
-from control.runtime import join_file
+from skipper.control import UnsafeFileError
+from skipper.control.cluster.jobs.folder import JobFolder, start_into
+from skipper.control.runtime import join_file
+from skipper.control.support.log_files import make_folder, open_log
 from tests.strangers import STRANGER, as_stranger, meeting_place, needs_root
 
 from .conftest import PATIENCE_S, REPOSITORY
@@ -24,14 +24,14 @@ JOB = """
 
     os.umask(0)
 
-    import control
-    import dataplane
-    from control import Actor, endpoint, serve_job, this_host
-    from control.jobs.folder import JobFolder, start_into
-    from control.naming.user_secret import shared_secret
-    from control.tools import collect_logs
-    from control.workspace import sync_workspace
-    from dataplane import RDMABuffer
+    from skipper import control
+    from skipper import dataplane
+    from skipper.control import Actor, endpoint, serve_job, this_host
+    from skipper.control.cluster.jobs.folder import JobFolder, start_into
+    from skipper.control.rpc.user_secret import shared_secret
+    from skipper.control.observe import collect_logs
+    from skipper.control.cluster.workspace import sync_workspace
+    from skipper.dataplane import RDMABuffer
 
 
     class Speaker(Actor):

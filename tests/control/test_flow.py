@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import control
-from control import Actor, ActorMesh, BackpressureError, ProcMesh, context, endpoint
-from control.runtime import job as runtime
-from control.settings import adopt, settings
+from skipper import control
+from skipper.control import Actor, ActorMesh, BackpressureError, ProcMesh, context, endpoint
+from skipper.control.model.settings import adopt, settings
+from skipper.control.runtime import current_runtime as runtime
 
 from .conftest import PATIENCE_S, alive, wait_until
 

@@ -11,8 +11,17 @@ from typing import Any
 
 import pytest
 
-import dataplane
-from control import Actor, Channel, ForkedProcessError, ProcMesh, concurrent_endpoint, context, endpoint, this_host
+from skipper import dataplane
+from skipper.control import (
+    Actor,
+    Channel,
+    ForkedProcessError,
+    ProcMesh,
+    concurrent_endpoint,
+    context,
+    endpoint,
+    this_host,
+)
 
 from .actors import Echo
 from .conftest import PATIENCE_S, Script
@@ -237,8 +246,8 @@ def test_multiprocessing_works_in_an_actor(echo: Any) -> None:
 def test_a_copy_of_the_script_gets_the_error_too_and_may_do_anything_else(script: Callable[[str], Script]) -> None:
     running = script("""
         import os, subprocess, sys
-        import control
-        from control import Actor, endpoint, this_host, this_proc
+        from skipper import control
+        from skipper.control import Actor, endpoint, this_host, this_proc
 
         class Worker(Actor):
             @endpoint
@@ -266,7 +275,7 @@ def test_a_copy_of_the_script_gets_the_error_too_and_may_do_anything_else(script
 def test_before_the_first_use_a_copy_is_a_process_like_any_other(script: Callable[[str], Script]) -> None:
     running = script("""
         import os, sys
-        from control import Actor, endpoint, this_host
+        from skipper.control import Actor, endpoint, this_host
 
         class Worker(Actor):
             @endpoint
@@ -283,4 +292,6 @@ def test_before_the_first_use_a_copy_is_a_process_like_any_other(script: Callabl
 
 def test_the_error_is_one_of_the_tree() -> None:
     assert issubclass(ForkedProcessError, RuntimeError)
-    assert traceback.format_exception_only(ForkedProcessError("x")) == ["control.errors.ForkedProcessError: x\n"]
+    assert traceback.format_exception_only(ForkedProcessError("x")) == [
+        "skipper.control.model.errors.ForkedProcessError: x\n"
+    ]

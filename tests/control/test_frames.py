@@ -2,10 +2,10 @@ import random
 
 import pytest
 
-from control.errors import ProtocolError
-from control.shape import Extent
-from control.wire.envelope import Envelope, Kind, ProcessRef
-from control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, decode_process, encode, encode_process
+from skipper.control.model.errors import ProtocolError
+from skipper.control.model.shape import Extent
+from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, decode_process, encode, encode_process
 
 ENVELOPES = [
     Envelope(Kind.CALL, 2**63 - 1, (b"pickle", b"", bytes(70_000)), "step", 5, 3, Extent(("hosts", "gpus"), (2, 4))),

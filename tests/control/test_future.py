@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from control import DeadlineError, Future
+from skipper.control import DeadlineError, Future
 
 
 def settle_later(future: Future[int], value: int) -> threading.Thread:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from control import ActorMesh, ProcMesh
-from control.errors import ProtocolError
-from control.runtime import job as runtime
-from control.shape import Extent
-from control.wire import auth
-from control.wire.envelope import NO_EXTENT, Envelope, Kind, ProcessRef
-from control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode, encode_process
+from skipper.control import ActorMesh, ProcMesh
+from skipper.control.model.errors import ProtocolError
+from skipper.control.model.shape import Extent
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.wire import auth
+from skipper.control.wire.envelope import NO_EXTENT, Envelope, Kind, ProcessRef
+from skipper.control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode, encode_process
 
 from .actors import Echo
 from .conftest import PATIENCE_S

@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from control import AbsentError, RendezvousError
-from control.gathering import Gatherings
+from skipper.control import AbsentError, RendezvousError
+from skipper.control.support.gathering import Gatherings
 
 PATIENCE_S = 60.0
 

@@ -2,7 +2,7 @@
 
 import types
 
-from control.wire.grpc_core import core, missing_in
+from skipper.control.wire.grpc_core import core, missing_in
 
 
 def test_the_installed_grpc_has_all_that_is_needed() -> None:

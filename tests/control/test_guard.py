@@ -9,13 +9,13 @@ from typing import Any
 import psutil
 import pytest
 
-import control
-from control import ProcMesh, SupervisionError
-from control.runtime import guards
-from control.runtime.guard import WATCHER
-from control.runtime.guards import Guards
-from control.runtime.inheritance import Surroundings
-from control.settings import adopt, settings
+from skipper import control
+from skipper.control import ProcMesh, SupervisionError
+from skipper.control.model.settings import adopt, settings
+from skipper.control.runtime.procs import guards
+from skipper.control.runtime.procs.guard import WATCHER
+from skipper.control.runtime.procs.guards import Guards
+from skipper.control.runtime.procs.inheritance import Surroundings
 
 from .actors import Echo
 from .conftest import PATIENCE_S, Failures, Script, alive, wait_until
@@ -156,7 +156,7 @@ def test_how_a_process_ends_is_known_before_its_offspring_has(own_procs: Spawn, 
 
 FAMILY = """
 import os
-from control import configure, this_host
+from skipper.control import configure, this_host
 from tests.control.families import Family
 
 os.setsid()
@@ -209,7 +209,7 @@ def test_the_end_of_a_process_harms_nobody_in_the_group_of_the_script(
     """As it would if the kernel found that group orphaned by it, with somebody in it who is stopped: SIGHUP to all."""
     started = script(f"""
         import os, signal, subprocess
-        from control import configure, this_host
+        from skipper.control import configure, this_host
         from tests.control.actors import Echo
 
         os.setsid()
@@ -274,7 +274,7 @@ def test_what_cannot_be_executed_is_told() -> None:
 def test_a_script_without_an_output_may_spawn(script: Callable[[str], Script], preload: tuple[str, ...]) -> None:
     started = script(f"""
         import os, sys
-        from control import configure, this_host
+        from skipper.control import configure, this_host
         from tests.control.actors import Echo
 
         configure(preload={preload!r})

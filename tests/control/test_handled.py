@@ -19,11 +19,11 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from control import Actor, ActorError, ActorMesh, FailureKind, MeshFailure, ProcMesh, SupervisionError, endpoint
-from control.errors import names_of
-from control.future import Future
-from control.runtime import faults
-from control.runtime.faults import Faults
+from skipper.control import Actor, ActorError, ActorMesh, FailureKind, MeshFailure, ProcMesh, SupervisionError, endpoint
+from skipper.control.model.errors import names_of
+from skipper.control.model.future import Future
+from skipper.control.runtime import faults
+from skipper.control.runtime.faults import Faults
 
 from .actors import Answerer, Echo
 from .conftest import PATIENCE_S, REPOSITORY, Failures, Script, alive, wait_until
@@ -278,8 +278,8 @@ def test_the_error_says_what_supervise_has_raised(
 
 STORY = """
 import asyncio, atexit, os, queue, signal, sys, threading, time
-import control
-from control import Actor, SupervisionError, endpoint, this_host
+from skipper import control
+from skipper.control import Actor, SupervisionError, endpoint, this_host
 
 class Bad(Actor):
     def __init__(self):
@@ -509,7 +509,7 @@ except BaseException as error:
     [
         "this_host().spawn_procs().spawn('worker', Worker).fail.broadcast()",
         "spawn_bad()",
-        "kept = spawn_bad().ping.call_one(); control.context()",
+        "kept = spawn_bad().ping.call_one(); control.runtime.context()",
         "spawn_bad(); control.shutdown(); print('went on')",
         "control.context(); atexit.register(lambda: this_host().spawn_procs().spawn('w', Worker).fail.broadcast())",
     ],
@@ -618,7 +618,7 @@ def test_a_prompt_gets_the_failure_where_its_users_code_runs_and_goes_on(tmp_pat
     """
     done = run("-i", "-q", text=textwrap.dedent(lines), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "caught\nstill here\n")
-    assert "control.errors.SupervisionError: control: unhandled failure" in done.stderr
+    assert "skipper.control.model.errors.SupervisionError: control: unhandled failure" in done.stderr
     assert "ValueError: cannot be made" in done.stderr
 
 
@@ -654,7 +654,7 @@ def test_a_cell_of_a_notebook_gets_the_failure_and_the_kernel_goes_on(tmp_path: 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     cells = [
-        STORY.replace("import control\n", f"sys.path.insert(0, {str(REPOSITORY)!r})\nimport control\n"),
+        STORY.replace("from skipper import control\n", f"sys.path.insert(0, {str(REPOSITORY)!r})\nimport control\n"),
         "try:\n    spawn_bad().ping.call_one().get()\nexcept SupervisionError:\n    print('caught')",
         "bad = spawn_bad()\ntime.sleep(60)",
         "try:\n    await bad.ping.call_one()\nexcept SupervisionError:\n    print('caught again')",
@@ -737,7 +737,8 @@ def test_a_run_of_pytest_ends_as_its_tests_do_and_is_told_what_failed_at_its_end
 
 
 def test_the_signal_is_nobody_elses() -> None:
-    from control.runtime import stack_file, way_out
+    from skipper.control.runtime import script_exit
+    from skipper.control.runtime.procs import stack_file
 
-    assert way_out.SIGNAL != stack_file.SIGNAL
-    assert way_out.SIGNAL <= signal.SIGRTMAX
+    assert script_exit.SIGNAL != stack_file.SIGNAL
+    assert script_exit.SIGNAL <= signal.SIGRTMAX

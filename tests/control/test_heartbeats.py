@@ -7,9 +7,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-import control
-from control import ActorMesh, FailureKind, SupervisionError, this_host
-from control.settings import adopt, settings
+from skipper import control
+from skipper.control import ActorMesh, FailureKind, SupervisionError, this_host
+from skipper.control.model.settings import adopt, settings
 
 from .actors import Echo, Manager
 from .conftest import PATIENCE_S, Failures, Script, alive, hogs, wait_until
@@ -140,8 +140,8 @@ def test_a_script_that_was_frozen_goes_on_with_its_processes_afterwards(script: 
     running = script(
         """
         import os, sys, time
-        import control
-        from control import Actor, endpoint, this_host
+        from skipper import control
+        from skipper.control import Actor, endpoint, this_host
 
         class Worker(Actor):
             @endpoint
@@ -179,8 +179,8 @@ def test_a_script_that_was_frozen_goes_on_with_its_processes_afterwards(script: 
 def test_a_script_that_was_frozen_while_processes_start_has_them_afterwards(script: Callable[[str], Script]) -> None:
     running = script(
         """
-        import control
-        from control import Actor, endpoint, this_host
+        from skipper import control
+        from skipper.control import Actor, endpoint, this_host
 
         class Worker(Actor):
             @endpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control import Actor, DeadlineError, ProcMesh, SupervisionError, endpoint
+from skipper.control import Actor, DeadlineError, ProcMesh, SupervisionError, endpoint
 from tests.freezing import freeze
 
 from .actors import Answerer, Echo

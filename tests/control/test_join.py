@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import control
-from control import (
+from skipper import control
+from skipper.control import (
     ActorMesh,
     Channel,
     FailureKind,
@@ -25,8 +25,8 @@ from control import (
     get_or_spawn_controller,
     serve_job,
 )
-from control.runtime import job, join_file
-from control.wire.envelope import ProcessRef
+from skipper.control.runtime import current_runtime, join_file
+from skipper.control.wire.envelope import ProcessRef
 from tests.freezing import freeze
 
 from .actors import Echo
@@ -38,8 +38,8 @@ PREAMBLE = """
 import os
 import time
 
-import control
-from control import *
+from skipper import control
+from skipper.control import *
 from tests.control.actors import Echo
 
 """
@@ -254,12 +254,12 @@ def test_a_job_takes_its_file_along_when_it_ends(stranger: Guests) -> None:
     )
     assert script.finish()[:2] == (0, "False True True\n")
     with pytest.raises(JobNotFoundError):
-        control.runtime.join.find("passing")
+        control.api.join.find("passing")
 
 
 def test_a_wrong_secret_is_refused_and_no_secret_is_shown(stranger: Guests, served: ServedJob) -> None:
     environment = served.environment(inline=True)
-    secret = job.current().secret.hex()
+    secret = current_runtime.current().secret.hex()
     assert secret in environment["SKIPPER_JOB"]
     for given, expected in (("ab" * 32, "AuthenticationError the job 'tests' has another secret"), (secret, "joined")):
         content = environment["SKIPPER_JOB"].replace(secret, given)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from control import JobNotFoundError, RemoteHostError, ServedJob, serve_job
-from control.runtime import job
-from control.runtime.join import find
+from skipper.control import JobNotFoundError, RemoteHostError, ServedJob, serve_job
+from skipper.control.api.join import find
+from skipper.control.runtime import current_runtime
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def test_with_several_jobs_one_has_to_be_named(served: ServedJob) -> None:
 def test_a_path_is_a_path_whatever_it_looks_like(served: ServedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(served.path.parent)
     for address in ("tests", str(served.path), served.path, Path(served.path.name)):
-        assert find(address).root == job.current().me
+        assert find(address).root == current_runtime.current().me
 
 
 def test_an_address_is_never_taken_for_the_content_of_a_file(served: ServedJob) -> None:
     content = served.environment(inline=True)["SKIPPER_JOB"]
     with pytest.raises(JobNotFoundError) as caught:
         find(content)
-    assert job.current().secret.hex() not in str(caught.value)
+    assert current_runtime.current().secret.hex() not in str(caught.value)
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:5000", "host.example:1"])

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import skipper_trust
-from control import JobExistsError, JobNotFoundError, RemoteHostError, Settings, UnsafeFileError
-from control.runtime import join_file
-from control.runtime.join_file import Connection
-from control.wire.envelope import ProcessRef
+from skipper import trust
+from skipper.control import JobExistsError, JobNotFoundError, RemoteHostError, Settings, UnsafeFileError
+from skipper.control.runtime import join_file
+from skipper.control.runtime.join_file import Connection
+from skipper.control.wire.envelope import ProcessRef
 
 SECRET = bytes(range(32))
 
@@ -62,7 +62,7 @@ def test_the_secret_shows_in_no_text_about_a_connection(address: str) -> None:
 
 def test_without_a_runtime_folder_the_one_for_temporary_files_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert skipper_trust.folder().name == f"skipper-{os.geteuid()}"
+    assert trust.folder().name == f"skipper-{os.geteuid()}"
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o620])

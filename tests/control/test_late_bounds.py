@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import control
-from control import Actor, FailureKind, StopTimeoutError, SupervisionError, endpoint, this_host, this_proc
-from control.settings import adopt, settings
+from skipper import control
+from skipper.control import Actor, FailureKind, StopTimeoutError, SupervisionError, endpoint, this_host, this_proc
+from skipper.control.model.settings import adopt, settings
 
 from .conftest import PATIENCE_S, Failures, wait_until
 from .stuck import AsyncStuck, Stuck

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from control import (
+from skipper.control import (
     ActorError,
     ActorMesh,
     Channel,

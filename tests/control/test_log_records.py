@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from control import Actor, ProcMesh, concurrent_endpoint, context, current_actor_name, endpoint, this_proc
+from skipper.control import Actor, ProcMesh, concurrent_endpoint, context, current_actor_name, endpoint, this_proc
 
 from .conftest import PATIENCE_S
 

@@ -4,9 +4,9 @@ import secrets
 
 import pytest
 
-from control import ActorMesh, Extent, Shape, SupervisionError, this_proc
-from control.actor import interface_of
-from control.runtime import mailbox
+from skipper.control import ActorMesh, Extent, Shape, SupervisionError, this_proc
+from skipper.control.model.actor import interface_of
+from skipper.control.runtime import actor_table
 
 from .actors import Recorder
 from .conftest import PATIENCE_S
@@ -32,7 +32,7 @@ def test_messages_that_come_before_the_spawn_wait_for_it_in_order(monkeypatch: p
 
 
 def test_messages_for_an_actor_that_is_never_spawned_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "SPAWN_GRACE_S", 0.05)
+    monkeypatch.setattr(actor_table, "SPAWN_GRACE_S", 0.05)
     with pytest.raises(SupervisionError, match="no such actor"):
         reference(secrets.randbits(63)).everything.call_one().get(PATIENCE_S)
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from control import Actor, ActorDefinitionError, concurrent_endpoint, endpoint, idempotent
-from control.actor import interface_of
+from skipper.control import Actor, ActorDefinitionError, concurrent_endpoint, endpoint, idempotent
+from skipper.control.model.actor import interface_of
 
 
 def generator(self: object) -> Iterator[int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from control import ProcMesh, this_host
+from skipper.control import ProcMesh, this_host
 
 from .actors import Echo
 from .conftest import PATIENCE_S

@@ -1,7 +1,7 @@
 import pytest
 
-from control.runtime.messages import Loss
-from control.wire.envelope import ProcessRef
+from skipper.control.runtime.messages import Loss
+from skipper.control.wire.envelope import ProcessRef
 
 
 @pytest.mark.parametrize(

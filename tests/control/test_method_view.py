@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import pytest
 from IPython.core.oinspect import Inspector
 
-from control import Actor, ActorMesh, Port, ProcMesh, as_endpoint, endpoint, this_proc
-from control.services import Service
+from skipper.control import Actor, ActorMesh, Port, ProcMesh, as_endpoint, endpoint, this_proc
+from skipper.control.services import Service
 
 from .conftest import PATIENCE_S
 

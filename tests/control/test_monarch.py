@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import control
-from control import monarch
+from skipper import control
+from skipper.control import monarch
 
 PATIENCE_S = 60
 
@@ -27,7 +27,7 @@ class Ranked(monarch.Actor):
     async def through(self, port: Any) -> None:
         port.send(monarch.current_rank().rank)
 
-    @control.endpoint
+    @control.api.endpoint
     async def ours(self) -> int:
         return monarch.current_rank().rank
 

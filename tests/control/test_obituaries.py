@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from control import Actor, ProcMesh, SupervisionError, endpoint
-from control.runtime import job as runtime
-from control.runtime import obituaries
+from skipper.control import Actor, ProcMesh, SupervisionError, endpoint
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime import exit_reasons
 
 from .conftest import PATIENCE_S, wait_until
 
@@ -20,7 +20,7 @@ class Worker(Actor):
 def test_records_of_dead_processes_are_bounded(
     own_procs: Callable[..., ProcMesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(obituaries, "KEPT", 2)
+    monkeypatch.setattr(exit_reasons, "KEPT", 2)
     process = runtime.current()
     dead = []
     for _ in range(4):

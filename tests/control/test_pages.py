@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from control.pages import MAX_CONNECTIONS, MAX_HEAD_NBYTES, MAX_HEADERS, Page, PageServer
-from control.tools.recent import Recent
+from skipper.control.observe.recent import Recent
+from skipper.control.support.pages import MAX_CONNECTIONS, MAX_HEAD_NBYTES, MAX_HEADERS, Page, PageServer
 
 from .conftest import PATIENCE_S, wait_until
 
@@ -81,7 +81,7 @@ def test_connections_that_say_nothing_or_never_end_keep_nobody_out(server: PageS
 
 
 def test_a_head_that_comes_byte_by_byte_is_not_waited_for(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("control.pages.HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("skipper.control.support.pages.HEAD_TIMEOUT_S", 0.3)
     over = threading.Event()
     with connect(server) as client:
 
@@ -104,7 +104,7 @@ def test_a_head_that_comes_byte_by_byte_is_not_waited_for(server: PageServer, mo
 
 
 def test_a_client_that_does_not_take_its_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("control.pages.ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("skipper.control.support.pages.ANSWER_TIMEOUT_S", 0.3)
     nbytes = 64 << 20  # more than the system keeps for a connection
     with PageServer({"/": lambda: Page("text/plain", "x" * nbytes)}) as server, connect(server) as client:
         client.sendall(get("Host: localhost", line="GET / HTTP/1.1"))

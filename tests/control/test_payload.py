@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from control.errors import PayloadError
-from control.wire.payload import OUT_OF_BAND_NBYTES, pack, pack_arguments, pack_construction, unpack
+from skipper.control.model.errors import PayloadError
+from skipper.control.wire.payload import OUT_OF_BAND_NBYTES, pack, pack_arguments, pack_construction, unpack
 
 
 class Unpicklable:
@@ -63,7 +63,7 @@ def test_a_class_that_its_module_does_not_have_any_more_travels_by_value() -> No
             return 42
 
     pack(PayloadError("this module is known, and found by name"))
-    Replaced.__module__, Replaced.__qualname__ = "control.errors", "PayloadError"
+    Replaced.__module__, Replaced.__qualname__ = "skipper.control.model.errors", "PayloadError"
     assert type(unpack(pack(Replaced()))) is not PayloadError
     assert unpack(pack(Replaced())).answer() == 42
 

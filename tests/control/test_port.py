@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from control import (
+from skipper.control import (
     Actor,
     ActorError,
     ActorMesh,

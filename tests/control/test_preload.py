@@ -21,13 +21,13 @@ import numpy as np
 import psutil
 import pytest
 
-import control
-from control import ProcMesh, SupervisionError, this_host
-from control.runtime import fork_servers, guard, guards
-from control.runtime.fork_servers import ForkServers
-from control.runtime.guards import Guards
-from control.runtime.inheritance import Surroundings
-from control.settings import adopt, settings
+from skipper import control
+from skipper.control import ProcMesh, SupervisionError, this_host
+from skipper.control.model.settings import adopt, settings
+from skipper.control.runtime.procs import fork_servers, guard, guards
+from skipper.control.runtime.procs.fork_servers import ForkServers
+from skipper.control.runtime.procs.guards import Guards
+from skipper.control.runtime.procs.inheritance import Surroundings
 
 from . import preloaded
 from .actors import Echo
@@ -444,7 +444,7 @@ def test_a_script_may_end_while_a_server_is_importing(afresh: Callable[..., None
 
 
 def test_who_finds_its_parent_dead_from_the_start_ends() -> None:
-    code = "from control.runtime.guard import die_with; die_with(1); print('lives')"
+    code = "from skipper.control.runtime.procs.guard import die_with; die_with(1); print('lives')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
@@ -453,7 +453,7 @@ def test_who_finds_its_parent_dead_from_the_start_ends() -> None:
 def test_all_end_with_a_script_that_is_killed(script: Callable[[str], Script], frozen: bool) -> None:
     started = script("""
         import os
-        from control import Actor, configure, endpoint, this_host
+        from skipper.control import Actor, configure, endpoint, this_host
 
         class A(Actor):
             @endpoint

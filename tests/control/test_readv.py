@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from control import ActorMesh, PayloadError, ProcMesh
-from control.runtime import job as runtime
-from control.wire import readv
-from control.wire.bulk import BULK_NBYTES, Incoming, Loans
-from control.wire.envelope import Envelope, Kind, Payload
-from control.wire.frames import Decoder, encode
-from control.wire.payload import pack, unpack
+from skipper.control import ActorMesh, PayloadError, ProcMesh
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.wire import readv
+from skipper.control.wire.bulk import BULK_NBYTES, Incoming, Loans
+from skipper.control.wire.envelope import Envelope, Kind, Payload
+from skipper.control.wire.frames import Decoder, encode
+from skipper.control.wire.payload import pack, unpack
 from tests.sameness import assert_same
 
 from .actors import Echo

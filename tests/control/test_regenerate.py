@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from control.wire import regenerate
+from skipper.control.wire import regenerate
 
 
 def test_the_committed_code_is_what_the_proto_files_give() -> None:

@@ -10,8 +10,8 @@ from .conftest import PATIENCE_S, Script, alive, wait_until
 
 PREAMBLE = """
 import asyncio, os, signal, sys, time
-import control
-from control import Actor, endpoint, this_host, context
+from skipper import control
+from skipper.control import Actor, endpoint, this_host, context
 
 class Worker(Actor):
     @endpoint
@@ -151,7 +151,7 @@ time.sleep(30)
 def test_an_uncaught_actor_error_ends_the_script_as_any_exception(script: Callable[[str], Script]) -> None:
     code, _, err = script(PREAMBLE + 'this_host().spawn_procs().spawn("w", Worker).fail.call_one().get()').finish()
     assert code == 1
-    assert "control.errors.ActorError" in err
+    assert "skipper.control.model.errors.ActorError" in err
     assert "ValueError: the first error" in err
 
 
@@ -160,7 +160,7 @@ def test_classes_of_main_and_of_modules_beside_the_script_travel(
 ) -> None:
     with open(os.path.join(tmp_path, "beside.py"), "w", encoding="utf-8") as file:
         file.write(
-            "from control import Actor, endpoint\n"
+            "from skipper.control import Actor, endpoint\n"
             "class Beside(Actor):\n"
             "    @endpoint\n"
             "    async def where(self): return __name__\n"
@@ -319,7 +319,7 @@ def test_importing_control_starts_nothing_and_does_not_import_the_heavy_parts(sc
     running = script(
         """
 import sys, threading
-import control
+from skipper import control
 print(threading.active_count(), sorted({"torch", "grpc", "google.protobuf", "uvloop", "numpy"} & set(sys.modules)))
 """
     )

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-import control
-from control.settings import Settings, adopt, settings
+from skipper import control
+from skipper.control.model.settings import Settings, adopt, settings
 
 
 @pytest.fixture(autouse=True)

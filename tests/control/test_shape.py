@@ -4,7 +4,7 @@ from typing import Any
 import numpy
 import pytest
 
-from control import Extent, Point, Shape
+from skipper.control import Extent, Point, Shape
 
 BOTH = Extent(("hosts", "gpus"), (2, 3))
 

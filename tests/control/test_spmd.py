@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from control import (
+from skipper.control import (
     ActorError,
     ActorMesh,
     ProcMesh,
@@ -15,9 +15,9 @@ from control import (
     SpmdActor,
     SupervisionError,
     get_or_spawn_controller,
-    spmd,
 )
-from control.spmd import Place, SpmdRank
+from skipper.control.api import spmd
+from skipper.control.api.spmd import Place, SpmdRank
 from tests.control.conftest import Failures
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -12,18 +12,10 @@ from typing import Any
 
 import pytest
 
-from control import (
-    ActorMesh,
-    Channel,
-    ProcMesh,
-    StopTimeoutError,
-    SupervisionError,
-    endpoint,
-    this_host,
-)
-from control.actor import Actor
-from control.runtime import interruption
-from control.settings import adopt, settings
+from skipper.control import ActorMesh, Channel, ProcMesh, StopTimeoutError, SupervisionError, endpoint, this_host
+from skipper.control.model.actor import Actor
+from skipper.control.model.settings import adopt, settings
+from skipper.control.runtime import interruption
 from tests.freezing import freeze
 
 from .actors import Echo
@@ -259,8 +251,8 @@ def test_a_process_that_is_stopped_ends_as_programs_of_python_do(
     running = script(
         f"""
         import atexit, os, threading, time, weakref
-        import control
-        from control import Actor, endpoint, this_host
+        from skipper import control
+        from skipper.control import Actor, endpoint, this_host
 
         control.configure(preload={preload})
 
@@ -328,8 +320,8 @@ def test_a_script_that_ends_lets_what_waits_in_its_processes_unwind(
     running = script(
         f"""
         import asyncio, atexit, os
-        import control
-        from control import Actor, Channel, concurrent_endpoint, endpoint, this_host
+        from skipper import control
+        from skipper.control import Actor, Channel, concurrent_endpoint, endpoint, this_host
 
         control.configure(exit_grace_s=3.0)
 

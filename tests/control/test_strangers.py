@@ -15,12 +15,12 @@ from typing import Any
 import grpc
 import pytest
 
-from control import ActorMesh, Future, ProcMesh
-from control.runtime import job as runtime
-from control.wire import auth, door, transport
-from control.wire.envelope import Envelope, Kind, ProcessRef
-from control.wire.frames import encode, encode_process
-from control.wire.payload import pack
+from skipper.control import ActorMesh, Future, ProcMesh
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.wire import auth, auth_listener, transport
+from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.wire.frames import encode, encode_process
+from skipper.control.wire.payload import pack
 from tests.http2 import Stranger
 
 from .actors import Echo
@@ -159,7 +159,7 @@ def test_garbage_on_the_socket_costs_only_its_connection(echo: ActorMesh[Echo]) 
 
 
 def test_a_silent_stranger_is_turned_away_after_a_while(echo: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(auth_listener, "HANDSHAKE_TIMEOUT_S", 0.2)
     address = runtime.current().me.address
 
     async def stay_silent() -> Any:
@@ -185,7 +185,7 @@ def test_a_silent_stranger_is_turned_away_after_a_while(echo: ActorMesh[Echo], m
 def test_a_flood_of_silent_strangers_does_not_keep_a_new_process_out(
     echo: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch, own_procs: Any
 ) -> None:
-    monkeypatch.setattr(door, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(auth_listener, "MAX_STRANGERS", 4)
     own_transport = runtime.current().transport
     with contextlib.ExitStack() as stack:
         ends: list[queue.SimpleQueue[None]] = []
@@ -206,7 +206,7 @@ def test_a_flood_of_silent_strangers_does_not_keep_a_new_process_out(
 def test_a_stranger_that_drips_its_bytes_or_idles_is_cut_off(
     echo: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(auth_listener, "HANDSHAKE_TIMEOUT_S", 0.5)
     process = runtime.current()
     me = runtime.new_process_ref("listener", process.me)
     listener = transport.Transport(

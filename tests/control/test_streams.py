@@ -12,11 +12,11 @@ LISTENS_NO_MORE = """
 import os
 import threading
 
-from control.wire import engine
+from skipper.control.wire import grpc_poller as engine
 
 engine.choose()
-from control.wire.listener import Listener
-from control.wire.streams import OPTIONS, OutgoingStream
+from skipper.control.wire.listener import Listener
+from skipper.control.wire.streams import OPTIONS, OutgoingStream
 
 
 class Quiet:
@@ -75,12 +75,12 @@ def test_no_order_in_which_streams_and_listeners_end_aborts_the_process() -> Non
 TWO_ADDRESSES = """
 import os
 
-from control.wire import engine
+from skipper.control.wire import grpc_poller as engine
 
 engine.choose()
-from control.errors import WireError
-from control.wire.listener import Listener
-from control.wire.streams import OPTIONS
+from skipper.control.model.errors import WireError
+from skipper.control.wire.listener import Listener
+from skipper.control.wire.streams import OPTIONS
 
 
 def listen(*addresses):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import control
-from control import ActorError, ActorMesh, FailureKind, MeshFailure, ProcMesh, SupervisionError, this_host
+from skipper import control
+from skipper.control import ActorError, ActorMesh, FailureKind, MeshFailure, ProcMesh, SupervisionError, this_host
 
 from .actors import Answerer, AsyncManager, BadConstruction, Cleaner, Echo, Manager
 from .conftest import PATIENCE_S, Failures, alive, wait_until
@@ -162,7 +162,7 @@ def test_an_unhandled_failure_fails_the_owner_and_reaches_the_root_with_its_caus
 
 def test_an_actor_may_abort_itself(procs: ProcMesh, failures: Failures) -> None:
     def abort() -> None:
-        control.context().actor_instance.abort("had enough")
+        control.runtime.context().actor_instance.abort("had enough")
 
     echo = procs.slice(gpus=0).spawn("echo", Echo)
     with pytest.raises(SupervisionError, match="had enough"):
@@ -172,7 +172,7 @@ def test_an_actor_may_abort_itself(procs: ProcMesh, failures: Failures) -> None:
 
 def test_an_actor_may_stop_itself(procs: ProcMesh) -> None:
     def stop() -> None:
-        control.context().actor_instance.stop()
+        control.runtime.context().actor_instance.stop()
 
     echo = procs.slice(gpus=0).spawn("echo", Echo)
     assert echo.run.call_one(stop).get(PATIENCE_S) is None

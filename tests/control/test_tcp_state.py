@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from control.wire.tcp_state import ConnectionWatch
+from skipper.control.wire.tcp_state import ConnectionWatch
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
 from collections.abc import Callable
 
-from control.runtime.thread_limit import NEEDED
+from skipper.control.runtime.procs.thread_limit import NEEDED
 
 from .cgroups import group_of_its_own
 from .conftest import Script
 
 SCRIPT = """
 import os
-import control
-from control import Actor, endpoint, this_host
+from skipper import control
+from skipper.control import Actor, endpoint, this_host
 
 open("{group}/cgroup.procs", "w").write(str(os.getpid()))
 control.unhandled_fault_hook = lambda failure: None

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from control import ProtocolError
-from control.runtime.tree_wire import Answer, CastHeader, Opening, host_starts, pack_answers, unpack_answers
-from control.tree import Span, Tree
-from control.wire.bulk import Outgoing
-from control.wire.envelope import Kind, ProcessRef
+from skipper.control import ProtocolError
+from skipper.control.runtime.cast.messages import Answer, CastHeader, Opening, host_starts, pack_answers, unpack_answers
+from skipper.control.runtime.cast.tree import Span, Tree
+from skipper.control.wire.bulk import Outgoing
+from skipper.control.wire.envelope import Kind, ProcessRef
 
 ROOT = ProcessRef("job-1", "unix-abstract:root", "script")
 HOST = ProcessRef("job-2", "unix-abstract:host", "hôte", ROOT)

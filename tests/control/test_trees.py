@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import control
-from control import (
+from skipper import control
+from skipper.control import (
     Accumulator,
     ActorError,
     ActorMesh,
@@ -22,14 +22,14 @@ from control import (
     endpoint,
     this_host,
 )
-from control.runtime import job as runtime
-from control.runtime.branch import HOME
-from control.runtime.ports import Awaited, OneReply
-from control.runtime.tree_wire import Answer, pack_answers
-from control.settings import adopt, settings
-from control.tree import Tree
-from control.wire.envelope import Envelope, Kind
-from control.wire.payload import pack
+from skipper.control.model.settings import adopt, settings
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.cast.messages import Answer, pack_answers
+from skipper.control.runtime.cast.relay import HOME
+from skipper.control.runtime.cast.tree import Tree
+from skipper.control.runtime.ports import Awaited, OneReply
+from skipper.control.wire.envelope import Envelope, Kind
+from skipper.control.wire.payload import pack
 from tests.freezing import freeze
 
 from .actors import Echo, Recorder

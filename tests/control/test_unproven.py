@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from control.wire import unproven
-from control.wire.unproven import Unproven
+from skipper.control.rpc.wire import unproven
+from skipper.control.rpc.wire.unproven import Unproven
 
 
 class Game:

@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from control import Extent, Shape, ValueMesh
+from skipper.control import Extent, Shape, ValueMesh
 
 MESH = ValueMesh({"hosts": 2, "gpus": 2}, "abcd")
 

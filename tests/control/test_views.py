@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-import control.actor
-from control import Accumulator, ActorMesh
-from control.services import Service, ServiceOptions, Session
+from skipper.control import Accumulator, ActorMesh
+from skipper.control.api import mesh
+from skipper.control.services import Service, ServiceOptions, Session
 
-VIEWS = ast.parse(Path(control.actor.__file__).with_name("views.pyi").read_text(encoding="utf-8"))
+VIEWS = ast.parse(Path(mesh.__file__).with_name("views.pyi").read_text(encoding="utf-8"))
 
 
 def members_of(name: str) -> set[str]:
-    """What a class of ``control/views.pyi`` declares."""
+    """What a class of ``control/api/views.pyi`` declares."""
     (cls,) = (node for node in VIEWS.body if isinstance(node, ast.ClassDef) and node.name == name)
     methods = {node.name for node in cls.body if isinstance(node, ast.FunctionDef)}
     return methods | {node.target.id for node in cls.body if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from control.wire.vitals import Condition, look_at, own_namespace
+from skipper.control.wire.vitals import Condition, look_at, own_namespace
 
 from .conftest import REPOSITORY, hogs, wait_until
 
@@ -49,6 +49,6 @@ def test_a_process_that_is_kept_from_running_is_told_from_one_that_waits_for_som
 
 
 def test_processes_of_the_same_table_have_the_same_namespace() -> None:
-    program = "from control.wire.vitals import own_namespace; print(own_namespace())"
+    program = "from skipper.control.wire.vitals import own_namespace; print(own_namespace())"
     other = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert own_namespace() == int(other.stdout) != 0

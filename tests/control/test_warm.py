@@ -2,8 +2,8 @@
 
 import pytest
 
-from control.wire import warm
-from control.wire.warm import Warm
+from skipper.control.wire import buffer_pool
+from skipper.control.wire.buffer_pool import Warm
 
 from .conftest import wait_until
 
@@ -58,11 +58,11 @@ def test_bytes_that_are_filled_again_have_the_hash_of_what_they_hold() -> None:
 
 
 def test_what_is_kept_is_bounded_and_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "KEPT_NBYTES", 3 * NBYTES)
+    monkeypatch.setattr(buffer_pool, "KEPT_NBYTES", 3 * NBYTES)
     kept = Warm()
     held = [filled(kept, bytes(NBYTES), is_bytes=True) for _ in range(5)]
     assert {id(value) for _, value in kept._kept} == {id(value) for value in held[2:]}
-    monkeypatch.setattr(warm, "KEPT_S", 0.02)
+    monkeypatch.setattr(buffer_pool, "KEPT_S", 0.02)
     soon_forgotten = Warm()
     filled(soon_forgotten, bytes(NBYTES), is_bytes=True)
     wait_until(lambda: not soon_forgotten._kept, "what nobody needs to be forgotten")

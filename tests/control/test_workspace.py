@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control import Actor, ActorError, ActorMesh, ProcMesh, WorkspaceError, endpoint
-from control.workspace import api, sync_workspace
-from control.workspace.chunks import LARGEST, SMALLEST, cut, digest
-from control.workspace.courier import Courier
-from control.workspace.folder import open_source
-from control.workspace.manifest import OURS, Manifest
-from control.workspace.manifest import scan as scan_folder
-from control.workspace.replica import MARKER
+from skipper.control import Actor, ActorError, ActorMesh, ProcMesh, WorkspaceError, endpoint
+from skipper.control.cluster.workspace import api, sync_workspace
+from skipper.control.cluster.workspace.chunks import LARGEST, SMALLEST, cut, digest
+from skipper.control.cluster.workspace.courier import Courier
+from skipper.control.cluster.workspace.folder import open_source
+from skipper.control.cluster.workspace.manifest import OURS, Manifest
+from skipper.control.cluster.workspace.manifest import scan as scan_folder
+from skipper.control.cluster.workspace.replica import MARKER
 
 
 def noise(nbytes: int, seed: int = 0) -> bytes:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from control import ActorError, ProcMesh, WorkspaceError
-from control.workspace import sync_workspace
-from control.workspace.chunks import HASH_NBYTES, LARGEST, Chunk, digest
-from control.workspace.courier import token_is_in, token_name
-from control.workspace.folder import open_source
-from control.workspace.manifest import Entry, Manifest, check, scan
-from control.workspace.replica import MARKER, Replica, open_replica
+from skipper.control import ActorError, ProcMesh, WorkspaceError
+from skipper.control.cluster.workspace import sync_workspace
+from skipper.control.cluster.workspace.chunks import HASH_NBYTES, LARGEST, Chunk, digest
+from skipper.control.cluster.workspace.courier import token_is_in, token_name
+from skipper.control.cluster.workspace.folder import open_source
+from skipper.control.cluster.workspace.manifest import Entry, Manifest, check, scan
+from skipper.control.cluster.workspace.replica import MARKER, Replica, open_replica
 from tests.strangers import STRANGER, as_stranger, meeting_place, needs_root
 
 FILE, FOLDER, LINK = stat.S_IFREG | 0o644, stat.S_IFDIR | 0o755, stat.S_IFLNK | 0o777

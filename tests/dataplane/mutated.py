@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from dataplane import DataplaneError, DescriptorError, RDMABuffer
-from dataplane import handle as handles
-from dataplane.backends import ucx_packed
-from dataplane.backends.ucx_peer import CARD
-from dataplane.handle import SHM, UCX, Card
-from dataplane.keys import Keys
-from dataplane.memory import MemoryKind
+from skipper.dataplane import DataplaneError, DescriptorError, RDMABuffer
+from skipper.dataplane import handle as handles
+from skipper.dataplane.backends.ucx import packed
+from skipper.dataplane.backends.ucx.peer import CARD
+from skipper.dataplane.handle import SHM, UCX, Card
+from skipper.dataplane.keys import Keys
+from skipper.dataplane.memory import MemoryKind
 from tests.conformance.owner import Memory, RemoteOwner, main
 from tests.handles import parsed, proved
 
@@ -167,8 +167,8 @@ class Mutator:
 
     def _of_body(self, number: int, content: bytes) -> bytes:
         if number == UCX:
-            (key,) = ucx_packed.unpack(content, 1) if content == self.handle.sections.get(UCX) else (b"",)
-            return ucx_packed.pack(key[: self.chosen.randrange(len(key) + 1)])
+            (key,) = packed.unpack(content, 1) if content == self.handle.sections.get(UCX) else (b"",)
+            return packed.pack(key[: self.chosen.randrange(len(key) + 1)])
         at = self.chosen.choice((0, 4, 12))
         size = 4 if at == 0 else 8
         value = self._number(int.from_bytes(content[at : at + size], "little"), 8 * size)

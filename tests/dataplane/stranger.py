@@ -55,8 +55,8 @@ def begin(process: "subprocess.Popen[str]", buffer: Any) -> None:
 
 
 def main() -> None:
-    from dataplane.backends.ucx_engine import find_library, load, options
-    from dataplane.config import Config
+    from skipper.dataplane.backends.ucx.engine import find_library, load, options
+    from skipper.dataplane.config import Config
 
     target = json.load(sys.stdin)
     ucp = load(find_library(None))

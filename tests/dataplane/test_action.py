@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import RDMAAction, RDMABuffer, RemoteLayout
-from dataplane.layout import Row
-from dataplane.operation import DONE
+from skipper import dataplane
+from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout
+from skipper.dataplane.layout import Row
+from skipper.dataplane.operation import DONE
 
 WAIT_S = 60.0
 
@@ -116,7 +116,7 @@ def test_many_transfers_are_compiled_without_the_garbage_collector(monkeypatch: 
         seen.append(gc.isenabled())
         return compile_box(*args, **options)
 
-    monkeypatch.setattr("dataplane.action.compile_box", look_and_compile)
+    monkeypatch.setattr("skipper.dataplane.action.compile_box", look_and_compile)
     for count in (1, 1000):
         action = RDMAAction()
         for at in range(count):

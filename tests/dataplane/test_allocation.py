@@ -6,7 +6,7 @@ import os
 import numpy as np
 import pytest
 
-import dataplane
+from skipper import dataplane
 
 PAGE = mmap.PAGESIZE
 

@@ -9,11 +9,11 @@ import threading
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import process
-from dataplane._copy import Block
-from dataplane.arena import Arena
-from dataplane.identity import new_owner
+from skipper import dataplane
+from skipper.dataplane import process
+from skipper.dataplane._copy import Block
+from skipper.dataplane.arena import Arena
+from skipper.dataplane.identity import new_owner
 
 
 def fresh() -> Arena:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import BufferDroppedError, FetchOperation, Operation, RDMABuffer
+from skipper import dataplane
+from skipper.dataplane import BufferDroppedError, FetchOperation, Operation, RDMABuffer
 
 TOP = (1 << 64) - 1
 PROCESSES = 4

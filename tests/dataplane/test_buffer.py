@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import BufferDroppedError, RDMAAction, RDMABuffer, process
+from skipper import dataplane
+from skipper.dataplane import BufferDroppedError, RDMAAction, RDMABuffer, process
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from dataplane.backends.base import BackendStatus
-from dataplane.backends.verbs_sysfs import Gid
-from dataplane.doctor import child, gpu, limits, rdma
-from dataplane.doctor.checks import Check, Examination, Verdict
-from dataplane.doctor.child import ProbeError, ask
-from dataplane.doctor.command import main
-from dataplane.doctor.sysfs import Interface, RdmaPort
-from dataplane.doctor.trial import TrialError, trial
-from dataplane.doctor.ucx import of_version, ucx
+from skipper.dataplane.backends.base import BackendStatus
+from skipper.dataplane.backends.verbs.sysfs import Gid
+from skipper.dataplane.doctor import child, gpu, limits, rdma
+from skipper.dataplane.doctor.checks import Check, Examination, Verdict
+from skipper.dataplane.doctor.child import ProbeError, ask
+from skipper.dataplane.doctor.command import main
+from skipper.dataplane.doctor.sysfs import Interface, RdmaPort
+from skipper.dataplane.doctor.trial import TrialError, trial
+from skipper.dataplane.doctor.ucx import of_version, ucx
 
 ROOT = Path(__file__).resolve().parents[2]
 ROCE = RdmaPort("mlx5_0", 1, "ACTIVE", "Ethernet", 100.0, False, (Gid(1, "10.0.0.7", "RoCE v2", "eth0"),))
@@ -26,7 +26,7 @@ H200 = {"index": 0, "name": "NVIDIA H200", "memory_nbytes": 150 << 30, "compute_
 
 
 def doctor(*argv: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dataplane.doctor", *argv]
+    command = [sys.executable, "-m", "skipper.dataplane.doctor", *argv]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
@@ -99,7 +99,7 @@ def test_a_small_memlock_matters_only_where_there_is_an_rdma_device() -> None:
     # As a shell's user would run it: without the capability to lock any amount.
     program = """if True:
         import ctypes, resource
-        from dataplane.doctor import limits
+        from skipper.dataplane.doctor import limits
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 16))
         limits.capable = lambda which: False
         for needed in (False, True):

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.doctor.sysfs import Interface, interfaces, mellanox_adapters, rdma_ports
+from skipper.dataplane.doctor.sysfs import Interface, interfaces, mellanox_adapters, rdma_ports
 
 SAMPLES = Path(__file__).parent / "doctor_samples"
 

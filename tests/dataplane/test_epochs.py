@@ -2,9 +2,9 @@
 
 import gc
 
-from dataplane._copy import load_word
-from dataplane.epochs import PAGE_BYTES, WORD, EpochTable
-from dataplane.identity import new_owner
+from skipper.dataplane._copy import load_word
+from skipper.dataplane.epochs import PAGE_BYTES, WORD, EpochTable
+from skipper.dataplane.identity import new_owner
 
 
 def test_a_word_holds_its_number_until_it_is_released() -> None:

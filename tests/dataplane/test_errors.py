@@ -2,8 +2,8 @@
 
 import re
 
-import dataplane
-from dataplane import errors
+from skipper import dataplane
+from skipper.dataplane import errors
 
 
 def test_the_tree_that_is_drawn_is_the_tree_that_is() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane import (
+from skipper.dataplane import (
     BackendUnavailableError,
     BufferDroppedError,
     DataplaneError,
@@ -19,10 +19,10 @@ from dataplane import (
     empty_array,
     process,
 )
-from dataplane import handle as handles
-from dataplane.handle import Card, Handle
-from dataplane.identity import new_owner
-from dataplane.memory import MemoryKind
+from skipper.dataplane import handle as handles
+from skipper.dataplane.handle import Card, Handle
+from skipper.dataplane.identity import new_owner
+from skipper.dataplane.memory import MemoryKind
 from tests.handles import parsed, proved, proved_handle
 
 numbers = st.integers(0, (1 << 64) - 1)

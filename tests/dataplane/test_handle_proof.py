@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dataplane
-import skipper_trust
-from dataplane import ConfigurationError, DescriptorError, RDMABuffer, TransferTimeoutError, process
-from dataplane.backends.ucx_peer import UcxPeer
-from dataplane.config import Config
-from dataplane.keys import Key, Keys
+from skipper import dataplane, trust
+from skipper.dataplane import ConfigurationError, DescriptorError, RDMABuffer, TransferTimeoutError, process
+from skipper.dataplane.backends.ucx.peer import UcxPeer
+from skipper.dataplane.config import Config
+from skipper.dataplane.keys import Key, Keys
 from tests.conformance.owner import RemoteOwner
 from tests.dataplane.scripts import ROOT
 
@@ -44,7 +43,7 @@ def clean() -> Iterator[None]:
     before = process.current().keys
     process.current().keys = Keys(None)
     yield
-    skipper_trust.leave_job()
+    trust.leave_job()
     process.current().keys = before
 
 
@@ -76,10 +75,10 @@ def test_processes_of_one_user_need_no_secret_of_their_own() -> None:
 
 @pytest.mark.usefixtures("clean")
 def test_what_is_made_in_a_job_is_good_in_that_job_and_for_the_user_alone(tmp_path: Path) -> None:
-    skipper_trust.enter_job(SECRET)
+    trust.enter_job(SECRET)
     _keep, raw = made()
     as_another = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}  # a user whose secret is another
-    join = "import skipper_trust; skipper_trust.enter_job({!r})\n"
+    join = "from skipper import trust; trust.enter_job({!r})\n"
     assert elsewhere(raw) == "7"  # no part of the job, such as a child that multiprocessing has spawned
     assert elsewhere(raw, join.format(SECRET), env=as_another) == "7"
     assert elsewhere(raw, join.format(b"that of another job"), env=as_another).startswith("DescriptorError")
@@ -92,7 +91,7 @@ def test_the_proof_follows_the_job_that_the_process_is_in() -> None:
     buffer = RDMABuffer(array)
     names = []
     for secret in (None, SECRET, b"that of a second job", None):
-        skipper_trust.leave_job() if secret is None else skipper_trust.enter_job(secret)
+        trust.leave_job() if secret is None else trust.enter_job(secret)
         pickle.loads(pickle.dumps(buffer)).read_into(bytearray(100)).get()
         names.append(process.current().keys.derived(b"something"))
     assert names[0] == names[3]
@@ -103,7 +102,7 @@ def test_the_proof_follows_the_job_that_the_process_is_in() -> None:
 def test_both_sides_may_be_given_a_secret(tmp_path: Path) -> None:
     process.current().keys = Keys(SECRET)
     _keep, raw = made()
-    elsewhere_configured = f"import dataplane; dataplane.configure(secret={SECRET!r})\n"
+    elsewhere_configured = f"from skipper import dataplane; dataplane.configure(secret={SECRET!r})\n"
     assert elsewhere(raw, elsewhere_configured, env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}) == "7"
     assert elsewhere(raw).startswith("DescriptorError")
 
@@ -118,7 +117,7 @@ def test_a_file_that_the_environment_names_holds_the_secret(tmp_path: Path) -> N
         _keep, raw = made()
     finally:
         process.current().keys = before
-    named = {**os.environ, skipper_trust.SECRET_VARIABLE: str(path)}
+    named = {**os.environ, trust.SECRET_VARIABLE: str(path)}
     assert elsewhere(raw, env=named) == "7"
     path.chmod(0o644)
     said = elsewhere(raw, env=named)
@@ -129,10 +128,10 @@ def test_a_file_that_the_environment_names_holds_the_secret(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("clean")
 def test_a_job_needs_no_file(tmp_path: Path) -> None:
-    skipper_trust.enter_job(SECRET)
+    trust.enter_job(SECRET)
     _keep, raw = made()
-    squatted = {**os.environ, skipper_trust.SECRET_VARIABLE: str(tmp_path / "not there")}
-    assert elsewhere(raw, f"import skipper_trust; skipper_trust.enter_job({SECRET!r})\n", env=squatted) == "7"
+    squatted = {**os.environ, trust.SECRET_VARIABLE: str(tmp_path / "not there")}
+    assert elsewhere(raw, f"from skipper import trust; trust.enter_job({SECRET!r})\n", env=squatted) == "7"
 
 
 def as_another_user(do: Callable[[], bytes]) -> bytes:
@@ -177,9 +176,9 @@ def test_another_user_cannot_use_a_handle_nor_make_one() -> None:
 
 def test_the_user_s_file_is_made_once_by_many_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.delenv(skipper_trust.SECRET_VARIABLE, raising=False)
+    monkeypatch.delenv(trust.SECRET_VARIABLE, raising=False)
     found: list[bytes] = []
-    threads = [threading.Thread(target=lambda: found.append(skipper_trust.user_secret())) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(trust.user_secret())) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -193,12 +192,12 @@ def test_the_user_s_file_is_made_once_by_many_at_a_time(tmp_path: Path, monkeypa
 
 def test_a_folder_that_others_may_enter_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.delenv(skipper_trust.SECRET_VARIABLE, raising=False)
+    monkeypatch.delenv(trust.SECRET_VARIABLE, raising=False)
     (tmp_path / "skipper").mkdir()
     (tmp_path / "skipper").chmod(0o755)
-    with pytest.raises(skipper_trust.UnsafeFileError, match="0755"):
-        skipper_trust.user_secret()
-    with pytest.raises(ConfigurationError, match=skipper_trust.SECRET_VARIABLE):
+    with pytest.raises(trust.UnsafeFileError, match="0755"):
+        trust.user_secret()
+    with pytest.raises(ConfigurationError, match=trust.SECRET_VARIABLE):
         Keys(None).seal(b"card", b"body")
 
 

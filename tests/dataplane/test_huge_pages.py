@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import RDMABuffer, arena
-from dataplane._copy import HUGE_PAGE
-from dataplane.arena import HUGE_BLOCK, Arena
-from dataplane.identity import new_owner, page_size
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer, arena
+from skipper.dataplane._copy import HUGE_PAGE
+from skipper.dataplane.arena import HUGE_BLOCK, Arena
+from skipper.dataplane.identity import new_owner, page_size
 
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 COLLAPSE = 25  # MADV_COLLAPSE, linux/mman.h since Linux 6.1: huge pages now, whatever the settings say

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from dataplane import BackendUnavailableError, OwnerDiedError
-from dataplane.identity import ProcessWatch, host_id, new_owner, start_time
+from skipper.dataplane import BackendUnavailableError, OwnerDiedError
+from skipper.dataplane.identity import ProcessWatch, host_id, new_owner, start_time
 
 
 def sleeper() -> "subprocess.Popen[bytes]":

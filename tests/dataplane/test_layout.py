@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane._copy import GuardedRows, copy_rows
-from dataplane.layout import (
+from skipper.dataplane._copy import GuardedRows, copy_rows
+from skipper.dataplane.layout import (
     as_rows,
     compile_box,
     extent,

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import RDMAAction, RDMABuffer, process
+from skipper import dataplane
+from skipper.dataplane import RDMAAction, RDMABuffer, process
 
 ROUNDS = 2_000
 WARM = 200

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import BufferDroppedError, Operation, RDMAAction, RDMABuffer, Traffic
-from dataplane.metering import Meter
+from skipper import dataplane
+from skipper.dataplane import BufferDroppedError, Operation, RDMAAction, RDMABuffer, Traffic
+from skipper.dataplane.metering import Meter
 
 
 def difference(before: Traffic) -> tuple[int, int, int, int, int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataplane.keys import Keys
+from skipper.dataplane.keys import Keys
 from tests.dataplane import mutated
 
 pytestmark = pytest.mark.timeout(240)

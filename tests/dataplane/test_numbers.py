@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import RDMAAction, RDMABuffer, RemoteLayout, empty_array
+from skipper import dataplane
+from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout, empty_array
 from tests.numbers import HUGE, NOT_NUMBERS, STRANGE, Call, refused_well
 
 TOO_LARGE_TO_ALLOCATE = [value for value in STRANGE if value not in (2**31, 2**32)]

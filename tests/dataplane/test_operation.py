@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from dataplane import TransferTimeoutError
-from dataplane.operation import DONE, Operation
+from skipper.dataplane import TransferTimeoutError
+from skipper.dataplane.operation import DONE, Operation
 
 
 def test_it_is_done_when_its_last_part_is() -> None:

@@ -3,7 +3,7 @@
 import os
 import socket
 
-from dataplane.backends import own_sockets
+from skipper.dataplane.backends import own_sockets
 
 
 def test_a_copy_leaves_the_flags_of_the_socket_as_they_are() -> None:

@@ -6,8 +6,8 @@ from tests.dataplane.scripts import run
 def test_importing_has_no_side_effects() -> None:
     run(
         "import os, sys, threading; before = dict(os.environ); fds = len(os.listdir('/proc/self/fd'))\n"
-        "import dataplane\n"
-        "assert 'torch' not in sys.modules and 'dataplane.backends._ucp' not in sys.modules\n"
+        "from skipper import dataplane\n"
+        "assert 'torch' not in sys.modules and 'skipper.dataplane.backends.ucx._ucp' not in sys.modules\n"
         "assert threading.active_count() == 1 and dict(os.environ) == before\n"
         "assert len(os.listdir('/proc/self/fd')) == fds\n"
     )
@@ -20,7 +20,7 @@ def test_shared_memory_alone_never_starts_ucx() -> None:
         "buffer = dataplane.RDMABuffer(array); buffer.serialize()\n"
         "buffer.read_into(bytearray(10)).get()\n"
         "dataplane.RDMABuffer(np.zeros(10)).read_into(np.zeros(10)).get()\n"
-        "assert 'dataplane.backends._ucp' not in sys.modules and threading.active_count() == 1\n"
+        "assert 'skipper.dataplane.backends.ucx._ucp' not in sys.modules and threading.active_count() == 1\n"
     )
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-import dataplane
-from dataplane import BufferDroppedError, RDMABuffer, process
+from skipper import dataplane
+from skipper.dataplane import BufferDroppedError, RDMABuffer, process
 
 
 def handle_of(data: object) -> RDMABuffer:

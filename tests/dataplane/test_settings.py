@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-import dataplane
-from dataplane import ConfigurationError, process
-from dataplane.config import Config
+from skipper import dataplane
+from skipper.dataplane import ConfigurationError, process
+from skipper.dataplane.config import Config
 from tests.dataplane.scripts import run
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-import dataplane
-from dataplane import RDMAAction, RDMABuffer
+from skipper import dataplane
+from skipper.dataplane import RDMAAction, RDMABuffer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2, torch.bool, torch.complex128])

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataplane import OwnerDiedError, RDMAAction, RDMABuffer, RemoteLayout
-from dataplane.backends.ucx_engine import options
-from dataplane.backends.ucx_peer import UcxPeer
-from dataplane.config import Config
+from skipper.dataplane import OwnerDiedError, RDMAAction, RDMABuffer, RemoteLayout
+from skipper.dataplane.backends.ucx.engine import options
+from skipper.dataplane.backends.ucx.peer import UcxPeer
+from skipper.dataplane.config import Config
 from tests.conformance.owner import RemoteOwner, footprint
 
 _UCX = (1, 22, 0)

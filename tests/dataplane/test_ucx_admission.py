@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from dataplane.backends import exchange, own_sockets, socket_filter
-from dataplane.backends.own_sockets import Place, as_ipv6
-from dataplane.backends.ucx_admission import HELLO, MAGIC, Admission, Contact
-from dataplane.backends.ucx_admission_server import Server
-from dataplane.errors import DescriptorError, OwnerDiedError, TransferError, TransferTimeoutError
+from skipper.dataplane.backends import exchange, own_sockets, socket_filter
+from skipper.dataplane.backends.own_sockets import Place, as_ipv6
+from skipper.dataplane.backends.ucx.admission import HELLO, MAGIC, Admission, Contact
+from skipper.dataplane.backends.ucx.admission_server import Server
+from skipper.dataplane.errors import DescriptorError, OwnerDiedError, TransferError, TransferTimeoutError
 
 KEYS = (b"of the job" + bytes(22), b"of the user" + bytes(21))
 STRANGE = (b"of somebody else" + bytes(16),)

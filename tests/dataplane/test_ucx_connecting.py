@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import skipper_trust
-from dataplane import RDMABuffer, TransferError, TransferTimeoutError, process
-from dataplane.backends.own_sockets import Place
-from dataplane.backends.ucx_admission import Admission, Contact
-from dataplane.backends.ucx_peer import UcxPeer, _parse_card
-from dataplane.keys import Keys
+from skipper import trust
+from skipper.dataplane import RDMABuffer, TransferError, TransferTimeoutError, process
+from skipper.dataplane.backends.own_sockets import Place
+from skipper.dataplane.backends.ucx.admission import Admission, Contact
+from skipper.dataplane.backends.ucx.peer import UcxPeer, _parse_card
+from skipper.dataplane.keys import Keys
 from tests.conformance.owner import Memory, RemoteOwner, main
 from tests.freezing import freeze
 from tests.handles import parsed
@@ -125,7 +125,7 @@ class Member(Memory):
     """An owner that takes part in a job."""
 
     def enter_job(self, secret: bytes) -> None:
-        skipper_trust.enter_job(secret)
+        trust.enter_job(secret)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import dataplane
-from dataplane import BackendUnavailableError, RDMAAction, RDMABuffer
+from skipper import dataplane
+from skipper.dataplane import BackendUnavailableError, RDMAAction, RDMABuffer
 
 pytestmark = [
     pytest.mark.cuda,

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dataplane import RDMABuffer
-from dataplane.backends import ucx_engine
+from skipper.dataplane import RDMABuffer
+from skipper.dataplane.backends.ucx import engine
 from tests.conformance.owner import Memory, RemoteOwner, main
 
 NBYTES = 4096
@@ -53,7 +53,7 @@ def test_an_owner_outlives_readers_that_are_killed_while_they_connect(owner: Rem
 
 
 def test_the_guard_is_in_place_where_the_library_needs_it() -> None:
-    binding = ucx_engine.load(ucx_engine.find_library(None))
+    binding = engine.load(engine.find_library(None))
     needed = binding.library_version()[:2] == (1, 22)
     assert binding.guard() is (True if needed else None)
     assert binding.guard() is (True if needed else None)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import RDMAAction, RDMABuffer, RemoteLayout, TransferTimeoutError
+from skipper import dataplane
+from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout, TransferTimeoutError
 from tests.conformance.owner import RemoteOwner
 from tests.sameness import assert_same
 

@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import BufferDroppedError, RDMAAction, RDMABuffer, RemoteLayout, TransferError, TransferTimeoutError
-from dataplane.backends.ucx_connection import Abandoned
-from dataplane.backends.ucx_peer import UcxPeer
-from dataplane.operation import Operation
+from skipper import dataplane
+from skipper.dataplane import (
+    BufferDroppedError,
+    RDMAAction,
+    RDMABuffer,
+    RemoteLayout,
+    TransferError,
+    TransferTimeoutError,
+)
+from skipper.dataplane.backends.ucx.connection import Abandoned
+from skipper.dataplane.backends.ucx.peer import UcxPeer
+from skipper.dataplane.operation import Operation
 from tests.conformance.loops import meanwhile, write_until_it_fails
 from tests.conformance.owner import RemoteOwner
 from tests.handles import parsed, proved_handle

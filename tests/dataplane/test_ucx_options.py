@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dataplane import RDMABuffer, TransferError
-from dataplane.backends.ucx_segments import Segments
+from skipper.dataplane import RDMABuffer, TransferError
+from skipper.dataplane.backends.ucx.segments import Segments
 from tests.conformance.owner import RemoteOwner
 from tests.dataplane.scripts import run
 
@@ -118,7 +118,7 @@ def test_processes_without_a_common_transport_are_told_what_to_name() -> None:
     try:
         _, raw = owner("make", bytes(100))
         out = run(
-            "import dataplane\n"
+            "from skipper import dataplane\n"
             f"buffer = dataplane.RDMABuffer.deserialize({raw!r})\n"
             "try: buffer.read_into(bytearray(100)).get()\n"
             "except dataplane.TransferError as error: print(error)\n"

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dataplane import DescriptorError, RDMABuffer, process
-from dataplane.backends import ucx_packed
-from dataplane.handle import UCX
+from skipper.dataplane import DescriptorError, RDMABuffer, process
+from skipper.dataplane.backends.ucx import packed as ucx_packed
+from skipper.dataplane.handle import UCX
 
 PARTS = (b"a packed key", b"", b"an address")
 

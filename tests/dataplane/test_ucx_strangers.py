@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataplane import RDMABuffer, TransferTimeoutError
-from dataplane.backends.ucx_peer import UcxPeer
+from skipper.dataplane import RDMABuffer, TransferTimeoutError
+from skipper.dataplane.backends.ucx.peer import UcxPeer
 from tests.conformance.owner import RemoteOwner
 from tests.dataplane import stranger
 

@@ -2,7 +2,7 @@
 
 import gc
 
-from dataplane.uncollected import uncollected
+from skipper.dataplane.uncollected import uncollected
 
 
 def test_a_block_that_ends_first_leaves_the_collector_off_for_the_others() -> None:

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from dataplane.backends import exchange, verbs_exchange, verbs_server
-from dataplane.backends.exchange import TOKEN_BYTES, bind
-from dataplane.backends.verbs_device import ENDPOINT
-from dataplane.backends.verbs_exchange import Endpoints, dial, hung_up
-from dataplane.backends.verbs_server import Server
-from dataplane.errors import BackendUnavailableError, OwnerDiedError, TransferError, TransferTimeoutError
+from skipper.dataplane.backends import exchange
+from skipper.dataplane.backends.exchange import TOKEN_BYTES, bind
+from skipper.dataplane.backends.verbs import exchange as verbs_exchange
+from skipper.dataplane.backends.verbs import server as verbs_server
+from skipper.dataplane.backends.verbs.device import ENDPOINT
+from skipper.dataplane.backends.verbs.exchange import Endpoints, dial, hung_up
+from skipper.dataplane.backends.verbs.server import Server
+from skipper.dataplane.errors import BackendUnavailableError, OwnerDiedError, TransferError, TransferTimeoutError
 
 TOKEN = b"0123456789abcdef"
 KEYS = (b"of the job" + bytes(22), b"of the user" + bytes(21))

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dataplane import DescriptorError, empty_array, process
-from dataplane.backends.verbs_device import Atomics
-from dataplane.backends.verbs_keys import Contact, pack_body, parse_contact, remote_of
-from dataplane.buffer import RDMABuffer
-from dataplane.handle import VERBS, Card, Handle
+from skipper.dataplane import DescriptorError, empty_array, process
+from skipper.dataplane.backends.verbs.device import Atomics
+from skipper.dataplane.backends.verbs.keys import Contact, pack_body, parse_contact, remote_of
+from skipper.dataplane.buffer import RDMABuffer
+from skipper.dataplane.handle import VERBS, Card, Handle
 
 CONTACT = Contact(bytes(16), 1 << 40, (7,), Atomics.DEVICE, "tcp:10.0.0.1:4791")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dataplane.backends.verbs_lock import Mutex
-from dataplane.backends.verbs_pace import Pace
+from skipper.dataplane.backends.verbs.lock import Mutex
+from skipper.dataplane.backends.verbs.pace import Pace
 
 PATIENCE_S = 10.0
 

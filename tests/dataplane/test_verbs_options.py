@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dataplane.config import Config, checked
-from dataplane.errors import ConfigurationError
+from skipper.dataplane.config import Config, checked
+from skipper.dataplane.errors import ConfigurationError
 
 
 def configured(options: Any) -> dict[str, Any]:

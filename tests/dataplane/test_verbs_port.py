@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.backends import verbs_port
-from dataplane.backends.verbs_port import MOST_PORTS, Port, find_ports
-from dataplane.errors import BackendUnavailableError
+from skipper.dataplane.backends.verbs import port as verbs_port
+from skipper.dataplane.backends.verbs.port import MOST_PORTS, Port, find_ports
+from skipper.dataplane.errors import BackendUnavailableError
 
 EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
 LINK_LOCAL = "fe80:0000:0000:0000:0211:22ff:fe33:4455"

@@ -5,12 +5,12 @@ import time
 import numpy as np
 import pytest
 
-from dataplane._copy import copy_rows
-from dataplane.backends.base import Done, Transfer
-from dataplane.backends.verbs_staging import Stage, StagedTransfer
-from dataplane.errors import TransferError
-from dataplane.layout import Rows, as_rows, compile_box
-from dataplane.memory import StridedRegion, strided
+from skipper.dataplane._copy import copy_rows
+from skipper.dataplane.backends.base import Done, Transfer
+from skipper.dataplane.backends.verbs.staging import Stage, StagedTransfer
+from skipper.dataplane.errors import TransferError
+from skipper.dataplane.layout import Rows, as_rows, compile_box
+from skipper.dataplane.memory import StridedRegion, strided
 
 pytest.importorskip("torch", reason="needs torch, which copies to and from device memory")
 

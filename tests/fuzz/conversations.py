@@ -13,13 +13,25 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from dataplane.backends import socket_filter, ucx_admission, ucx_admission_server, verbs_exchange, verbs_server
-from dataplane.backends.exchange import DIGEST_BYTES, PROOFS_BYTES, bind, proof_keys, prove, prove_by_each, target
-from dataplane.backends.own_sockets import Place, as_ipv6
-from dataplane.backends.ucx_admission import FOUND, PLACES, Admission, Contact, pack_places
-from dataplane.backends.verbs_device import ENDPOINT
-from dataplane.backends.verbs_exchange import NOBODY, Endpoints, by_rail, dial
-from dataplane.errors import TransferError, TransferTimeoutError
+from skipper.dataplane.backends import socket_filter
+from skipper.dataplane.backends.exchange import (
+    DIGEST_BYTES,
+    PROOFS_BYTES,
+    bind,
+    proof_keys,
+    prove,
+    prove_by_each,
+    target,
+)
+from skipper.dataplane.backends.own_sockets import Place, as_ipv6
+from skipper.dataplane.backends.ucx import admission as ucx_admission
+from skipper.dataplane.backends.ucx import admission_server
+from skipper.dataplane.backends.ucx.admission import FOUND, PLACES, Admission, Contact, pack_places
+from skipper.dataplane.backends.verbs import exchange
+from skipper.dataplane.backends.verbs import server as verbs_server
+from skipper.dataplane.backends.verbs.device import ENDPOINT
+from skipper.dataplane.backends.verbs.exchange import NOBODY, Endpoints, by_rail, dial
+from skipper.dataplane.errors import TransferError, TransferTimeoutError
 from tests.fuzz.mutation import join_parts, numbers_of, split_parts
 from tests.fuzz.verdicts import Broken
 
@@ -87,9 +99,9 @@ def meet_owner(data: bytes) -> None:
 
 def meet_owner_seeds() -> Iterator[bytes]:
     """An initiator's two messages; it has no proof."""
-    hello = verbs_exchange.HELLO.pack(verbs_exchange.MAGIC, 3, bytes(16))
+    hello = exchange.HELLO.pack(exchange.MAGIC, 3, bytes(16))
     yield join_parts(hello, bytes(2 * ENDPOINT.size + len(NOBODY) + PROOFS_BYTES))
-    yield join_parts(verbs_exchange.HELLO.pack(verbs_exchange.MAGIC, 0, bytes(16)))
+    yield join_parts(exchange.HELLO.pack(exchange.MAGIC, 0, bytes(16)))
 
 
 def meet_initiator(data: bytes) -> None:
@@ -99,10 +111,10 @@ def meet_initiator(data: bytes) -> None:
     name = f"skipper-fuzz-initiator-{os.getpid()}"
 
     def answer(connection: socket.socket) -> None:
-        said = connection.recv(verbs_exchange.HELLO.size, socket.MSG_WAITALL) + hello
+        said = connection.recv(exchange.HELLO.size, socket.MSG_WAITALL) + hello
         connection.sendall(hello)
-        if knows and len(hello) == verbs_exchange.HELLO.size:
-            _, bits, _ = verbs_exchange.HELLO.unpack(hello)
+        if knows and len(hello) == exchange.HELLO.size:
+            _, bits, _ = exchange.HELLO.unpack(hello)
             rails = sum(bits >> rail & 1 for rail in _RAILS)
             said += connection.recv(rails * ENDPOINT.size + len(NOBODY), socket.MSG_WAITALL)
             connection.recv(PROOFS_BYTES, socket.MSG_WAITALL)
@@ -147,17 +159,17 @@ def _answering(name: str, answer: Callable[[socket.socket], None]) -> Iterator[N
 def meet_initiator_seeds() -> Iterator[bytes]:
     """An owner's words, of one that knows the secret and of one that does not."""
     endpoints = ENDPOINT.pack(6, 7, b"t" * 16, 8, 9, 10, 0) * 2
-    hello = verbs_exchange.HELLO
+    hello = exchange.HELLO
     for knows in (b"\0", b"\1"):
-        yield knows + join_parts(hello.pack(verbs_exchange.MAGIC, 3, bytes(16)), endpoints)
-        yield knows + join_parts(hello.pack(verbs_exchange.MAGIC, 1, bytes(16)), endpoints[: ENDPOINT.size])
+        yield knows + join_parts(hello.pack(exchange.MAGIC, 3, bytes(16)), endpoints)
+        yield knows + join_parts(hello.pack(exchange.MAGIC, 1, bytes(16)), endpoints[: ENDPOINT.size])
 
 
 def read_endpoints(data: bytes) -> None:
     """Endpoints of a peer, cut up by rail."""
     (count,), rest = numbers_of(data, 65)
     by_rail(rest, range(count))
-    verbs_exchange.bits_of(range(count))
+    exchange.bits_of(range(count))
 
 
 # The same with somebody in between
@@ -185,7 +197,7 @@ def change_exchange(data: bytes) -> None:
         changes[whose % 2, place] = changes.get((whose % 2, place), 0) ^ by
     mine = {rail: ENDPOINT.pack(1, 2, b"m" * 16, 3, 4, 5, 0) for rail in _RAILS}
 
-    hello, endpoints = verbs_exchange.HELLO.size, len(_RAILS) * ENDPOINT.size
+    hello, endpoints = exchange.HELLO.size, len(_RAILS) * ENDPOINT.size
     signed_nbytes = hello + endpoints + len(NOBODY), hello + endpoints + DIGEST_BYTES
     altered = {key for key, by in changes.items() if by and key[1] < signed_nbytes[key[0]]}
     open_to_owner = not any(whose == 0 or place < hello for whose, place in altered)
@@ -224,10 +236,10 @@ def _relay(sides: tuple[socket.socket, socket.socket], changes: dict[tuple[int, 
         return bytes(words)
 
     for speaker in (0, 1):
-        greeting = pass_message(speaker, verbs_exchange.HELLO.size)
-        if len(greeting) < verbs_exchange.HELLO.size:
+        greeting = pass_message(speaker, exchange.HELLO.size)
+        if len(greeting) < exchange.HELLO.size:
             return
-        _, bits, _ = verbs_exchange.HELLO.unpack(greeting)
+        _, bits, _ = exchange.HELLO.unpack(greeting)
         rails[1 - speaker] = sum(bits >> rail & 1 for rail in _RAILS)
     meeting_nbytes = rails[0] * ENDPOINT.size + len(NOBODY) + PROOFS_BYTES
     if len(pass_message(0, meeting_nbytes)) < meeting_nbytes:
@@ -249,11 +261,11 @@ def change_exchange_seeds() -> Iterator[bytes]:
 
 
 @cache
-def _ucx_owner() -> ucx_admission_server.Server:
+def _ucx_owner() -> admission_server.Server:
     """A port that stands for UCX's: nobody accepts there."""
     listener = socket.create_server(("127.0.0.1", 0))
     socket_filter.admit(listener, ())
-    return ucx_admission_server.Server([listener], "127.0.0.1", lambda: KEYS, within_host=False)
+    return admission_server.Server([listener], "127.0.0.1", lambda: KEYS, within_host=False)
 
 
 _visits = itertools.count()

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import dataplane
-from dataplane import RDMABuffer
-from dataplane.backends.ucx_peer import _parse_card
-from dataplane.epochs import WORD
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer
+from skipper.dataplane.backends.ucx.peer import _parse_card
+from skipper.dataplane.epochs import WORD
 from tests.fuzz.mutation import join_parts, split_parts
 from tests.fuzz.verdicts import Broken, Void
 

@@ -7,17 +7,19 @@ import struct
 from collections.abc import Iterator
 from functools import cache
 
-import dataplane
-from dataplane import RDMABuffer, memfd, process
-from dataplane import handle as handles
-from dataplane.backends import ucx_admission, ucx_packed, verbs_keys
-from dataplane.backends.exchange import TOKEN_BYTES
-from dataplane.backends.ucx_peer import CARD, _parse_card
-from dataplane.backends.ucx_segments import Segments
-from dataplane.backends.verbs_device import Atomics
-from dataplane.handle import SHM, UCX, VERBS, Card, Handle
-from dataplane.identity import OwnerId, new_owner
-from dataplane.memory import HOST
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer, memfd, process
+from skipper.dataplane import handle as handles
+from skipper.dataplane.backends.exchange import TOKEN_BYTES
+from skipper.dataplane.backends.ucx import admission as ucx_admission
+from skipper.dataplane.backends.ucx import packed
+from skipper.dataplane.backends.ucx.peer import CARD, _parse_card
+from skipper.dataplane.backends.ucx.segments import Segments
+from skipper.dataplane.backends.verbs import keys
+from skipper.dataplane.backends.verbs.device import Atomics
+from skipper.dataplane.handle import SHM, UCX, VERBS, Card, Handle
+from skipper.dataplane.identity import OwnerId, new_owner
+from skipper.dataplane.memory import HOST
 from tests.fuzz.mutation import join_parts, numbers_of, split_parts
 from tests.fuzz.verdicts import Broken
 
@@ -56,9 +58,9 @@ def read_signed_handle(data: bytes) -> None:
     if UCX in handle.card.sections:
         Segments.after(_parse_card(handle.card).worker).obstacle(Segments(1, 1))
     if UCX in handle.sections:
-        ucx_packed.unpack(handle.sections[UCX], 1)
+        packed.unpack(handle.sections[UCX], 1)
     if VERBS in handle.card.sections and VERBS in handle.sections:
-        verbs_keys.remote_of(handle)
+        keys.remote_of(handle)
 
 
 def _look_at(buffer: RDMABuffer) -> None:
@@ -82,18 +84,18 @@ def signed_handle_seeds() -> Iterator[bytes]:
 
 def _handles() -> Iterator[Handle]:
     owner = OwnerId(1, 4711, 2, 3)
-    contact = verbs_keys.Contact(bytes(TOKEN_BYTES), 0x1000, (7, 8), Atomics(1), "tcp:127.0.0.1:4711")
+    contact = keys.Contact(bytes(TOKEN_BYTES), 0x1000, (7, 8), Atomics(1), "tcp:127.0.0.1:4711")
     page_key, worker = b"k" * 30, b"w" * 40 + Segments(4, 4).pack()
     admission = ucx_admission.Contact(bytes(TOKEN_BYTES), "tcp:127.0.0.1:4711").pack()
     cards = {
         SHM: struct.pack("<I", 5),
-        UCX: CARD.pack(0x2000, 6) + ucx_packed.pack(page_key, admission, worker),
+        UCX: CARD.pack(0x2000, 6) + packed.pack(page_key, admission, worker),
         VERBS: contact.pack(),
     }
     bodies = {
         SHM: struct.pack("<IQQ", 5, 6, 7),
-        UCX: ucx_packed.pack(b"r" * 40),
-        VERBS: verbs_keys.pack_body(0x3000, (1, 2)),
+        UCX: packed.pack(b"r" * 40),
+        VERBS: keys.pack_body(0x3000, (1, 2)),
     }
     for numbers in ((SHM,), (UCX,), (VERBS,), (SHM, UCX, VERBS)):
         card = Card.make(owner, 9, {number: cards[number] for number in numbers})

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from control.errors import ProtocolError
-from control.wire import frames
+from skipper.control.model.errors import ProtocolError
+from skipper.control.wire import frames
 from tests.fuzz import runner, wire
 from tests.fuzz.mutation import split_parts
 from tests.fuzz.target import Target

@@ -34,9 +34,21 @@ CORPUS = Path(__file__).parent / "corpus"
 """Seeds and inputs that were findings once, a folder for each target."""
 
 WATCHED = [
-    *("control.wire", "control.runtime.tree_wire", "control.runtime.join_file", "control.hosts", "control.naming"),
-    *("control.workspace", "control.pages", "control.tools", "dataplane.handle", "dataplane.backends"),
-    *("torchstore.board", "torchstore.manifest", "torchstore.delta"),
+    *(
+        "skipper.control.wire",
+        "skipper.control.runtime.cast.messages",
+        "skipper.control.runtime.join_file",
+        "skipper.control.cluster.hosts",
+        "skipper.control.rpc",
+    ),
+    *(
+        "skipper.control.cluster.workspace",
+        "skipper.control.support.pages",
+        "skipper.control.observe",
+        "skipper.dataplane.handle",
+        "skipper.dataplane.backends",
+    ),
+    *("skipper.torchstore.peers.board", "skipper.torchstore.algebra.manifest", "skipper.torchstore.algebra.delta"),
 ]
 """The modules whose code libFuzzer watches."""
 

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
 
-from control import namespaces
-from control.errors import NameNotFoundError, ResolverError, SupervisionError
-from control.jobs import pods, slurm_queue
-from control.naming import encoding
-from control.naming.gcs import GcsResolver
-from control.naming.metadata import Metadata
-from control.naming.registry import FullError
-from control.naming.urls import ServiceUrl, split_address
-from control.pages import PageServer
-from control.tools.collector import Collector
-from control.tools.dashboard import Dashboard
-from control.tools.dashboard_feed import Feed
-from control.tools.status import JobStatus
-from control.wire.actor_calls import Call
+from skipper.control.api import namespaces
+from skipper.control.cluster.jobs import pods, slurm_queue
+from skipper.control.model.errors import NameNotFoundError, ResolverError, SupervisionError
+from skipper.control.observe.collector import Collector
+from skipper.control.observe.dashboard import Dashboard
+from skipper.control.observe.dashboard_feed import Feed
+from skipper.control.observe.status import JobStatus
+from skipper.control.rpc import encoding
+from skipper.control.rpc.gcs import GcsResolver
+from skipper.control.rpc.metadata import Metadata
+from skipper.control.rpc.registry import FullError
+from skipper.control.rpc.urls import ServiceUrl, split_address
+from skipper.control.rpc.wire.calls import Call
+from skipper.control.support.pages import PageServer
 from tests.fuzz.mutation import join_parts, parts_in_json, split_parts
 from tests.fuzz.verdicts import Broken
 

@@ -8,14 +8,15 @@ from functools import cache
 import numpy as np
 import torch
 
-import dataplane
-from dataplane import RDMABuffer
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer
+from skipper.torchstore.algebra import delta
+from skipper.torchstore.algebra.layout import Box, Piece
+from skipper.torchstore.algebra.manifest import Manifest, Part, TensorItem
+from skipper.torchstore.algebra.values import inline_tensor, open_inline
+from skipper.torchstore.peers import board
 from tests.fuzz.mutation import numbers_of, parts_in_json
 from tests.fuzz.verdicts import Broken
-from torchstore import board, delta
-from torchstore.layout import Box, Piece
-from torchstore.manifest import Manifest, Part, TensorItem
-from torchstore.values import inline_tensor, open_inline
 
 
 @cache

@@ -4,23 +4,17 @@ Name, function, seeds, the exceptions that it may raise, and a mutator where byt
 between processes of one job may raise what Python raises; it must still not crash, hang, or take memory.
 """
 
-from control.errors import (
-    HostError,
-    JobNotFoundError,
-    ProtocolError,
-    ServiceUrlError,
-    WorkspaceError,
-)
-from control.naming.encoding import ArgumentsError
-from control.runtime.tree_wire import CastHeader, Opening
-from control.wire.actor_session import BadAnswerError, Refused
-from control.wire.frames import decode_process
-from dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
+from skipper.control.model.errors import HostError, JobNotFoundError, ProtocolError, ServiceUrlError, WorkspaceError
+from skipper.control.rpc.encoding import ArgumentsError
+from skipper.control.rpc.wire.session import BadAnswerError, Refused
+from skipper.control.runtime.cast.messages import CastHeader, Opening
+from skipper.control.wire.frames import decode_process
+from skipper.dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
+from skipper.torchstore.errors import RendezvousError, StoreError
+from skipper.torchstore.spmd.launch import parse_note
 from tests.fuzz import conversations, messages, moves, services, stores, wire, workspaces
 from tests.fuzz.mutation import mutate_json
 from tests.fuzz.target import Target
-from torchstore.errors import RendezvousError, StoreError
-from torchstore.launch import parse_note
 
 _OF_THE_JOB = (ValueError, TypeError, LookupError, RuntimeError, StoreError, DataplaneError)
 _FORMS = (KeyError, ValueError, TypeError, AttributeError, OverflowError)

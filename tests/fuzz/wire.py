@@ -10,16 +10,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from control.errors import ProtocolError
-from control.hosts import announcement, protocol
-from control.hosts.announcement import Announcement
-from control.runtime import join_file, tree_wire
-from control.runtime.join_file import Connection
-from control.settings import Settings
-from control.shape import Extent
-from control.tree import Span
-from control.wire import actor_service, addresses, auth, frames
-from control.wire.actor_calls import (
+from skipper.control.cluster.hosts import announcement, protocol
+from skipper.control.cluster.hosts.announcement import Announcement
+from skipper.control.model.errors import ProtocolError
+from skipper.control.model.settings import Settings
+from skipper.control.model.shape import Extent
+from skipper.control.rpc.wire import messages as actor_service
+from skipper.control.rpc.wire.calls import (
     ActorInfo,
     Answer,
     Call,
@@ -31,11 +28,16 @@ from control.wire.actor_calls import (
     Query,
     Start,
 )
-from control.wire.actor_session import ClientSession, ServerSessions
-from control.wire.bulk import Outgoing
-from control.wire.envelope import Envelope, Kind, ProcessRef, Whole
-from control.wire.handshake import Dial, Guest
-from control.wire.payload import pack
+from skipper.control.rpc.wire.session import ClientSession, ServerSessions
+from skipper.control.runtime import join_file
+from skipper.control.runtime.cast import messages as tree_wire
+from skipper.control.runtime.cast.tree import Span
+from skipper.control.runtime.join_file import Connection
+from skipper.control.wire import addresses, auth, frames
+from skipper.control.wire.bulk import Outgoing
+from skipper.control.wire.envelope import Envelope, Kind, ProcessRef, Whole
+from skipper.control.wire.handshake import Dial, Guest
+from skipper.control.wire.payload import pack
 from tests.fuzz.mutation import join_parts, mutate_json, split_parts
 from tests.fuzz.verdicts import Broken
 
@@ -73,7 +75,7 @@ def frame_seeds() -> Iterator[bytes]:
 
 
 def _descriptor() -> bytes:
-    from control.wire import bulk, readv
+    from skipper.control.wire import bulk, readv
 
     return bulk._HEADER.pack(1, 300, True, 1, 0, 0, bytes(readv.SEAL_NBYTES))
 

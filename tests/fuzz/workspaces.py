@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from control.workspace.chunks import Chunk, digest
-from control.workspace.manifest import Entry, Manifest
-from control.workspace.replica import open_replica
+from skipper.control.cluster.workspace.chunks import Chunk, digest
+from skipper.control.cluster.workspace.manifest import Entry, Manifest
+from skipper.control.cluster.workspace.replica import open_replica
 from tests.fuzz.mutation import parts_in_json
 from tests.fuzz.verdicts import Broken, Void
 

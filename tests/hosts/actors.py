@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from control import Actor, ActorMesh, Port, ProcMesh, current_rank, endpoint, this_host
+from skipper.control import Actor, ActorMesh, Port, ProcMesh, current_rank, endpoint, this_host
 
 
 class Worker(Actor):
@@ -76,7 +76,7 @@ class Worker(Actor):
     @endpoint
     def lend(self, content: bytes) -> object:
         """A handle to memory with this content."""
-        import dataplane
+        from skipper import dataplane
 
         memory = dataplane.empty_array(len(content), "u1")
         memory[:] = memoryview(content)
@@ -109,7 +109,7 @@ class Storing(Actor):
 
     @endpoint
     async def initialize(self, volumes: ProcMesh) -> None:
-        import torchstore
+        from skipper import torchstore
 
         await torchstore.initialize(strategy=torchstore.LocalRankStrategy(), mesh=volumes)
 
@@ -117,7 +117,7 @@ class Storing(Actor):
     async def publish(self, mode: str, value: float, rows: int = 512) -> None:
         import torch
 
-        import torchstore
+        from skipper import torchstore
 
         self.model = {"weight": torch.full((rows, 512), value)}
         await torchstore.put_state_dict(self.model, mode, mode=mode)  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ class Storing(Actor):
     async def sync(self, mode: str, rows: int = 512) -> float:
         import torch
 
-        import torchstore
+        from skipper import torchstore
 
         into = {"weight": torch.zeros(rows, 512)}
         await torchstore.get_state_dict(mode, into, timeout=20)
@@ -135,12 +135,12 @@ class Storing(Actor):
 
     @endpoint
     async def fence(self, mode: str, timeout: float) -> None:
-        import torchstore
+        from skipper import torchstore
 
         await torchstore.fence(mode, timeout=timeout)
 
     @endpoint
     async def close(self) -> None:
-        import torchstore
+        from skipper import torchstore
 
         await torchstore.shutdown()

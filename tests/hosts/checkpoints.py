@@ -2,8 +2,8 @@
 
 import torch
 
-import torchstore as ts
-from control import Actor, ProcMesh, current_rank, endpoint
+from skipper import torchstore as ts
+from skipper.control import Actor, ProcMesh, current_rank, endpoint
 
 ROWS, COLUMNS = 96, 1024
 TIMEOUT_S = 60.0

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import control
-from control import HostMesh
-from control.hosts import attach_to_hosts
-from control.hosts import command as host_command
-from control.hosts.data_plane import DEVICES, VARIABLE
+from skipper import control
+from skipper.control import HostMesh
+from skipper.control.cluster.hosts import attach_to_hosts
+from skipper.control.cluster.hosts import command as host_command
+from skipper.control.cluster.hosts.data_plane import DEVICES, VARIABLE
 from tests.control.conftest import (
     PATIENCE_S,
     Failures,

@@ -250,7 +250,7 @@ def output(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=_IP_S).stdout
 
 
-SKIPPER = (sys.executable, "-m", "benchmarks.cli")
+SKIPPER = (sys.executable, "-m", "skipper.cli.main")
 
 
 class Capture:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import control
-from control.hosts import adopted, attach_to_hosts, command
+from skipper import control
+from skipper.control.cluster.hosts import adopted, attach_to_hosts, command
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S
 from tests.hosts.conftest import environment

@@ -7,9 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-import control
-from control import ActorMesh, Channel
-from control.errors import (
+from skipper import control
+from skipper.control import ActorMesh, Channel
+from skipper.control.cluster.hosts import attach_to_hosts, attaching, command
+from skipper.control.model.errors import (
     AuthenticationError,
     HostError,
     HostMismatchError,
@@ -17,7 +18,6 @@ from control.errors import (
     InsecureHostError,
     UnsafeFileError,
 )
-from control.hosts import attach_to_hosts, attaching, command
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.control.families import Family
 from tests.hosts.actors import Worker

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from control import ActorMesh, HostMesh, ProcMesh
+from skipper.control import ActorMesh, HostMesh, ProcMesh
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.hosts.checkpoints import Rank
 from tests.hosts.conftest import serve, wait_for_nothing

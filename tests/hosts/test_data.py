@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from control import ActorError, ActorMesh, HostMesh, ProcMesh, SupervisionError
+from skipper.control import ActorError, ActorMesh, HostMesh, ProcMesh, SupervisionError
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.hosts.actors import Storing, Worker
 from tests.hosts.netns import Capture, Network

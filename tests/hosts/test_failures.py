@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from control import ActorError, ActorMesh, FailureKind, HostMesh, SupervisionError
+from skipper.control import ActorError, ActorMesh, FailureKind, HostMesh, SupervisionError
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 from tests.hosts.actors import Worker
 from tests.hosts.conftest import addresses_of, serve, wait_for_nothing
@@ -151,8 +151,8 @@ def test_a_host_whose_part_of_the_job_stands_still_is_lost_and_cleared(
 
 SCRIPT = """
     import sys, time
-    import control
-    from control.hosts import attach_to_hosts
+    from skipper import control
+    from skipper.control.cluster.hosts import attach_to_hosts
     from tests.hosts.actors import Worker
 
     control.configure(heartbeat_s={heartbeat_s})

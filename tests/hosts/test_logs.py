@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import control
-from control import Actor, ActorMesh, DeadlineError, HostMesh, attach_to_hosts, endpoint, this_host
-from control.settings import adopt
-from control.tools import LogOptions, collect_logs
-from control.tools.relay import BATCH_NBYTES
+from skipper import control
+from skipper.control import Actor, ActorMesh, DeadlineError, HostMesh, attach_to_hosts, endpoint, this_host
+from skipper.control.model.settings import adopt
+from skipper.control.observe import LogOptions, collect_logs
+from skipper.control.observe.log_forwarder import BATCH_NBYTES
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 from tests.control.tools.test_logs import Output
 from tests.hosts.conftest import LocalAgents
@@ -182,8 +182,8 @@ def test_a_flood_holds_up_who_writes_and_no_calls(speakers: Speakers, output: Ou
 
 
 SCRIPT = """
-import control
-from control.tools import collect_logs
+from skipper import control
+from skipper.control.observe import collect_logs
 from tests.hosts.test_logs import Speaker
 
 hosts = control.attach_to_hosts({addresses}, secret_file={secret_file!r})

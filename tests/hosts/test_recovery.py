@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from control import ActorMesh, HostMesh, this_proc
-from control.recovery import AttachedHosts, RecoveryPolicy, ReplaceHost, Restart
+from skipper.control import ActorMesh, HostMesh, this_proc
+from skipper.control.cluster.recovery import AttachedHosts, RecoveryPolicy, ReplaceHost, Restart
 from tests.control.conftest import PATIENCE_S, wait_until
 from tests.control.recovery.owners import Owner
 from tests.hosts.conftest import wait_for_nothing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from control.hosts import certs
+from skipper.control.cluster.hosts import certs
 from tests.hosts.conftest import addresses_of, start_agent, wait_for_agent
 from tests.hosts.netns import Machine, Network
 from tests.integration.example_process import ExampleProcess, run, running, wait_until

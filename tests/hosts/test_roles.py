@@ -15,22 +15,22 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-import control
-from control import ActorMesh, SupervisionError
-from control.errors import AuthenticationError, CertificateError, ControlError, HostUnreachableError
-from control.hosts import attach_to_hosts, certs, certs_command, protocol
-from control.hosts import command as host_command
-from control.hosts.agent_link import AgentLink
-from control.naming import ActorServer, Tls
-from control.runtime import job as runtime
-from control.wire import addresses, auth
-from control.wire.actor_channel import UnreachableError
-from control.wire.certificates import SECRET, Certificates
-from control.wire.door import Door
-from control.wire.envelope import ProcessRef
-from control.wire.frames import encode_process
-from control.wire.handshake import WELCOME, Dial
-from control.wire.identity import MEMBERS, Role
+from skipper import control
+from skipper.control import ActorMesh, SupervisionError
+from skipper.control.cluster.hosts import attach_to_hosts, certs, certs_command, protocol
+from skipper.control.cluster.hosts import command as host_command
+from skipper.control.cluster.hosts.agent_link import AgentLink
+from skipper.control.model.errors import AuthenticationError, CertificateError, ControlError, HostUnreachableError
+from skipper.control.rpc import ActorServer, Tls
+from skipper.control.rpc.wire.channel import UnreachableError
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.wire import addresses, auth
+from skipper.control.wire.auth_listener import Door
+from skipper.control.wire.certificates import SECRET, Certificates
+from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.frames import encode_process
+from skipper.control.wire.handshake import WELCOME, Dial
+from skipper.control.wire.identity import MEMBERS, Role
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.hosts.actors import Worker
 from tests.hosts.conftest import LocalAgents, environment

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from control import Actor, HostMesh, attach_to_hosts, endpoint, idempotent
-from control.errors import ServiceEndedError
-from control.runtime import job
-from control.services.gpus import VISIBLE
-from control.services.placement import pick
-from control.wire.addresses import host_of
+from skipper.control import Actor, HostMesh, attach_to_hosts, endpoint, idempotent
+from skipper.control.model.errors import ServiceEndedError
+from skipper.control.runtime import current_runtime
+from skipper.control.services.gpus import VISIBLE
+from skipper.control.services.placement import pick
+from skipper.control.wire.addresses import host_of
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.hosts.conftest import LocalAgents, serve, wait_for_nothing
 from tests.hosts.netns import Machine, Network
@@ -26,7 +26,7 @@ class Server(Actor):
     @endpoint
     @idempotent
     def home(self) -> str:
-        return host_of(job.current().me.address)
+        return host_of(current_runtime.current().me.address)
 
     @endpoint
     @idempotent

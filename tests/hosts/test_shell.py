@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control import ActorError, HostMesh, this_host
-from control.hosts import attach_to_hosts, shell
+from skipper.control import ActorError, HostMesh, this_host
+from skipper.control.cluster.hosts import attach_to_hosts, shell
 from tests.control.conftest import PATIENCE_S, wait_until
 from tests.hosts.conftest import LocalAgents, environment
 from tests.hosts.netns import REPOSITORY
@@ -24,8 +24,9 @@ from tests.hosts.netns import REPOSITORY
 SCRIPT = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from control import this_host
-from control.hosts import attach_to_hosts, shell
+from skipper.control import this_host
+from skipper.control.cluster.hosts import attach_to_hosts
+from skipper.control.cluster.hosts import shell
 
 host = attach_to_hosts(sys.argv[1], secret_file=sys.argv[2]) if sys.argv[1:] else this_host()
 status = shell(host, env={"PS1": "ready> ", "SHELL": "/bin/sh"}, command=("/bin/sh", "-i"))

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from control import HostMesh, SpmdActor
-from control.hosts.data_plane import device_of
+from skipper.control import HostMesh, SpmdActor
+from skipper.control.cluster.hosts.data_plane import device_of
 from tests.hosts.netns import Machine, Network
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "plain_ddp.py"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from control.hosts.certs import issue, make_authority
+from skipper.control.cluster.hosts.certs import issue, make_authority
 from tests.control.conftest import PATIENCE_S
 from tests.hosts.conftest import QUIET, environment, wait_for_nothing
 from tests.hosts.netns import Network

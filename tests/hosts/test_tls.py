@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import control
-from control import ActorMesh
-from control.errors import CertificateError, HostUnreachableError
-from control.hosts import attach_to_hosts, certs, certs_command
+from skipper import control
+from skipper.control import ActorMesh
+from skipper.control.cluster.hosts import attach_to_hosts, certs, certs_command
+from skipper.control.model.errors import CertificateError, HostUnreachableError
 from tests.control.conftest import PATIENCE_S
 from tests.hosts.actors import Worker
 from tests.hosts.conftest import LocalAgents, addresses_of, serve

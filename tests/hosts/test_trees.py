@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-import control
-from control import HostMesh
+from skipper import control
+from skipper.control import HostMesh
 from tests.control.conftest import PATIENCE_S
 from tests.hosts.actors import Worker
 from tests.hosts.netns import Capture, Network

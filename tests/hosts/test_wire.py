@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from control.errors import HostError, HostMismatchError
-from control.hosts.data_plane import device_of
-from control.hosts.protocol import AGENT, answer, read_answer, refusal, request
-from control.wire import addresses
-from control.wire.bulk import BULK_NBYTES
-from control.wire.envelope import Envelope, Kind
-from control.wire.frames import Decoder, encode
-from control.wire.payload import in_full, pack_arguments, unpack
+from skipper.control.cluster.hosts.data_plane import device_of
+from skipper.control.cluster.hosts.protocol import AGENT, answer, read_answer, refusal, request
+from skipper.control.model.errors import HostError, HostMismatchError
+from skipper.control.wire import addresses
+from skipper.control.wire.bulk import BULK_NBYTES
+from skipper.control.wire.envelope import Envelope, Kind
+from skipper.control.wire.frames import Decoder, encode
+from skipper.control.wire.payload import in_full, pack_arguments, unpack
 from tests.sameness import assert_same
 
 

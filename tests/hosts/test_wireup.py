@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from control import ActorMesh, HostMesh
-from dataplane import RDMABuffer
+from skipper.control import ActorMesh, HostMesh
+from skipper.dataplane import RDMABuffer
 from tests.control.conftest import PATIENCE_S
 from tests.dataplane import stranger
 from tests.hosts.actors import Worker

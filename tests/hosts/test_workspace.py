@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import control
-from control import Actor, attach_to_hosts, endpoint
-from control.hosts import certs
-from control.workspace import api, sync_workspace
-from control.workspace.replica import MARKER
+from skipper import control
+from skipper.control import Actor, attach_to_hosts, endpoint
+from skipper.control.cluster.hosts import certs
+from skipper.control.cluster.workspace import api, sync_workspace
+from skipper.control.cluster.workspace.replica import MARKER
 from tests.hosts.conftest import addresses_of, start_agent, wait_for_agent
 from tests.hosts.netns import Capture, Network
 

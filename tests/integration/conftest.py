@@ -9,5 +9,5 @@ from tests.preloading import preloading
 
 @pytest.fixture(scope="package", autouse=True)
 def preloaded() -> Iterator[None]:
-    with preloading("torch", "torchstore", "tensor_engine"):
+    with preloading("torch", "skipper.torchstore", "skipper.tensor_engine"):
         yield

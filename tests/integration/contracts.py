@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 OURS = sys.argv[1:] == ["skipper"]
-api: Any = importlib.import_module("control" if OURS else "monarch.actor")
-rdma: Any = importlib.import_module("dataplane" if OURS else "monarch.rdma")
+api: Any = importlib.import_module("skipper.control" if OURS else "monarch.actor")
+rdma: Any = importlib.import_module("skipper.dataplane" if OURS else "monarch.rdma")
 monarch: Any = None if OURS else importlib.import_module("monarch")
 Actor, endpoint = api.Actor, api.endpoint
 PATIENCE_S = 60.0

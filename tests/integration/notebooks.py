@@ -16,7 +16,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from control.settings import PRELOAD_VARIABLE
+from skipper.control.model.settings import PRELOAD_VARIABLE
 
 CELL_S = 60
 

@@ -69,12 +69,16 @@ def test_the_table_says_what_monarch_does_and_which_names_are_not_here() -> None
         pytest.skip(f"torchmonarch is not installed: {PEER} is made by the benchmarks, or name a Python by {VARIABLE}")
     seen = looked_at(python, "monarch")
     assert {title: there for title, there, _, _ in table(CONTRACTS)} == seen["rows"]
-    ours = {name for module in ("control", "dataplane") for name in importlib.import_module(module).__all__}
+    ours = {
+        name for module in ("skipper.control", "skipper.dataplane") for name in importlib.import_module(module).__all__
+    }
     assert named() == set(seen["names"]) - ours
 
 
 def test_names_that_are_not_here_are_not() -> None:
-    ours = {name for module in ("control", "dataplane") for name in importlib.import_module(module).__all__}
+    ours = {
+        name for module in ("skipper.control", "skipper.dataplane") for name in importlib.import_module(module).__all__
+    }
     assert not named() & ours
 
 
@@ -89,4 +93,4 @@ def test_names_of_torchstore_that_are_the_same_are_there() -> None:
     assert len(names) > 30
     for name in names:
         if name != "get_client_id":
-            assert pkgutil.resolve_name(f"torchstore.{name}") is not None
+            assert pkgutil.resolve_name(f"skipper.torchstore.{name}") is not None

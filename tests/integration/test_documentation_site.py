@@ -27,7 +27,7 @@ def public_names() -> dict[str, list[str]]:
         for path in (ROOT / floor).rglob("__init__.py"):
             for node in ast.parse(path.read_text()).body:
                 if isinstance(node, ast.Assign) and [getattr(each, "id", "") for each in node.targets] == ["__all__"]:
-                    found[".".join(path.parent.relative_to(ROOT).parts)] = ast.literal_eval(node.value)
+                    found[".".join(("skipper", *path.parent.relative_to(ROOT).parts))] = ast.literal_eval(node.value)
     return found
 
 
@@ -51,7 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_reference_has_every_public_name(site: Path) -> None:
     names = public_names()
-    assert {"control", "control.naming", "dataplane", "torchstore", "tensor_engine"} <= names.keys()
+    assert {"skipper.control.rpc", *(f"skipper.{floor}" for floor in FLOORS)} <= names.keys()
     for package, public in names.items():
         page = (site / "reference" / f"{package}.html").read_text()
         missing = [name for name in public if f'id="{package}.{name}"' not in page]
@@ -59,10 +59,14 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 
 
 def test_the_reference_says_what_a_name_is(site: Path) -> None:
-    page = (site / "reference" / "control.html").read_text()
-    described = page.partition('id="control.endpoint"')[2].partition('id="control.concurrent_endpoint"')[0]
+    page = (site / "reference" / "skipper.control.html").read_text()
+    described = page.partition('id="skipper.control.endpoint"')[2].partition(
+        'id="skipper.control.concurrent_endpoint"'
+    )[0]
     assert "Mark a method" in described  # the decorator, not the module of that name
-    assert 'href="#control.Port"' in described  # a name in a docstring, or in a signature, leads to what it means
+    assert (
+        'href="#skipper.control.Port"' in described
+    )  # a name in a docstring, or in a signature, leads to what it means
 
 
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
@@ -90,7 +94,7 @@ def test_the_site_can_be_searched_without_a_server_or_a_network(site: Path) -> N
         page.wait_for_selector("a.md-search-result__link", state="attached", timeout=PATIENCE_MS)
         found = [link.get_attribute("href") or "" for link in page.query_selector_all("a.md-search-result__link")]
         browser.close()
-    assert any("dataplane.html" in link for link in found)
+    assert any("skipper.dataplane.html" in link for link in found)
     assert faults == []
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-import control
 from examples.fault_tolerance.group import ENVIRONMENT
 from examples.fault_tolerance.saboteur import DEATHS, HOST, Saboteur
 from examples.fault_tolerance.task import Task
 from examples.fault_tolerance.worker import Worker
+from skipper import control
 from tests.integration.example_process import run, running, wait_until
 
 EXAMPLE = ("-m", "examples.fault_tolerant_ddp")

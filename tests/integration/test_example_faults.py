@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-import control
-from control import FailureKind, MeshFailure, SupervisionError
 from examples.faults import FirstFault
+from skipper import control
+from skipper.control import FailureKind, MeshFailure, SupervisionError
 
 DEATH = MeshFailure("trainers", "trainers{'gpus': 1}", None, FailureKind.PROCESS, "killed by signal 9 (SIGKILL)")
 

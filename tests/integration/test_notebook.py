@@ -91,7 +91,7 @@ def kernel() -> Iterator[Kernel]:
 
 MESH = """
 import threading
-from control import Actor, endpoint, this_host
+from skipper.control import Actor, endpoint, this_host
 
 class Sleeper(Actor):
     @endpoint

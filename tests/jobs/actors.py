@@ -5,7 +5,7 @@ import signal
 
 import psutil
 
-from control import Actor, context, endpoint
+from skipper.control import Actor, context, endpoint
 
 
 class Worker(Actor):

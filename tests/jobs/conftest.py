@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-import control
-from control import HostMesh
+from skipper import control
+from skipper.control import HostMesh
 from tests.control.conftest import (
     PATIENCE_S,
     failures,

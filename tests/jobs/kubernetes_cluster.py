@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
 
-from control.jobs.manifests import OWN_FOLDER, SECRET_FOLDER
+from skipper.control.cluster.jobs.manifests import OWN_FOLDER, SECRET_FOLDER
 
 NAMESPACE = "team"
 TOKEN = "token-of-the-tests"

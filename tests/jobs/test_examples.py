@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from control import HostMesh
-from control.jobs import LocalJob, SlurmJob
 from examples import job_option
+from skipper.control import HostMesh
+from skipper.control.cluster.jobs import LocalJob, SlurmJob
 from tests.integration.example_process import run
 
 

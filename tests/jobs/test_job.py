@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-import control
-from control import ActorMesh, DeadlineError, HostUnreachableError, SupervisionError
-from control.errors import JobError, JobFailedError, NotElasticError
-from control.hosts import announcement
-from control.jobs import Job, LocalJob, Place, PlaceState, local
-from control.jobs.folder import JobFolder
-from control.jobs.local import LocalEngine
+from skipper import control
+from skipper.control import ActorMesh, DeadlineError, HostUnreachableError, SupervisionError
+from skipper.control.cluster.hosts import announcement
+from skipper.control.cluster.jobs import Job, LocalJob, Place, PlaceState, local
+from skipper.control.cluster.jobs.folder import JobFolder
+from skipper.control.cluster.jobs.local import LocalEngine
+from skipper.control.model.errors import JobError, JobFailedError, NotElasticError
 from tests.control.conftest import PATIENCE_S, Failures, Script, alive, wait_until
 from tests.jobs.actors import Worker
 from tests.jobs.conftest import greeted
@@ -118,7 +118,7 @@ def test_garbage_in_an_announcement_fails_the_place(agent: Callable[[str], None]
 def test_an_announcement_of_another_program_does_not_get_the_job(
     agent: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("control.jobs.job.ATTACH_S", 1.0)
+    monkeypatch.setattr("skipper.control.cluster.jobs.job.ATTACH_S", 1.0)
     agent("""
 import json, os, socket
 with socket.create_server(("127.0.0.2", 0)) as server:
@@ -222,7 +222,7 @@ def test_logs_hold_what_agents_and_actors_write(job: LocalJob) -> None:
 
 
 STARTS = """
-    from control.jobs import LocalJob
+    from skipper.control.cluster.jobs import LocalJob
     from tests.jobs.actors import Worker
 
     job = LocalJob(1{folder})

@@ -15,14 +15,14 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-import control
-from control import Actor, SupervisionError, endpoint
-from control.errors import CertificateError, JobError, JobFailedError, JobLibraryError
-from control.hosts.certs import make_authority
-from control.jobs import PlaceState, manifests
-from control.jobs.kubernetes import KubernetesJob
-from control.jobs.manifests import Pods
-from control.jobs.pods import INDEX, Pod, failure_of, place_of
+from skipper import control
+from skipper.control import Actor, SupervisionError, endpoint
+from skipper.control.cluster.hosts.certs import make_authority
+from skipper.control.cluster.jobs import PlaceState, manifests
+from skipper.control.cluster.jobs.kubernetes import KubernetesJob
+from skipper.control.cluster.jobs.manifests import Pods
+from skipper.control.cluster.jobs.pods import INDEX, Pod, failure_of, place_of
+from skipper.control.model.errors import CertificateError, JobError, JobFailedError, JobLibraryError
 from tests.control.conftest import PATIENCE_S, Failures, wait_until
 from tests.jobs.kubernetes_cluster import NAMESPACE, NEWEST, OLDEST, Cluster, ip_of, kubernetes_cluster
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from control import configure, shutdown
-from control.errors import JobError
-from control.jobs import LocalJob, PlaceState
-from control.settings import adopt
+from skipper.control import configure, shutdown
+from skipper.control.cluster.jobs import LocalJob, PlaceState
+from skipper.control.model.errors import JobError
+from skipper.control.model.settings import adopt
 from tests.control.conftest import PATIENCE_S, alive, wait_until
 from tests.jobs.conftest import greeted
 
@@ -49,7 +49,7 @@ def test_a_folder_that_cannot_be_made_is_told_before_anything_starts(tmp_path: P
 
 
 def test_an_agent_that_stands_still_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("control.jobs.local._END_S", 0.5)
+    monkeypatch.setattr("skipper.control.cluster.jobs.local._END_S", 0.5)
     shutdown()  # a job keeps its heartbeat
     before = configure()
     configure(heartbeat_s=1.0)

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control.errors import JobFailedError
-from control.hosts import command
-from control.jobs import LoginJob, PlaceState
+from skipper.control.cluster.hosts import command
+from skipper.control.cluster.jobs import LoginJob, PlaceState
+from skipper.control.model.errors import JobFailedError
 from tests.control.conftest import PATIENCE_S, REPOSITORY, wait_until
 from tests.jobs.conftest import greeted
 
@@ -24,7 +24,7 @@ def test_agents_are_started_by_logins_and_end_with_them() -> None:
         assert [name.rpartition(":")[0] for name in hosts.names] == ["127.0.0.5", "127.0.0.6"]
         assert greeted(hosts) == [0, 1]
         assert "attached this host" in job.logs(1)
-        agents = [child for child in psutil.Process().children() if "control.hosts" in child.cmdline()]
+        agents = [child for child in psutil.Process().children() if "skipper.control.cluster.hosts" in child.cmdline()]
         assert len(agents) == 2
         secret = job.engine.secret_file.read_text().strip()
         assert not any(secret in word for agent in agents for word in agent.cmdline())
@@ -35,7 +35,7 @@ def test_agents_are_started_by_logins_and_end_with_them() -> None:
 def test_a_lost_host_is_logged_in_to_again() -> None:
     with LoginJob(HOSTS[:1], **HERE) as job:
         job.hosts(timeout=PATIENCE_S)
-        [agent] = [child for child in psutil.Process().children() if "control.hosts" in child.cmdline()]
+        [agent] = [child for child in psutil.Process().children() if "skipper.control.cluster.hosts" in child.cmdline()]
         agent.kill()
         wait_until(lambda: job.state() is PlaceState.FAILED, "the loss is seen")
         assert greeted(job.replace(timeout=PATIENCE_S)) == [0]

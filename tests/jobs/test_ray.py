@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-import control
-from control import Actor, SupervisionError, attach_to_hosts, current_rank, endpoint
-from control.errors import DeadlineError, JobError, JobFailedError, JobLibraryError
-from control.hosts.certs import issue, make_authority
-from control.jobs import PlaceState, ray_driver, ray_seat
-from control.jobs.ray import RayJob, bundle
+from skipper import control
+from skipper.control import Actor, SupervisionError, attach_to_hosts, current_rank, endpoint
+from skipper.control.cluster.hosts.certs import issue, make_authority
+from skipper.control.cluster.jobs import PlaceState, ray_driver, ray_seat
+from skipper.control.cluster.jobs.ray import RayJob, bundle
+from skipper.control.model.errors import DeadlineError, JobError, JobFailedError, JobLibraryError
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, Script, wait_until
 from tests.jobs.ray_cluster import HEAD, Cluster, ray_cluster
 
@@ -136,7 +136,7 @@ def test_a_script_that_is_killed_leaves_no_agents(
     started = script(f"""
         import signal, tempfile
         tempfile.tempdir = {str(tmp_path)!r}
-        from control.jobs.ray import RayJob
+        from skipper.control.cluster.jobs.ray import RayJob
         job = RayJob(2, address={cluster.address!r})
         print(job.hosts(timeout={UP_S}).size, flush=True)
         signal.pause()

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import control
-from control import ActorMesh, this_proc
-from control.jobs import LocalJob
-from control.jobs.local import LocalEngine
-from control.recovery import RecoveryPolicy, ReplaceHost, Restart
-from control.settings import adopt, settings
+from skipper import control
+from skipper.control import ActorMesh, this_proc
+from skipper.control.cluster.jobs import LocalJob
+from skipper.control.cluster.jobs.local import LocalEngine
+from skipper.control.cluster.recovery import RecoveryPolicy, ReplaceHost, Restart
+from skipper.control.model.settings import adopt, settings
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.control.recovery.owners import Owner
 from tests.jobs.actors import Worker

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from control import SupervisionError
-from control.errors import JobError, JobLibraryError
-from control.jobs import PlaceState, SlurmJob
-from control.jobs.slurm_queue import place_of
+from skipper.control import SupervisionError
+from skipper.control.cluster.jobs import PlaceState, SlurmJob
+from skipper.control.cluster.jobs.slurm_queue import place_of
+from skipper.control.model.errors import JobError, JobLibraryError
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 from tests.integration.example_process import run
 from tests.jobs.actors import Worker
@@ -164,8 +164,8 @@ def test_a_task_that_cannot_serve_fails_the_job(make: Callable[..., SlurmJob]) -
 def test_without_its_controller_the_job_fails_and_says_so(
     make: Callable[..., SlurmJob], slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("control.jobs.slurm_queue.PATIENCE_S", 0.0)
-    monkeypatch.setattr("control.jobs.slurm_queue.LOOK_S", 0.0)
+    monkeypatch.setattr("skipper.control.cluster.jobs.slurm_queue.PATIENCE_S", 0.0)
+    monkeypatch.setattr("skipper.control.cluster.jobs.slurm_queue.LOOK_S", 0.0)
     impatient = tmp_path / "slurm.conf"
     impatient.write_text(slurm.config.read_text().replace("MessageTimeout=5", "MessageTimeout=1"))
     job = make(1)
@@ -186,7 +186,7 @@ def test_without_its_controller_the_job_fails_and_says_so(
 RUNS = """
     import os, signal
     os.environ["SLURM_CONF"] = {config!r}
-    from control.jobs import SlurmJob
+    from skipper.control.cluster.jobs import SlurmJob
 
     job = SlurmJob({places}, folder={folder!r}, insecure=True, idle_timeout_s=2.0, parameters={{"exclusive": True}})
     job.start()

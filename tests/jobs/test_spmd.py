@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from control import this_proc
-from control.errors import AlreadyInJobError, InsecureHostError, TorchrunError
-from control.jobs import SpmdJob
-from control.jobs.spmd_gate import PORT
-from control.jobs.spmd_roll import extent_of
-from control.jobs.torchrun import Launch
+from skipper.control import this_proc
+from skipper.control.cluster.jobs import SpmdJob
+from skipper.control.cluster.jobs.rank_registry import extent_of
+from skipper.control.cluster.jobs.spmd_rendezvous import PORT
+from skipper.control.cluster.jobs.torchrun import Launch
+from skipper.control.model.errors import AlreadyInJobError, InsecureHostError, TorchrunError
 from tests.control.conftest import PATIENCE_S, wait_until
 from tests.hosts.netns import REPOSITORY, SKIPPER
 from tests.integration.example_process import run

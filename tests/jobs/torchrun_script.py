@@ -10,9 +10,9 @@ from pathlib import Path
 # So that it is found from wherever it is started.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import control
-from control import Actor, ActorMesh, ProcMesh, SpmdActor, SupervisionError, endpoint, this_host
-from control.jobs import SpmdJob
+from skipper import control
+from skipper.control import Actor, ActorMesh, ProcMesh, SpmdActor, SupervisionError, endpoint, this_host
+from skipper.control.cluster.jobs import SpmdJob
 
 PATIENCE_S = 60.0
 DEATH = 9
@@ -52,7 +52,7 @@ class Rank(Actor):
 class Reader(Actor):
     @endpoint
     async def total(self) -> int:
-        import torchstore as ts
+        from skipper import torchstore as ts
 
         return int((await ts.get("weights")).sum())
 
@@ -102,7 +102,7 @@ def store(job: SpmdJob) -> None:
 
     import torch
 
-    import torchstore as ts
+    from skipper import torchstore as ts
 
     async def put() -> None:
         class ByRank(ts.TorchStoreStrategy):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from control.naming import ActorServer, FixedResolver, MetadataServer, RpcClient, RpcOptions
+from skipper.control.rpc import ActorServer, FixedResolver, MetadataServer, RpcClient, RpcOptions
 from tests.control.conftest import failures, leave_nothing_behind, root_failures, script
 
 from .parties import PATIENCE_S, Calculator, Host

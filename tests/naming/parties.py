@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from control import Actor, endpoint, idempotent
-from control.naming import ActorServer, MetadataMapping, RpcClient, is_cancelled, remaining_s
+from skipper.control import Actor, endpoint, idempotent
+from skipper.control.rpc import ActorServer, MetadataMapping, RpcClient, is_cancelled, remaining_s
 
 REPOSITORY = Path(__file__).parents[2]
 PATIENCE_S = 20.0

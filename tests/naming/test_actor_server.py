@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from control import BackpressureError, WireError
-from control.errors import ConnectionLostError, HandleExpiredError, NameNotFoundError, RpcError
-from control.naming import ActorServer, actor_server
-from control.wire.actor_calls import Code, Query
+from skipper.control import BackpressureError, WireError
+from skipper.control.model.errors import ConnectionLostError, HandleExpiredError, NameNotFoundError, RpcError
+from skipper.control.rpc import ActorServer, actor_server
+from skipper.control.rpc.wire.calls import Code, Query
 from tests.control.conftest import wait_until
 
 from .conftest import client_of

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cli import main
-from control.hosts import certs
-from control.naming import MetadataMapping, MetadataServer, Tls
+from skipper.cli.main import main
+from skipper.control.cluster.hosts import certs
+from skipper.control.rpc import MetadataMapping, MetadataServer, Tls
 
 from .parties import PATIENCE_S, REPOSITORY
 
 
 @pytest.fixture
 def served(surroundings: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "benchmarks.cli", "names", "serve"]
+    command = [sys.executable, "-m", "skipper.cli.main", "names", "serve"]
     with subprocess.Popen(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, get_type_hints
 
 import pytest
 
-from control.naming import (
+from skipper.control.rpc import (
     ActorServer,
     ChainResolver,
     FixedResolver,
@@ -20,8 +20,8 @@ from control.naming import (
     RpcMethod,
     RpcOptions,
 )
-from control.naming import NameMapping as OurNameMapping
-from control.wire._generated import actor_service_pb2 as pb
+from skipper.control.rpc import NameMapping as OurNameMapping
+from skipper.control.wire._generated import actor_service_pb2 as pb
 
 from .parties import PATIENCE_S
 

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from control.errors import NameNotFoundError, ResolverError
-from control.naming import ChainResolver, FixedResolver, GcsResolver
+from skipper.control.model.errors import NameNotFoundError, ResolverError
+from skipper.control.rpc import ChainResolver, FixedResolver, GcsResolver
 
 compute_v1 = pytest.importorskip("google.cloud.compute_v1", reason="google-cloud-compute is not installed")
 

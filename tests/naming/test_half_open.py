@@ -15,8 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from control.naming import ActorServer, MetadataMapping, MetadataResolver, MetadataServer, Tls
-from control.wire import actor_listener, unproven
+from skipper.control.rpc import ActorServer, MetadataMapping, MetadataResolver, MetadataServer, Tls
+from skipper.control.rpc.wire import listener, unproven
 from tests.control.conftest import wait_until
 from tests.http2 import DATA, PREFACE, SETTINGS, Stranger, dial, frame
 
@@ -141,8 +141,8 @@ GREETINGS = {
 def test_who_connects_and_does_not_go_on_is_hung_up_on(
     kind: type[ActorServer], is_encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor_listener, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(actor_listener, "_IDLE_MS", 500)
+    monkeypatch.setattr(listener, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(listener, "_IDLE_MS", 500)
     tls = Tls(*self_signed()) if is_encrypted else None
     with kind("127.0.0.1", 0, tls=tls) as server:
         with ExitStack() as stack:

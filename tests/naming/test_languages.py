@@ -12,8 +12,8 @@ from google.protobuf import descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from control.naming import ActorServer, user_secret
-from control.wire.regenerate import SOURCES
+from skipper.control.rpc import ActorServer, user_secret
+from skipper.control.wire.regenerate import SOURCES
 
 from .parties import PATIENCE_S, Calculator
 
@@ -77,7 +77,7 @@ print(json.dumps([
     call("unheard_of", [1], actor="calculator")[0],
     [operation.done, operation.response.result.decode()],
     ask("CancelOperation", pb.CancelOperationRequest(id="unheard of")).error.code == pb.NO_SUCH_OPERATION,
-    "control" in sys.modules,
+    "skipper.control" in sys.modules,
 ]))
 '''
 

@@ -6,9 +6,9 @@ from signal import SIGCONT, SIGSTOP
 
 import pytest
 
-from control import DeadlineError
-from control.errors import NameNotFoundError, ResolverError
-from control.naming import ActorServer, MetadataMapping, MetadataResolver, MetadataServer, RpcClient, RpcOptions
+from skipper.control import DeadlineError
+from skipper.control.model.errors import NameNotFoundError, ResolverError
+from skipper.control.rpc import ActorServer, MetadataMapping, MetadataResolver, MetadataServer, RpcClient, RpcOptions
 from tests.control.conftest import wait_until
 
 from .conftest import client_of

@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from control import Actor, endpoint, namespaces, this_host
-from control.naming import JOB_ID_VARIABLE, NAMESPACE_VARIABLE, environment, job_id, namespace, use_namespace
+from skipper.control import Actor, endpoint, this_host
+from skipper.control.api import namespaces
+from skipper.control.rpc import JOB_ID_VARIABLE, NAMESPACE_VARIABLE, environment, job_id, namespace, use_namespace
 
 from .parties import PATIENCE_S, REPOSITORY
 
@@ -18,7 +19,7 @@ class Probe(Actor):
 
     @endpoint
     def where_a_child_is(self) -> str:
-        code = "from control.naming import namespace; print(namespace())"
+        code = "from skipper.control.rpc import namespace; print(namespace())"
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_S, check=True
         )

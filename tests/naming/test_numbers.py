@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from control import Actor, ControlError, Future, Settings, ValueMesh
-from control.naming import ActorServer, FixedResolver, MetadataMapping, MetadataResolver, RpcClient, RpcOptions
-from control.naming.operations import Operations
-from control.naming.urls import ServiceUrl
-from control.services.options import ServiceOptions
-from control.shape import Extent
-from control.wire.actor_calls import Answer, OperationQuery, Start
-from control.wire.actor_calls import Call as Request
+from skipper.control import Actor, ControlError, Future, Settings, ValueMesh
+from skipper.control.model.shape import Extent
+from skipper.control.rpc import ActorServer, FixedResolver, MetadataMapping, MetadataResolver, RpcClient, RpcOptions
+from skipper.control.rpc.operations import Operations
+from skipper.control.rpc.urls import ServiceUrl
+from skipper.control.rpc.wire.calls import Answer, OperationQuery, Start
+from skipper.control.rpc.wire.calls import Call as Request
+from skipper.control.services.options import ServiceOptions
+from skipper.torchstore import serve_metrics
 from tests.numbers import NOT_NUMBERS, STRANGE, refused_well
-from torchstore import serve_metrics
 
 from .parties import PATIENCE_S, Calculator
 

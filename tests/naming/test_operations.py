@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from control import ActorError, BackpressureError, DeadlineError
-from control.errors import NameNotFoundError, OperationCancelledError, OperationNotFoundError, RpcError
-from control.naming import ActorServer, RpcOptions, operations
-from control.naming.operations import KEPT_S, Operations
-from control.naming.scope import Scope
-from control.wire.actor_calls import Answer, Call, Code, OperationQuery, OperationState, Start
+from skipper.control import ActorError, BackpressureError, DeadlineError
+from skipper.control.model.errors import NameNotFoundError, OperationCancelledError, OperationNotFoundError, RpcError
+from skipper.control.rpc import ActorServer, RpcOptions, operations
+from skipper.control.rpc.operations import KEPT_S, Operations
+from skipper.control.rpc.scope import Scope
+from skipper.control.rpc.wire.calls import Answer, Call, Code, OperationQuery, OperationState, Start
 from tests.control.conftest import wait_until
 
 from .conftest import OPTIONS, client_of

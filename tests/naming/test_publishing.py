@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from control import Actor, ActorError, ActorMesh, DeadlineError, ProcMesh, SupervisionError, endpoint, this_host
-from control.errors import HandleExpiredError, NameNotFoundError, NoSuchMethodError
-from control.naming import ActorServer, MetadataMapping, MetadataResolver, MetadataServer, RpcClient, RpcOptions
+from skipper.control import Actor, ActorError, ActorMesh, DeadlineError, ProcMesh, SupervisionError, endpoint, this_host
+from skipper.control.model.errors import HandleExpiredError, NameNotFoundError, NoSuchMethodError
+from skipper.control.rpc import ActorServer, MetadataMapping, MetadataResolver, MetadataServer, RpcClient, RpcOptions
 from tests.control.conftest import Failures, Script, wait_until
 
 from .conftest import client_of
@@ -19,8 +19,8 @@ PREAMBLE = """
 import os
 import time
 os.environ["XDG_RUNTIME_DIR"] = {folder!r}
-from control import *
-from control.naming import *
+from skipper.control import *
+from skipper.control.rpc import *
 from tests.naming.parties import Calculator, Worker
 
 OPTIONS = RpcOptions(timeout=20)
@@ -31,7 +31,7 @@ class Caller(Actor):
     """Calls a plain actor that lives outside of the job."""
 
     def __init__(self, url: str) -> None:
-        from control.naming import FixedResolver
+        from skipper.control.rpc import FixedResolver
 
         self.client = RpcClient(FixedResolver(url), Calculator, RpcOptions(PATIENCE_S), name="calculator")
 

@@ -1,7 +1,7 @@
 import pytest
 
-from control.naming import registry
-from control.naming.registry import FullError, Registry
+from skipper.control.rpc import registry
+from skipper.control.rpc.registry import FullError, Registry
 
 A, B = "actor://host:1/a", "actor://host:2/a"
 

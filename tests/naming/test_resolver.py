@@ -1,7 +1,7 @@
 import pytest
 
-from control.errors import NameNotFoundError, ResolverError, ServiceUrlError
-from control.naming import ActorHandle, ChainResolver, FixedResolver, GcsResolver, NameMapping, Resolver
+from skipper.control.model.errors import NameNotFoundError, ResolverError, ServiceUrlError
+from skipper.control.rpc import ActorHandle, ChainResolver, FixedResolver, GcsResolver, NameMapping, Resolver
 
 A, B = "actor://host:1/a", "grpc://host:2/b"
 

@@ -7,10 +7,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from control.errors import AuthenticationError, CertificateError, ResolverError
-from control.hosts import certs
-from control.naming import ActorServer, MetadataResolver, MetadataServer, Tls
-from control.wire.actor_channel import UnreachableError
+from skipper.control.cluster.hosts import certs
+from skipper.control.model.errors import AuthenticationError, CertificateError, ResolverError
+from skipper.control.rpc import ActorServer, MetadataResolver, MetadataServer, Tls
+from skipper.control.rpc.wire.channel import UnreachableError
 from tests.control.conftest import wait_until
 from tests.naming.conftest import client_of
 from tests.naming.parties import Calculator

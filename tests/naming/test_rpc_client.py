@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from control import ActorError, ControlError, DeadlineError, Future, PayloadError
-from control.errors import MessageTooLargeError, NameNotFoundError, NoSuchMethodError, UnreachableError
-from control.naming import ActorServer, FixedResolver, RpcClient, RpcMethod, RpcOptions
+from skipper.control import ActorError, ControlError, DeadlineError, Future, PayloadError
+from skipper.control.model.errors import MessageTooLargeError, NameNotFoundError, NoSuchMethodError, UnreachableError
+from skipper.control.rpc import ActorServer, FixedResolver, RpcClient, RpcMethod, RpcOptions
 from tests.sameness import assert_same
 
 from .conftest import client_of

@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from control import AuthenticationError, UnsafeFileError
-from control.errors import ConnectionLostError, ResolverError
-from control.naming import ActorServer, FixedResolver, RpcClient, RpcOptions, Tls
-from control.naming.user_secret import shared_secret
-from control.wire import actor_channel
-from control.wire import actor_service as messages
-from control.wire._generated import actor_service_pb2 as pb
-from control.wire.actor_calls import Call
-from control.wire.actor_session import ClientSession
+from skipper.control import AuthenticationError, UnsafeFileError
+from skipper.control.model.errors import ConnectionLostError, ResolverError
+from skipper.control.rpc import ActorServer, FixedResolver, RpcClient, RpcOptions, Tls
+from skipper.control.rpc.user_secret import shared_secret
+from skipper.control.rpc.wire import channel as actor_channel
+from skipper.control.rpc.wire import messages
+from skipper.control.rpc.wire.calls import Call
+from skipper.control.rpc.wire.session import ClientSession
+from skipper.control.wire._generated import actor_service_pb2 as pb
 
 from .conftest import client_of, self_signed
 from .parties import PATIENCE_S, Calculator, Host

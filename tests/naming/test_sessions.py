@@ -2,8 +2,8 @@
 
 import pytest
 
-from control.wire import actor_session
-from control.wire.actor_session import (
+from skipper.control.rpc.wire import session as actor_session
+from skipper.control.rpc.wire.session import (
     USE_WITHIN_S,
     WINDOW,
     BadAnswerError,

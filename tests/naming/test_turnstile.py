@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from control.naming.turnstile import BusyError, LateError, Turnstile
-from control.wire.daemon_threads import DaemonThreads
+from skipper.control.rpc.concurrency_limit import BusyError, LateError, Turnstile
+from skipper.control.support.daemon_threads import DaemonThreads
 from tests.control.conftest import wait_until
 
 from .parties import PATIENCE_S

@@ -1,9 +1,9 @@
 import pytest
 
-from control.errors import NamingError, ServiceUrlError
-from control.naming import ServiceUrl
-from control.naming.urls import split_address
-from control.wire import addresses
+from skipper.control.model.errors import NamingError, ServiceUrlError
+from skipper.control.rpc import ServiceUrl
+from skipper.control.rpc.urls import split_address
+from skipper.control.wire import addresses
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("benchmarks", "control", "dataplane", "tensor_engine", "torchstore", "skipper_trust")
+PACKAGES = ("skipper",)
 VARIABLE = "SKIPPER_TEST_DIST"
 INSTALLATION_TIMEOUT_S = 540.0
 

@@ -1,26 +1,32 @@
 """The distributions hold all that runs, and nothing that this machine has made on the way."""
 
+import os
 import re
 import tarfile
 import tomllib
 import zipfile
 from email.parser import HeaderParser
-from itertools import chain
 from pathlib import Path
 
 from tests.packaging.conftest import PACKAGES, ROOT
 
-EXTENSIONS = {"dataplane/_copy", "dataplane/backends/_ucp", "dataplane/backends/verbs_lock"}
+EXTENSIONS = {
+    "skipper/dataplane/_copy",
+    "skipper/dataplane/backends/ucx/_ucp",
+    "skipper/dataplane/backends/verbs/lock",
+}
 SOURCES_OF_EXTENSIONS = {".h", ".pxd", ".pxi", ".pyx"}
+SOURCE = ROOT / "src"
 BUILT = {".c", ".so", ".pyc"}
 PROJECT = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "constraints.txt", "pyproject.toml", "setup.py"}
 
 
 def _sources() -> set[str]:
     """Every file of the packages in the checkout, but for what was built and the peers, which need a checkout."""
-    files = chain.from_iterable((ROOT / package).rglob("*") for package in PACKAGES)
-    names = {str(file.relative_to(ROOT)) for file in files if file.is_file() and file.suffix not in BUILT}
-    return {name for name in names if not name.startswith(("benchmarks/peers/", "benchmarks/results/"))}
+    folders = os.walk(SOURCE / "skipper", followlinks=True)  # the rooms are links
+    files = (Path(folder, name) for folder, _, found in folders for name in found)
+    names = {str(file.relative_to(SOURCE)) for file in files if file.suffix not in BUILT}
+    return {name for name in names if not name.startswith(("skipper/benchmarks/peers/", "skipper/benchmarks/results/"))}
 
 
 def _version() -> str:
@@ -31,8 +37,8 @@ def _version() -> str:
 def test_the_source_distribution_is_the_packages_and_what_builds_them(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-    made = {name for name in names if name.startswith("skipper_mesh.egg-info/")} | {"PKG-INFO", "setup.cfg"}
-    assert names - made == _sources() | PROJECT
+    made = {name for name in names if name.startswith("src/skipper_mesh.egg-info/")} | {"PKG-INFO", "setup.cfg"}
+    assert names - made == {f"src/{name}" for name in _sources()} | PROJECT
 
 
 def test_the_wheel_is_the_packages_and_their_extensions(wheel: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cli import TOOLS
+from skipper.cli.main import TOOLS
 from tests.integration.test_docs import FENCE
 from tests.packaging.conftest import INSTALLATION_TIMEOUT_S, PACKAGES, ROOT, Environment
 
@@ -53,7 +53,7 @@ def test_the_tensor_engine_is_found_and_computes(environment: Environment) -> No
 
 
 def test_the_dashboard_serves_its_page_and_all_that_belongs_to_it(environment: Environment) -> None:
-    web = {file.name for file in (ROOT / "control" / "tools" / "web").iterdir()} - {"index.html"}
+    web = {file.name for file in (ROOT / "control" / "observe" / "web").iterdir()} - {"index.html"}
     printed = environment.run_script((SCRIPTS / "dashboard.py").read_text())
     assert printed.split() == [*sorted(web), "True"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import control
-from control import ActorError, ActorMesh, HostMesh, attach_to_hosts
+from skipper import control
+from skipper.control import ActorError, ActorMesh, HostMesh, attach_to_hosts
 from tests.control.conftest import PATIENCE_S
 from tests.hosts.actors import Worker
 from tests.rdma_guest.gates import needs_device
@@ -45,7 +45,15 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostMesh]:
 
 def _agent(address: str, secret: Path) -> subprocess.Popen[str]:
     apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    serve = [sys.executable, "-m", "control.hosts", "serve", "--address", f"tcp://{address}:7000", "--insecure"]
+    serve = [
+        sys.executable,
+        "-m",
+        "skipper.control.cluster.hosts",
+        "serve",
+        "--address",
+        f"tcp://{address}:7000",
+        "--insecure",
+    ]
     command = [*apart, *serve, "--secret-file", str(secret)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
 

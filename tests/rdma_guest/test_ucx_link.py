@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dataplane import TransferTimeoutError
+from skipper.dataplane import TransferTimeoutError
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Fault, Provoke
 from tests.rdma_guest.gates import needs_device

@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import RDMAAction, RDMABuffer, RemoteLayout, process
-from dataplane.errors import ConfigurationError, OwnerDiedError, TransferError, TransferTimeoutError
+from skipper import dataplane
+from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout, process
+from skipper.dataplane.errors import ConfigurationError, OwnerDiedError, TransferError, TransferTimeoutError
 from tests.conformance.loops import meanwhile, read_until_it_fails, write_until_it_fails
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Clock, Fault
@@ -282,7 +282,7 @@ def test_what_nobody_waits_for_ends_by_itself_also_after_much_that_was_waited_fo
 def test_an_unknown_device_or_option_is_refused():
     script = (
         "import dataplane, numpy as np\n"
-        "from dataplane.errors import BackendUnavailableError, ConfigurationError\n"
+        "from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError\n"
         "for bad in ({'retry_cnt': 7}, {'listen': '0.0.0.0:1'}, {'mtu': 9000}, {'colour': 1}, {'rdma_cm': 1}):\n"
         "    try: dataplane.configure(verbs=bad)\n"
         "    except ConfigurationError: continue\n"

@@ -6,12 +6,12 @@ import time
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import RDMABuffer, process
-from dataplane.backends.verbs_device import Atomics
-from dataplane.backends.verbs_keys import contact_of
-from dataplane.errors import BackendUnavailableError, BufferDroppedError, TransferError, TransferTimeoutError
-from dataplane.handle import VERBS, Card
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer, process
+from skipper.dataplane.backends.verbs.device import Atomics
+from skipper.dataplane.backends.verbs.keys import contact_of
+from skipper.dataplane.errors import BackendUnavailableError, BufferDroppedError, TransferError, TransferTimeoutError
+from skipper.dataplane.handle import VERBS, Card
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Fault
 from tests.handles import parsed, proved

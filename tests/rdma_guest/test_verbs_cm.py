@@ -8,12 +8,12 @@ import time
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import RDMABuffer, process
-from dataplane.backends import verbs_cm
-from dataplane.backends.verbs_exchange import dial
-from dataplane.backends.verbs_keys import contact_of
-from dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer, process
+from skipper.dataplane.backends.verbs import rdma_cm
+from skipper.dataplane.backends.verbs.exchange import dial
+from skipper.dataplane.backends.verbs.keys import contact_of
+from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
 from tests.conformance.owner import RemoteOwner
 from tests.handles import parsed
 from tests.rdma_guest.gates import needs_device
@@ -93,7 +93,7 @@ def test_nobody_is_connected_without_a_ticket_and_one_is_good_once(far):
         """What becomes of a queue pair that is to be connected to the owner's with that proof."""
         pair = rail.pair()
         try:
-            verbs_cm.connect(pair, rail.device, endpoint, proof, deadline)
+            rdma_cm.connect(pair, rail.device, endpoint, proof, deadline)
         except TransferError as error:
             return str(error)
         finally:
@@ -104,10 +104,10 @@ def test_nobody_is_connected_without_a_ticket_and_one_is_good_once(far):
     dialled = dial(contact.address, contact.token, rails._wire_up_keys(), {0: mine.endpoint}, deadline)
     theirs = dialled.endpoints
     try:
-        good = verbs_cm.ticket(dialled.key, mine.endpoint, theirs[0])
+        good = rdma_cm.ticket(dialled.key, mine.endpoint, theirs[0])
         assert "REJECTED" in attempt(theirs[0], bytes(32))
-        assert "REJECTED" in attempt(theirs[0], verbs_cm.ticket(contact.token, mine.endpoint, theirs[0]))
-        verbs_cm.connect(mine, rail.device, theirs[0], good, deadline)
+        assert "REJECTED" in attempt(theirs[0], rdma_cm.ticket(contact.token, mine.endpoint, theirs[0]))
+        rdma_cm.connect(mine, rail.device, theirs[0], good, deadline)
         assert "REJECTED" in attempt(theirs[0], good)
     finally:
         mine.close()

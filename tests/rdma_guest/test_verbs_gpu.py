@@ -2,9 +2,9 @@
 
 import pytest
 
-import dataplane
-from dataplane import RDMABuffer, process
-from dataplane.memory import MemoryKind
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer, process
+from skipper.dataplane.memory import MemoryKind
 from tests.conformance.owner import RemoteOwner
 from tests.handles import parsed
 from tests.rdma_guest.gates import needs_cuda, needs_device

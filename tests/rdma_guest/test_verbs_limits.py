@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-import dataplane
-from dataplane import RDMABuffer, RegistrationError, process
-from dataplane.backends.verbs_device import Access
-from dataplane.backends.verbs_dmabuf import register_cuda
-from dataplane.backends.verbs_staging import StagedTransfer
-from dataplane.layout import single
-from dataplane.memory import MemoryKind, Region
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer, RegistrationError, process
+from skipper.dataplane.backends.verbs.device import Access
+from skipper.dataplane.backends.verbs.dmabuf import register_cuda
+from skipper.dataplane.backends.verbs.staging import StagedTransfer
+from skipper.dataplane.layout import single
+from skipper.dataplane.memory import MemoryKind, Region
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Fault
 from tests.rdma_guest.gates import needs_device

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from dataplane.errors import BackendUnavailableError, TransferError, TransferTimeoutError
+from skipper.dataplane.errors import BackendUnavailableError, TransferError, TransferTimeoutError
 from tests.conformance.owner import RemoteOwner
 from tests.rdma_guest.gates import needs_device
 from tests.rdma_guest.links import cut_link, received, shaped

@@ -8,8 +8,8 @@ import statistics
 
 import numpy as np
 
-import dataplane
-from dataplane import RDMABuffer
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer
 from tests.conformance.owner import RemoteOwner
 from tests.rdma_guest import bare_verbs as bare
 from tests.rdma_guest.rate import MIB, rates

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from dataplane import DataplaneError, RDMABuffer
+from skipper.dataplane import DataplaneError, RDMABuffer
 from tests.conformance.owner import Memory, main
 
 PATIENCE_S = 20.0

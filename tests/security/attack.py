@@ -26,10 +26,10 @@ from typing import Any
 
 import grpc
 
-from control.naming import FixedResolver, RpcClient, use_namespace
-from control.wire import auth
-from control.wire.envelope import ProcessRef
-from control.wire.frames import encode_process
+from skipper.control.rpc import FixedResolver, RpcClient, use_namespace
+from skipper.control.wire import auth
+from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.frames import encode_process
 from tests.security.attacker import LINK
 from tests.security.job import Calculator
 from tests.security.target import PATIENCE_S, ROOT, Target

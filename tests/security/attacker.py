@@ -31,12 +31,12 @@ from typing import Any
 import grpc
 import numpy as np
 
-import dataplane
-from control.wire import auth
-from control.wire._generated import actor_service_pb2 as actors_pb
-from control.wire.envelope import ProcessRef
-from control.wire.frames import encode_process
-from dataplane import RDMABuffer
+from skipper import dataplane
+from skipper.control.wire import auth
+from skipper.control.wire._generated import actor_service_pb2 as actors_pb
+from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.frames import encode_process
+from skipper.dataplane import RDMABuffer
 from tests.security.job import CANARY
 
 Hits = list[str]

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from control.errors import HostUnreachableError
-from control.hosts import certs
-from control.hosts import command as host_command
-from control.hosts.agent_link import AgentLink
-from control.wire.certificates import Certificates
+from skipper.control.cluster.hosts import certs
+from skipper.control.cluster.hosts import command as host_command
+from skipper.control.cluster.hosts.agent_link import AgentLink
+from skipper.control.model.errors import HostUnreachableError
+from skipper.control.wire.certificates import Certificates
 from tests.hosts.conftest import PORT, environment, serve
 from tests.hosts.netns import REPOSITORY, Machine, Network, NotPermittedError, network
 from tests.security.attack import Outcome, _recorder

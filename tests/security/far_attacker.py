@@ -17,9 +17,9 @@ from typing import Any
 
 import grpc
 
-from control.wire import auth
-from control.wire.envelope import ProcessRef
-from control.wire.frames import encode_process
+from skipper.control.wire import auth
+from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.frames import encode_process
 from tests.security.attacker import ACTORS, LINK, PREFACE, SHORT_S, TALKS, Attacker, Hits, talk
 
 _AT_ONCE = 512

@@ -11,10 +11,10 @@ import time
 
 import numpy as np
 
-from control import Actor, endpoint, shutdown
-from control.hosts import attach_to_hosts
-from control.runtime import job as runtime
-from dataplane import RDMABuffer
+from skipper.control import Actor, endpoint, shutdown
+from skipper.control.cluster.hosts import attach_to_hosts
+from skipper.control.runtime import current_runtime as runtime
+from skipper.dataplane import RDMABuffer
 from tests.dataplane import stranger
 from tests.security.job import DEADLINE_S, ITEMS, Owner, say
 

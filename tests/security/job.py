@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-import torchstore
-from control import Actor, endpoint, serve_job, this_host
-from control.naming import (
+from skipper import torchstore
+from skipper.control import Actor, endpoint, serve_job, this_host
+from skipper.control.observe import serve_dashboard
+from skipper.control.rpc import (
     ActorServer,
     FixedResolver,
     MetadataMapping,
@@ -28,9 +29,8 @@ from control.naming import (
     RpcClient,
     namespace,
 )
-from control.runtime import job as runtime
-from control.tools import serve_dashboard
-from dataplane import RDMABuffer, empty_array
+from skipper.control.runtime import current_runtime as runtime
+from skipper.dataplane import RDMABuffer, empty_array
 
 DEADLINE_S = 30.0
 """Of each call: on a busy machine it still says whether somebody starves."""

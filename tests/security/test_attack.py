@@ -46,9 +46,9 @@ def test_the_same_attacks_by_the_user_of_the_job_find_what_they_look_for(shared:
 
 SQUATTED = """
 import sys
-from control import Actor, UnsafeFileError, endpoint, serve_job, this_host
-from control.errors import ControlError
-from control.naming import ActorServer
+from skipper.control import Actor, UnsafeFileError, endpoint, serve_job, this_host
+from skipper.control.model.errors import ControlError
+from skipper.control.rpc import ActorServer
 
 class Echo(Actor):
     @endpoint

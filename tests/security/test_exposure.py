@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from dataplane.doctor.exposure import Reach, expose
+from skipper.dataplane.doctor.exposure import Reach, expose
 from tests.security.target import ROOT, Target
 
 Start = Callable[..., Target]
 
 
 def doctor(*argv: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "dataplane.doctor", "--exposure", "--json", "-", *argv]
+    command = [sys.executable, "-m", "skipper.dataplane.doctor", "--exposure", "--json", "-", *argv]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     return done.returncode, json.loads(done.stdout)
 
@@ -52,7 +52,7 @@ def test_a_default_job_has_no_port_and_nothing_that_others_may_read(target: Star
     assert not [round for round in job.rounds if round["failed"]]
 
     assert job.pid in {process.pid for process in expose().processes}, "found by what it has open"
-    command = [sys.executable, "-m", "benchmarks.cli", "doctor", "--exposure", "--pid", str(job.pid)]
+    command = [sys.executable, "-m", "skipper.cli.main", "doctor", "--exposure", "--pid", str(job.pid)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
     assert "asks for a proof" in re.sub(r"\s+", " ", done.stdout)
@@ -150,6 +150,6 @@ def test_a_closed_folder_above_closes_what_is_below(tmp_path: Path) -> None:
 def test_what_cannot_be_looked_at_and_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError, match="4194305"):
         expose([4194305])  # beyond the kernel's PID_MAX_LIMIT
-    command = [sys.executable, "-m", "dataplane.doctor"]
+    command = [sys.executable, "-m", "skipper.dataplane.doctor"]
     for wrong in (["--pid", "1"], ["--asked", "x"], ["--exposure", "--pid", "4194305"]):
         assert subprocess.run([*command, *wrong], cwd=ROOT, capture_output=True, timeout=60).returncode == 2

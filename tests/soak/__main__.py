@@ -12,7 +12,7 @@ import json
 import sys
 from dataclasses import asdict
 
-import dataplane
+from skipper import dataplane
 from tests.soak.run import Soak
 
 

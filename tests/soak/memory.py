@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-import dataplane
-from dataplane import RDMABuffer
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer
 from tests.soak.pattern import content
 
 _REST_S = (

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from dataplane import BufferDroppedError, Operation, OwnerDiedError, TransferError, TransferTimeoutError
+from skipper.dataplane import BufferDroppedError, Operation, OwnerDiedError, TransferError, TransferTimeoutError
 from tests.soak.slots import Held
 
 SLACK_S = 10.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataplane import Operation, RDMAAction, RemoteLayout
+from skipper.dataplane import Operation, RDMAAction, RemoteLayout
 from tests.soak.pattern import Bytes, content, described
 from tests.soak.slots import Held, Slot
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dataplane import RDMABuffer
+from skipper.dataplane import RDMABuffer
 from tests.soak.owners import Owner, OwnerGoneError
 from tests.soak.pattern import Bytes, content
 

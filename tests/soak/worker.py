@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane import Operation, RDMABuffer
+from skipper.dataplane import Operation, RDMABuffer
 from tests.soak.pattern import content, described
 from tests.soak.pending import LATE_S, Pending
 from tests.soak.program import Program

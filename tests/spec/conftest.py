@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from control import ProcMesh, this_host
+from skipper.control import ProcMesh, this_host
 from tests.control.conftest import failures, leave_nothing_behind, root_failures, script
 
 __all__ = ["failures", "leave_nothing_behind", "root_failures", "script"]

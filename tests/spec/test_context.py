@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from control import Actor, ActorMesh, ProcMesh, ValueMesh, context, endpoint, this_host, this_proc
+from skipper.control import Actor, ActorMesh, ProcMesh, ValueMesh, context, endpoint, this_host, this_proc
 
 TIMEOUT_S = 20.0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from control import (
+from skipper.control import (
     Actor,
     ActorError,
     ActorMesh,
@@ -250,7 +250,7 @@ def test_an_endpoint_returns_a_distributed_tensor_by_rref() -> None:
     """ "rref() - Distributed Tensor Reference", on processes of its own, for torch is imported there."""
     import torch
 
-    import tensor_engine
+    from skipper import tensor_engine
 
     procs = this_host().spawn_procs({"gpus": 2}, env={"OMP_NUM_THREADS": "1"})
     linear = procs.spawn("linear", LinearActor)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from control import (
+from skipper.control import (
     Actor,
     ActorError,
     ActorMesh,

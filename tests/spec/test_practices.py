@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from control import Actor, ActorError, ProcMesh, context, endpoint, this_proc
+from skipper.control import Actor, ActorError, ProcMesh, context, endpoint, this_proc
 
 TIMEOUT_S = 20.0
 shared: dict[str, int] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from control import (
+from skipper.control import (
     Actor,
     ActorMesh,
     Channel,
@@ -278,8 +278,8 @@ def test_a_script_with_an_unhandled_failure_exits_with_code_1_and_the_first_erro
     running = script(
         """
         import os, time
-        import control
-        from control import Actor, endpoint, this_host
+        from skipper import control
+        from skipper.control import Actor, endpoint, this_host
 
         class Worker(Actor):
             @endpoint

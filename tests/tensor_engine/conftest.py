@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-import control
-import tensor_engine
-from control import ProcMesh, this_host
-from tensor_engine.session import session_of
+from skipper import control, tensor_engine
+from skipper.control import ProcMesh, this_host
+from skipper.tensor_engine.script.session import session_of
 from tests.control.conftest import Failures, failures, root_failures
 from tests.preloading import preloading
 
@@ -22,7 +21,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="package", autouse=True)
 def end_the_job() -> Iterator[None]:
-    with preloading("torch", "tensor_engine"):  # examples run with this, too
+    with preloading("torch", "skipper.tensor_engine"):  # examples run with this, too
         yield
         tensor_engine.shutdown()
         control.shutdown()
@@ -54,7 +53,7 @@ def values_on(procs: ProcMesh) -> int:
     session.synchronize(PATIENCE_S)
     with session.lock:
         session.flush()
-    answer = session.workers(tensor_engine.lane.MAIN).slice(**dict.fromkeys(procs.extent, 0))
+    answer = session.workers(tensor_engine.script.instruction_stream.MAIN).slice(**dict.fromkeys(procs.extent, 0))
     count: int = answer.ask.call_one("tests.tensor_engine.on_workers:count", 0, None).get(PATIENCE_S)
     return count
 

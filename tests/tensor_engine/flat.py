@@ -13,11 +13,10 @@ from typing import Any
 import psutil
 import torch
 
-import control
-import tensor_engine
-from control import ProcMesh, this_host
-from tensor_engine.lane import MAIN
-from tensor_engine.session import session_of
+from skipper import control, tensor_engine
+from skipper.control import ProcMesh, this_host
+from skipper.tensor_engine.script.instruction_stream import MAIN
+from skipper.tensor_engine.script.session import session_of
 
 _TIMEOUT_S = 300.0
 _ROUND_OPS = 5

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tensor_engine import inspect
+from skipper.tensor_engine import inspect
 from tests.tensor_engine.conftest import PATIENCE_S
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from control import Actor, ActorMesh, ProcMesh, context, endpoint
-from tensor_engine.groups import Groups
+from skipper.control import Actor, ActorMesh, ProcMesh, context, endpoint
+from skipper.tensor_engine.worker.groups import Groups
 
 PATIENCE_S = 60.0
 """Bound on waits that take milliseconds where nothing is wrong; starting a worker takes seconds."""

@@ -7,10 +7,10 @@ from typing import Any
 import psutil
 import torch
 
-from tensor_engine.calls import Call
-from tensor_engine.gloo_port import GlooPort
-from tensor_engine.interpreter import Interpreter
-from tensor_engine.replay import Replay
+from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.worker.gloo_port import GlooPort
+from skipper.tensor_engine.worker.interpreter import Interpreter
+from skipper.tensor_engine.worker.replay import Replay
 
 
 def count(worker: Interpreter, value: object, argument: object) -> int:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from control import ProcMesh
-from tensor_engine import activation, inspect, no_mesh, tensor
+from skipper.control import ProcMesh
+from skipper.tensor_engine import inspect, no_mesh
+from skipper.tensor_engine.script import activation, tensor
 
 from .conftest import PATIENCE_S
 

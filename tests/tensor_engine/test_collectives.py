@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from control import ProcMesh
-from tensor_engine import collectives
-from tensor_engine.errors import CommunicationError, CommunicationTimeoutError, ReductionError
-from tensor_engine.groups import Group
-from tensor_engine.metadata import metadata
-from tensor_engine.reductions import require
+from skipper.control import ProcMesh
+from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError, ReductionError
+from skipper.tensor_engine.shared.metadata import metadata
+from skipper.tensor_engine.shared.reductions import require
+from skipper.tensor_engine.worker import collectives
+from skipper.tensor_engine.worker.groups import Group
 
 from .members import Members, members_of, value
 

@@ -6,18 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from control import ProcMesh
-from tensor_engine import (
-    LocalTensorError,
-    MeshMismatchError,
-    RemoteError,
-    Tensor,
-    fetch_shard,
-    inspect,
-)
-from tensor_engine.communicate import reduce, slice_mesh, to_mesh
-from tensor_engine.errors import ReductionError
-from tensor_engine.issue import issue_call
+from skipper.control import ProcMesh
+from skipper.tensor_engine import LocalTensorError, MeshMismatchError, RemoteError, Tensor, fetch_shard, inspect
+from skipper.tensor_engine.errors import ReductionError
+from skipper.tensor_engine.script.communicate import reduce, slice_mesh, to_mesh
+from skipper.tensor_engine.script.issue import issue_call
 
 from .conftest import PATIENCE_S, values_on
 from .test_collectives import expected_reduction

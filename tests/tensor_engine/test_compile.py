@@ -8,16 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from control import ProcMesh
-from tensor_engine import (
-    BorrowedTensorError,
-    Stream,
-    compile,
-    inspect,
-    lane,
-    remote,
-)
-from tensor_engine.session import session_of
+from skipper.control import ProcMesh
+from skipper.tensor_engine import BorrowedTensorError, Stream, compile, inspect, remote
+from skipper.tensor_engine.script import instruction_stream
+from skipper.tensor_engine.script.session import session_of
 from tests.tensor_engine.conftest import PATIENCE_S, values_on
 from tests.tensor_engine.looking import holds, numbers, same, value
 
@@ -28,7 +22,7 @@ def programs_on(procs: ProcMesh) -> int:
     session = session_of(procs)
     session.flush()
     session.synchronize(PATIENCE_S)
-    worker = session.workers(lane.MAIN).slice(**dict.fromkeys(procs.extent, 0))
+    worker = session.workers(instruction_stream.MAIN).slice(**dict.fromkeys(procs.extent, 0))
     count: int = worker.ask.call_one("tests.tensor_engine.on_workers:programs", 0, None).get(PATIENCE_S)
     return count
 
@@ -189,7 +183,7 @@ def test_programs_are_bounded_and_go_with_the_function(active: ProcMesh, caplog:
     before = values_on(active), programs_on(active)
     x = torch.ones(2)
     program = compile(lambda x, n: x * n, programs=3)
-    with caplog.at_level(logging.WARNING, "tensor_engine"):
+    with caplog.at_level(logging.WARNING, "skipper.tensor_engine"):
         for number in range(8):
             for _ in range(2):
                 program(x, number)

@@ -8,11 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from control import ProcMesh
-from tensor_engine import (
-    CompileError,
-    compile,
-)
+from skipper.control import ProcMesh
+from skipper.tensor_engine import CompileError, compile
 from tests.tensor_engine.looking import holds, numbers, same
 
 

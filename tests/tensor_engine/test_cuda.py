@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from control import Actor, ProcMesh, endpoint, this_host
-from tensor_engine import Stream, compile, fetch_shard, inspect, random, remote
-from tensor_engine.session import session_of
+from skipper.control import Actor, ProcMesh, endpoint, this_host
+from skipper.tensor_engine import Stream, compile, fetch_shard, inspect, remote
+from skipper.tensor_engine.script import random
+from skipper.tensor_engine.script.session import session_of
 
 from .conftest import PATIENCE_S
 

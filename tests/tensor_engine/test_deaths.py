@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from control import MeshFailure, ProcMesh, SupervisionError, this_host
-from tensor_engine import EngineClosedError, RemoteError, fetch_shard, inspect
-from tensor_engine.errors import CommunicationError
-from tensor_engine.groups import Group
-from tensor_engine.issue import issue_call
-from tensor_engine.metadata import metadata
-from tensor_engine.point_to_point import transfer
-from tensor_engine.session import session_of
+from skipper.control import MeshFailure, ProcMesh, SupervisionError, this_host
+from skipper.tensor_engine import EngineClosedError, RemoteError, fetch_shard, inspect
+from skipper.tensor_engine.errors import CommunicationError
+from skipper.tensor_engine.script.issue import issue_call
+from skipper.tensor_engine.script.session import session_of
+from skipper.tensor_engine.shared.metadata import metadata
+from skipper.tensor_engine.worker.groups import Group
+from skipper.tensor_engine.worker.point_to_point import transfer
 
 from .conftest import Failures
 from .members import PATIENCE_S, members_of

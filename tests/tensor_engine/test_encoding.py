@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensor_engine import RemoteError, errors
-from tensor_engine.encoding import (
+from skipper.tensor_engine import RemoteError, errors
+from skipper.tensor_engine.shared.encoding import (
     FREE,
     Form,
     pack_code,
@@ -17,10 +17,10 @@ from tensor_engine.encoding import (
     unpack_constants,
     unpack_definitions,
 )
-from tensor_engine.heap import Poison
-from tensor_engine.interpreter import Interpreter
-from tensor_engine.metadata import metadata, metadata_of
-from tensor_engine.stacks import capture, describe
+from skipper.tensor_engine.shared.metadata import metadata, metadata_of
+from skipper.tensor_engine.shared.stacks import capture, describe
+from skipper.tensor_engine.worker.heap import Poison
+from skipper.tensor_engine.worker.interpreter import Interpreter
 
 words = st.integers(-(2**63), 2**63 - 1)
 counts = st.integers(0, 9)
@@ -54,7 +54,7 @@ def test_definitions_survive_the_way(definitions: list[Any]) -> None:
 def test_a_site_that_cannot_be_made_fails_each_of_its_instructions_and_none_behind_them() -> None:
     reports: list[Poison] = []
     worker = Interpreter(1, 0, 5, None, {}, reports.append)
-    broken = Form("tensor_engine.no_such_module:maker", "broken", outputs=2, inputs=1)
+    broken = Form("skipper.tensor_engine.no_such_module:maker", "broken", outputs=2, inputs=1)
     sound = Form("tests.tensor_engine.test_encoding:three", "sound", outputs=1, inputs=0)
     worker.define([(7, broken, None), (8, sound, None)])
     reached = worker.execute(3, 10, [7, 1, 2, 99, 8, 4, FREE, 1, 1, 8, 5], [])

@@ -1,4 +1,4 @@
-import tensor_engine
+from skipper import tensor_engine
 
 EXPORTED = """
     Borrow BorrowedTensorError CommunicationError CommunicationTimeoutError CompileError CompiledFunction

@@ -6,12 +6,12 @@ import threading
 import pytest
 import torch
 
-import tensor_engine
-from control import ProcMesh
-from tensor_engine import EngineClosedError, RemoteError, Tensor, inspect
-from tensor_engine.fetch import fetch_shard
-from tensor_engine.issue import issue_call
-from tensor_engine.session import session_of
+from skipper import tensor_engine
+from skipper.control import ProcMesh
+from skipper.tensor_engine import EngineClosedError, RemoteError, Tensor, inspect
+from skipper.tensor_engine.script.fetch import fetch_shard
+from skipper.tensor_engine.script.issue import issue_call
+from skipper.tensor_engine.script.session import session_of
 
 from .conftest import PATIENCE_S
 
@@ -40,7 +40,7 @@ def test_a_failure_is_raised_with_the_stacks_of_both_sides_and_the_rank(procs: P
     assert "aten::index" in error.operation
     assert "return x[torch.tensor([7])]  # this line is to blame" in error.script_stack
     assert "in out_of_range" in error.script_stack
-    assert "tensor_engine/issue.py" not in error.script_stack
+    assert "tensor_engine/script/issue.py" not in error.script_stack
     assert "Traceback" in error.worker_stack
     assert isinstance(error, RuntimeError)
 
@@ -99,7 +99,7 @@ def test_failures_that_nobody_has_seen_are_reported_at_the_end(
         inspect(seen)
     del unseen, seen
     session_of(procs).close(PATIENCE_S)
-    messages = [record.getMessage() for record in caplog.records if record.name == "tensor_engine"]
+    messages = [record.getMessage() for record in caplog.records if record.name == "skipper.tensor_engine"]
     assert len(messages) == 2
     assert "this line is to blame" in messages[0]
     assert re.search("index.* failed on ranks 0, 1, also unseen: .*out of bounds", messages[1])
@@ -119,7 +119,7 @@ def test_the_engine_ends_after_a_failure_and_starts_anew(procs: ProcMesh) -> Non
         inspect(x)
     with procs.activate():
         assert inspect(torch.ones(2)).tolist() == [1, 1]
-    assert tensor_engine.session.all_sessions()
+    assert tensor_engine.script.session.all_sessions()
 
 
 def test_what_cannot_be_sent_ends_the_engine_since_what_follows_would_miss_it(procs: ProcMesh) -> None:

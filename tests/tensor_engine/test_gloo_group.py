@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from control import ActorError, ProcMesh, this_host
-from tensor_engine import RemoteError, fetch_shard
-from tensor_engine.errors import UnreachableMembersError
-from tensor_engine.gloo_group import make_gloo
-from tensor_engine.groups import Group
-from tensor_engine.issue import issue_call
-from tensor_engine.rendezvous import MeetingPoint
-from tensor_engine.session import session_of
+from skipper.control import ActorError, ProcMesh, this_host
+from skipper.tensor_engine import RemoteError, fetch_shard
+from skipper.tensor_engine.errors import UnreachableMembersError
+from skipper.tensor_engine.script.issue import issue_call
+from skipper.tensor_engine.script.session import session_of
+from skipper.tensor_engine.shared.rendezvous import MeetingPoint
+from skipper.tensor_engine.worker.gloo_group import make_gloo
+from skipper.tensor_engine.worker.groups import Group
 from tests.strangers import needs_root
 
 from .conftest import Failures

@@ -17,13 +17,13 @@ import psutil
 import pytest
 import torch
 
-from control import ActorError, Future, this_host
-from dataplane.backends import own_sockets
-from tensor_engine.errors import CommunicationError, CommunicationTimeoutError
-from tensor_engine.gloo_group import make_gloo
-from tensor_engine.gloo_port import GlooPort
-from tensor_engine.groups import Group
-from tensor_engine.rendezvous import MeetingPoint
+from skipper.control import ActorError, Future, this_host
+from skipper.dataplane.backends import own_sockets
+from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError
+from skipper.tensor_engine.shared.rendezvous import MeetingPoint
+from skipper.tensor_engine.worker.gloo_group import make_gloo
+from skipper.tensor_engine.worker.gloo_port import GlooPort
+from skipper.tensor_engine.worker.groups import Group
 from tests.tensor_engine.members import PATIENCE_S, Members, members_of
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ import pickle
 import pytest
 import torch
 
-from control import ProcMesh
-from tensor_engine import (
+from skipper.control import ProcMesh
+from skipper.tensor_engine import (
     DroppedTensorError,
     LocalTensorError,
     MeshMismatchError,

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from control import Actor, ProcMesh, endpoint
-from tensor_engine import (
+from skipper.control import Actor, ProcMesh, endpoint
+from skipper.tensor_engine import (
     OpaqueModule,
     RemoteError,
     Stream,
@@ -17,10 +17,10 @@ from tensor_engine import (
     fetch_shard,
     grad_function,
     no_mesh,
-    random,
     remote,
 )
-from tensor_engine.session import session_of
+from skipper.tensor_engine.script import random
+from skipper.tensor_engine.script.session import session_of
 
 from . import user_functions as functions
 from .conftest import PATIENCE_S

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from control import ProcMesh
-from tensor_engine import (
+from skipper.control import ProcMesh
+from skipper.tensor_engine import (
     OpaqueModule,
     OpaqueObject,
     OpaqueRef,

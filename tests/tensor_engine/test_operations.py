@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from control import ProcMesh
-from tensor_engine import NotPropagatableError, Tensor, inspect
+from skipper.control import ProcMesh
+from skipper.tensor_engine import NotPropagatableError, Tensor, inspect
 
 Check = Callable[[Callable[[], Any]], None]
 
@@ -179,7 +179,7 @@ def test_operations_follow_their_tensors_outside_of_the_block_and_in_that_of_ano
 
 
 def test_numbers_that_change_are_no_new_kind_of_operation(procs: ProcMesh) -> None:
-    from tensor_engine import issue
+    from skipper.tensor_engine.script import issue
 
     with procs.activate():
         x = torch.zeros(3)

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from control import ProcMesh
-from tensor_engine.errors import CommunicationError, CommunicationTimeoutError
-from tensor_engine.groups import Group
-from tensor_engine.metadata import metadata
-from tensor_engine.point_to_point import STAGED_FROM_NBYTES, transfer
+from skipper.control import ProcMesh
+from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError
+from skipper.tensor_engine.shared.metadata import metadata
+from skipper.tensor_engine.worker.groups import Group
+from skipper.tensor_engine.worker.point_to_point import STAGED_FROM_NBYTES, transfer
 
 from .members import PATIENCE_S, Members, members_of, value
 from .transfers import table

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from control import ProcMesh
-from tensor_engine import NoActiveMeshError, call_on_shard_and_fetch, inspect, random, remote
+from skipper.control import ProcMesh
+from skipper.tensor_engine import NoActiveMeshError, call_on_shard_and_fetch, inspect, remote
+from skipper.tensor_engine.script import random
 
 from .conftest import PATIENCE_S
 

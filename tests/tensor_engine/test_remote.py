@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from control import Actor, ProcMesh, endpoint
-from tensor_engine import (
+from skipper.control import Actor, ProcMesh, endpoint
+from skipper.tensor_engine import (
     DroppedTensorError,
     LocalTensorError,
     MeshMismatchError,

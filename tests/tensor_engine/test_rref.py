@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from control import Actor, ActorMesh, ProcMesh, context, current_rank, endpoint
-from tensor_engine import (
-    LocalTensorError,
-    MeshMismatchError,
-    NoActiveMeshError,
-    RemoteError,
-    inspect,
-)
+from skipper.control import Actor, ActorMesh, ProcMesh, context, current_rank, endpoint
+from skipper.tensor_engine import LocalTensorError, MeshMismatchError, NoActiveMeshError, RemoteError, inspect
 
 from .conftest import PATIENCE_S, Failures
 

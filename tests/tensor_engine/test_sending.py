@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from control import Actor, ActorError, ActorMesh, Port, ProcMesh, SupervisionError, current_rank, endpoint
-from tensor_engine import LocalTensorError, MeshMismatchError, OpaqueRef, inspect, remote
+from skipper.control import Actor, ActorError, ActorMesh, Port, ProcMesh, SupervisionError, current_rank, endpoint
+from skipper.tensor_engine import LocalTensorError, MeshMismatchError, OpaqueRef, inspect, remote
 
 from .conftest import PATIENCE_S, Failures
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-import tensor_engine
-from control import Actor, ProcMesh, endpoint
-from tensor_engine import Stream, inspect, issue, lane, remote
-from tensor_engine.session import session_of
+from skipper import tensor_engine
+from skipper.control import Actor, ProcMesh, endpoint
+from skipper.tensor_engine import Stream, inspect, remote
+from skipper.tensor_engine.script import instruction_stream, issue
+from skipper.tensor_engine.script.session import session_of
 
 from . import flat
 from . import user_functions as functions
@@ -43,11 +44,11 @@ def test_memory_there_goes_with_the_last_reference_here(procs: ProcMesh) -> None
 def test_what_is_remembered_does_not_grow_with_the_number_of_operations(
     procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "_AHEAD", 1000)
+    monkeypatch.setattr(instruction_stream, "_AHEAD", 1000)
     early, late = flat.run(procs, 20_000)
     assert late["values"] == early["values"]
     assert late["sites"] == early["sites"]
-    between_acknowledgements = lane._UNACKNOWLEDGED * lane._LARGEST
+    between_acknowledgements = instruction_stream._UNACKNOWLEDGED * instruction_stream._LARGEST
     assert 0 < max(early["remembered"], late["remembered"]) < 1000 + 2 * between_acknowledgements
     for side in ("script_nbytes", "worker_nbytes"):
         assert late[side] < early[side] + (16 << 20)
@@ -70,7 +71,10 @@ def test_kinds_of_operations_that_are_forgotten_are_forgotten_there_too_and_made
     assert inspect(total, gpus=1)[0] == 2 * sum(range(1, 40))
     session_of(procs).synchronize(PATIENCE_S)
     known = (
-        session_of(procs).workers(lane.MAIN).ask.call("tests.tensor_engine.on_workers:sites", 0, None).get(PATIENCE_S)
+        session_of(procs)
+        .workers(instruction_stream.MAIN)
+        .ask.call("tests.tensor_engine.on_workers:sites", 0, None)
+        .get(PATIENCE_S)
     )
     assert max(known) <= issue._MOST_SITES + 1
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from control import ProcMesh
-from tensor_engine import (
+from skipper.control import ProcMesh
+from skipper.tensor_engine import (
     BorrowedTensorError,
     LocalTensorError,
     RemoteError,
@@ -17,7 +17,7 @@ from tensor_engine import (
     inspect,
     remote,
 )
-from tensor_engine.streams import main
+from skipper.tensor_engine.script.streams import main
 
 from . import user_functions as functions
 from .conftest import PATIENCE_S, values_on

@@ -2,7 +2,7 @@
 
 import pytest
 
-from control import ProcMesh
+from skipper.control import ProcMesh
 from tests.integration.example_process import run
 
 from .transformer_ddp import BLOCK, Config, compare

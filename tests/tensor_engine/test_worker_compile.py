@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from control import ProcMesh
-from tensor_engine import CompileError, RemoteError, compile, inspect, lane, random, remote
-from tensor_engine.session import session_of
+from skipper.control import ProcMesh
+from skipper.tensor_engine import CompileError, RemoteError, compile, inspect, remote
+from skipper.tensor_engine.script import instruction_stream, random
+from skipper.tensor_engine.script.session import session_of
 from tests.tensor_engine.conftest import PATIENCE_S
 from tests.tensor_engine.looking import holds, numbers, same, value
 
@@ -19,7 +20,7 @@ def compiled_on(procs: ProcMesh, name: str) -> list[int]:
     """How many operations the compiled stretches of a program have, on the last worker."""
     session = session_of(procs)
     session.synchronize(PATIENCE_S)
-    worker = session.workers(lane.MAIN).slice(**{axis: size - 1 for axis, size in procs.extent.items()})
+    worker = session.workers(instruction_stream.MAIN).slice(**{axis: size - 1 for axis, size in procs.extent.items()})
     found: list[int] = worker.ask.call_one("tests.tensor_engine.on_workers:stretches", 0, name).get(PATIENCE_S)
     return found
 

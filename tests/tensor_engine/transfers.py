@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from control import this_host
-from tensor_engine import collectives, exchange, point_to_point
-from tensor_engine.groups import Group
-from tensor_engine.metadata import metadata
+from skipper.control import this_host
+from skipper.tensor_engine.shared.metadata import metadata
+from skipper.tensor_engine.worker import collectives, exchange, point_to_point
+from skipper.tensor_engine.worker.groups import Group
 from tests.tensor_engine.members import Members, members_of
 
 SIZES = (4 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20)

@@ -23,9 +23,9 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-import tensor_engine
-from control import Actor, ProcMesh, context, endpoint, this_host
-from tensor_engine import fetch_shard, inspect, reduce, to_mesh
+from skipper import tensor_engine
+from skipper.control import Actor, ProcMesh, context, endpoint, this_host
+from skipper.tensor_engine import fetch_shard, inspect, reduce, to_mesh
 
 _LOOPBACK = "127.0.0.1"
 _TIMEOUT_S = 300.0  # a compiler on the workers takes its time

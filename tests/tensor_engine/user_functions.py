@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tensor_engine import OpaqueRef, remote
+from skipper.tensor_engine import OpaqueRef, remote
 
 calls = 0
 

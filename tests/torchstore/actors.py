@@ -14,14 +14,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import dataplane
-import torchstore as ts
-from control import Actor, ActorMesh, MeshFailure, current_rank, endpoint, this_host
+from skipper import dataplane
+from skipper import torchstore as ts
+from skipper.control import Actor, ActorMesh, MeshFailure, current_rank, endpoint, this_host
+from skipper.torchstore.client.packing import pack
+from skipper.torchstore.protocol.messages import Selector
+from skipper.torchstore.support.records import Cost
 from tests.torchstore import fused
 from tests.torchstore.oracle import bits, random_tensor
-from torchstore.messages import Selector
-from torchstore.packing import pack
-from torchstore.records import Cost
 
 
 class Peer(Actor):

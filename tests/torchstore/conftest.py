@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-import control
-import torchstore as ts
-from control import this_host
+from skipper import control
+from skipper import torchstore as ts
+from skipper.control import this_host
 from tests.preloading import preloading
 from tests.torchstore.actors import Peer
 

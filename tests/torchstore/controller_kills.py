@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-import torchstore as ts
-from control import Actor, concurrent_endpoint, shutdown, this_host
+from skipper import torchstore as ts
+from skipper.control import Actor, concurrent_endpoint, shutdown, this_host
 from tests.preloading import preloading
 
 NUMEL = 1 << 18
@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pause", type=float, default=2.0, help="seconds between two kills, in the mean")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(argv)
-    with preloading("torch", "torchstore"):
+    with preloading("torch", "skipper.torchstore"):
         try:
             report = asyncio.run(run(given.kills, given.publishers, given.readers, given.pause, given.seed))
         finally:

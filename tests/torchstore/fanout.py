@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-import dataplane
-import torchstore as ts
-from control import Actor, ActorMesh, MeshFailure, SupervisionError, endpoint, shutdown, this_host
+from skipper import dataplane
+from skipper import torchstore as ts
+from skipper.control import Actor, ActorMesh, MeshFailure, SupervisionError, endpoint, shutdown, this_host
+from skipper.torchstore.algebra.manifest import Mode
+from skipper.torchstore.client import transfer
+from skipper.torchstore.client.transfer import Mover
 from tests.freezing import freeze
-from torchstore import transfer
-from torchstore.manifest import Mode
-from torchstore.transfer import Mover
 
 
 @dataclass(frozen=True)

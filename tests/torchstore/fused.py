@@ -1,12 +1,13 @@
 """Weights of a small transformer as two projects name and shape them: one tensor each, and fused for inference.
 
-`vllm_expected` says in plain torch what a tensor-parallel rank holds; it shares no code with `torchstore.naming`.
+`vllm_expected` says in plain torch what a tensor-parallel rank holds; it shares no code with
+`torchstore.algebra.naming`.
 """
 
 import torch
 from torch.distributed.tensor import Placement, Replicate, Shard
 
-import torchstore as ts
+from skipper import torchstore as ts
 
 HEAD, QUERIES, KEY_VALUES = 6, 8, 4  # the size of a head, and how many there are
 HIDDEN, INTERMEDIATE, VOCABULARY = 20, 24, 41

@@ -21,7 +21,7 @@ class VllmWorker:
     """What vLLM's worker does with its weight transfer engine."""
 
     def __init__(self) -> None:
-        adapter = importlib.import_module("torchstore.adapters.vllm")
+        adapter = importlib.import_module("skipper.torchstore.adapters.vllm")
         self.model = stand_ins.Model()
         self.new_engine = partial(adapter.TorchStoreWeightTransferEngine, None)
         self.engine = self.new_engine(stand_ins.worker_config(), torch.device("cpu"), self.model)
@@ -56,7 +56,7 @@ class VerlWorker:
     """What verl's ``CheckpointEngineWorker`` does, in an event loop as in an async Ray actor."""
 
     def __init__(self) -> None:
-        importlib.import_module("torchstore.adapters.verl")
+        importlib.import_module("skipper.torchstore.adapters.verl")
         registry = importlib.import_module("verl.checkpoint_engine.base").CheckpointEngineRegistry
         self.engine = registry.new("torchstore", bucket_size=1000)
 

@@ -15,13 +15,13 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator
 
-import torchstore as ts
-from control import shutdown
-from torchstore.index import Index
-from torchstore.manifest import Part
-from torchstore.process import ProcessId
-from torchstore.version import Contribution
-from torchstore.versions import History
+from skipper import torchstore as ts
+from skipper.control import shutdown
+from skipper.torchstore.algebra.manifest import Part
+from skipper.torchstore.controller.index import Index
+from skipper.torchstore.controller.version import Contribution
+from skipper.torchstore.controller.versions import History
+from skipper.torchstore.support.process import ProcessId
 
 _BATCH = 10_000
 _SAMPLES = 60

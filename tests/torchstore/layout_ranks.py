@@ -15,11 +15,11 @@ from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor.placement_types import _StridedShard as TorchStridedShard
 
-import torchstore as ts
-from control import Actor, current_rank, endpoint
+from skipper import torchstore as ts
+from skipper.control import Actor, current_rank, endpoint
+from skipper.torchstore.algebra.layout import Layout, Replicate, Shard, StridedShard
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.oracle import bits, random_tensor
-from torchstore.layout import Layout, Replicate, Shard, StridedShard
-from torchstore.manifest import Mode
 
 Case = tuple[torch.dtype, Layout, Layout]
 """A dtype, and the layouts of source and destination of one tensor."""

@@ -25,11 +25,11 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-import torchstore as ts
-from control import shutdown, this_host
+from skipper import torchstore as ts
+from skipper.control import shutdown, this_host
+from skipper.torchstore.algebra.layout import Layout, Replicate, Shard, StridedShard
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.layout_ranks import Case, LayoutRank, Verdict, environment
-from torchstore.layout import Layout, Replicate, Shard, StridedShard
-from torchstore.manifest import Mode
 
 WORLD_SIZE = 8
 BATCH = 250  # pairs of one state dict

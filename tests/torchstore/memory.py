@@ -25,9 +25,9 @@ from typing import Any, get_args
 
 import torch
 
-import torchstore as ts
-from control import Actor, ProcMesh, endpoint, shutdown, this_host
-from torchstore.manifest import Mode
+from skipper import torchstore as ts
+from skipper.control import Actor, ProcMesh, endpoint, shutdown, this_host
+from skipper.torchstore.algebra.manifest import Mode
 
 MIB = 1 << 20
 BUCKET = 16 * MIB

@@ -6,7 +6,7 @@ import torch
 from torch.distributed.tensor.placement_types import Shard as TorchShard
 from torch.distributed.tensor.placement_types import _StridedShard as TorchStridedShard
 
-from torchstore.layout import Layout, Replicate, StridedShard
+from skipper.torchstore.algebra.layout import Layout, Replicate, StridedShard
 
 
 def shard_tensor(tensor: torch.Tensor, layout: Layout, coordinate: tuple[int, ...]) -> torch.Tensor:

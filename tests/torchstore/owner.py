@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-import dataplane
+from skipper import dataplane
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-import control
-import torchstore as ts
+from skipper import control
+from skipper import torchstore as ts
 from tests.torchstore.inference_worker import VllmWorker
 from tests.torchstore.oracle import bits
 from tests.torchstore.stand_ins import Model, ModuleSource, install
@@ -73,7 +73,7 @@ def sharded_model(world_size: int) -> torch.nn.Module:
 def send_shards(rank: int, world_size: int) -> None:
     """Every rank gives its own shards to a vLLM worker, which is in rank 0's process here."""
     install()
-    vllm = import_module("torchstore.adapters.vllm")
+    vllm = import_module("skipper.torchstore.adapters.vllm")
     model, worker = sharded_model(world_size), VllmWorker() if rank == 0 else None
     engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
         vllm.TorchStoreTrainerInitInfo(rank=rank, num_trainer_ranks=world_size),

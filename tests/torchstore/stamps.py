@@ -13,10 +13,10 @@ import sys
 import time
 from typing import Any, get_args
 
-import torchstore as ts
-from control import shutdown, this_host
+from skipper import torchstore as ts
+from skipper.control import shutdown, this_host
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.actors import Peer
-from torchstore.manifest import Mode
 
 
 async def run(publishes: int, readers: int, mode: Mode) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-import torchstore as ts
-from control import Actor, ActorMesh, MeshFailure, endpoint, this_host
-from torchstore.manifest import Mode
+from skipper import torchstore as ts
+from skipper.control import Actor, ActorMesh, MeshFailure, endpoint, this_host
+from skipper.torchstore.algebra.manifest import Mode
 
 MeshKind = Literal["ddp-tp", "hsdp", "ep-dp", "pp-tp"]
 KEY = "weights"

@@ -19,11 +19,11 @@ from typing import Any, get_args
 
 import torch.distributed as dist
 
-import torchstore as ts
-from control import ControlError, shutdown, this_proc
+from skipper import torchstore as ts
+from skipper.control import ControlError, shutdown, this_proc
+from skipper.torchstore.algebra.manifest import Mode
 from tests.preloading import preloading
 from tests.torchstore.step_ranks import KEY, LEFT, MeshKind, Nursery, Seen, StepRank, StepReader, prove
-from torchstore.manifest import Mode
 
 WAIT_S = 180.0
 KEPT = 64

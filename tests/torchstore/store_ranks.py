@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # so that it is fo
 import pytest
 import torch
 
-import torchstore as ts
-from torchstore import spmd
-from torchstore.launch import Trust
-from torchstore.ranks import Launch, Place, place_of
+from skipper import torchstore as ts
+from skipper.torchstore.spmd import initialize as spmd
+from skipper.torchstore.spmd.launch import Trust
+from skipper.torchstore.spmd.ranks import Launch, Place, place_of
 
 PATIENCE_S = 60.0
 DEATH = 9

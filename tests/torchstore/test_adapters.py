@@ -19,16 +19,16 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-import control
-import torchstore as ts
-from control import Actor, endpoint, this_host
+from skipper import control
+from skipper import torchstore as ts
+from skipper.control import Actor, endpoint, this_host
+from skipper.torchstore.adapters import register_vllm
+from skipper.torchstore.adapters.buckets import buckets
+from skipper.torchstore.adapters.ownership import Ownership
+from skipper.torchstore.adapters.shards import as_dtensors, mesh_of
 from tests.freezing import freeze
 from tests.torchstore import stand_ins
 from tests.torchstore.test_tensors import rank_of
-from torchstore.adapters import register_vllm
-from torchstore.adapters.buckets import buckets
-from torchstore.adapters.ownership import Ownership
-from torchstore.adapters.shards import as_dtensors, mesh_of
 
 stand_ins.install()
 
@@ -126,7 +126,7 @@ def fill(model: torch.nn.Module, value: float) -> None:
 
 
 def test_the_engines_have_every_method_of_the_protocols_with_its_parameters() -> None:
-    vllm, verl = import_module("torchstore.adapters.vllm"), import_module("torchstore.adapters.verl")
+    vllm, verl = import_module("skipper.torchstore.adapters.vllm"), import_module("skipper.torchstore.adapters.verl")
     bases = import_module("vllm.distributed.weight_transfer.base")
     for engine, base in (
         (vllm.TorchStoreWeightTransferEngine, bases.WeightTransferEngine),
@@ -150,7 +150,7 @@ def test_registering_with_vllm_names_both_engines_and_may_be_repeated() -> None:
     factories = import_module("vllm.distributed.weight_transfer.factory")
     register_vllm()
     register_vllm()
-    vllm = import_module("torchstore.adapters.vllm")
+    vllm = import_module("skipper.torchstore.adapters.vllm")
     worker, trainer = factories.WeightTransferEngineFactory, factories.WeightTransferTrainerFactory
     assert worker._registry["torchstore"]() is vllm.TorchStoreWeightTransferEngine
     assert trainer._registry["torchstore"]() is vllm.TorchStoreTrainerWeightTransferEngine
@@ -159,7 +159,7 @@ def test_registering_with_vllm_names_both_engines_and_may_be_repeated() -> None:
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("mode", ["direct", "snapshot"])
 def test_vllm_workers_load_what_the_trainer_has(workers: InferenceWorkers, mode: str) -> None:
-    vllm = import_module("torchstore.adapters.vllm")
+    vllm = import_module("skipper.torchstore.adapters.vllm")
     model = stand_ins.Model()
     engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
         vllm.TorchStoreTrainerInitInfo(rank=0, mode=mode),
@@ -177,7 +177,7 @@ def test_vllm_workers_load_what_the_trainer_has(workers: InferenceWorkers, mode:
 
 @pytest.mark.usefixtures("store")
 def test_whole_tensors_go_to_vllm_in_buckets(workers: InferenceWorkers) -> None:
-    vllm = import_module("torchstore.adapters.vllm")
+    vllm = import_module("skipper.torchstore.adapters.vllm")
     model = stand_ins.Model()
     engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
         vllm.TorchStoreTrainerInitInfo(rank=0, bucket_nbytes=2000), client=Client(workers), source=Whole(model)
@@ -211,7 +211,7 @@ class StageTrainer(Actor):
     @endpoint
     async def send(self, source: str, value: float, **options: Any) -> list[str]:
         """What the first rank does with ``send_weights``; returns what the client was asked for."""
-        vllm = import_module("torchstore.adapters.vllm")
+        vllm = import_module("skipper.torchstore.adapters.vllm")
         stage, client = getattr(stand_ins, source)(STAGES, 1), MagicMock()
         engine = vllm.TorchStoreTrainerWeightTransferEngine.trainer_init(
             vllm.TorchStoreTrainerInitInfo(rank=1, num_trainer_ranks=2, **options), client=client, source=stage
@@ -244,7 +244,7 @@ async def test_a_trainer_goes_on_after_a_put_of_one_rank_has_timed_out(
     """And what is left of the step that failed is no part of the next one."""
     await ts.initialize(1, ts.LocalRankStrategy())
     try:
-        vllm = import_module("torchstore.adapters.vllm")
+        vllm = import_module("skipper.torchstore.adapters.vllm")
         (volume,) = (await ts.client())._remote.info.processes.values()
         options: dict[str, Any] = {"mode": "snapshot", "bucket_nbytes": 700}
         stage = getattr(stand_ins, source)(STAGES, 0)
@@ -289,7 +289,7 @@ async def test_a_trainer_goes_on_after_a_put_of_one_rank_has_timed_out(
 async def test_pipelines_on_both_sides_give_and_get_their_own_layers(
     workers: InferenceWorkers, second_rank: Any, source: str, options: dict[str, Any], pieces: list[list[str]]
 ) -> None:
-    vllm = import_module("torchstore.adapters.vllm")
+    vllm = import_module("skipper.torchstore.adapters.vllm")
     options = {**options, "timeout": 20.0}
     layers = dict(zip([process.pid for process in workers.processes], ([0], [1, 2]), strict=True))
     workers.ask("vllm", "become_stage", layers)
@@ -315,7 +315,7 @@ async def test_pipelines_on_both_sides_give_and_get_their_own_layers(
 
 
 def test_a_source_whose_order_is_not_that_of_its_metadata_is_refused() -> None:
-    trainer = import_module("torchstore.adapters.vllm.trainer")
+    trainer = import_module("skipper.torchstore.adapters.vllm.trainer")
     stream = iter([("b", torch.ones(1)), ("a", torch.ones(1))])
     assert list(trainer._take(stream, ["a"])) == ["a"]
     with pytest.raises(ValueError, match="has not given b"):
@@ -356,7 +356,7 @@ def test_torch_still_has_the_private_argument_that_shards_need() -> None:
 
 
 def test_a_vllm_trainer_needs_a_source_that_fits() -> None:
-    vllm = import_module("torchstore.adapters.vllm")
+    vllm = import_module("skipper.torchstore.adapters.vllm")
     engine, info = vllm.TorchStoreTrainerWeightTransferEngine, vllm.TorchStoreTrainerInitInfo(rank=1)
 
     class Elsewhere(Whole):
@@ -370,7 +370,7 @@ def test_a_vllm_trainer_needs_a_source_that_fits() -> None:
 
 
 def test_verl_rollout_workers_receive_what_the_actor_sends(workers: InferenceWorkers) -> None:
-    verl = import_module("torchstore.adapters.verl").TorchStoreCheckpointEngine
+    verl = import_module("skipper.torchstore.adapters.verl").TorchStoreCheckpointEngine
     actors = [verl(bucket_size=2000, is_master=True), verl(bucket_size=2000)]
     model = stand_ins.Model()
     with ThreadPoolExecutor(1) as executor:
@@ -400,7 +400,7 @@ def test_verl_rollout_workers_receive_what_the_actor_sends(workers: InferenceWor
 
 
 def test_a_dtype_that_torch_does_not_know_is_refused() -> None:
-    verl = import_module("torchstore.adapters.verl").TorchStoreCheckpointEngine
+    verl = import_module("skipper.torchstore.adapters.verl").TorchStoreCheckpointEngine
     assert verl(bucket_size=1, rollout_dtype="float16").rollout_dtype is torch.float16
     with pytest.raises(ValueError, match="bf17"):
         verl(bucket_size=1, rollout_dtype="bf17")
@@ -417,7 +417,7 @@ def test_a_worker_that_dies_is_no_hindrance_to_the_trainer(workers: InferenceWor
     victim = workers.processes[-1]
     victim.kill()
     victim.wait(timeout=20)
-    verl = import_module("torchstore.adapters.verl").TorchStoreCheckpointEngine
+    verl = import_module("skipper.torchstore.adapters.verl").TorchStoreCheckpointEngine
     address = str(control.serve_job().path)
     actor = verl(bucket_size=2000, is_master=True, address=address)
     actor.init_process_group(0, actor.prepare())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
 
 
 @pytest.fixture(autouse=True)

@@ -5,13 +5,18 @@ from itertools import permutations
 
 import pytest
 
+from skipper.torchstore.algebra.agreement import disagreement
+from skipper.torchstore.algebra.layout import Layout, Shard
+from skipper.torchstore.controller.version import Contribution
+from skipper.torchstore.controller.versions import History
+from skipper.torchstore.errors import (
+    DTypeMismatchError,
+    LayoutMismatchError,
+    PartiallyPublishedError,
+    ShareMismatchError,
+)
+from skipper.torchstore.protocol.messages import Selector
 from tests.torchstore.test_versions import shard
-from torchstore.agreement import disagreement
-from torchstore.errors import DTypeMismatchError, LayoutMismatchError, PartiallyPublishedError, ShareMismatchError
-from torchstore.layout import Layout, Shard
-from torchstore.messages import Selector
-from torchstore.version import Contribution
-from torchstore.versions import History
 
 ROWS = Layout((8,), (4,), (Shard(0),))
 OTHER_ROWS = Layout((12,), (4,), (Shard(0),))

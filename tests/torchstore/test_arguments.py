@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
 
 OF_ONE_KEY: dict[str, Callable[..., Any]] = {
     "put": lambda key, **more: ts.put(key, 1, **more),

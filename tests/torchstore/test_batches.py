@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
-from control import SupervisionError, this_proc
+from skipper import torchstore as ts
+from skipper.control import SupervisionError, this_proc
+from skipper.torchstore.algebra.values import INLINE_BYTES
 from tests.torchstore.actors import Keeper
-from torchstore.values import INLINE_BYTES
 
 LIMIT_S = 60.0
 SIZE = 16384  # bytes of a tensor of `batch`
@@ -278,16 +278,16 @@ def victims() -> Iterator[Iterator[Any]]:
 
 
 PUT = [
-    ("before", "torchstore.batch_put:BatchWriter._fill", False),
-    ("before", "torchstore.writing:execute", False),
-    ("after", "torchstore.writing:execute", False),
-    ("before", "torchstore.remote:Remote.publish", False),
-    ("after", "torchstore.remote:Remote.publish", True),
+    ("before", "skipper.torchstore.client.batch_put:BatchWriter._fill", False),
+    ("before", "skipper.torchstore.client.writing:execute", False),
+    ("after", "skipper.torchstore.client.writing:execute", False),
+    ("before", "skipper.torchstore.client.remote:Remote.publish", False),
+    ("after", "skipper.torchstore.client.remote:Remote.publish", True),
 ]
 GET = [
-    ("after", "torchstore.remote:Remote.acquire_values"),
-    ("after", "torchstore.batch_get:execute"),
-    ("before", "torchstore.remote:Remote.release_values"),
+    ("after", "skipper.torchstore.client.remote:Remote.acquire_values"),
+    ("after", "skipper.torchstore.client.batch_get:execute"),
+    ("before", "skipper.torchstore.client.remote:Remote.release_values"),
 ]
 
 

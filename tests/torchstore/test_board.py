@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
-from torchstore.board import PAGE_NBYTES, Board, Reader
-from torchstore.values import INLINE_BYTES
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.values import INLINE_BYTES
+from skipper.torchstore.peers.board import PAGE_NBYTES, Board, Reader
 
 LIMIT_S = 20.0
 

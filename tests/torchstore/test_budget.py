@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
 
 ELEMENTS = 40_000
 NBYTES = 4 * ELEMENTS

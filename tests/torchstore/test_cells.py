@@ -5,9 +5,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skipper.torchstore.algebra.cells import (
+    cell_shape,
+    cell_sums,
+    cells,
+    cells_differ,
+    grid_shape,
+    grid_slice,
+    region,
+    whole_cells,
+)
+from skipper.torchstore.algebra.layout import Box
 from tests.torchstore.oracle import random_tensor
-from torchstore.cells import cell_shape, cell_sums, cells, cells_differ, grid_shape, grid_slice, region, whole_cells
-from torchstore.layout import Box
 
 DTYPES = [
     torch.bfloat16,

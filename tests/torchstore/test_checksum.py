@@ -7,9 +7,9 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.test_tensors import rank_of
-from torchstore.manifest import Mode
 
 pytestmark = pytest.mark.usefixtures("store")
 

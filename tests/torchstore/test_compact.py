@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields, replace
 
 import pytest
 
-from torchstore.compact import compact
-from torchstore.messages import Grant, Published, Retired, Share, Wanted
-from torchstore.origin import Origin
-from torchstore.process import this_process
+from skipper.torchstore.protocol.messages import Grant, Published, Retired, Share, Wanted
+from skipper.torchstore.protocol.origin import Origin
+from skipper.torchstore.support.compact import compact
+from skipper.torchstore.support.process import this_process
 
 
 @pytest.mark.parametrize(

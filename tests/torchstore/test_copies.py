@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
-from control import this_proc
+from skipper import torchstore as ts
+from skipper.control import this_proc
+from skipper.torchstore.algebra.copies import neighbours, place
 from tests.torchstore.actors import Keeper, model_values
-from torchstore.copies import neighbours, place
 
 LIMIT_S = 60.0
 VOLUMES = 3

@@ -8,8 +8,8 @@ import warnings
 
 import pytest
 
-import torchstore as ts
-from torchstore.coroutines import is_public
+from skipper import torchstore as ts
+from skipper.torchstore.support.coroutines import is_public
 
 FUNCTIONS = [name for name in ts.__all__ if is_public(getattr(ts, name))]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-import torchstore as ts
-from control import SupervisionError, this_proc
+from skipper import torchstore as ts
+from skipper.control import SupervisionError, this_proc
 from tests.torchstore.actors import Keeper, make_model, model_values
 
 LIMIT_S = 20.0
@@ -16,31 +16,31 @@ OLD, NEW, NEXT = 1, 2, 3
 
 # Each step of a put of version NEW, in order, with the version that is the latest one when its process dies there.
 SNAPSHOT_PUT = [
-    ("before", "torchstore.publish:pack", OLD),
-    ("before", "torchstore.arenas:ArenaPool.take", OLD),
-    ("after", "torchstore.arenas:ArenaPool.take", OLD),
-    ("before", "torchstore.writing:execute", OLD),
-    ("after", "torchstore.writing:execute", OLD),
-    ("before", "torchstore.remote:Remote.publish", OLD),
-    ("after", "torchstore.remote:Remote.publish", NEW),
+    ("before", "skipper.torchstore.client.publish:pack", OLD),
+    ("before", "skipper.torchstore.client.arenas:ArenaPool.take", OLD),
+    ("after", "skipper.torchstore.client.arenas:ArenaPool.take", OLD),
+    ("before", "skipper.torchstore.client.writing:execute", OLD),
+    ("after", "skipper.torchstore.client.writing:execute", OLD),
+    ("before", "skipper.torchstore.client.remote:Remote.publish", OLD),
+    ("after", "skipper.torchstore.client.remote:Remote.publish", NEW),
 ]
 DIRECT_PUT = [
-    ("before", "torchstore.direct:DirectMemory.publish", OLD),
-    ("after", "torchstore.direct:DirectMemory.publish", OLD),
-    ("before", "torchstore.remote:Remote.publish", OLD),
-    ("after", "torchstore.remote:Remote.publish", NEW),
+    ("before", "skipper.torchstore.client.direct:DirectMemory.publish", OLD),
+    ("after", "skipper.torchstore.client.direct:DirectMemory.publish", OLD),
+    ("before", "skipper.torchstore.client.remote:Remote.publish", OLD),
+    ("after", "skipper.torchstore.client.remote:Remote.publish", NEW),
 ]
 FENCE = [
-    ("before", "torchstore.remote:Remote.fence"),
-    ("after", "torchstore.remote:Remote.fence"),
-    ("after", "torchstore.publish:Publisher.withdraw"),
+    ("before", "skipper.torchstore.client.remote:Remote.fence"),
+    ("after", "skipper.torchstore.client.remote:Remote.fence"),
+    ("after", "skipper.torchstore.client.publish:Publisher.withdraw"),
 ]
 GET = [
-    ("before", "torchstore.remote:Remote.acquire"),
-    ("after", "torchstore.remote:Remote.acquire"),
-    ("before", "torchstore.transfer:execute"),
-    ("after", "torchstore.transfer:execute"),
-    ("before", "torchstore.remote:Remote.release"),
+    ("before", "skipper.torchstore.client.remote:Remote.acquire"),
+    ("after", "skipper.torchstore.client.remote:Remote.acquire"),
+    ("before", "skipper.torchstore.client.transfer:execute"),
+    ("after", "skipper.torchstore.client.transfer:execute"),
+    ("before", "skipper.torchstore.client.remote:Remote.release"),
 ]
 
 
@@ -48,15 +48,15 @@ QUANTIZED = {"transfer_dtype": ts.BlockFP8()}
 
 # The steps of what a put can do besides: its options, the step, and the version that is the latest one afterwards.
 OTHER_PUTS = [
-    ({"delta": True}, "before", "torchstore.publish:Bases.compare", NEW),
-    (QUANTIZED, "after", "torchstore.publish:Staged.fill", NEW),
+    ({"delta": True}, "before", "skipper.torchstore.client.publish:Bases.compare", NEW),
+    (QUANTIZED, "after", "skipper.torchstore.client.publish:Staged.fill", NEW),
 ]
 # And of a get: the options of the put, its own, and the step.
 OTHER_GETS = [
-    (QUANTIZED | {"delta": True}, {"delta": True}, "before", "torchstore.transfer:_finish"),
-    ({}, {"serve": True}, "after", "torchstore.lender:Lender.offer"),
-    ({}, {"serve": True}, "after", "torchstore.remote:Remote.finish"),
-    ({}, {"serve": True}, "before", "torchstore.fetch:Fetcher._borrow"),
+    (QUANTIZED | {"delta": True}, {"delta": True}, "before", "skipper.torchstore.client.transfer:_finish"),
+    ({}, {"serve": True}, "after", "skipper.torchstore.client.lender:Lender.offer"),
+    ({}, {"serve": True}, "after", "skipper.torchstore.client.remote:Remote.finish"),
+    ({}, {"serve": True}, "before", "skipper.torchstore.client.fetch:Fetcher._borrow"),
 ]
 
 

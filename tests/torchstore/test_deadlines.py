@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from torchstore import deadlines
-from torchstore.deadlines import within
+from skipper.torchstore.support import deadlines
+from skipper.torchstore.support.deadlines import within
 
 TICK_S = 0.02
 """The clock of an event loop stands still while it runs, so a deadline may be a little early."""

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.cells import cell_shape, cells, grid_shape, grid_slice, region, whole_cells
+from skipper.torchstore.algebra.layout import Box
+from skipper.torchstore.client.increment import _blocks
 from tests.torchstore.test_cells import boxes
 from tests.torchstore.test_checksum import flip
 from tests.torchstore.test_tensors import rank_of
-from torchstore.cells import cell_shape, cells, grid_shape, grid_slice, region, whole_cells
-from torchstore.increment import _blocks
-from torchstore.layout import Box
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-import torchstore as ts
-from control import this_host
+from skipper import torchstore as ts
+from skipper.control import this_host
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.actors import ShardedPeer
 from tests.torchstore.layout_ranks import LayoutRank
 from tests.torchstore.layouts import check, drawn
-from torchstore.manifest import Mode
 
 WORLD_SIZE = 4
 CASES_PER_SYNC = 60

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-import torchstore as ts
-from torchstore.index import Index
-from torchstore.key_names import is_below
-from torchstore.layout import Layout
-from torchstore.manifest import Binding, Manifest, Part, TensorItem
-from torchstore.messages import Wanted
-from torchstore.origin import Origin, Turn
-from torchstore.process import ProcessId
-from torchstore.version import Contribution
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.key_names import is_below
+from skipper.torchstore.algebra.layout import Layout
+from skipper.torchstore.algebra.manifest import Binding, Manifest, Part, TensorItem
+from skipper.torchstore.controller.index import Index
+from skipper.torchstore.controller.version import Contribution
+from skipper.torchstore.protocol.messages import Wanted
+from skipper.torchstore.protocol.origin import Origin, Turn
+from skipper.torchstore.support.process import ProcessId
 
 LARGE = 5000
 

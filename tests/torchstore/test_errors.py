@@ -3,8 +3,8 @@ import pickle
 
 import pytest
 
-import torchstore
-from torchstore import errors
+from skipper import torchstore
+from skipper.torchstore import errors
 
 SAMPLES = [
     errors.StoreError("something"),

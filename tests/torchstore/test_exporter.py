@@ -9,11 +9,11 @@ from urllib.request import urlopen
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.support.exporter import CONTENT_TYPE, MetricsServer
+from skipper.torchstore.support.metrics import log_of
 from tests.prometheus import parse
 from tests.torchstore.test_metrics import record
-from torchstore.exporter import CONTENT_TYPE, MetricsServer
-from torchstore.metrics import log_of
 
 LIMIT_S = 20.0
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
-from control import ActorError, this_proc
+from skipper import torchstore as ts
+from skipper.control import ActorError, this_proc
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.fanout import Family, frozen, kill
-from torchstore.manifest import Mode
 
 ROWS, READERS = 400, 3  # and one more process: it reads over TCP, and publishes until it is killed
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
-from control import ActorError, SupervisionError, this_proc
+from skipper import torchstore as ts
+from skipper.control import ActorError, SupervisionError, this_proc
 from tests.torchstore.actors import Keeper, model_values
 
 LIMIT_S = 20.0

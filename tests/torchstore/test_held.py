@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from control import Future
-from control.errors import SupervisionError
-from torchstore.held import Held, held_of
-from torchstore.messages import CLIENTS_BITS, Grant
+from skipper.control import Future
+from skipper.control.model.errors import SupervisionError
+from skipper.torchstore.client.held import Held, held_of
+from skipper.torchstore.protocol.messages import CLIENTS_BITS, Grant
 
 
 def answered(grant: Grant) -> Future[Grant]:

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchstore import journal as module
-from torchstore.errors import JournalError
-from torchstore.journal import Journal, JournalMemory
+from skipper.torchstore.controller import journal as module
+from skipper.torchstore.controller.journal import Journal, JournalMemory
+from skipper.torchstore.errors import JournalError
 
 Opened = Callable[[], Journal]
 
@@ -174,8 +174,8 @@ def test_it_says_when_it_is_time_for_a_picture(memory: JournalMemory, monkeypatc
 def test_there_is_one_writer_at_a_time_and_one_that_dies_is_none(memory: JournalMemory) -> None:
     source = (
         "import sys, time\n"
-        "from torchstore.journal import Journal, JournalAddress\n"
-        "from torchstore.process import ProcessId\n"
+        "from skipper.torchstore.controller.journal import Journal, JournalAddress\n"
+        "from skipper.torchstore.support.process import ProcessId\n"
         f"address = {memory.address!r}\n"
         "journal = Journal(address, 1.0)\n"
         "print('open', flush=True)\n"

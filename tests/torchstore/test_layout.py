@@ -16,8 +16,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import Shard as TorchShard
 from torch.distributed.tensor.placement_types import _StridedShard as TorchStridedShard
 
-from tests.torchstore.oracle import shard_tensor
-from torchstore.layout import (
+from skipper.torchstore.algebra.layout import (
     Box,
     Layout,
     Piece,
@@ -28,6 +27,7 @@ from torchstore.layout import (
     match,
     uncovered,
 )
+from tests.torchstore.oracle import shard_tensor
 
 EXAMPLES = settings(max_examples=400, deadline=None)
 

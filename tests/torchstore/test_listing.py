@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchstore.listing import SortedKeys
+from skipper.torchstore.algebra.listing import SortedKeys
 
 KEYS = st.text("ab./é\U0001f600", max_size=6)
 

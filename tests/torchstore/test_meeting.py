@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-import torchstore as ts
-from control import ActorMesh, ProcMesh, this_host, this_proc
-from torchstore.desk import ask
-from torchstore.meeting import Meeting, Seat
-from torchstore.ranks import Place
+from skipper import torchstore as ts
+from skipper.control import ActorMesh, ProcMesh, this_host, this_proc
+from skipper.torchstore.client.desk import ask
+from skipper.torchstore.spmd.meeting import Meeting, Seat
+from skipper.torchstore.spmd.ranks import Place
 
 PATIENCE_S = 60.0
 SOON_S = 0.2

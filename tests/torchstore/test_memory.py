@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from control import ProcMesh, this_host
+from skipper.control import ProcMesh, this_host
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.memory import BUCKET, MIB, Sampler, run
-from torchstore.manifest import Mode
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
 from tests.torchstore.actors import make_model
 
 pytestmark = pytest.mark.usefixtures("store")

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.support.metrics import BUCKETS_S, KEPT_RECORDS, SyncLog, log_of
+from skipper.torchstore.support.records import STAGES, Cost, SyncRecord
 from tests.prometheus import parse
-from torchstore.metrics import BUCKETS_S, KEPT_RECORDS, SyncLog, log_of
-from torchstore.records import STAGES, Cost, SyncRecord
 
 
 def record(**fields: Any) -> SyncRecord:

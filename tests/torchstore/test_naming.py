@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.layout import Box
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore import fused
-from torchstore.layout import Box
-from torchstore.manifest import Mode
 
 pytestmark = pytest.mark.usefixtures("store")
 

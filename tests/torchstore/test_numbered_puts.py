@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
-import torchstore.sync as blocking
+from skipper import torchstore as ts
+from skipper.torchstore import sync as blocking
 from tests.freezing import freeze
 
 LARGE = 3 << 20  # floats: more than a batch shares

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.errors import StoreError
 from tests.numbers import STRANGE
-from torchstore.errors import StoreError
 
 
 def tensors() -> dict[str, torch.Tensor]:

@@ -3,9 +3,9 @@
 import asyncio
 from dataclasses import replace
 
-from torchstore.messages import Share
-from torchstore.offers import Offers, Patience
-from torchstore.process import ProcessId, this_process
+from skipper.torchstore.controller.offers import Offers, Patience
+from skipper.torchstore.protocol.messages import Share
+from skipper.torchstore.support.process import ProcessId, this_process
 
 CIRCLE = "same boxes"
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.client.sequence import Sequences, holds_all
+from skipper.torchstore.protocol import origin
+from skipper.torchstore.protocol.messages import Published
+from skipper.torchstore.protocol.origin import ALONE, SOLE, Membership, Origin, Turn, membership, read_publisher
 from tests.torchstore.test_tensors import rank_of
-from torchstore import origin
-from torchstore.messages import Published
-from torchstore.origin import ALONE, SOLE, Membership, Origin, Turn, membership, read_publisher
-from torchstore.sequence import Sequences, holds_all
 
 
 @pytest.fixture

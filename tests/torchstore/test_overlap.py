@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import torchstore as ts
-from torchstore.overlap import check_distinct, overlaps_itself
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.overlap import check_distinct, overlaps_itself
 
 SIZES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=3)
 

@@ -3,26 +3,26 @@
 import torch
 from playwright.async_api import async_playwright, expect
 
-import torchstore as ts
-from control.runtime import job
-from control.runtime.tables import MAX_ROWS, Table
-from control.tools import serve_dashboard
-from control.tools.status import status_of
-from control.tools.survey import survey
+from skipper import torchstore as ts
+from skipper.control.observe import serve_dashboard
+from skipper.control.observe.job_query import survey
+from skipper.control.observe.status import status_of
+from skipper.control.runtime import current_runtime
+from skipper.control.runtime.tables import MAX_ROWS, Table
+from skipper.torchstore.algebra.manifest import Part
+from skipper.torchstore.controller.index import Index
+from skipper.torchstore.controller.overview import overview
+from skipper.torchstore.controller.version import Contribution
+from skipper.torchstore.protocol.origin import Origin, Turn
+from skipper.torchstore.support.process import ProcessId
 from tests.control.tools.browser import PATIENCE_MS, launch_options, needs_chromium
-from torchstore.index import Index
-from torchstore.manifest import Part
-from torchstore.origin import Origin, Turn
-from torchstore.overview import overview
-from torchstore.process import ProcessId
-from torchstore.version import Contribution
 
 HERE = ProcessId("here", 1, 1)
 
 
 def reported() -> list[Table]:
     """The tables of the default store that the processes of this job report."""
-    status = status_of(survey(job.current(), "status", True, timeout=20))
+    status = status_of(survey(current_runtime.current(), "status", True, timeout=20))
     tables = [table for process in status.processes if process.report is not None for table in process.report.tables]
     return [table for table in tables if table.title == "Store default"]
 

@@ -9,10 +9,10 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.adapters.shards import mesh_of
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.test_tensors import rank_of
-from torchstore.adapters.shards import mesh_of
-from torchstore.manifest import Mode
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -7,10 +7,10 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.manifest import Mode
+from skipper.torchstore.algebra.quantize import quantize
 from tests.torchstore.test_tensors import rank_of
-from torchstore.manifest import Mode
-from torchstore.quantize import quantize
 
 pytestmark = pytest.mark.usefixtures("store")
 

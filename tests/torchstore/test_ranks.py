@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-import torchstore as ts
-from torchstore.ranks import Launch, Place, note_place, place_of
+from skipper import torchstore as ts
+from skipper.torchstore.spmd.ranks import Launch, Place, note_place, place_of
 
 TORCHRUN = {
     "RANK": "3",

@@ -1,6 +1,6 @@
 """The bounded memory of the store's caches."""
 
-from torchstore.recent import Recent
+from skipper.torchstore.support.recent import Recent
 
 
 def test_what_was_used_least_recently_is_forgotten() -> None:

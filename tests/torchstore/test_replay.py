@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from skipper.torchstore.algebra.manifest import Binding
+from skipper.torchstore.controller import journal as journals
+from skipper.torchstore.controller.journal import Journal, JournalMemory
+from skipper.torchstore.controller.recording import Recorder
+from skipper.torchstore.controller.state import Command, Effects
+from skipper.torchstore.errors import JournalError, KeyNotFoundError, StoreError, VersionNotFoundError
+from skipper.torchstore.protocol.messages import Selector, StaleClientError, Wanted
+from skipper.torchstore.protocol.origin import ALONE
+from skipper.torchstore.support.process import ProcessId
 from tests.torchstore.walks import Walker, digest, left, picture, reopened
-from torchstore import journal as journals
-from torchstore.errors import JournalError, KeyNotFoundError, StoreError, VersionNotFoundError
-from torchstore.journal import Journal, JournalMemory
-from torchstore.manifest import Binding
-from torchstore.messages import Selector, StaleClientError, Wanted
-from torchstore.origin import ALONE
-from torchstore.process import ProcessId
-from torchstore.recording import Recorder
-from torchstore.state import Command, Effects
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_a_command_that_fails_fails_again_and_the_store_goes_on(memory: JournalM
 def test_all_that_a_volume_may_not_have_heard_is_said_again(
     memory: JournalMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchstore.ledger._REMEMBERED", 4)
+    monkeypatch.setattr("skipper.torchstore.controller.ledger._REMEMBERED", 4)
     walker = Walker(5, reopened(memory.address))
     client = walker.recorder.do(Command("welcome", (PROCESS, None)))
     walker._clients = {client: PROCESS}
@@ -223,7 +223,7 @@ def test_a_picture_that_fails_is_no_failure_of_what_was_done(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr("torchstore.recording._picture_of", no_memory)
+        patched.setattr("skipper.torchstore.controller.recording._picture_of", no_memory)
         assert recorder.do(Command("put_inline", (client, "k", bytes(500)), client, 1, 1)) == 1
     left(recorder)
     assert left(reopened(memory.address)).state.index.keys(None) == ["k"]

@@ -21,14 +21,14 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from dataplane import RDMABuffer
+from skipper.dataplane import RDMABuffer
+from skipper.torchstore.algebra.layout import Box, Layout, Replicate, Shard, contiguous_strides
+from skipper.torchstore.algebra.manifest import Binding, Manifest, Part, TensorItem
+from skipper.torchstore.algebra.plan import Source, compile_read, compile_write
+from skipper.torchstore.algebra.tensors import LocalTensor
+from skipper.torchstore.errors import CoverageError
 from tests.torchstore.layouts import layouts_of, meshes_of, shapes
 from tests.torchstore.oracle import bits, random_tensor, shard_tensor
-from torchstore.errors import CoverageError
-from torchstore.layout import Box, Layout, Replicate, Shard, contiguous_strides
-from torchstore.manifest import Binding, Manifest, Part, TensorItem
-from torchstore.plan import Source, compile_read, compile_write
-from torchstore.tensors import LocalTensor
 
 PAIRS = 1_000
 TARGETS_PER_SOURCE = 4

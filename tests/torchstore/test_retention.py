@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
 from tests.torchstore.actors import fill_model, make_model, model_values
 
 

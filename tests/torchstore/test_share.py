@@ -2,8 +2,8 @@
 
 import torch
 
-import dataplane
-import torchstore as ts
+from skipper import dataplane
+from skipper import torchstore as ts
 
 
 def make_module() -> torch.nn.Module:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from torchstore.ledger import Ledger
-from torchstore.manifest import Binding
-from torchstore.process import ProcessId, this_process
-from torchstore.sections import Section, open_section_id, section_id
-from torchstore.shared_arenas import SharedArenas
+from skipper.torchstore.algebra.manifest import Binding
+from skipper.torchstore.algebra.sections import Section, open_section_id, section_id
+from skipper.torchstore.controller.ledger import Ledger
+from skipper.torchstore.controller.shared_arenas import SharedArenas
+from skipper.torchstore.support.process import ProcessId, this_process
 
 SIZE = 16384
 

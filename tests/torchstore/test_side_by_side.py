@@ -7,19 +7,19 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.manifest import Binding
+from skipper.torchstore.client.sequence import Sequences
+from skipper.torchstore.controller.index import Index
+from skipper.torchstore.controller.ledger import Ledger
+from skipper.torchstore.controller.members import Members
+from skipper.torchstore.controller.versions import History
+from skipper.torchstore.dcp import StoreReader, StoreWriter
+from skipper.torchstore.errors import OutOfStepError
+from skipper.torchstore.protocol.messages import Published, StaleClientError
+from skipper.torchstore.protocol.origin import Membership, Origin, Turn
+from skipper.torchstore.support.process import this_process
 from tests.torchstore.test_versions import process, shard
-from torchstore.dcp import StoreReader, StoreWriter
-from torchstore.errors import OutOfStepError
-from torchstore.index import Index
-from torchstore.ledger import Ledger
-from torchstore.manifest import Binding
-from torchstore.members import Members
-from torchstore.messages import Published, StaleClientError
-from torchstore.origin import Membership, Origin, Turn
-from torchstore.process import this_process
-from torchstore.sequence import Sequences
-from torchstore.versions import History
 
 LARGE = 1 << 20
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import torchstore as ts
-from control import serve_job
+from skipper import torchstore as ts
+from skipper.control import serve_job
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -51,9 +51,9 @@ def test_ranks_that_die_give_the_others_typed_errors(tmp_path: Path) -> None:
 
 READER = """
 import asyncio, signal, sys
-import control
-import torchstore as ts
-from torchstore.messages import Selector
+from skipper import control
+from skipper import torchstore as ts
+from skipper.torchstore.protocol.messages import Selector
 
 async def read():
     control.join(sys.argv[1])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from control.hosts import command as host_command
+from skipper.control.cluster.hosts import command as host_command
 from tests.torchstore import store_ranks
 from tests.torchstore.store_ranks import DEATH
 

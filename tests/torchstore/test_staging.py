@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.actors import make_model
-from torchstore.manifest import Mode
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -8,10 +8,10 @@ import pytest
 import pytest_asyncio
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.step_ranks import KEY, MeshKind
 from tests.torchstore.steps import World, lost, publish, world
-from torchstore.manifest import Mode
 
 RANKS, STEPS = 4, 10
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]

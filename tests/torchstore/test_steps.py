@@ -14,8 +14,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.torchstore.test_versions import manifest
-from torchstore.errors import (
+from skipper.torchstore.algebra.layout import Layout, Shard
+from skipper.torchstore.algebra.manifest import Binding, Manifest, Mode, Part, TensorItem
+from skipper.torchstore.controller.steps import MAX_AHEAD
+from skipper.torchstore.controller.version import Contribution, Version
+from skipper.torchstore.controller.versions import History
+from skipper.torchstore.errors import (
     LateShareError,
     OutOfStepError,
     ReplicaMismatchError,
@@ -23,14 +27,10 @@ from torchstore.errors import (
     StoreError,
     VersionExistsError,
 )
-from torchstore.layout import Layout, Shard
-from torchstore.manifest import Binding, Manifest, Mode, Part, TensorItem
-from torchstore.messages import Selector
-from torchstore.origin import Origin, Turn
-from torchstore.process import ProcessId
-from torchstore.steps import MAX_AHEAD
-from torchstore.version import Contribution, Version
-from torchstore.versions import History
+from skipper.torchstore.protocol.messages import Selector
+from skipper.torchstore.protocol.origin import Origin, Turn
+from skipper.torchstore.support.process import ProcessId
+from tests.torchstore.test_versions import manifest
 
 RANKS, STEPS = 3, 3
 READER = ProcessId("here", 900, 1)

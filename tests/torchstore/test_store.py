@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.values import INLINE_BYTES
 from tests.torchstore.oracle import bits, random_tensor
-from torchstore.values import INLINE_BYTES
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
-from torchstore.messages import Selector
+from skipper import torchstore as ts
+from skipper.torchstore.protocol.messages import Selector
 
 TENSOR = torch.arange(30_000.0)
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
-from control import ControlError, this_proc
+from skipper import torchstore as ts
+from skipper.control import ControlError, this_proc
+from skipper.torchstore.client.pinning import Block
+from skipper.torchstore.controller import succession
+from skipper.torchstore.protocol.batches import BatchGrant
 from tests.freezing import freeze
 from tests.torchstore import controller_kills
 from tests.torchstore.actors import Keeper, fill_model, make_model
-from torchstore import succession
-from torchstore.batches import BatchGrant
-from torchstore.pinning import Block
 
 KEY = "model"
 

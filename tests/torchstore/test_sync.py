@@ -14,11 +14,11 @@ import nbformat
 import pytest
 import torch
 
-import torchstore
-from control import Actor, endpoint, this_host
+from skipper import torchstore
+from skipper.control import Actor, endpoint, this_host
+from skipper.torchstore import sync
+from skipper.torchstore.support.coroutines import is_public
 from tests.integration.notebooks import execute
-from torchstore import sync
-from torchstore.coroutines import is_public
 
 COROUTINES = [name for name in torchstore.__all__ if is_public(getattr(torchstore, name))]
 PATIENCE_S = 100

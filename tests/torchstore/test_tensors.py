@@ -12,10 +12,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torchstore.errors import KindMismatchError, LayoutMismatchError, UnsupportedPlacementError
-from torchstore.layout import Box, Piece
-from torchstore.slices import TensorSlice
-from torchstore.tensors import (
+from skipper.torchstore.algebra.layout import Box, Piece
+from skipper.torchstore.algebra.slices import TensorSlice
+from skipper.torchstore.algebra.tensors import (
     BorrowedTensor,
     check_destination,
     describe,
@@ -23,6 +22,7 @@ from torchstore.tensors import (
     fingerprint,
     storage_of,
 )
+from skipper.torchstore.errors import KindMismatchError, LayoutMismatchError, UnsupportedPlacementError
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 
-import torchstore as ts
+from skipper import torchstore as ts
 
 Make = Callable[[int], torch.Tensor]
 

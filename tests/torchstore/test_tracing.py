@@ -8,11 +8,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-import torchstore as ts
-from control import tracing
-from control.runtime import job
+from skipper import torchstore as ts
+from skipper.control.runtime import current_runtime, tracing
+from skipper.torchstore.errors import KeyNotFoundError
 from tests.control.conftest import wait_until
-from torchstore.errors import KeyNotFoundError
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def exporter(store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryS
     monkeypatch.setattr(tracing, "tracer", None)
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing.install(job.current(), provider)
+    tracing.install(current_runtime.current(), provider)
     yield exporter
     provider.shutdown()
 

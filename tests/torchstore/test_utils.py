@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
-from control.monarch import Actor, current_rank, endpoint
-from tests.torchstore.actors import ShardedPeer
-from torchstore.transport import Request, TransportType
-from torchstore.transport import pipe as old_place
-from torchstore.transport import types as new_place
-from torchstore.utils import (
+from skipper import torchstore as ts
+from skipper.control.monarch import Actor, current_rank, endpoint
+from skipper.torchstore.transport import Request, TransportType
+from skipper.torchstore.transport import pipe as old_place
+from skipper.torchstore.transport import types as new_place
+from skipper.torchstore.utils import (
     assemble_tensor,
     color_print,
     get_local_tensor,
     get_slice_intersection,
     spawn_actors,
 )
+from tests.torchstore.actors import ShardedPeer
 
 PATIENCE_S = 60
 
@@ -99,7 +99,7 @@ def test_requests_describe_tensors_slices_and_objects() -> None:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from control import this_host
+    from skipper.control import this_host
 
     procs = this_host().spawn_procs({"gpus": 2})
     mesh: Any = procs.spawn("ranks", Slices)

@@ -4,7 +4,11 @@ from math import prod
 
 import pytest
 
-from torchstore.errors import (
+from skipper.torchstore.algebra.layout import Layout, Replicate, Shard
+from skipper.torchstore.algebra.manifest import Binding, Manifest, Mode, Part, TensorItem
+from skipper.torchstore.controller.version import Contribution
+from skipper.torchstore.controller.versions import History
+from skipper.torchstore.errors import (
     KeyNotFoundError,
     LateShareError,
     PartiallyPublishedError,
@@ -15,13 +19,9 @@ from torchstore.errors import (
     VersionNotFoundError,
     VolumeLostError,
 )
-from torchstore.layout import Layout, Replicate, Shard
-from torchstore.manifest import Binding, Manifest, Mode, Part, TensorItem
-from torchstore.messages import Digests, Selector
-from torchstore.origin import ALONE, Origin, Turn
-from torchstore.process import ProcessId
-from torchstore.version import Contribution
-from torchstore.versions import History
+from skipper.torchstore.protocol.messages import Digests, Selector
+from skipper.torchstore.protocol.origin import ALONE, Origin, Turn
+from skipper.torchstore.support.process import ProcessId
 
 LATEST = Selector()
 READER = ProcessId("here", 900, 1)

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from torchstore.process import ProcessId, this_process
-from torchstore.watch import ProcessWatch
+from skipper.torchstore.support.process import ProcessId, this_process
+from skipper.torchstore.support.watch import ProcessWatch
 
 
 def sleeper() -> subprocess.Popen[bytes]:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-import dataplane
-import torchstore as ts
+from skipper import dataplane
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.manifest import Mode
 from tests.torchstore.actors import fill_model, make_model, model_values
-from torchstore.manifest import Mode
 
 
 async def until(condition: Callable[[], bool]) -> None:

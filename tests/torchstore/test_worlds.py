@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.utils import spawn_actors
 from tests.torchstore.worlds import Side, WorldRank
-from torchstore.utils import spawn_actors
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import torchstore as ts
-from torchstore.written import written
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.written import written
 
 pytestmark = pytest.mark.usefixtures("store")
 

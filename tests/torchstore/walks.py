@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from torchstore.batches import BatchGrant, BatchPublication, Columns
-from torchstore.errors import StoreError
-from torchstore.journal import Journal, JournalAddress
-from torchstore.manifest import Binding, Manifest
-from torchstore.messages import Publication, Selector, Share, Wanted
-from torchstore.origin import ALONE, Origin, Turn
-from torchstore.packing import pack
-from torchstore.process import ProcessId
-from torchstore.reading import _are_leased
-from torchstore.recording import Recorder
-from torchstore.sections import Section
-from torchstore.state import Command
+from skipper.torchstore.algebra.manifest import Binding, Manifest
+from skipper.torchstore.algebra.sections import Section
+from skipper.torchstore.client.packing import pack
+from skipper.torchstore.controller.journal import Journal, JournalAddress
+from skipper.torchstore.controller.reading import _are_leased
+from skipper.torchstore.controller.recording import Recorder
+from skipper.torchstore.controller.state import Command
+from skipper.torchstore.errors import StoreError
+from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication, Columns
+from skipper.torchstore.protocol.messages import Publication, Selector, Share, Wanted
+from skipper.torchstore.protocol.origin import ALONE, Origin, Turn
+from skipper.torchstore.support.process import ProcessId
 
 KEYS = ("m", "m/a", "m/b", "x", "y.z")
 SECTION = 16384

@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-import torchstore as ts
-from control import Actor, current_rank, endpoint
+from skipper import torchstore as ts
+from skipper.control import Actor, current_rank, endpoint
 from tests.torchstore.oracle import bits
 
 Side = tuple[tuple[int, ...], tuple[int, ...]]

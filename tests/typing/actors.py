@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Generic, TypeVar
 
-from control import Actor, ActorMesh, Channel, Port, concurrent_endpoint, context, endpoint, idempotent
+from skipper.control import Actor, ActorMesh, Channel, Port, concurrent_endpoint, context, endpoint, idempotent
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
-import torchstore
-from control import (
+from skipper import torchstore
+from skipper.control import (
     Accumulator,
     ActorMesh,
     Channel,
@@ -23,10 +23,10 @@ from control import (
     this_host,
     this_proc,
 )
-from control.services import ReplicaMetrics, Service, Session
+from skipper.control.services import ReplicaMetrics, Service, Session
+from skipper.torchstore import sync
 from tests.typing import actors
 from tests.typing.actors import Box, Counter, Special, Untyped, Waiter
-from torchstore import sync
 
 
 def spawning(procs: ProcMesh) -> None:

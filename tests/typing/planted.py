@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torchstore
-from control import (
+from skipper import torchstore
+from skipper.control import (
     Accumulator,
     Actor,
     ActorMesh,
@@ -18,9 +18,9 @@ from control import (
     endpoint,
     get_or_spawn_controller,
 )
-from control.services import Service
+from skipper.control.services import Service
+from skipper.torchstore import sync
 from tests.typing.actors import Box, Counter, Point, Special, Waiter
-from torchstore import sync
 
 
 def spawning(procs: ProcMesh) -> None:

@@ -4,6 +4,6 @@
 loads `register_vllm` as a plugin, and verl imports its module by the name that its configuration gives.
 """
 
-from torchstore.adapters.registration import register_vllm
+from skipper.torchstore.adapters.registration import register_vllm
 
 __all__ = ["register_vllm"]

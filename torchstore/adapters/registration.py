@@ -25,4 +25,4 @@ def register_vllm() -> None:
         (factories.WeightTransferTrainerFactory, "TorchStoreTrainerWeightTransferEngine"),
     ):
         with suppress(ValueError):  # it is registered already
-            factory.register_engine(BACKEND, "torchstore.adapters.vllm", class_name)
+            factory.register_engine(BACKEND, "skipper.torchstore.adapters.vllm", class_name)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
-import control
-import torchstore as ts
-from torchstore.adapters.buckets import buckets
-from torchstore.adapters.registration import BACKEND
-from torchstore.blocking import run
+from skipper import control
+from skipper import torchstore as ts
+from skipper.torchstore.adapters.buckets import buckets
+from skipper.torchstore.adapters.registration import BACKEND
+from skipper.torchstore.support.blocking import run
 
 
 @CheckpointEngineRegistry.register(BACKEND)

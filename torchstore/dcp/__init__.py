@@ -2,15 +2,15 @@
 
 ```python
 import torch.distributed.checkpoint as dcp
-from torchstore.dcp import StoreReader, StoreWriter
+from skipper.torchstore.dcp import StoreReader, StoreWriter
 
 dcp.save(state, storage_writer=StoreWriter("checkpoint", copies=2))  # on every rank
 dcp.load(state, storage_reader=StoreReader("checkpoint"))            # on every rank, of any mesh
 ```
 """
 
-from torchstore.dcp.directory import load_from_directory, save_to_directory
-from torchstore.dcp.reader import StoreReader
-from torchstore.dcp.writer import StoreWriter
+from skipper.torchstore.dcp.directory import load_from_directory, save_to_directory
+from skipper.torchstore.dcp.reader import StoreReader
+from skipper.torchstore.dcp.writer import StoreWriter
 
 __all__ = ["StoreReader", "StoreWriter", "load_from_directory", "save_to_directory"]

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from control.bounds import check_seconds
-from torchstore.blocking import run as run_blocking
-from torchstore.blocking import run_soon
-from torchstore.client import LocalClient, VersionSelector
-from torchstore.clients import run as run_on
-from torchstore.pinning import PinnedVersion
+from skipper.control.support.bounds import check_seconds
+from skipper.torchstore.client.client import LocalClient, VersionSelector
+from skipper.torchstore.client.clients import run as run_on
+from skipper.torchstore.client.pinning import PinnedVersion
+from skipper.torchstore.support.blocking import run as run_blocking
+from skipper.torchstore.support.blocking import run_soon
 
 T = TypeVar("T")
 

@@ -12,13 +12,13 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from torchstore.client import VersionSelector
-from torchstore.clients import DEFAULT_STORE_NAME
-from torchstore.dcp.calls import Keyed
-from torchstore.dcp.records import encode, metadata_of
-from torchstore.errors import KeyNotFoundError, LayoutMismatchError
-from torchstore.pinning import Block, PinnedVersion, StoredTensor
-from torchstore.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.client.client import VersionSelector
+from skipper.torchstore.client.clients import DEFAULT_STORE_NAME
+from skipper.torchstore.client.pinning import Block, PinnedVersion, StoredTensor
+from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.dcp.calls import Keyed
+from skipper.torchstore.dcp.records import encode, metadata_of
+from skipper.torchstore.errors import KeyNotFoundError, LayoutMismatchError
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from torchstore.errors import KindMismatchError, LayoutMismatchError
-from torchstore.layout import Box, Ints, Piece
-from torchstore.pinning import PinnedVersion, StoredTensor
-from torchstore.state_dict import Path, path_of, steps_of
-from torchstore.tensors import LocalTensor
+from skipper.torchstore.algebra.layout import Box, Ints, Piece
+from skipper.torchstore.algebra.state_dict import Path, path_of, steps_of
+from skipper.torchstore.algebra.tensors import LocalTensor
+from skipper.torchstore.client.pinning import PinnedVersion, StoredTensor
+from skipper.torchstore.errors import KindMismatchError, LayoutMismatchError
 
 Steps = tuple[str | int, ...]
 

@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from torchstore.client import check_keep
-from torchstore.clients import DEFAULT_STORE_NAME
-from torchstore.copies import check_copies
-from torchstore.dcp.calls import Keyed
-from torchstore.dcp.records import EncodedObject, Stored, nbytes_of, part_of, paths_of
-from torchstore.remote import DEFAULT_TIMEOUT_S
-from torchstore.state_dict import Flattened
+from skipper.torchstore.algebra.copies import check_copies
+from skipper.torchstore.algebra.state_dict import Flattened
+from skipper.torchstore.client.client import check_keep
+from skipper.torchstore.client.clients import DEFAULT_STORE_NAME
+from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.dcp.calls import Keyed
+from skipper.torchstore.dcp.records import EncodedObject, Stored, nbytes_of, part_of, paths_of
 
 
 @dataclass(frozen=True, slots=True)

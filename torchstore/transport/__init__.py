@@ -3,7 +3,7 @@
 Which way the bytes take is found out for each pair of processes by `dataplane`: shared memory, UCX or verbs.
 """
 
-from torchstore.transport.kinds import TransportType
-from torchstore.transport.types import Request, TensorSlice
+from skipper.torchstore.transport.kinds import TransportType
+from skipper.torchstore.transport.types import Request, TensorSlice
 
 __all__ = ["Request", "TensorSlice", "TransportType"]

@@ -1,5 +1,5 @@
 """Where `TensorSlice` and `Request` were in older releases of Meta's torchstore."""
 
-from torchstore.transport.types import Request, TensorSlice
+from skipper.torchstore.transport.types import Request, TensorSlice
 
 __all__ = ["Request", "TensorSlice"]

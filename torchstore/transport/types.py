@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchstore.errors import LayoutMismatchError
-from torchstore.slices import TensorSlice
-from torchstore.tensors import describe, is_dtensor
+from skipper.torchstore.algebra.slices import TensorSlice
+from skipper.torchstore.algebra.tensors import describe, is_dtensor
+from skipper.torchstore.errors import LayoutMismatchError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import numpy as np
 
-from benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
-from benchmarks.peers.protocol import Block, Turn
-from benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, ROWS, Family, Span
+from skipper.benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
+from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, ROWS, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
 

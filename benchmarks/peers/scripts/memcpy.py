@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
-from benchmarks.peers.protocol import Block
-from benchmarks.peers.work import (
+from skipper.benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
+from skipper.benchmarks.peers.protocol import Block
+from skipper.benchmarks.peers.work import (
     BATCH_COUNT,
     BATCH_NBYTES,
     REGION_NBYTES,

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from monarch.actor import Actor, endpoint, this_host
 
-from benchmarks.peers import state
-from benchmarks.peers.protocol import Block, Turn
-from benchmarks.peers.work import Family
+from skipper.benchmarks.peers import state
+from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.work import Family
 
 __all__ = ["CANNOT", "open_blocks"]
 

@@ -12,9 +12,9 @@ import torch
 from monarch.actor import Actor, endpoint, this_host
 from monarch.rdma import RDMAAction, RDMABuffer
 
-from benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
-from benchmarks.peers.protocol import Block, Turn
-from benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
+from skipper.benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
+from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.errors import PeerError
-from benchmarks.peers.memory import Bytes, Operation, Owner, keep, memory_blocks
-from benchmarks.peers.protocol import Block
-from benchmarks.peers.work import REGION_NBYTES, Family, Span
+from skipper.benchmarks.errors import PeerError
+from skipper.benchmarks.peers.memory import Bytes, Operation, Owner, keep, memory_blocks
+from skipper.benchmarks.peers.protocol import Block
+from skipper.benchmarks.peers.work import REGION_NBYTES, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from benchmarks.peers import state
-from benchmarks.peers.memory import Bytes, Operation, memory_blocks
-from benchmarks.peers.protocol import Block, CannotError, Turn
-from benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
+from skipper.benchmarks.peers import state
+from skipper.benchmarks.peers.memory import Bytes, Operation, memory_blocks
+from skipper.benchmarks.peers.protocol import Block, CannotError, Turn
+from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-import control
-import dataplane
-from benchmarks.actors.parties import Caller, Echo
-from benchmarks.peers.memory import Bytes, Operation, Owner, keep, memory_blocks
-from benchmarks.peers.protocol import Block, Turn
-from benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
-from dataplane import RDMAAction, RDMABuffer
+from skipper import control, dataplane
+from skipper.benchmarks.actors.parties import Caller, Echo
+from skipper.benchmarks.peers.memory import Bytes, Operation, Owner, keep, memory_blocks
+from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
+from skipper.dataplane import RDMAAction, RDMABuffer
 
 __all__ = ["CANNOT", "Region", "open_blocks"]
 
@@ -33,10 +32,10 @@ def open_blocks(family: Family, stack: ExitStack) -> dict[str, Block]:
     if family == "actors":
         return _actor_blocks()
     if family == "store":
-        from benchmarks.peers.scripts.skipper_store import store_blocks
+        from skipper.benchmarks.peers.scripts.skipper_store import store_blocks
 
         return store_blocks(stack)
-    from benchmarks.peers.scripts.skipper_engine import engine_blocks
+    from skipper.benchmarks.peers.scripts.skipper_engine import engine_blocks
 
     return engine_blocks(stack)
 

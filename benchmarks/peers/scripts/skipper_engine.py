@@ -6,10 +6,9 @@ from contextlib import ExitStack
 
 import torch
 
-import control
-import tensor_engine
-from benchmarks.peers.protocol import Block, Turn
-from tensor_engine import inspect
+from skipper import control, tensor_engine
+from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.tensor_engine import inspect
 
 __all__ = ["engine_blocks"]
 

@@ -9,12 +9,11 @@ from time import perf_counter_ns
 
 import torch
 
-import control
-import dataplane
-import torchstore as ts
-from benchmarks.peers import state
-from benchmarks.peers.protocol import Block, Turn
-from control import Actor, endpoint
+from skipper import control, dataplane
+from skipper import torchstore as ts
+from skipper.benchmarks.peers import state
+from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.control import Actor, endpoint
 
 __all__ = ["store_blocks"]
 
@@ -85,7 +84,7 @@ class Holder(Actor):
 
 def store_blocks(stack: ExitStack) -> dict[str, Block]:
     """How the rows are done."""
-    control.configure(preload=["torch", "torchstore"])
+    control.configure(preload=["torch", "skipper.torchstore"])
     runner = stack.enter_context(asyncio.Runner())
     runner.run(ts.initialize())
     stack.callback(lambda: runner.run(ts.shutdown()))

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from benchmarks.peers.memory import memory_blocks
-from benchmarks.peers.protocol import Block
-from benchmarks.peers.scripts.skipper import Region
-from benchmarks.peers.work import REGION_NBYTES, Family
+from skipper.benchmarks.peers.memory import memory_blocks
+from skipper.benchmarks.peers.protocol import Block
+from skipper.benchmarks.peers.scripts.skipper import Region
+from skipper.benchmarks.peers.work import REGION_NBYTES, Family
 
 __all__ = ["CANNOT", "open_blocks"]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.memory import Bytes, Operation, Owner, keep, memory_blocks
-from benchmarks.peers.protocol import Block, Turn
-from benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
+from skipper.benchmarks.peers.memory import Bytes, Operation, Owner, keep, memory_blocks
+from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
 

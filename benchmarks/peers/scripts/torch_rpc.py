@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch.distributed import rpc
 
-from benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
-from benchmarks.peers.protocol import Block, Turn
-from benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
+from skipper.benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
+from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
 

@@ -1,4 +1,4 @@
-"""The owner of a trial: ``python -m dataplane.doctor.probes.owner BACKEND NBYTES [LIBUCP]``.
+"""The owner of a trial: ``python -m skipper.dataplane.doctor.probes.owner BACKEND NBYTES [LIBUCP]``.
 
 Unlike its neighbours it is run as a module: it is the data plane itself that is tried. Prints the handle of a buffer
 that is full of 0x5A, in hexadecimal, and keeps it until standard input ends.
@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-import dataplane
+from skipper import dataplane
 
 
 def main() -> None:

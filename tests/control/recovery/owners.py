@@ -2,8 +2,8 @@
 
 import asyncio
 
-from control import Actor, ActorMesh, HostMesh, MeshFailure, ProcMesh, SupervisionError, endpoint
-from control.recovery import Recoverable, RecoveryPolicy
+from skipper.control import Actor, ActorMesh, HostMesh, MeshFailure, ProcMesh, SupervisionError, endpoint
+from skipper.control.cluster.recovery import Recoverable, RecoveryPolicy
 from tests.control.actors import BadConstruction, Echo
 
 

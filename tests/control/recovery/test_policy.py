@@ -2,8 +2,8 @@
 
 import pytest
 
-from control import FailureKind, HostMesh, MeshFailure
-from control.recovery import Action, Attempt, Decision, Escalate, RecoveryPolicy, ReplaceHost, Restart
+from skipper.control import FailureKind, HostMesh, MeshFailure
+from skipper.control.cluster.recovery import Action, Attempt, Decision, Escalate, RecoveryPolicy, ReplaceHost, Restart
 
 
 class Engine:

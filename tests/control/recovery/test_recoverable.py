@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import control
-from control import ActorMesh, FailureKind, SupervisionError, this_proc
-from control.recovery import RecoveryPolicy, ReplaceHost, Restart
-from control.settings import adopt, settings
+from skipper import control
+from skipper.control import ActorMesh, FailureKind, SupervisionError, this_proc
+from skipper.control.cluster.recovery import RecoveryPolicy, ReplaceHost, Restart
+from skipper.control.model.settings import adopt, settings
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.control.recovery.owners import Owner
 from tests.control.recovery.test_policy import Engine

@@ -27,10 +27,10 @@ from typing import Any
 
 import psutil
 
-import control
-from control import Actor, ControlError, endpoint, idempotent, this_host
-from control.errors import ReplicaLostError
-from control.services import Service
+from skipper import control
+from skipper.control import Actor, ControlError, endpoint, idempotent, this_host
+from skipper.control.model.errors import ReplicaLostError
+from skipper.control.services import Service
 
 BOUND_S = 20.0
 """Every request ends within this; most take milliseconds."""

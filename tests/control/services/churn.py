@@ -28,10 +28,10 @@ from typing import Any
 
 import psutil
 
-import control
-from control import Actor, ControlError, endpoint, idempotent, this_host
-from control.errors import ReplicaLostError
-from control.services import Service
+from skipper import control
+from skipper.control import Actor, ControlError, endpoint, idempotent, this_host
+from skipper.control.model.errors import ReplicaLostError
+from skipper.control.services import Service
 from tests.control.services.chaos import BOUND_S, kill_one
 
 REPLICAS = 4

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from control.services import Service
+from skipper.control.services import Service
 from tests.control.conftest import PATIENCE_S, wait_until
 from tests.control.services.parties import Worker
 

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from control import (
+from skipper.control import (
     Actor,
     ActorMesh,
     ControlError,
@@ -17,7 +17,7 @@ from control import (
     endpoint,
     idempotent,
 )
-from control.services import Service
+from skipper.control.services import Service
 
 
 class Worker(Actor):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from control import ActorError, ProcMesh
-from control import settings as bounds
-from control.errors import ReplicaLostError
-from control.services import ReplicaState, Service
+from skipper.control import ActorError, ProcMesh
+from skipper.control.model import settings as bounds
+from skipper.control.model.errors import ReplicaLostError
+from skipper.control.services import ReplicaState, Service
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.control.services.conftest import REPLICAS, Gate, outcome
 from tests.control.services.parties import Batcher, Client, Door, KillsWhoOpensIt, Worker

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from control import Actor, ActorDefinitionError, ActorError, ProcMesh, endpoint
-from control.services import ReplicaState
-from control.services.gpus import GpuLedger, visible_gpus
+from skipper.control import Actor, ActorDefinitionError, ActorError, ProcMesh, endpoint
+from skipper.control.services import ReplicaState
+from skipper.control.services.gpus import GpuLedger, visible_gpus
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.control.services.parties import Fragile, Member, Noter, Ward, Worker
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from control import SupervisionError
-from control.actor import interface_of
-from control.services.retry import may_retry
-from control.services.router import Router, Seat
-from control.services.table import Place, ReplicaState, Table
+from skipper.control import SupervisionError
+from skipper.control.model.actor import interface_of
+from skipper.control.services.retry import may_retry
+from skipper.control.services.router import Router, Seat
+from skipper.control.services.table import Place, ReplicaState, Table
 from tests.control.services.parties import Worker
 
 

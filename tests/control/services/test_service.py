@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from control import ActorError, DeadlineError, Future, ProcMesh, SupervisionError, this_proc
-from control.errors import ReplicaLostError, ServiceEndedError
-from control.runtime import job
-from control.services import ReplicaState, Service
-from control.tools.survey import survey
+from skipper.control import ActorError, DeadlineError, Future, ProcMesh, SupervisionError, this_proc
+from skipper.control.model.errors import ReplicaLostError, ServiceEndedError
+from skipper.control.observe.job_query import survey
+from skipper.control.runtime import current_runtime
+from skipper.control.services import ReplicaState, Service
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
 from tests.control.services.conftest import REPLICAS, Gate, outcome
 from tests.control.services.parties import Client, Fragile, Worker
@@ -191,7 +191,7 @@ def test_a_stopped_service_leaves_no_process_and_says_so(own_procs: Callable[...
 
 
 def test_a_service_ends_with_its_owner(own_procs: Callable[..., ProcMesh]) -> None:
-    from control import Actor, endpoint
+    from skipper.control import Actor, endpoint
 
     class Owner(Actor):
         def __init__(self) -> None:
@@ -212,7 +212,7 @@ def test_a_service_ends_with_its_owner(own_procs: Callable[..., ProcMesh]) -> No
 
 
 def test_a_service_reports_its_replicas_to_those_who_watch(service: Service[Worker]) -> None:
-    answers = survey(job.current(), "status", True, timeout=PATIENCE_S)
+    answers = survey(current_runtime.current(), "status", True, timeout=PATIENCE_S)
     (table,) = [table for answer in answers if answer.packed for table in answer.value().tables]
     assert (table.title, table.columns) == ("Service workers", ("replica", "state", "restarts"))
     assert [row[:2] for row in table.rows] == [(number, "ready") for number in range(REPLICAS)]

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from control.errors import ServiceEndedError, SessionLostError
-from control.services import ReplicaState, Service, Session
+from skipper.control.model.errors import ServiceEndedError, SessionLostError
+from skipper.control.services import ReplicaState, Service, Session
 from tests.control.conftest import PATIENCE_S, wait_until
 from tests.control.services.conftest import REPLICAS, Gate
 from tests.control.services.parties import Worker

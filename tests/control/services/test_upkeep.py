@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from control import Future
-from control.errors import ReplicaLostError
-from control.services import ReplicaState, Service
+from skipper.control import Future
+from skipper.control.model.errors import ReplicaLostError
+from skipper.control.services import ReplicaState, Service
 from tests.control.conftest import PATIENCE_S, alive, wait_until
 from tests.control.services.conftest import REPLICAS, Gate, outcome
 from tests.control.services.parties import Worker

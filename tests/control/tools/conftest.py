@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import control
-from benchmarks import cli
-from control import ActorMesh, ProcMesh, ServedJob, serve_job, this_host
-from control.settings import adopt
+from skipper import control
+from skipper.cli import main
+from skipper.control import ActorMesh, ProcMesh, ServedJob, serve_job, this_host
+from skipper.control.model.settings import adopt
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, wait_until
 from tests.freezing import freeze
@@ -56,7 +56,7 @@ def skipper(served: ServedJob) -> Skipper:
 
     def run(*words: str, stdin: str = "", job: str = "tools") -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", "benchmarks.cli", words[0], "--job", job, *words[1:]],
+            [sys.executable, "-m", "skipper.cli.main", words[0], "--job", job, *words[1:]],
             input=stdin,
             capture_output=True,
             text=True,
@@ -97,7 +97,7 @@ def here(served: ServedJob, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     def run(*words: str, stdin: str = "", job: str = "tools") -> "subprocess.CompletedProcess[str]":
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
         capsys.readouterr()
-        code = cli.main([words[0], "--job", job, *words[1:]])
+        code = main.main([words[0], "--job", job, *words[1:]])
         said = capsys.readouterr()
         return subprocess.CompletedProcess(words, code, said.out, said.err)
 

@@ -13,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
 
-from control import Actor, ActorMesh, Port, concurrent_endpoint, endpoint
+from skipper.control import Actor, ActorMesh, Port, concurrent_endpoint, endpoint
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import os
 import threading
 from typing import Any
 
-from control import Actor, endpoint, this_host
+from skipper.control import Actor, endpoint, this_host
 from tests.control.actors import Echo
 
 

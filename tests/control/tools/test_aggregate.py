@@ -1,6 +1,6 @@
 """Which lines are shown together, in which order, and when: with a clock of the test's."""
 
-from control.tools.aggregate import MAX_HELD, Aggregator, Line
+from skipper.control.observe.aggregate import MAX_HELD, Aggregator, Line
 
 
 def texts(lines: list[Line]) -> list[tuple[int, str]]:

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from control import ActorError, ActorMesh, this_host
-from control.runtime import tables
-from control.runtime.history import Event
-from control.tools import Dashboard, JobStatus, Table, job_status, report_table, serve_dashboard
-from control.tools.dashboard_feed import KEPT_EVENTS, MAX_MESSAGE, Feed
+from skipper.control import ActorError, ActorMesh, this_host
+from skipper.control.observe import Dashboard, JobStatus, Table, job_status, report_table, serve_dashboard
+from skipper.control.observe.dashboard_feed import KEPT_EVENTS, MAX_MESSAGE, Feed
+from skipper.control.runtime import tables
+from skipper.control.runtime.history import Event
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, Script, wait_until
 from tests.freezing import freeze
@@ -314,8 +314,8 @@ def test_a_job_that_has_ended_is_said_to_have(script: Callable[[str], Script]) -
     running = script(
         """
         import json, urllib.request
-        import control
-        from control.tools import serve_dashboard
+        from skipper import control
+        from skipper.control.observe import serve_dashboard
         with serve_dashboard(interval=1e-9) as dashboard:
             def problem():
                 return json.load(urllib.request.urlopen(dashboard.url + "data.json"))["problem"]
@@ -341,7 +341,7 @@ def command() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
         def start(*words: str) -> "subprocess.Popen[str]":
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": REPOSITORY}
-            process = subprocess.Popen([sys.executable, "-m", "benchmarks.cli", *words], **pipes)
+            process = subprocess.Popen([sys.executable, "-m", "skipper.cli.main", *words], **pipes)
             stack.enter_context(process)
             stack.callback(process.kill)
             return process
@@ -356,7 +356,7 @@ def test_the_command_serves_until_the_job_ends(
         f"""
         import os, time
         os.environ["XDG_RUNTIME_DIR"] = {str(runtime_folder)!r}
-        import control
+        from skipper import control
         control.serve_job("shown")
         print("served", flush=True)
         time.sleep(60)

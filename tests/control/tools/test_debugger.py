@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from control import ActorError, ActorMesh, FailureKind, ProcMesh, SupervisionError, this_host, this_proc
-from control.runtime import breakpoints
-from control.tools import Report, cast_command, job_status, parked
+from skipper.control import ActorError, ActorMesh, FailureKind, ProcMesh, SupervisionError, this_host, this_proc
+from skipper.control.observe import Report, cast_command, job_status, parked
+from skipper.control.runtime import breakpoints
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 
@@ -217,7 +217,7 @@ def test_a_job_is_served_when_it_comes_to_a_breakpoint(
         f"""
         import os
         os.environ["XDG_RUNTIME_DIR"] = {str(runtime_folder)!r}
-        from control import this_host
+        from skipper.control import this_host
         from tests.control.tools.steppers import Stepper
         print(this_host().spawn_procs({{"x": 2}}).spawn("steppers", Stepper).double.call(3).get(20))
         """

@@ -1,6 +1,6 @@
-"""What `control.tools` offers."""
+"""What `control.observe` offers."""
 
-from control import tools
+from skipper.control import observe
 
 EXPORTED = """
     Activity ActorStatus Dashboard Frame JobStatus LogOptions Logs PageServer ProcessReport ProcessStacks ProcessStatus
@@ -10,5 +10,5 @@ EXPORTED = """
 
 
 def test_the_exported_names_are_those_of_this_list() -> None:
-    assert sorted(tools.__all__) == EXPORTED.split()
-    assert all(hasattr(tools, name) for name in tools.__all__)
+    assert sorted(observe.__all__) == EXPORTED.split()
+    assert all(hasattr(observe, name) for name in observe.__all__)

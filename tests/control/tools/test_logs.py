@@ -15,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from control import ActorMesh, ProcMesh, this_host
-from control.tools import LogOptions, Logs, collect_logs, writer
-from control.tools.logs import label_of
+from skipper.control import ActorMesh, ProcMesh, this_host
+from skipper.control.observe import LogOptions, Logs, collect_logs, writer
+from skipper.control.observe.logs import label_of
 from tests.control.actors import Echo, Manager
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 
@@ -171,8 +171,8 @@ def test_strangers_at_the_collector_are_turned_away(logs: Logs, echoes: ActorMes
 
 PREAMBLE = """
 import sys
-from control import Actor, endpoint, this_host
-from control.tools import LogOptions, collect_logs
+from skipper.control import Actor, endpoint, this_host
+from skipper.control.observe import LogOptions, collect_logs
 
 class Speaker(Actor):
     @endpoint
@@ -207,8 +207,8 @@ def test_a_script_whose_output_nobody_reads_holds_up_nobody(script: Callable[[st
     running = script(
         PREAMBLE
         + """
-import control.tools.writer
-control.tools.writer.MAX_WAITING = 1000
+import control.observe.writer
+control.observe.writer.MAX_WAITING = 1000
 collect_logs(options=LogOptions(max_lines_per_s=10**9))
 speaker.say.call_one("x" * 100, 50_000).get(30)  # 5 MB: more than all pipes hold
 sys.stderr.write("all is said\\n")

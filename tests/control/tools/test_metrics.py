@@ -10,10 +10,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from control import ActorError, ActorMesh
-from control.pages import Page
-from control.runtime import figures
-from control.tools import PageServer, job_status, metrics_text, report_figures, serve_metrics
+from skipper.control import ActorError, ActorMesh
+from skipper.control.observe import PageServer, job_status, metrics_text, report_figures, serve_metrics
+from skipper.control.runtime import figures
+from skipper.control.support.pages import Page
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Script, wait_until
 from tests.prometheus import parse
@@ -129,14 +129,14 @@ def test_the_command_serves_until_the_job_ends(
         f"""
         import os, time
         os.environ["XDG_RUNTIME_DIR"] = {str(runtime_folder)!r}
-        import control
+        from skipper import control
         control.serve_job("watched")
         print("served", flush=True)
         time.sleep(60)
         """
     )
     assert running.line() == "served"
-    command = [sys.executable, "-m", "benchmarks.cli", "metrics", "--job", "watched", "--serve", "0"]
+    command = [sys.executable, "-m", "skipper.cli.main", "metrics", "--job", "watched", "--serve", "0"]
     token = tmp_path / "token"
     token.write_text("sixteen-letters-or-more\n")
     token.chmod(0o600)

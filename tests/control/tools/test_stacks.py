@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from control import ActorMesh, this_host
-from control.tools import ProcessStacks, job_stacks, outside
+from skipper.control import ActorMesh, this_host
+from skipper.control.observe import ProcessStacks, job_stacks, outside
 from tests.control.actors import AsyncEcho, Echo
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 
@@ -145,7 +145,7 @@ def test_a_script_that_hangs_is_seen_from_the_command(
         f"""
         import ctypes, os
         os.environ["XDG_RUNTIME_DIR"] = {str(runtime_folder)!r}
-        import control
+        from skipper import control
         def hang():
             ctypes.PyDLL(None).sleep(60)
         control.serve_job("hung")
@@ -170,8 +170,8 @@ def test_a_frozen_script_that_as_many_wait_for_as_can_is_said_to_be_one(
         f"""
         import os, sys
         os.environ["XDG_RUNTIME_DIR"] = {str(runtime_folder)!r}
-        import control
-        from control.runtime import job
+        from skipper import control
+        from skipper.control.runtime import current_runtime as job
         control.serve_job("full")
         print(job.current().me.id, flush=True)
         sys.stdin.read()

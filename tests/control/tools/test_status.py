@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from control import ActorError, ActorMesh, ProcMesh, ServedJob, this_host
-from control.runtime import figures, tables
-from control.runtime.history import KEPT_ERRORS
-from control.tools import (
+from skipper.control import ActorError, ActorMesh, ProcMesh, ServedJob, this_host
+from skipper.control.observe import (
     JobStatus,
     ProcessStatus,
     Table,
@@ -25,7 +23,9 @@ from control.tools import (
     report_figures,
     report_table,
 )
-from control.tools.status_view import duration, nbytes
+from skipper.control.observe.status_view import duration, nbytes
+from skipper.control.runtime import figures, tables
+from skipper.control.runtime.history import KEPT_ERRORS
 from tests.control.actors import AsyncEcho, Echo, Manager
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, Script, wait_until
 from tests.prometheus import parse
@@ -145,7 +145,7 @@ def read_own_memory(nbytes: int) -> None:
     """Runs in an actor: one transfer of the data plane that ends well, and one that does not."""
     import numpy
 
-    from dataplane import BufferDroppedError, RDMABuffer
+    from skipper.dataplane import BufferDroppedError, RDMABuffer
 
     buffer = RDMABuffer(numpy.zeros(nbytes, "u1"))
     buffer.read_into(numpy.zeros(nbytes, "u1")).get()
@@ -244,14 +244,14 @@ def test_watching_ends_with_the_job(script: Callable[[str], Script], runtime_fol
         f"""
         import os, time
         os.environ["XDG_RUNTIME_DIR"] = {str(runtime_folder)!r}
-        import control
+        from skipper import control
         control.serve_job("brief")
         print("served", flush=True)
         time.sleep(60)
         """
     )
     assert running.line() == "served"
-    command = [sys.executable, "-m", "benchmarks.cli", "status", "--job", "brief", "--watch", "0.1", "--json"]
+    command = [sys.executable, "-m", "skipper.cli.main", "status", "--job", "brief", "--watch", "0.1", "--json"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY
     ) as watching:
@@ -269,7 +269,7 @@ def test_the_environment_has_a_job_served_from_its_beginning(
         f"""
         import os, time
         os.environ.update(XDG_RUNTIME_DIR={str(runtime_folder)!r}, SKIPPER_SERVE="unchanged")
-        from control import this_host
+        from skipper.control import this_host
         this_host().spawn_procs(name="below").initialized.get(20)
         print("up", flush=True)
         time.sleep(60)
@@ -282,7 +282,7 @@ def test_the_environment_has_a_job_served_from_its_beginning(
         f"""
         import os
         os.environ.update(XDG_RUNTIME_DIR={str(runtime_folder)!r}, SKIPPER_SERVE="unchanged")
-        import control
+        from skipper import control
         control.this_proc()
         """
     )

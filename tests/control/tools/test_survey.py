@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from control import ActorError, ActorMesh, ProcMesh, ServedJob, this_host
-from control.runtime import job
-from control.tools import job_status
-from control.tools.survey import survey
+from skipper.control import ActorError, ActorMesh, ProcMesh, ServedJob, this_host
+from skipper.control.observe import job_status
+from skipper.control.observe.job_query import survey
+from skipper.control.runtime import current_runtime
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, wait_until
 from tests.freezing import freeze
@@ -22,7 +22,7 @@ from tests.freezing import freeze
 def test_what_cannot_be_asked_is_an_error_at_once(echoes: ActorMesh[Echo]) -> None:
     begun = time.monotonic()
     with pytest.raises(ActorError, match="KeyError: 'nonsense'"):
-        survey(job.current(), "nonsense", timeout=PATIENCE_S)
+        survey(current_runtime.current(), "nonsense", timeout=PATIENCE_S)
     assert time.monotonic() - begun < PATIENCE_S / 2
 
 
@@ -30,7 +30,7 @@ def test_nobody_waits_for_a_process_that_dies_meanwhile(failures: Failures) -> N
     echo = this_host().spawn_procs(name="doomed").spawn("doomed", Echo)
     pid = echo.pid.call_one().get(PATIENCE_S)
     freeze(pid)
-    asked = job.current().ports
+    asked = current_runtime.current().ports
     before = len(asked._open)
     found: list[str] = []
 
@@ -57,7 +57,7 @@ def test_a_process_that_has_not_come_up_yet_is_starting(own_procs: Callable[...,
 
 def test_many_may_ask_at_once_and_nothing_is_left_of_it(echoes: ActorMesh[Echo]) -> None:
     job_status(timeout=PATIENCE_S)
-    ports, threads = len(job.current().ports._open), threading.active_count()
+    ports, threads = len(current_runtime.current().ports._open), threading.active_count()
     found: list[bool] = []
     asking = [
         threading.Thread(target=lambda: found.append(job_status(timeout=PATIENCE_S).is_healthy)) for _ in range(20)
@@ -68,17 +68,27 @@ def test_many_may_ask_at_once_and_nothing_is_left_of_it(echoes: ActorMesh[Echo])
         thread.join()
     assert found == [True] * 20
     wait_until(lambda: threading.active_count() <= threads, "the threads of the surveys have ended")
-    assert len(job.current().ports._open) == ports
+    assert len(current_runtime.current().ports._open) == ports
 
 
 def test_those_who_look_may_be_killed_at_any_time(served: ServedJob, echoes: ActorMesh[Echo]) -> None:
-    command = [sys.executable, "-m", "benchmarks.cli", "status", "--job", str(served.path), "--watch", "0.01", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "skipper.cli.main",
+        "status",
+        "--job",
+        str(served.path),
+        "--watch",
+        "0.01",
+        "--json",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY) as watching:
         assert watching.stdout is not None
         assert watching.stdout.readline()
         watching.kill()
     assert len(echoes.pid.call().get(PATIENCE_S)) == 2
-    wait_until(lambda: job.current().transport.connected() == 2, "the visitor's link is gone")
+    wait_until(lambda: current_runtime.current().transport.connected() == 2, "the visitor's link is gone")
     status = job_status()
     assert status.is_healthy
     assert not any(

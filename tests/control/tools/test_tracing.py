@@ -9,12 +9,12 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
-import control
-from control import ActorError, ActorMesh, BackpressureError, ProcMesh, SupervisionError, this_host, tracing
-from control.runtime import job
-from control.tools import enable_tracing, span
-from control.wire.envelope import Envelope, Kind
-from control.wire.payload import pack
+from skipper import control
+from skipper.control import ActorError, ActorMesh, BackpressureError, ProcMesh, SupervisionError, this_host
+from skipper.control.observe import enable_tracing, span
+from skipper.control.runtime import current_runtime, tracing
+from skipper.control.wire.envelope import Envelope, Kind
+from skipper.control.wire.payload import pack
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
 
 from .spans import AsyncLink, Link, Made, bootstrap, provider, read
@@ -194,7 +194,7 @@ def test_a_call_that_is_not_sent_ends_its_span(
     def admit(*_: object) -> None:
         raise BackpressureError("full")
 
-    monkeypatch.setattr(job.current().flow, "admit", admit)
+    monkeypatch.setattr(current_runtime.current().flow, "admit", admit)
     with pytest.raises(BackpressureError):
         chain.descend.call_one(1)
     (client,) = [made for made in _after(folder, 1, "first.descend", "CLIENT") if made.status == "ERROR"][-1:]
@@ -228,8 +228,8 @@ def test_processes_that_run_already_record_spans_from_then_on_and_export_what_is
     running = script(
         f"""
         from pathlib import Path
-        from control import shutdown, this_host
-        from control.tools import enable_tracing
+        from skipper.control import shutdown, this_host
+        from skipper.control.observe import enable_tracing
         from tests.control.tools.spans import Link, bootstrap, provider
 
         folder = Path({str(tmp_path)!r})
@@ -254,7 +254,7 @@ def test_the_environment_turns_it_on_and_names_the_exporter(script: Callable[[st
         """
         import os
         os.environ.update(SKIPPER_TRACING="1", OTEL_TRACES_EXPORTER="console", OTEL_SERVICE_NAME="trainer")
-        from control import shutdown, this_host
+        from skipper.control import shutdown, this_host
         from tests.control.tools.spans import Link
 
         link = this_host().spawn_procs(name="worker").spawn("link", Link)
@@ -278,7 +278,7 @@ def test_the_environment_turns_it_on_and_names_the_exporter(script: Callable[[st
 def test_what_a_sender_says_of_its_trace_is_taken_or_left(chain: ActorMesh[Link], folder: Path) -> None:
     for junk in (b"\xff\xfe", b"00-zz-zz-01", b"x" * 200):
         envelope = Envelope(Kind.CALL, chain.uid, pack(((), {})), "note", 0, trace=junk)
-        job.current().send(chain.members[0], envelope)
+        current_runtime.current().send(chain.members[0], envelope)
     assert chain.pid.call_one().get(PATIENCE_S)
     wait_until(
         lambda: sum(made.parent is None for made in _after(folder, 3, "first.note", "CONSUMER")) == 3,

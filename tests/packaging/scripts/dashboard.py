@@ -5,8 +5,8 @@ import re
 from urllib.parse import urljoin
 from urllib.request import urlopen
 
-from control import this_host
-from control.tools import serve_dashboard
+from skipper.control import this_host
+from skipper.control.observe import serve_dashboard
 
 REFERENCE = re.compile(r"""(?:src=|href=|from )"(?:\./)?([\w.]+)\"""")
 

@@ -5,7 +5,7 @@ import json
 import pkgutil
 import sys
 
-from dataplane.backends.ucx_engine import find_library, load
+from skipper.dataplane.backends.ucx.engine import find_library, load
 
 load(find_library(None))  # before the binding, as everybody does who uses it: it takes what is loaded
 missing: dict[str, str | None] = {}

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from control import this_host
+from skipper.control import this_host
 from tests.torchstore.dcp.ranks import PATIENCE_S, Trainer
 
 LIMIT_S = 120.0

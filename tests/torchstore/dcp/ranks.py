@@ -14,9 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-import torchstore as ts
-from control import Actor, current_rank, endpoint
-from torchstore.dcp import StoreReader, StoreWriter, load_from_directory, save_to_directory
+from skipper import torchstore as ts
+from skipper.control import Actor, current_rank, endpoint
+from skipper.torchstore.dcp import StoreReader, StoreWriter, load_from_directory, save_to_directory
 
 PATIENCE_S = 120
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.algebra.state_dict import Flattened, path_of
+from skipper.torchstore.client.pinning import Block
+from skipper.torchstore.dcp import StoreReader, StoreWriter, load_from_directory, save_to_directory
+from skipper.torchstore.dcp.records import part_of
 from tests.torchstore.dcp.conftest import same, same_everywhere
 from tests.torchstore.dcp.ranks import gathered
-from torchstore.dcp import StoreReader, StoreWriter, load_from_directory, save_to_directory
-from torchstore.dcp.records import part_of
-from torchstore.pinning import Block
-from torchstore.state_dict import Flattened, path_of
 
 pytestmark = [
     pytest.mark.usefixtures("store"),

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-import torchstore as ts
+from skipper import torchstore as ts
+from skipper.torchstore.client.pinning import Block
+from skipper.torchstore.dcp import save_to_directory
 from tests.torchstore.dcp.conftest import LIMIT_S, same_everywhere
-from torchstore.dcp import save_to_directory
-from torchstore.pinning import Block
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.planner import LoadPlan
 
-import control
-import torchstore as ts
-from control import Actor, endpoint, this_host
-from torchstore import sync
-from torchstore.dcp import StoreReader, StoreWriter
+from skipper import control
+from skipper import torchstore as ts
+from skipper.control import Actor, endpoint, this_host
+from skipper.torchstore import sync
+from skipper.torchstore.dcp import StoreReader, StoreWriter
 
 NUMEL = 1 << 20
 CONTROL = Path(control.__file__).parent

@@ -5,9 +5,9 @@ was published one-sidedly, and hands it to ``model.load_weights``. `torchstore.a
 engines known.
 """
 
-from torchstore.adapters.vllm.messages import TorchStoreInitInfo, TorchStoreUpdateInfo
-from torchstore.adapters.vllm.trainer import TorchStoreTrainerInitInfo, TorchStoreTrainerWeightTransferEngine
-from torchstore.adapters.vllm.worker import TorchStoreWeightTransferEngine
+from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, TorchStoreUpdateInfo
+from skipper.torchstore.adapters.vllm.trainer import TorchStoreTrainerInitInfo, TorchStoreTrainerWeightTransferEngine
+from skipper.torchstore.adapters.vllm.worker import TorchStoreWeightTransferEngine
 
 __all__ = [
     "TorchStoreInitInfo",

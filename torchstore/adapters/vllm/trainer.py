@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import torch
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeightTransferEngine
 
-import control
-import torchstore as ts
-from torchstore.adapters.ownership import Ownership
-from torchstore.adapters.registration import BACKEND
-from torchstore.adapters.shards import as_dtensors
-from torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
-from torchstore.blocking import run
+from skipper import control
+from skipper import torchstore as ts
+from skipper.torchstore.adapters.ownership import Ownership
+from skipper.torchstore.adapters.registration import BACKEND
+from skipper.torchstore.adapters.shards import as_dtensors
+from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
+from skipper.torchstore.support.blocking import run
 
 Weights = dict[str, torch.Tensor]
 

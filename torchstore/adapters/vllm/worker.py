@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
-import control
-import torchstore as ts
-from torchstore.adapters.vllm.messages import TorchStoreInitInfo, TorchStoreUpdateInfo
-from torchstore.blocking import run
+from skipper import control
+from skipper import torchstore as ts
+from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, TorchStoreUpdateInfo
+from skipper.torchstore.support.blocking import run
 
 
 class TorchStoreWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not there to be typed

@@ -1,0 +1,54 @@
+"""`get_or_spawn_controller`: the job's one actor of a name."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+
+from skipper.control.api.mesh import ActorMesh
+from skipper.control.model.actor import Actor, check_construction, interface_of
+from skipper.control.model.future import Future
+from skipper.control.model.shape import Extent, Shape
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.messages import OwnerRef, SpawnRequest
+from skipper.control.runtime.supervision import ROOT_UID
+from skipper.control.wire.payload import pack, pack_construction
+
+if TYPE_CHECKING:
+    from skipper.control.api import views
+
+A = TypeVar("A", bound=Actor)
+P = ParamSpec("P")
+
+
+def get_or_spawn_controller(
+    name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs
+) -> Future[views.ActorMesh[A]]:
+    """The job's one actor called ``name``, from anywhere in the job; it is made by whoever asks first.
+
+    It lives in the script's process and is owned by the script. If its ``__init__`` raises, those who asked get the
+    error, and the next one to ask tries again.
+
+    Raises:
+        TypeError: the arguments do not fit ``__init__``.
+        ActorDefinitionError: (a `TypeError`) the class cannot be spawned.
+        PayloadError: (a `TypeError`) the class or an argument cannot be pickled.
+    """
+    interface = interface_of(cls)
+    check_construction(cls, args, kwargs)
+    body = pack_construction(cls, args, kwargs)
+    process = runtime.current()
+    request = SpawnRequest(secrets.randbits(63), name, Extent(), OwnerRef(process.root, ROOT_UID), None)
+    payload = (*pack((name, request, interface)), *body)
+    answer: Future[Any] = process.request(process.root, "controller", payload)
+    result: Future[views.ActorMesh[A]] = Future()
+
+    def open_mesh() -> views.ActorMesh[A]:
+        found, found_interface = answer.get(0)
+        whole = Shape.whole(Extent())
+        mesh: ActorMesh[A] = ActorMesh(found.uid, found.name, (process.root,), Extent(), whole, found_interface)
+        return cast("views.ActorMesh[A]", mesh)
+
+    answer.add_done_callback(lambda _: result._settle(open_mesh))
+    return result

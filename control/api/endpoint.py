@@ -1,0 +1,414 @@
+"""`Endpoint`: a method of the actors of a mesh, and the ways of calling it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
+
+from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
+from skipper.control.model.endpoint_decorators import WRAPPED, EndpointSpec, checker, endpoint_options
+from skipper.control.model.errors import PayloadError
+from skipper.control.model.future import Future
+from skipper.control.model.method_view import MethodView
+from skipper.control.model.value_mesh import ValueMesh
+from skipper.control.model.value_pairs import PairMesh
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime import tracing
+from skipper.control.runtime.context import current_context
+from skipper.control.runtime.notices import notice_number
+from skipper.control.runtime.port import Port, pack_with_ports
+from skipper.control.runtime.ports import Awaited, MeshReply, OneReply, Reply, ResponseStream, StreamReply
+from skipper.control.wire.envelope import Envelope, Kind, Payload
+
+if TYPE_CHECKING:
+    from skipper.control.api import views
+    from skipper.control.api.mesh import ActorMesh
+    from skipper.control.runtime.process import Process
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Endpoint(MethodView, Generic[P, R_co]):
+    """One endpoint of the actors of a mesh; each adverb below is a way of calling it.
+
+    Tensors of the actors' mesh (see `ProcMesh.activate`) may be among the arguments: each actor gets its own shard, as
+    a plain tensor, in its turn among the operations of the tensor engine, which go on when the endpoint has returned.
+
+    Every adverb checks the arguments against the endpoint's signature and pickles them before anything is sent, and
+    raises `TypeError` or `PayloadError` if they do not fit. They return at once, unless the actor is too far behind
+    (see `BackpressureError`). Messages of one sender to one actor arrive in the order of the calls, with any adverb.
+    The futures that they return end in `ActorError` where the endpoint raised, and in `SupervisionError` where the
+    actor cannot answer.
+    """
+
+    __slots__ = ("_awaited", "_check", "_members", "_mesh", "_propagate", "_turns", "spec")
+
+    def __init__(self, mesh: ActorMesh[Any], spec: EndpointSpec, propagate: object = None) -> None:
+        self.spec = spec
+        self._propagate = propagate
+        self._mesh = mesh
+        self._members = mesh._view_members()
+        self._check = checker(spec)
+        self._awaited = tuple(
+            Awaited(actor.process, f"{mesh.name}{point!r}" if point else mesh.name, spec.name, actor)
+            for actor, point in zip(mesh._actors(), mesh.extent.points(), strict=True)
+        )
+        self._turns = itertools.count()
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
+        """Call the only actor of the mesh.
+
+        Returns:
+            The future of what the endpoint returns.
+
+        Raises:
+            ValueError: the mesh has several actors; `slice` it, or use `call` or `choose`.
+            TypeError: the arguments do not fit the signature.
+            PayloadError: an argument cannot be pickled.
+        """
+        if len(self._members) != 1:
+            raise ValueError(
+                f"{self._mesh.name}.{self.spec.name}.call_one needs a mesh of one actor, this one has "
+                f"{self._mesh.extent!r}: slice it, or use call or choose"
+            )
+        return self._send_to(0, args, kwargs)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
+        """Call every actor of the mesh.
+
+        Returns:
+            The future of their results. It ends with the first error as soon as one comes.
+
+        Raises:
+            TypeError: the arguments do not fit the signature.
+            PayloadError: an argument cannot be pickled.
+        """
+        try:
+            payload = self._pack(args, kwargs, self._awaited)
+        except PayloadError as error:
+            if not self._is_for_engine(error):
+                raise
+            return self._through_engine("call", args, kwargs)  # type: ignore[no-any-return]
+        process = runtime.current()
+        future: Future[ValueMesh[R_co]] = Future()
+        kind = PairMesh if self.spec.gives_pairs else ValueMesh
+        self._cast(process, payload, MeshReply(future, self._mesh.extent, self._awaited, kind))
+        return future
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send to every actor of the mesh and forget about it: an exception in the endpoint kills its actor.
+
+        A message that cannot be delivered, since its actor is dead or has been stopped, fails the sender, unless the
+        sender owns the mesh and is told of its failure anyway.
+
+        Raises:
+            TypeError: the arguments do not fit the signature.
+            PayloadError: an argument cannot be pickled.
+        """
+        try:
+            payload = self._pack(args, kwargs, self._awaited)
+        except PayloadError as error:
+            if not self._is_for_engine(error):
+                raise
+            self._through_engine("broadcast", args, kwargs)
+        else:
+            self._cast(runtime.current(), payload, None)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
+        """Call one actor of the mesh, each in its turn.
+
+        Raises:
+            TypeError: the arguments do not fit the signature.
+            PayloadError: an argument cannot be pickled.
+        """
+        return self._send_to(next(self._turns) % len(self._members), args, kwargs)
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> ResponseStream[R_co]:
+        """Call every actor of the mesh and take the results as they come.
+
+        Returns:
+            ``async for`` yields results in the order of completion, ``for`` yields a future for each.
+
+        Raises:
+            TypeError: the arguments do not fit the signature.
+            PayloadError: an argument cannot be pickled.
+        """
+        try:
+            payload = self._pack(args, kwargs, self._awaited)
+        except PayloadError as error:
+            if not self._is_for_engine(error):
+                raise
+            return self._through_engine("stream", args, kwargs)  # type: ignore[no-any-return]
+        process = runtime.current()
+        stream: ResponseStream[R_co] = ResponseStream(len(self._members))
+        self._cast(process, payload, StreamReply(stream, self._awaited))
+        return stream
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call every actor of the mesh in its turn among the operations of the tensor engine.
+
+        Tensors of the actors' mesh may be among the arguments: each actor gets its own shard, as a plain tensor. What
+        the endpoint returns stays where it is; the script gets tensors of the mesh for it, at once.
+
+        What they look like is told by the ``propagate`` of `endpoint`: a function that is called here with the
+        arguments and returns the like of what the endpoint returns; see `tensor_engine.script.remote` for what else it
+        may be.
+
+        Raises:
+            TypeError: the arguments do not fit the signature.
+            EngineMissingError: no tensor engine is installed.
+        """
+        self._check(*args, **kwargs)
+        return cast(R_co, engine().rref(self, args, kwargs))
+
+    @property
+    def mesh(self) -> views.ActorMesh[Any]:
+        """The actors that it calls."""
+        return cast("views.ActorMesh[Any]", self._mesh)
+
+    @property
+    def propagate(self) -> object:
+        """What `as_endpoint` was told, or else what the class of the actors says (see `endpoint`); None for nothing.
+
+        Raises:
+            LookupError: this reference has come from elsewhere, without the class.
+        """
+        if self._propagate is not None:
+            return self._propagate
+        cls = self._mesh._actor_class
+        if cls is None:
+            raise LookupError(f"{self!r}: a reference that was sent here does not bring the class of its actors")
+        options = endpoint_options(inspect.getattr_static(cls, self.spec.name))
+        return None if options is None else options.propagate
+
+    @overload
+    def wrapped(self, wrapper: Callable[Concatenate[Any, Q], Coroutine[Any, Any, R]]) -> Endpoint[Q, R]: ...
+    @overload
+    def wrapped(self, wrapper: Callable[Concatenate[Any, Q], R]) -> Endpoint[Q, R]: ...
+    def wrapped(self, wrapper: Callable[..., Any]) -> Endpoint[..., Any]:
+        """An endpoint that runs ``wrapper(method, *args, **kwargs)`` in each actor in place of the method.
+
+        Args:
+            wrapper: gets the bound method and what the call brings, whatever its signature; ``async`` if the endpoint
+                is. It is sent with each call.
+
+        Raises:
+            TypeError: the endpoint answers through a port.
+        """
+        if self.spec.explicit_response_port:
+            raise TypeError(f"{self!r} answers through a port: nothing can run in its place")
+        name = self.spec.name
+        parameters = (
+            ("args", int(inspect.Parameter.VAR_POSITIONAL), False),
+            ("kwargs", int(inspect.Parameter.VAR_KEYWORD), False),
+        )
+        spec = dataclasses.replace(self.spec, parameters=parameters, wire_name=name + WRAPPED, is_wrapped=True)
+        return _WrappedEndpoint(self._mesh, spec, wrapper)
+
+    def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any], to: Sequence[Awaited]) -> Payload:
+        self._check(*args, **kwargs)
+        payload, ports = pack_with_ports(args, kwargs)
+        for port in ports:
+            # The actor that owed this answer passes the debt on: the caller is told if those who have it now all die.
+            port._link([awaited.actor for awaited in to if awaited.actor is not None], ())
+        return payload
+
+    def _send_to(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        awaited = self._awaited[index]
+        try:
+            payload = self._pack(args, kwargs, (awaited,))
+        except PayloadError as error:
+            if not self._is_for_engine(error):
+                raise
+            return self._through_engine("call_one", args, kwargs, index)  # type: ignore[no-any-return]
+        future: Future[Any] = Future()
+        self._post(runtime.current(), payload, OneReply(future, awaited), index)
+        return future
+
+    def _is_for_engine(self, error: PayloadError) -> bool:
+        """Whether arguments that could not be pickled go through the tensor engine."""
+        return is_for_engine(error) and not self.spec.is_wrapped
+
+    def _through_engine(
+        self, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any], index: int | None = None
+    ) -> Any:
+        """Send arguments that only the tensor engine can take along.
+
+        Args:
+            adverb: how.
+            args: as given.
+            kwargs: as given.
+            index: of the only actor that is to be called, in this mesh; None for all.
+        """
+        if self.spec.explicit_response_port:
+            raise TypeError(f"{self!r} answers through a port: what is on a mesh cannot be among its arguments")
+        endpoint: Endpoint[..., Any] = self
+        if index is not None and len(self._members) > 1:
+            one = self._mesh.slice(**self._mesh.extent.point(index))
+            endpoint = Endpoint(one, self.spec, self._propagate)
+        return engine().send(endpoint, adverb, args, kwargs)
+
+    def _post(self, process: Process, payload: Payload, reply: Reply, index: int = 0, port: int = 0) -> None:
+        """Send what has been checked and packed before to one actor; ``reply`` takes what comes back.
+
+        Args:
+            process: this one.
+            payload: the packed arguments.
+            reply: what stands behind the port for the answer.
+            index: of the actor in the mesh.
+            port: a number that has been reserved for the port; 0 takes the next.
+
+        Raises:
+            BackpressureError: there was no room in time; nobody waits for the reply then.
+        """
+        port = port or process.ports.reserve()
+        if tracing.tracer is not None:
+            with tracing.tracer.sending(self._described(index, is_awaited=True)) as sending:
+                process.ports.open_at(port, sending.until(reply))
+                envelope = Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port)
+                envelope.trace = sending.traceparent
+                process.send(self._members[index], envelope)
+            return
+        process.ports.open_at(port, reply)
+        process.send(self._members[index], Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port))
+
+    def _notice(self) -> int:
+        """Where the actor whose code runs is told if a message is not delivered; 0 outside of actors."""
+        here = current_context.get()
+        sender = runtime.current().root_cell if here is None else here.actor_instance._cell
+        return 0 if sender is None else notice_number(sender, self._mesh.uid, self._mesh.name)
+
+    def _cast(self, process: Process, payload: Payload, reply: Reply | None) -> None:
+        if tracing.tracer is not None:
+            with tracing.tracer.sending(self._described(None, is_awaited=reply is not None)) as sending:
+                reply = None if reply is None else sending.until(reply)
+                self._cast_by(process, payload, reply, sending.traceparent)
+            return
+        self._cast_by(process, payload, reply)
+
+    def _cast_by(self, process: Process, payload: Payload, reply: Reply | None, trace: bytes = b"") -> None:
+        port = self._notice() if reply is None else process.ports.open(reply)
+        process.cast(
+            self._members,
+            Envelope(
+                Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port, extent=self._mesh.extent, trace=trace
+            ),
+        )
+
+    def _described(self, index: int | None, *, is_awaited: bool) -> tracing.Call:
+        """A call for whoever traces it, of one actor or of all."""
+        if index is None:
+            return tracing.Call(self._mesh.name, self.spec.name, is_awaited, len(self._members), None)
+        return tracing.Call(self._mesh.name, self.spec.name, is_awaited, 1, self._awaited[index].actor)
+
+    def _viewed(self) -> tuple[EndpointSpec, type | None]:
+        return self.spec, self._mesh._actor_class
+
+    def _advice(self) -> str:
+        name = f"{self._mesh.name}.{self.spec.name}"
+        return (
+            f"{name} is an endpoint of other actors and is called by one of its adverbs: {name}.call_one(...) calls "
+            "the only actor of a mesh, call(...) all, choose(...) one of them, stream(...) all, with the results as "
+            "they come, broadcast(...) all, without results; rref(...) is for tensors of the mesh"
+        )
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._mesh.name}.{self.spec.name}>"
+
+
+class _WrappedEndpoint(Endpoint[..., Any]):
+    """What `Endpoint.wrapped` returns."""
+
+    __slots__ = ("_wrapper",)
+
+    def __init__(self, mesh: ActorMesh[Any], spec: EndpointSpec, wrapper: Callable[..., Any]) -> None:
+        super().__init__(mesh, spec)
+        self._wrapper = wrapper
+
+    def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any], to: Sequence[Awaited]) -> Payload:
+        return super()._pack((self._wrapper, *args), kwargs, to)
+
+
+class PlainMethod(MethodView):
+    """A method of the actors of a mesh that is no endpoint: `as_endpoint` makes one of it, for the caller alone."""
+
+    __slots__ = ("_mesh", "_name")
+
+    def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
+        self._mesh = mesh
+        self._name = name
+
+    def __getattr__(self, adverb: str) -> Any:
+        raise AttributeError(self._advice(adverb))
+
+    def _viewed(self) -> tuple[EndpointSpec, type | None]:
+        return self._mesh._interface.methods[self._name], self._mesh._actor_class
+
+    def _advice(self, adverb: str = "call_one") -> str:
+        return (
+            f"{self._mesh.name}.{self._name} is no endpoint: mark the method with @endpoint, or call it as "
+            f"as_endpoint(mesh.{self._name}).{adverb}(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<method {self._mesh.name}.{self._name}>"
+
+
+@overload
+def as_endpoint(
+    method: Endpoint[P, R], *, explicit_response_port: bool = False, propagate: object = None
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+    *,
+    explicit_response_port: Literal[False] = False,
+    propagate: object = None,
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Any, P], R],
+    *,
+    explicit_response_port: Literal[False] = False,
+    propagate: object = None,
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Any, Port[R], P], Any],
+    *,
+    explicit_response_port: Literal[True],
+    propagate: object = None,
+) -> Endpoint[P, R]: ...
+def as_endpoint(
+    method: object, *, explicit_response_port: bool = False, propagate: object = None
+) -> Endpoint[..., Any]:
+    """The endpoint of a method that its class does not mark as one: ``as_endpoint(mesh.method).call_one(...)``.
+
+    For classes that cannot be changed. The method runs as endpoints do, in its turn.
+
+    Args:
+        method: an attribute of a mesh of actors, named for a public method; an endpoint stays what it is.
+        explicit_response_port: the method takes a `Port` after ``self`` and answers through it (see `endpoint`).
+        propagate: how the script knows what `Endpoint.rref` gives (see `endpoint`); of an endpoint, in place of what
+            its class says.
+
+    Raises:
+        TypeError: ``method`` is no attribute of a mesh, it is an endpoint with other options, or it does not take a
+            response port as it should.
+        ActorDefinitionError: (a `TypeError`) the method is ``async`` in a sync actor, or the other way round.
+    """
+    if isinstance(method, Endpoint):
+        if method.spec.explicit_response_port != explicit_response_port:
+            raise TypeError(f"{method!r} is an endpoint already, and its class decides on its response port")
+        return method if propagate is None else Endpoint(method._mesh, method.spec, propagate)
+    if not isinstance(method, PlainMethod):
+        raise TypeError(f"as_endpoint takes a method of a mesh of actors, such as mesh.method, not {method!r}")
+    mesh = method._mesh
+    spec = mesh._interface.as_endpoint(method._name, explicit_response_port=explicit_response_port)
+    return Endpoint(mesh, spec, propagate)

@@ -1,0 +1,115 @@
+"""Namespaces: the same name means different actors in different jobs.
+
+A name such as ``trainer/0`` is meant in a namespace; one that begins with a slash, such as ``/shared/curriculum``, is
+absolute. A name in a namespace is the absolute name ``/namespace/name``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from skipper.control.runtime import current_runtime
+
+NAMESPACE_VARIABLE = "SKIPPER_NAMESPACE"
+"""Environment variable that names the namespace; the children of a job inherit it."""
+
+JOB_ID_VARIABLE = "SKIPPER_JOB_ID"
+"""Environment variable with a job's id, set by whatever launched the job; its namespace where none is named."""
+
+ROOT = "/"
+"""The namespace in which every name is absolute."""
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_NAME = re.compile(rf"/?{_PART}(/{_PART})*")
+_MAX_LENGTH = 512
+
+_here: ContextVar[str | None] = ContextVar("namespace", default=None)
+
+
+def namespace() -> str:
+    """The namespace that names are meant in where the code does not say.
+
+    It is that of `use_namespace`, or else that of the environment variable ``SKIPPER_NAMESPACE``, or else the id of the
+    job: ``SKIPPER_JOB_ID``, or the id of the Skipper job of which this process is part (one begins if there is none).
+
+    Raises:
+        ValueError: the environment names something that cannot be a namespace.
+    """
+    given = _here.get()
+    return given if given is not None else check_namespace(os.environ.get(NAMESPACE_VARIABLE) or job_id())
+
+
+def job_id() -> str:
+    """The id of the job that this process belongs to, whatever engine has launched it."""
+    return os.environ.get(JOB_ID_VARIABLE) or current_runtime.current().me.job
+
+
+@contextlib.contextmanager
+def use_namespace(name: str) -> Iterator[str]:
+    """Have names be meant in another namespace, in this thread or task and for as long as the block runs.
+
+    Raises:
+        ValueError: that cannot be a namespace.
+    """
+    token = _here.set(check_namespace(name))
+    try:
+        yield name
+    finally:
+        _here.reset(token)
+
+
+def environment() -> dict[str, str]:
+    """What a child process needs in its environment to be in the same namespace and job.
+
+    Processes that Skipper spawns have it by themselves, those that are started by other means should be given it. With
+    another ``SKIPPER_NAMESPACE`` a child gets a namespace of its own.
+    """
+    return {NAMESPACE_VARIABLE: namespace(), JOB_ID_VARIABLE: job_id()}
+
+
+def absolute(name: str, within: str) -> str:
+    """A name as an absolute one.
+
+    Args:
+        name: of an actor or a service; absolute, or meant in the namespace ``within``.
+        within: a namespace.
+
+    Raises:
+        ValueError: that is no name.
+    """
+    if check_name(name).startswith("/"):
+        return name
+    return f"/{name}" if within == ROOT else f"/{within}/{name}"
+
+
+def check_name(name: str) -> str:
+    """A name as it came, if it is one.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it is no name.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a str, not {type(name).__name__}")
+    if not _NAME.fullmatch(name) or len(name) > _MAX_LENGTH:
+        raise ValueError(
+            f"{name!r} is no name: parts of letters, digits, '.', '_' and '-', with slashes between them, "
+            f"{_MAX_LENGTH} characters at most"
+        )
+    return name
+
+
+def check_namespace(name: str) -> str:
+    """A namespace as it came, if it is one: a name without a leading slash, or `ROOT`.
+
+    Raises:
+        TypeError: it is no text.
+        ValueError: it is no namespace.
+    """
+    if name != ROOT and check_name(name).startswith("/"):
+        raise ValueError(f"{name!r} is no namespace: it begins with a slash, as absolute names do")
+    return name

@@ -1,0 +1,92 @@
+"""`engine`: the tensor engine behind `ProcMesh.activate` and its like, found by its entry point.
+
+The engine lies on a floor above and needs torch; this package knows neither. What is installed under the entry point
+``tensor_engine`` of the group ``skipper`` is loaded with the first use.
+"""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from skipper.control.model.errors import EngineMissingError
+from skipper.control.runtime import current_runtime, front_end, script_exit
+
+if TYPE_CHECKING:
+    from skipper.control.api.endpoint import Endpoint
+    from skipper.control.api.mesh import ProcMesh
+    from skipper.control.api.views import ActorMesh
+    from skipper.control.model.actor import Actor
+
+_GROUP, _NAME = "skipper", "tensor_engine"
+
+
+class OnWorkersError(Exception):
+    """Raised by the pickling of what lies on the workers of the engine, such as a tensor of a mesh.
+
+    Where that happens to the arguments of a call or of ``spawn``, these go through the engine.
+    """
+
+
+def is_for_engine(error: BaseException) -> bool:
+    """Whether arguments could not be pickled since there is something among them that lies on the engine's workers."""
+    return isinstance(error.__cause__, OnWorkersError)
+
+
+class TensorEngine(Protocol):
+    """What a tensor engine does for this package."""
+
+    def activate(self, mesh: ProcMesh) -> AbstractContextManager[ProcMesh]:
+        """See `ProcMesh.activate`."""
+
+    def rank_tensor(self, mesh: ProcMesh, axis: str) -> Any:
+        """See `ProcMesh.rank_tensor`."""
+
+    def rank_tensors(self, mesh: ProcMesh) -> dict[str, Any]:
+        """See `ProcMesh.rank_tensors`."""
+
+    def rref(self, endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Endpoint.rref`."""
+
+    def send(self, endpoint: Endpoint[..., Any], adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do what ``endpoint.adverb(*args, **kwargs)`` does, with tensors of a mesh among the arguments.
+
+        Each actor gets its own shard, as a plain tensor, in its turn among the operations of the engine.
+        """
+
+    def spawn(
+        self, mesh: ProcMesh, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ActorMesh[Any]:
+        """Do what `ProcMesh.spawn` does, in the same way."""
+
+
+def failed_unseen() -> None:
+    """Take note, at the latest in an `atexit` handler, that an operation failed of which the script has not heard.
+
+    The script does then not end with exit code 0; what has failed is for the engine to say. At a prompt, in a notebook
+    and under pytest nothing follows.
+    """
+    if current_runtime.is_running() and current_runtime.current().root_cell is not None and front_end.is_script():
+        script_exit.fail()
+
+
+@functools.cache
+def engine() -> TensorEngine:
+    """The tensor engine that is installed.
+
+    Raises:
+        EngineMissingError: there is none.
+        ImportError: it cannot be imported, for want of torch for example.
+    """
+    from importlib.metadata import distributions  # most processes do without
+
+    # Not by `entry_points`: that one stops at the first of equally named distributions, such as what an earlier build
+    # has left beside a checkout.
+    for distribution in distributions():
+        for point in distribution.entry_points.select(group=_GROUP, name=_NAME):
+            return cast(TensorEngine, point.load())
+    raise EngineMissingError(
+        f"no tensor engine is installed: nothing names itself {_NAME!r} in the entry points of {_GROUP!r} "
+        "(the distribution skipper-mesh does: install it, also where it runs from a checkout)"
+    )

@@ -1,0 +1,12 @@
+"""``skipper host`` without the command: ``python -m skipper.control.cluster.hosts``, or this file, wherever it lies."""
+
+import os
+import sys
+
+if not __package__:  # run as a file: its folder's place on the path goes to the folder that holds the package
+    sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
+
+from skipper.control.cluster.hosts.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

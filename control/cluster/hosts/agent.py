@@ -1,0 +1,337 @@
+"""`HostAgent`: the daemon of a machine that starts a process for every job which attaches it.
+
+It serves scripts and runs nothing of theirs: for each it starts one process (see `member`), which launches what the
+script spawns on this host. When a script hangs up, or shows no sign of life for as long as its job allows, that process
+is killed, and with it by the kernel whatever it has launched; so it is when the agent itself ends, however that comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from skipper.control.cluster.hosts import protocol
+from skipper.control.cluster.hosts.adopted import Relay
+from skipper.control.model.errors import ControlError, HostError
+from skipper.control.wire import addresses, grpc_poller
+from skipper.control.wire.certificates import REVIEW_S, Certificates
+from skipper.control.wire.envelope import JUDGED, Envelope, Kind, ProcessRef
+from skipper.control.wire.identity import Role
+from skipper.control.wire.link import Link
+
+MEMBER = Path(__file__).with_name("member.py")
+
+_TICK_S = 0.25
+"""How often the agent looks whether the scripts still show signs of life."""
+
+_FROZEN_S = 1.0
+"""A tick that took so long means that this process stood still: that time does not count as a script's silence."""
+
+_log = logging.getLogger("skipper.control.cluster.hosts")
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """What one script has on this host.
+
+    Attributes:
+        link: to the script.
+        popen: the process that stands for the job.
+        pidfd: readable once that has ended.
+        lifeline: our end of a pipe that tells it of our end.
+        report: where it says at which address it listens; None once it has.
+        asked: number of the request that is to be answered with that.
+        heartbeat_s: how long the script may be silent.
+        is_ending: whether it has been killed.
+    """
+
+    link: Link
+    popen: subprocess.Popen[bytes]
+    pidfd: int
+    lifeline: int
+    report: int | None
+    asked: int
+    heartbeat_s: float
+    is_ending: bool = False
+
+
+class HostAgent:
+    """The agent of this machine.
+
+    Args:
+        host: the IP to listen at.
+        port: the port; 0: any.
+        secret: what scripts have to know.
+        certs: the folder of the certificates for TLS; None: none.
+        idle_timeout_s: end after so many seconds without a job; None: never.
+        listening: a socket that listens there already and is taken over; None: one is opened.
+
+    Raises:
+        WireError: the address cannot be listened on.
+        CertificateError: the folder does not hold what TLS needs, or not the certificate of a host.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        *,
+        certs: str | None = None,
+        idle_timeout_s: float | None = None,
+        listening: socket.socket | None = None,
+    ) -> None:
+        grpc_poller.choose()
+        from skipper.control.wire.auth_listener import Door
+
+        self._secret = secret
+        self._certs = None if certs is None else os.path.abspath(certs)
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._awake)
+        self._todo: deque[Callable[[], object]] = deque()
+        self._links: set[Link] = set()
+        self._jobs: dict[Link, _Job] = {}
+        self._draining = False
+        self._ending = False
+        self._idle_timeout_s = idle_timeout_s
+        self._idle_since_s = time.monotonic()
+        self._gone = threading.Event()
+        self._certificates = None if certs is None else Certificates(certs)
+        if self._certificates is not None:
+            self._certificates.require(Role.HOST, "an agent")
+        own = f"agent-{secrets.token_hex(8)}"
+        where = addresses.at(host, port) if listening is None else addresses.within_host(own)
+        self._door = Door(
+            [(where, self._certificates)],
+            protocol.AGENT,
+            secret,
+            on_proven=self._came,
+            on_closed=self._gone.set,
+            roles=(Role.SCRIPT,),  # for whatever an agent may be asked
+        )
+        self._reviewed_s = time.monotonic()
+        self._relay = None if listening is None else Relay(listening, addresses.within_host(own).partition(":")[2])
+        self.address = addresses.at(host, self._door.ports[0] if listening is None else port)
+        """``IP:PORT``."""
+
+    def run(self) -> None:
+        """Serve until it is told to end, in the main thread: what it starts is bound to the life of its thread."""
+        before = time.monotonic()
+        while not (self._ending or (self._draining and not self._jobs)):
+            for key, _ in self._selector.select(_TICK_S):
+                key.data()
+            while self._todo:
+                self._todo.popleft()()
+            before = self._look_for_life(before)
+            self._review()
+            self._reap_orphans()
+            self._end_if_idle()
+        for job in list(self._jobs.values()):
+            self._end(job, "the agent ends")
+        for link in list(self._links):
+            link.post(Envelope(Kind.BYE))
+        self._door.close()
+        if not self._gone.wait(0.5):
+            self._door.cut()
+            self._gone.wait(5.0)
+        if self._relay is not None:
+            self._relay.close()
+
+    def end(self) -> None:
+        """Have `run` end what there is and return; from any thread, or a handler of signals."""
+        self._ending = True
+        os.eventfd_write(self._wake, 1)
+
+    def end_by_signals(self) -> None:
+        """Have SIGTERM and SIGINT end it."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.end()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, handle)
+
+    def end_with(self, fd: int) -> None:
+        """Have it end when a pipe does: that of the process that has started it."""
+
+        def look() -> None:
+            if not os.read(fd, 4096):
+                self._selector.unregister(fd)
+                _log.info("who has started this agent is gone")
+                self._ending = True
+
+        self._selector.register(fd, selectors.EVENT_READ, look)
+
+    # On the listener's thread
+
+    def _came(self, guest: Any, peer: ProcessRef) -> None:
+        link = Link(peer, lambda _, envelope: self._soon(self._ask, link, envelope), self._hung_up)
+        link.connected, link.identity = True, guest.identity
+        self._soon(self._links.add, link)
+        from skipper.control.wire.handshake import WELCOME
+
+        link.open(guest.stream, greeting=WELCOME)
+
+    def _hung_up(self, link: Link, reason: str) -> None:
+        self._soon(self._script_gone, link, reason)
+
+    def _soon(self, call: Callable[..., object], *args: object) -> None:
+        self._todo.append(functools.partial(call, *args))
+        os.eventfd_write(self._wake, 1)
+
+    # On the main thread
+
+    def _awake(self) -> None:
+        os.eventfd_read(self._wake)
+
+    def _ask(self, link: Link, envelope: Envelope) -> None:
+        if link.lost is not None:
+            return  # its certificate was revoked meanwhile
+        try:
+            content = protocol.read(envelope)
+            if envelope.method == "attach":
+                self._attach(link, envelope.reply_to, content)
+            elif envelope.method == "drain":
+                self._draining = True
+                _log.info("takes no new jobs any more; %d are left", len(self._jobs))
+                link.post(protocol.answer(envelope.reply_to, {"jobs": len(self._jobs)}))
+            elif envelope.method == "status":
+                names = [job.link.peer.name for job in self._jobs.values()]
+                link.post(protocol.answer(envelope.reply_to, {"jobs": names, "versions": protocol.versions()}))
+            else:
+                raise HostError(f"this agent does not know the request {envelope.method!r}")
+        except ControlError as error:
+            link.post(protocol.refusal(envelope.reply_to, error))
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            refusal = HostError(f"the request {envelope.method!r} failed: {type(error).__name__}: {error}")
+            link.post(protocol.refusal(envelope.reply_to, refusal))
+
+    def _attach(self, link: Link, number: int, content: dict[str, Any]) -> None:
+        if self._draining:
+            raise HostError(f"the host {self.address} is being drained: it takes no new jobs")
+        protocol.check_versions(content["versions"], f"the host {self.address}")
+        if link in self._jobs:
+            raise HostError("this script has attached the host already")
+        secret = protocol.mask(bytes.fromhex(content["masked_secret"]), self._secret, bytes.fromhex(content["nonce"]))
+        config = {key: content[key] for key in ("me", "root", "settings", "sys_path", "open_data_plane")}
+        config |= {"secret": secret.hex(), "certs": self._certs}
+        job = self._jobs[link] = _launch(link, number, config, float(content["settings"]["heartbeat_s"]))
+        assert job.report is not None  # it has just been opened
+        self._selector.register(job.report, selectors.EVENT_READ, lambda: self._reported(job))
+        self._selector.register(job.pidfd, selectors.EVENT_READ, lambda: self._ended(job))
+        _log.info("%s has attached this host: pid %d", content["root"]["name"], job.popen.pid)
+
+    def _reported(self, job: _Job) -> None:
+        line = os.read(job.report, 4096) if job.report is not None else b""
+        self._close_report(job)
+        if line:  # else it has ended, which its pidfd tells
+            job.link.post(protocol.answer(job.asked, {"address": line.decode().strip()}))
+            job.asked = 0
+
+    def _ended(self, job: _Job) -> None:
+        """The job's process is gone, by itself or because we killed it."""
+        status = job.popen.wait()
+        self._close_report(job)
+        self._selector.unregister(job.pidfd)
+        os.close(job.pidfd)
+        os.close(job.lifeline)
+        if self._jobs.get(job.link) is job:
+            del self._jobs[job.link]
+        if job.asked:
+            error = HostError(f"the job's process on {self.address} ended with status {status}; see the agent's output")
+            job.link.post(protocol.refusal(job.asked, error))
+        _log.info("the job's process with pid %d has ended with status %d", job.popen.pid, status)
+
+    def _close_report(self, job: _Job) -> None:
+        if job.report is not None:
+            self._selector.unregister(job.report)
+            os.close(job.report)
+            job.report = None
+
+    def _script_gone(self, link: Link, reason: str) -> None:
+        link.lose(reason)
+        self._links.discard(link)
+        if (job := self._jobs.get(link)) is not None:
+            self._end(job, reason)
+
+    def _review(self) -> None:
+        """Hang up on scripts whose certificates are revoked, which ends their jobs here."""
+        if self._certificates is None or time.monotonic() - self._reviewed_s < REVIEW_S:
+            return
+        for link in list(self._links):
+            if link.identity is not None and self._certificates.is_revoked(link.identity):
+                self._script_gone(link, f"the certificate of {link.identity} was revoked")
+        self._reviewed_s = time.monotonic()
+
+    def _end(self, job: _Job, reason: str) -> None:
+        if not job.is_ending:
+            job.is_ending = True
+            _log.info("the job's process with pid %d is killed: %s", job.popen.pid, reason)
+            signal.pidfd_send_signal(job.pidfd, signal.SIGKILL)
+
+    def _reap_orphans(self) -> None:
+        """Let go of what others have left behind: the first process of a container inherits children."""
+        ours = {job.popen.pid for job in self._jobs.values()}
+        with contextlib.suppress(ChildProcessError):  # there are no children
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in ours:
+                    break  # its pidfd tells
+                os.waitpid(ended.si_pid, 0)
+
+    def _end_if_idle(self) -> None:
+        now = time.monotonic()
+        if self._jobs:
+            self._idle_since_s = now
+        elif self._idle_timeout_s is not None and now - self._idle_since_s > self._idle_timeout_s:
+            _log.info("no job has attached this host for %g s: it ends", self._idle_timeout_s)
+            self._ending = True
+
+    def _look_for_life(self, before: float) -> float:
+        now = time.monotonic()
+        for link, job in list(self._jobs.items()):
+            if now - before > _FROZEN_S:
+                link.excuse(now - before)
+            elif now - link.last_heard_s > JUDGED * job.heartbeat_s and not job.is_ending:
+                self._script_gone(link, f"its script showed no sign of life for {job.heartbeat_s:g} s")
+        return now
+
+
+def _launch(link: Link, number: int, config: dict[str, Any], heartbeat_s: float) -> _Job:
+    child_end, lifeline = os.pipe()
+    report, tell = os.pipe()
+    try:
+        popen = subprocess.Popen(
+            [sys.executable, str(MEMBER), str(child_end), str(tell), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(child_end, tell),
+        )
+    except OSError:
+        os.close(lifeline)
+        os.close(report)
+        raise
+    finally:
+        os.close(child_end)
+        os.close(tell)
+    line = json.dumps(config).encode() + b"\n"
+    view = memoryview(line)
+    while view:
+        view = view[os.write(lifeline, view) :]
+    return _Job(link, popen, os.pidfd_open(popen.pid), lifeline, report, number, heartbeat_s)

@@ -1,0 +1,185 @@
+"""`AgentLink`: a script's, or a tool's, connection with the agent of a host."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from skipper.control.cluster.hosts import protocol
+from skipper.control.model.errors import AuthenticationError, DeadlineError, HostUnreachableError
+from skipper.control.model.future import Future
+from skipper.control.wire import addresses, grpc_poller
+from skipper.control.wire.auth import NOT_ADMITTED, NOT_OUR_SECRET
+from skipper.control.wire.certificates import REVIEW_S, Certificates
+from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.wire.identity import Role
+
+
+class AgentLink:
+    """A connection with an agent; a context manager. The agent takes its end for the end of the script's job.
+
+    Args:
+        host: the IP of the agent.
+        port: where it listens.
+        secret: the agent's.
+        certificates: for TLS; None: none.
+        timeout: in seconds, for the connection to stand.
+        role: with TLS: whose certificate has to be there.
+
+    Raises:
+        HostUnreachableError: nobody answers, or not as an agent would.
+        AuthenticationError: the agent has another secret, or one side does not take the other's certificate.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        certificates: Certificates | None,
+        *,
+        timeout: float,
+        role: Role = Role.HOST,
+    ) -> None:
+        grpc_poller.choose()
+        from skipper.control.wire.handshake import Dial
+        from skipper.control.wire.link import Link
+        from skipper.control.wire.streams import OutgoingStream, Status
+
+        self.name = addresses.at(host, port)
+        self._secret = secret
+        self._certificates = certificates
+        self._revoked_s = 0.0
+        """Since when it is known that the agent's certificate has been revoked."""
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, Future[dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        peer = ProcessRef(protocol.AGENT, self.name, f"the agent of {self.name}")
+        me = ProcessRef(f"script-{secrets.token_hex(8)}", "", "script")
+        self._link = Link(peer, self._deliver, self._lost)
+        stands: Future[None] = Future()
+
+        def opened(stream: OutgoingStream) -> None:
+            self._link.connected, self._link.identity = True, dial.identity
+            self._link.open(stream)
+            stands._settle(lambda: None)
+
+        def failed(reason: str, status: Status) -> None:
+            stands._settle(lambda: self._fail(reason))
+
+        dial = Dial(
+            me,
+            peer,
+            secret,
+            on_open=opened,
+            on_failure=failed,
+            address=addresses.target(self.name),
+            certificates=certificates,
+            roles=(role,),
+        )
+        threading.Thread(target=dial.stream.run, name=f"control-agent-{self.name}", daemon=True).start()
+        try:
+            stands.get(timeout)
+        except DeadlineError:
+            dial.give_up("nobody answers")
+            hint = ", or it does not speak TLS with the certificates here" if certificates else ", or speaks TLS alone"
+            message = f"no agent answers at {self.name} within {timeout:g} s: none runs there, or not at this address"
+            raise HostUnreachableError(message + hint) from None
+
+    def ask(self, method: str, content: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
+        """Ask the agent for something.
+
+        Raises:
+            HostError: it refuses, or has gone.
+            HostUnreachableError: it does not answer in time.
+        """
+        number = next(self._numbers)
+        future: Future[dict[str, Any]] = Future()
+        with self._lock:
+            self._answers[number] = future
+        if self._link.lost is not None:
+            self._tell_lost(self._link.lost)
+        self._link.post(protocol.request(method, content, number))
+        try:
+            return future.get(timeout)
+        except DeadlineError:
+            raise HostUnreachableError(f"the agent of {self.name} did not answer within {timeout:g} s") from None
+        finally:
+            with self._lock:
+                self._answers.pop(number, None)
+
+    @property
+    def lost(self) -> str | None:
+        """Why the connection is gone, if it is."""
+        return self._link.lost
+
+    @property
+    def secret(self) -> bytes:
+        """The agent's."""
+        return self._secret
+
+    def review(self) -> None:
+        """Hang up if the certificate of the agent has been revoked.
+
+        Not at once: the agent ends what the job has there then, and the job's own links first say why they end.
+        """
+        identity = self._link.identity
+        if self._certificates is None or identity is None or self._link.lost is not None:
+            return
+        if not self._certificates.is_revoked(identity):
+            return
+        now = time.monotonic()
+        self._revoked_s = self._revoked_s or now
+        if now - self._revoked_s > REVIEW_S:
+            self._lost(self._link, f"the certificate of {identity} was revoked")
+
+    def ping(self) -> None:
+        """Show a sign of life."""
+        self._link.post(Envelope(Kind.PING))
+
+    def wait_for_end(self, timeout: float) -> bool:
+        """Wait until the agent has gone; False where it is still there."""
+        deadline = time.monotonic() + timeout
+        while self._link.lost is None and time.monotonic() < deadline:
+            self.ping()
+            time.sleep(0.1)
+        return self._link.lost is not None
+
+    def close(self) -> None:
+        """Hang up; idempotent."""
+        self._link.lose("it was closed")
+
+    def __enter__(self) -> AgentLink:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _fail(self, reason: str) -> None:
+        if NOT_OUR_SECRET in reason or "wrong proof" in reason:
+            raise AuthenticationError(f"the agent of {self.name} has another secret")
+        if NOT_ADMITTED in reason:
+            raise AuthenticationError(f"the agent of {self.name} and this process part: {reason}")
+        raise HostUnreachableError(f"the agent of {self.name} cannot be reached: {reason}")
+
+    def _deliver(self, peer: ProcessRef, envelope: Envelope) -> None:
+        future = self._answers.get(envelope.target)
+        if future is not None:
+            future._settle(lambda: protocol.read_answer(envelope))
+
+    def _lost(self, link: object, reason: str) -> None:
+        self._link.lose(reason)
+        self._tell_lost(reason)
+
+    def _tell_lost(self, reason: str) -> None:
+        def fail() -> dict[str, Any]:
+            raise HostUnreachableError(f"the agent of {self.name} has gone: {reason}")
+
+        with self._lock:
+            waiting = list(self._answers.values())
+        for future in waiting:
+            future._settle(fail)

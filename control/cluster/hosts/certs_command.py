@@ -1,0 +1,110 @@
+"""``skipper certs``: certificates for TLS between the machines of a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from skipper.control.model.errors import CertificateError
+from skipper.control.support.command_line import EXIT_CODES, run
+from skipper.control.wire.identity import Role
+
+
+def main(argv: Sequence[str], *, prog: str = "skipper certs") -> int:
+    """Run one of the commands.
+
+    Args:
+        argv: the arguments, without the program's name.
+        prog: what was typed before them.
+
+    Returns:
+        The exit code; ``--help`` lists them.
+    """
+    return run(_parser(prog), argv, lambda given: _make(given, prog), errors=(CertificateError,), status=1)
+
+
+def _make(given: argparse.Namespace, prog: str) -> int:
+    try:
+        from skipper.control.cluster.hosts import certs
+    except ImportError:
+        sys.stderr.write(f"{prog}: this takes cryptography: pip install 'skipper-mesh[hosts]'\n")
+        return 1
+    match given.command:
+        case "init":
+            certs.make_authority(given.folder, days=given.days, cluster=given.cluster)
+        case "issue":
+            certs.issue(
+                given.authority,
+                given.folder,
+                given.host,
+                role=given.role,
+                name=given.name,
+                days=given.days,
+            )
+        case "delegate":
+            certs.delegate(given.authority, given.folder, role=given.role)
+        case "renew":
+            for folder in given.folder:
+                certs.renew(given.authority, folder, days=given.days)
+        case "revoke":
+            for who in certs.revoke(given.authority, given.who):
+                sys.stdout.write(f"revoked: {who}\n")
+            certs.update(given.authority, given.update)
+        case "rotate":
+            if given.finish:
+                certs.finish_rotation(given.authority)
+            else:
+                certs.rotate(given.authority, days=given.days)
+            certs.update(given.authority, given.update)
+        case "update":
+            certs.update(given.authority, given.folder)
+    return 0
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Make an authority, and with it a certificate for every machine of a cluster.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(title="commands", required=True, dest="command", metavar="COMMAND")
+
+    init = commands.add_parser("init", help="make an authority and a secret for agents, in a new folder")
+    init.add_argument("folder", metavar="DIR")
+    init.add_argument("--days", type=int, default=365, metavar="N", help="how long it is valid (default: 365)")
+    init.add_argument("--cluster", metavar="NAME", help="whose certificates it signs (default: a fresh name)")
+
+    issue = commands.add_parser("issue", help="make the folder of one machine, to be copied there")
+    issue.add_argument(
+        "--host", action="append", default=[], metavar="IP", help="where the machine is reached; as often as needed"
+    )
+    issue.add_argument("--name", metavar="NAME", help="by which it is revoked (default: the first --host)")
+
+    delegate = commands.add_parser("delegate", help="make an authority below this one, that signs for one role alone")
+    for command in (issue, delegate):
+        command.add_argument("authority", metavar="AUTHORITY", help="the folder that init made")
+        command.add_argument("folder", metavar="DIR", help="the folder to make")
+        command.add_argument(
+            "--role", required=True, choices=list(Role), help="what may be done with it: see the page on many hosts"
+        )
+
+    renew = commands.add_parser("renew", help="replace key and certificate in folders that issue made")
+    for command in (issue, renew):
+        command.add_argument("--days", type=int, metavar="N", help="how long it is valid (default: as its authority)")
+
+    revoke = commands.add_parser("revoke", help="let certificates count no more")
+    rotate = commands.add_parser("rotate", help="replace the authority; both are trusted until --finish")
+    update = commands.add_parser("update", help="bring who is trusted and what is revoked to folders that issue made")
+    for command in (renew, revoke, rotate, update):
+        command.add_argument("authority", metavar="AUTHORITY", help="the folder that init made")
+    for command in (renew, update):
+        command.add_argument("folder", nargs="+", metavar="DIR", help="the folder of a machine")
+    revoke.add_argument("who", nargs="+", metavar="NAME", help="NAME, ROLE/NAME, a certificate, or a folder with one")
+    rotate.add_argument("--finish", action="store_true", help="trust the old authority no more")
+    rotate.add_argument("--days", type=int, default=365, metavar="N", help="how long the new one is valid")
+    for command in (revoke, rotate):
+        command.add_argument("--update", nargs="+", default=[], metavar="DIR", help="as the command update, besides")
+    return parser

@@ -1,0 +1,199 @@
+"""A companion: a process beside the ranks of a host, on which actors live that are to outlive any one of these ranks.
+
+Where one script on each host is started by somebody else's launcher, there is no agent to ask for processes. So a rank
+starts a companion, which comes into the job of rank 0 by the same gate as the ranks (see
+`control.cluster.jobs.spmd_rendezvous`). It ends when it is told to, when rank 0's job is over, and when the last of the
+ranks has ended that it was started for.
+
+The main program is ``companion.py CONFIG_FD REPORT_FD``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from skipper.control.cluster.jobs.spmd_rendezvous import Gate
+
+_END = b"end\n"
+_STOP_S = 10.0
+"""How long it has to leave the job, before it is killed."""
+
+
+class Companion:
+    """The companion of a rank, seen from that rank; a context manager, whose end is the companion's.
+
+    It is a child of this process, and goes on without it if that ends without a `close`.
+
+    Args:
+        gate: where rank 0 listens.
+        run: what the ranks of this run have in common.
+        name: of the process, for people.
+        ranks: process ids of the ranks of this host; it ends with the last of them.
+        timeout: how long it may take to come into the job, in seconds.
+    """
+
+    def __init__(self, gate: Gate, run: str, name: str, ranks: Sequence[int], *, timeout: float) -> None:
+        config = {
+            "host": gate.host,
+            "port": gate.port,
+            "secret": gate.secret.hex(),
+            "certs": gate.certs,
+            "data_plane": gate.data_plane,
+            "run": run,
+            "name": name,
+            "ranks": list(ranks),
+            "timeout": timeout,
+            "sys_path": [os.path.abspath(entry) for entry in sys.path],
+        }
+        self._name = name
+        self._deadline = time.monotonic() + timeout
+        config_read, self._lifeline = os.pipe()
+        self._report, report_write = os.pipe()
+        try:
+            self._popen = subprocess.Popen(
+                [sys.executable, __file__, str(config_read), str(report_write)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(config_read, report_write),
+            )
+            os.write(self._lifeline, json.dumps(config).encode() + b"\n")
+        except BaseException:
+            os.close(self._lifeline)
+            os.close(self._report)
+            raise
+        finally:
+            os.close(config_read)
+            os.close(report_write)
+
+    def process_id(self) -> str:
+        """Wait until it is in the job; the id of its process there.
+
+        Raises:
+            HostError: it has ended, or has not come in time.
+        """
+        from skipper.control.model.errors import HostError
+
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._report, selectors.EVENT_READ)
+            is_there = selector.select(max(self._deadline - time.monotonic(), 0.0))
+        line = os.read(self._report, 4096) if is_there else b""
+        if not line:
+            how = "ended" if is_there else "did not come"
+            raise HostError(f"the process {self._name!r} {how} before it was part of the job; it says why on stderr")
+        return line.decode().strip()
+
+    def give_up(self) -> None:
+        """Have it not come into the job any more: who waits for that is told at once. From any thread."""
+        self._popen.kill()
+
+    def close(self) -> None:
+        """Have it leave the job and end; idempotent."""
+        if self._lifeline < 0:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._lifeline, _END)
+        os.close(self._lifeline)
+        os.close(self._report)
+        self._lifeline = -1
+        try:
+            self._popen.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._popen.kill()
+            self._popen.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def main() -> None:
+    """Read the config, come into the job, say so, and stay."""
+    config_pipe, report = map(int, sys.argv[1:3])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the ranks, which then end this process
+    os.set_inheritable(config_pipe, False)
+    os.set_inheritable(report, False)
+    config = _read_line(config_pipe)
+    sys.path += [entry for entry in config["sys_path"] if entry not in sys.path]
+    process_id = _come(config)
+    os.write(report, f"{process_id}\n".encode())
+    os.close(report)
+    _stay(config_pipe, config["ranks"])
+
+    from skipper.control.runtime import current_runtime
+
+    current_runtime.shutdown()
+
+
+def _read_line(pipe: int) -> dict[str, Any]:
+    content = b""
+    while not content.endswith(b"\n"):
+        chunk = os.read(pipe, 1)  # what follows the line is for `_stay`
+        if not chunk:
+            raise EOFError("the rank that has started this process has ended")
+        content += chunk
+    config: dict[str, Any] = json.loads(content)
+    return config
+
+
+def _come(config: dict[str, Any]) -> str:
+    """Become a process of the job; its id there."""
+    from skipper.control.cluster.jobs.spmd_rendezvous import Gate, come
+
+    secret = bytes.fromhex(config["secret"])
+    gate = Gate(config["host"], config["port"], secret, config["certs"], config["data_plane"])
+    return come(gate, config["run"], config["name"], timeout=config["timeout"]).me.id
+
+
+def _stay(lifeline: int, ranks: Sequence[int]) -> None:
+    """Return when the rank that has started this process says so, when rank 0 is gone, and when all ranks are."""
+    over = os.eventfd(0, os.EFD_CLOEXEC)
+    _when_root_is_gone(over)
+    with selectors.DefaultSelector() as selector:
+        selector.register(over, selectors.EVENT_READ)
+        selector.register(lifeline, selectors.EVENT_READ)
+        alive = set()
+        for pid in ranks:
+            # One that cannot be seen from here (another pid namespace) is as good as ended: the others count.
+            with contextlib.suppress(OSError):
+                alive.add(pidfd := os.pidfd_open(pid))
+                selector.register(pidfd, selectors.EVENT_READ)
+        while alive:
+            for key, _ in selector.select():
+                if key.fd == over or (key.fd == lifeline and os.read(lifeline, len(_END))):
+                    return
+                selector.unregister(key.fd)
+                alive.discard(key.fd)
+
+
+def _when_root_is_gone(over: int) -> None:
+    from skipper.control.model.shape import Extent, Point
+    from skipper.control.runtime import current_runtime
+    from skipper.control.runtime.death_watch import watch
+    from skipper.control.runtime.messages import ActorRef
+    from skipper.control.runtime.supervision import ROOT_UID
+
+    process = current_runtime.current()
+    root = ActorRef(process.root, ROOT_UID, process.root.name, Point(0, Extent()))
+    watch(process, root).add_done_callback(lambda _: os.eventfd_write(over, 1))
+
+
+if __name__ == "__main__":
+    # As in `worker`: its folder's place on the path goes to the folder that holds the package.
+    sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
+    from skipper.control.cluster.hosts import companion
+
+    companion.main()

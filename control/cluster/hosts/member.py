@@ -1,0 +1,76 @@
+"""The main program of the process that stands for a job on a host: ``member.py CONFIG_FD REPORT_FD PARENT_PID``.
+
+It is a process of the job like any other, with the agent for its parent and without actors: the script, and others of
+the job, ask it to launch processes. It ends with the script, however that ends, and with the agent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+
+def main() -> None:
+    """Read the config, join the job, tell the agent where, and stay until the script or the agent is gone."""
+    from skipper.control.runtime.procs.guard import die_with
+
+    config_pipe, report, parent_pid = map(int, sys.argv[1:4])
+    die_with(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which then ends this process
+    os.set_inheritable(config_pipe, False)
+    os.set_inheritable(report, False)
+    config = _read_line(config_pipe)
+    sys.path += [entry for entry in config["sys_path"] if entry not in sys.path]
+    _set_up_data_plane(config)
+    address = _join(config)
+    os.write(report, f"{address}\n".encode())
+    os.close(report)
+    while os.read(config_pipe, 1):
+        pass
+    os._exit(0)
+
+
+def _read_line(pipe: int) -> dict[str, Any]:
+    content = b""
+    while not content.endswith(b"\n"):
+        chunk = os.read(pipe, 1 << 16)
+        if not chunk:
+            raise EOFError("the agent has ended")
+        content += chunk
+    config: dict[str, Any] = json.loads(content)
+    return config
+
+
+def _join(config: dict[str, Any]) -> str:
+    from skipper.control.model.settings import Settings
+    from skipper.control.runtime import current_runtime
+    from skipper.control.wire.addresses import at
+    from skipper.control.wire.envelope import ProcessRef
+
+    root = ProcessRef(config["root"]["id"], config["root"]["address"], config["root"]["name"])
+    me = ProcessRef(config["me"]["id"], at(config["me"]["host"], 0), config["me"]["name"], root)
+    plain = config["settings"]
+    settings = Settings(**plain | {"preload": plain["preload"] and tuple(plain["preload"])})  # JSON has no tuples
+    secret, is_open = bytes.fromhex(config["secret"]), bool(config["open_data_plane"])
+    process = current_runtime.start_host(me, root, secret, settings, config["certs"], data_plane_is_open=is_open)
+    # At once: what it has launched dies with it, and there is nobody left to wait for anything else.
+    process.hosting.on_root_gone = lambda reason: os._exit(0)
+    return process.me.address
+
+
+def _set_up_data_plane(config: dict[str, Any]) -> None:
+    from skipper.control.cluster.hosts.data_plane import open_data_plane
+
+    if config["open_data_plane"]:
+        open_data_plane(config["me"]["host"])
+
+
+if __name__ == "__main__":
+    # As in `worker`: its folder's place on the path goes to the folder that holds the package.
+    sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
+    from skipper.control.cluster.hosts import member
+
+    member.main()

@@ -1,0 +1,131 @@
+"""What a script and the agent of a host say to each other: requests and answers in JSON, on a stream like any other.
+
+Nothing of it is unpickled: an agent serves the jobs of many scripts and outlives them. The job's secret is hidden from
+whoever only listens, with or without TLS: it travels under a mask that takes the agent's own secret to make.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from skipper.control.model.errors import ControlError, HostError, HostMismatchError, HostUnreachableError
+from skipper.control.wire.auth import SECRET_NBYTES
+from skipper.control.wire.envelope import Envelope, Kind
+
+AGENT = "host-agent"
+"""Whom a script dials at the address of an agent."""
+
+PER_HOST = b"per-host:"
+"""How a script's secret begins that agents do not have: see `secret_of_host`."""
+
+_ERRORS: dict[str, type[ControlError]] = {
+    error.__name__: error for error in (HostError, HostMismatchError, HostUnreachableError)
+}
+
+
+def request(method: str, content: Mapping[str, Any], number: int) -> Envelope:
+    """Something that an agent is asked."""
+    return Envelope(Kind.AGENT, 0, (json.dumps(content).encode(),), method, number)
+
+
+def answer(number: int, content: Mapping[str, Any]) -> Envelope:
+    """What an agent answers."""
+    return Envelope(Kind.REPLY, number, (json.dumps(content).encode(),))
+
+
+def refusal(number: int, error: ControlError) -> Envelope:
+    """Why an agent does not do what it was asked."""
+    return answer(number, {"error": type(error).__name__, "message": str(error)})
+
+
+def read(envelope: Envelope) -> dict[str, Any]:
+    """The content of a request or an answer.
+
+    Raises:
+        HostError: it is no such thing.
+    """
+    try:
+        content = json.loads(bytes(envelope.payload[0]))  # type: ignore[arg-type]  # nothing here is lent
+    except (ValueError, TypeError, IndexError, RecursionError) as error:
+        raise HostError(f"the other side does not speak like this version: {error}") from None
+    if not isinstance(content, dict):
+        raise HostError("the other side does not speak like this version")
+    return content
+
+
+def read_answer(envelope: Envelope) -> dict[str, Any]:
+    """The content of an answer.
+
+    Raises:
+        HostError: the agent refuses, in the words of its error.
+    """
+    content = read(envelope)
+    if "error" in content:
+        raise _ERRORS.get(str(content["error"]), HostError)(str(content.get("message")))
+    return content
+
+
+def versions() -> dict[str, str]:
+    """What has to be the same in a script and in the processes of its job on other hosts.
+
+    Functions and classes travel as the bytecode of one minor version of Python.
+    """
+    from importlib.metadata import PackageNotFoundError, version  # most processes do without
+
+    try:
+        skipper = version("skipper-mesh")
+    except PackageNotFoundError:
+        skipper = "unknown"
+    major, minor = sys.version_info[:2]
+    return {"skipper": skipper, "python": f"{major}.{minor}", "cloudpickle": version("cloudpickle")}
+
+
+def check_versions(theirs: Mapping[str, object], who: str) -> None:
+    """See that both sides run the same.
+
+    Raises:
+        HostMismatchError: they do not.
+    """
+    ours = versions()
+    different = [
+        f"{name} {theirs.get(name)} there and {ours[name]} on {who}" for name in ours if ours[name] != theirs.get(name)
+    ]
+    if different:
+        raise HostMismatchError(f"the script cannot use {who}: {'; '.join(different)}")
+
+
+def secret_of_host(secret: bytes, host: str) -> bytes:
+    """What a script and the agent of one host both know, given what the script knows.
+
+    That is the same, unless the script's secret is one of which every host has its own part. Such a part is good for
+    the agent at one IP, and tells nothing of the others.
+
+    Args:
+        secret: the script's.
+        host: the IP at which the agent is dialed.
+    """
+    if not secret.startswith(PER_HOST):
+        return secret
+    return hmac.digest(secret, b"skipper host " + host.encode(), "sha256").hex().encode()
+
+
+def mask(secret: bytes, agents_secret: bytes, nonce: bytes) -> bytes:
+    """A job's secret as it travels to an agent, and back from that: the same once more.
+
+    Args:
+        secret: 32 bytes.
+        agents_secret: what both know already.
+        nonce: fresh, so that no mask is used twice.
+    """
+    pad = hmac.digest(agents_secret, b"skipper job secret" + nonce, "sha256")
+    return bytes(left ^ right for left, right in zip(secret, pad, strict=True))
+
+
+def new_nonce() -> bytes:
+    """A nonce for `mask`."""
+    return secrets.token_bytes(SECRET_NBYTES)

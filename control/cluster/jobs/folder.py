@@ -1,0 +1,127 @@
+"""`JobFolder`: what the script and the places of its job both see; nobody else does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from skipper.control.cluster.hosts import announcement
+from skipper.control.cluster.jobs.engine import Place, PlaceState
+from skipper.control.model.errors import HostError, JobError
+from skipper.control.support.log_files import make_folder, open_log
+
+_SECRET = "secret"
+_ANNOUNCEMENTS = "agents"
+_LOGS = "logs"
+
+
+class JobFolder:
+    """A new folder of one job, of mode 0700: the agents' secret, what agents announce, and what they write.
+
+    A secret must be on no command line and in no environment, where others can read it: a file is where both sides find
+    it. So who can read this folder can steer the agents of the job, and nobody else.
+
+    Args:
+        parent: where it is made; on a file system that all places share, where they are other machines. None: a
+            temporary folder of this machine, which is removed with all that is in it when the job ends. Otherwise the
+            logs stay.
+    """
+
+    def __init__(self, parent: str | os.PathLike[str] | None = None) -> None:
+        self._parent = parent
+        self._path: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """The folder; it is made with the first look.
+
+        Raises:
+            JobError: it cannot be made.
+        """
+        if self._path is None:
+            try:
+                self._path = self._make()
+            except OSError as error:
+                where = self._parent or tempfile.gettempdir()
+                raise JobError(f"the folder of the job cannot be made in {where}: {error}") from error
+        return self._path
+
+    def _make(self) -> Path:
+        if self._parent is not None:
+            make_folder(Path(self._parent))
+        path = Path(tempfile.mkdtemp(prefix="skipper-job-", dir=self._parent)).absolute()
+        for name in (_ANNOUNCEMENTS, _LOGS):
+            (path / name).mkdir(mode=0o700)
+        fd = os.open(path / _SECRET, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        return path
+
+    @property
+    def secret_file(self) -> Path:
+        """The agents' secret, made for this job alone."""
+        return self.path / _SECRET
+
+    @property
+    def logs(self) -> Path:
+        """Where what the agents write is kept."""
+        return self.path / _LOGS
+
+    def announcement(self, name: str) -> Path:
+        """Where an agent says at which address it listens."""
+        return self.path / _ANNOUNCEMENTS / name
+
+    def close(self) -> None:
+        """Remove the secret, and all else but logs that are to stay; idempotent."""
+        if self._path is None:
+            return
+        if self._parent is None:
+            shutil.rmtree(self._path, ignore_errors=True)
+            return
+        for entry in self._path.iterdir():
+            if entry.is_dir() and entry.name != _LOGS:
+                shutil.rmtree(entry, ignore_errors=True)
+            elif not entry.is_dir():
+                entry.unlink(missing_ok=True)
+
+
+def start_into(log: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program whose output goes to a log, and which reads from a pipe of ours.
+
+    Raises:
+        OSError: it cannot be started, or there can be no log.
+    """
+    with os.fdopen(open_log(log), "ab") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the script, which then ends them
+        )
+
+
+def read_log(*paths: Path) -> str:
+    """What has been written to logs so far, one after the other; a missing one is empty."""
+    texts = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            texts.append(path.read_text(encoding="utf-8", errors="replace"))
+    return "".join(texts)
+
+
+def place_behind(path: Path, name: str) -> Place:
+    """The place of an agent that runs, by what it has announced."""
+    try:
+        announced = announcement.read(path)
+    except HostError as error:
+        return Place(PlaceState.FAILED, name=name, reason=str(error))
+    if announced is None:
+        return Place(PlaceState.PENDING, name=name, reason="its agent does not listen yet")
+    return Place(PlaceState.RUNNING, announced.address, name)

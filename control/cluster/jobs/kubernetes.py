@@ -1,0 +1,262 @@
+"""`KubernetesJob`: hosts that are pods of an Indexed Job. What is asked of Kubernetes is written in `manifests`."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from skipper.control.cluster.hosts.attach import read_secret
+from skipper.control.cluster.jobs import manifests
+from skipper.control.cluster.jobs.authority import Authority, own_addresses
+from skipper.control.cluster.jobs.engine import Place, PlaceState
+from skipper.control.cluster.jobs.folder import JobFolder
+from skipper.control.cluster.jobs.job import Job
+from skipper.control.cluster.jobs.kubernetes_api import Api
+from skipper.control.cluster.jobs.manifests import Manifest, Pods
+from skipper.control.cluster.jobs.pods import Pod, failure_of, place_of
+from skipper.control.model.errors import CertificateError
+from skipper.control.wire.certificates import AUTHORITY, AUTHORITY_KEY, SECRET, SIGNER
+
+TIMEOUT_S = 30.0
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035, which names of Services follow
+_LABEL_NCHARS = 63
+
+
+class KubernetesJob(Job):
+    """Agents in the pods of an Indexed Job. Elastic: for a pod that is gone the Job makes another of that index.
+
+    The script has to reach the pods, as one does that runs in the cluster. Pods end by themselves, and with them the
+    Job, where there is no script for ``pods.idle_timeout_s``.
+
+    Between pods and script is TLS: the authority travels in the job's Secret, and each pod makes itself a certificate
+    for its IP. So who can read the Secret can do in the job what the script can; nobody else.
+
+    Args:
+        places: how many pods.
+        pods: what they are.
+        name: of the Job, its Service and its Secret; None: a new one.
+        namespace: where they are; None: that of this pod, or of the context of the kubeconfig.
+        authority: a folder that ``skipper certs init`` made; None: an authority of this script's own.
+        secret_name: a Secret that is there with the files of ``authority``, which then is not sent anywhere.
+        insecure: go without TLS: whoever sits on the pods' network can read everything and take part in the job.
+        kubeconfig: the file that says how to reach the cluster; None: as a pod does, where this is one, or else
+            ``$KUBECONFIG``, or the one in the home folder.
+        context: which of the kubeconfig; None: its current one.
+        timeout: in seconds, for Kubernetes to answer a request.
+        address: the IP at which this script is reached from the pods.
+        data_plane: whether the data plane may carry data between hosts; as in `attach_to_hosts`.
+
+    Raises:
+        JobLibraryError: (an `ImportError`) the library ``kubernetes`` is not installed; ``cryptography``, for TLS, is
+            missed later.
+        ValueError: there is not one place at least, or the name is none for Kubernetes, or ``secret_name`` comes
+            without the ``authority`` that is in it.
+    """
+
+    engine: KubernetesEngine
+
+    def __init__(
+        self,
+        places: int,
+        pods: Pods,
+        *,
+        name: str | None = None,
+        namespace: str | None = None,
+        authority: str | os.PathLike[str] | None = None,
+        secret_name: str | None = None,
+        insecure: bool = False,
+        kubeconfig: str | os.PathLike[str] | None = None,
+        context: str | None = None,
+        timeout: float = TIMEOUT_S,
+        address: str | None = None,
+        data_plane: bool | None = None,
+    ) -> None:
+        name = f"skipper-{secrets.token_hex(4)}" if name is None else name
+        if not _LABEL.fullmatch(name) or len(f"{name}-{places - 1}") > _LABEL_NCHARS:
+            raise ValueError(f"{name!r} is no name for Kubernetes: small letters, digits and -, and not too many")
+        if secret_name is not None and authority is None:
+            raise ValueError("secret_name= says where pods find their authority: pass the script the same, authority=")
+        api = Api(namespace, kubeconfig=kubeconfig, context=context, timeout_s=timeout)
+        trust = Trust(JobFolder(), authority, address, tls=not insecure)
+        engine = KubernetesEngine(api, trust, name, pods, secret_name)
+        super().__init__(engine, places, insecure=insecure, address=address, data_plane=data_plane)
+
+    def manifests(self) -> list[Manifest]:
+        """What `start` would ask for, as plain dicts, for those who apply them by other means.
+
+        There is the Secret among them, unless ``secret_name`` was given: keep them as it.
+
+        Raises:
+            JobError: the folder for what the Secret holds cannot be made.
+            CertificateError: ``authority`` is not such a folder.
+        """
+        return self.engine.manifests(self.size)
+
+
+class Trust:
+    """What the pods and the script of a job know each other by.
+
+    Args:
+        folder: of the job.
+        authority: a folder with an authority and a secret; None: those of the job.
+        address: the IP at which this script is reached; None: any that it has.
+        tls: whether to use TLS.
+    """
+
+    def __init__(
+        self, folder: JobFolder, authority: str | os.PathLike[str] | None, address: str | None, *, tls: bool
+    ) -> None:
+        self._folder = folder
+        self._given = None if authority is None else Path(authority)
+        self._address = address
+        self._own = Authority(folder, address)
+        self.tls = tls
+        self.close = weakref.finalize(self, folder.close)
+        """Remove what was made; also done where a job is described and never started."""
+
+    @property
+    def secret_file(self) -> Path:
+        """The agents' secret."""
+        return self._folder.secret_file if self._given is None else self._given / SECRET
+
+    @property
+    def certs(self) -> Path | None:
+        """The folder with the certificates of this machine; None: no TLS."""
+        if not self.tls or self._given is None:
+            return self._own.certs if self.tls else None
+        made = self._folder.path / "certs"
+        if not made.exists():
+            from skipper.control.cluster.hosts.certs import issue
+
+            issue(self._given, made, own_addresses(self._address), role="script")
+        return made
+
+    def files(self) -> dict[str, bytes]:
+        """What pods have to know: with TLS also an authority that signs for hosts alone.
+
+        Raises:
+            CertificateError: it is not there.
+        """
+        found = {SECRET: read_secret(self.secret_file)}
+        folder = self._signs_for_pods() if self.tls else Path()
+        for name in (AUTHORITY, AUTHORITY_KEY, SIGNER) if self.tls else ():
+            try:
+                found[name] = (folder / name).read_bytes()
+            except OSError as error:
+                raise CertificateError(f"{folder / name} cannot be read: {error.strerror}") from error
+        return found
+
+    def _signs_for_pods(self) -> Path:
+        if self._given is None:
+            return self._own.path
+        made = self._folder.path / "pods"
+        if not made.exists():
+            from skipper.control.cluster.hosts.certs import delegate
+
+            delegate(self._given, made, role="host")
+        return made
+
+
+class KubernetesEngine:
+    """Pods as places; see `Engine`.
+
+    Args:
+        api: the cluster.
+        trust: what pods and script know each other by.
+        name: of what is made there.
+        pods: what they are.
+        secret_name: the Secret that has what `trust` says already; None: one has to be made.
+    """
+
+    is_elastic = True
+
+    def __init__(self, api: Api, trust: Trust, name: str, pods: Pods, secret_name: str | None) -> None:
+        self._api = api
+        self._trust = trust
+        self._name = name
+        self._pods = pods
+        self._secret_name = secret_name
+        self._places = 0
+        self._is_over = False
+        self._made: list[str] = []
+        self._seen: dict[int, str] = {}
+
+    @property
+    def secret_file(self) -> Path:
+        """See `Engine`."""
+        return self._trust.secret_file
+
+    @property
+    def certs(self) -> Path | None:
+        """See `Engine`."""
+        return self._trust.certs
+
+    def manifests(self, places: int) -> list[Manifest]:
+        """See `KubernetesJob.manifests`; the Job comes first."""
+        secret_name = self._secret_name or self._name
+        job = manifests.job(self._name, places, self._pods, secret_name=secret_name, tls=self._trust.tls)
+        service = manifests.service(self._name, self._pods)
+        if self._secret_name is not None:
+            return [job, service]
+        return [job, service, manifests.secret(self._name, self._trust.files())]
+
+    def submit(self, places: int) -> None:
+        """Make the Job, and then what its pods wait for, as parts of it: it goes when the Job does."""
+        job, *others = self.manifests(places)
+        self._places = places
+        uid = self._create(job)
+        for other in others:
+            self._create(manifests.owned_by(other, {"name": self._name, "uid": uid}))
+
+    def poll(self) -> Sequence[Place]:
+        """What the pods' statuses tell, and that of the Job about indices that it has given up."""
+        if self._is_over:
+            return [Place(PlaceState.ENDED, reason="the job was cancelled")] * self._places
+        newest = {pod.index: pod for pod in self._all_pods() if not pod.is_leaving}
+        places = [place_of(newest.get(rank), self._pods.port) for rank in range(self._places)]
+        self._seen |= {rank: newest[rank].uid for rank, place in enumerate(places) if place.state is PlaceState.RUNNING}
+        if len(newest) < self._places:
+            status = self._api.job_status(self._name)
+            for rank in set(range(self._places)) - set(newest):
+                if reason := failure_of(status, rank):
+                    places[rank] = Place(PlaceState.FAILED, reason=reason)
+        return places
+
+    def replace(self, rank: int) -> None:
+        """Delete the pod, and do not wait for its end; one that the Job has made since is left."""
+        pods = [pod for pod in self._all_pods() if pod.index == rank and not pod.is_leaving]
+        used = [pod for pod in pods if pod.uid == self._seen.get(rank) or pod.is_over]
+        for pod in used or pods[-1:]:
+            self._api.delete("Pod", pod.name, grace_s=0)
+
+    def log(self, rank: int) -> str:
+        """The end of what the newest pod of the rank has written."""
+        pods = [] if self._is_over else [pod for pod in self._all_pods() if pod.index == rank]
+        return self._api.log(pods[-1].name, manifests.CONTAINER) if pods else ""
+
+    def cancel(self) -> None:
+        """Delete the Job, with which its pods go, the Service and the Secret."""
+        try:
+            self._is_over = True
+            self._delete()
+        finally:
+            self._trust.close()
+
+    def _create(self, manifest: Manifest) -> str:
+        uid = self._api.create(manifest)
+        self._made.append(manifest["kind"])
+        return uid
+
+    def _delete(self) -> None:
+        """Delete what this job has made, and nothing that others have made under the same name."""
+        while self._made:
+            self._api.delete(self._made[0], self._name)
+            del self._made[0]
+
+    def _all_pods(self) -> list[Pod]:
+        """Oldest first."""
+        return sorted(map(Pod.of, self._api.pods(self._name)), key=lambda pod: pod.created)

@@ -1,0 +1,187 @@
+"""`LoginJob`: machines that are logged in to, by ``ssh`` or whatever else gives a shell there; no engine is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from skipper.control.cluster.jobs.engine import Place, PlaceState
+from skipper.control.cluster.jobs.folder import JobFolder, read_log, start_into
+from skipper.control.cluster.jobs.job import Job
+from skipper.control.model.errors import JobError
+from skipper.control.runtime.procs.children import describe_exit
+from skipper.control.wire import addresses
+
+SSH = ("ssh", "-o", "BatchMode=yes", "-T")
+"""Asks nobody for a password, and opens no terminal there."""
+
+_SERVING = re.compile(r"^serving at (tcp://\S+)\s*$", re.MULTILINE)
+_END_S = 10.0
+
+
+class LoginJob(Job):
+    """One agent on each of some machines, started by a login there. Elastic: a lost one is started anew, where it was.
+
+    A login ends with this process, however that ends, and with it its agent: that ends with its standard input. The
+    secret of the agents goes over the login, too; it is on no command line and in no file there.
+
+    Args:
+        hosts: the machines, as ``login`` takes them; what follows an ``@`` is a name or an IP at which this machine and
+            the others reach them.
+        login: the command that runs a line in a shell on a machine; the machine and the line are added to it.
+        python: the Python there, which has this library.
+        setup: lines for the shell before that, such as ``cd`` and ``export``.
+        port: where agents listen; 0: at any free port.
+        certs: the folder of certificates for TLS, on each machine (see `attach_to_hosts`).
+        insecure: go without TLS to other machines.
+        address: as for `Job`.
+        data_plane: as for `Job`.
+        folder: where logs are kept; None: they go with the job.
+
+    Raises:
+        ValueError: there are no machines, one is named twice, or nobody knows its name.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        *,
+        login: Sequence[str] = SSH,
+        python: str = "python3",
+        setup: Sequence[str] = (),
+        port: int = 0,
+        certs: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        address: str | None = None,
+        data_plane: bool | None = None,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if isinstance(hosts, str):
+            raise ValueError(f"hosts are a list of names, not the text {hosts!r}")
+        if len(set(hosts)) != len(hosts):
+            raise ValueError("a machine is named twice")
+        lines = [_line(host, python, setup, port, certs, insecure=insecure) for host in hosts]
+        engine = LoginEngine(
+            [(host, [*login, host, line]) for host, line in zip(hosts, lines, strict=True)],
+            JobFolder(folder),
+            None if certs is None else Path(certs),
+        )
+        super().__init__(engine, len(hosts), insecure=insecure, address=address, data_plane=data_plane)
+
+
+def _line(
+    host: str, python: str, setup: Sequence[str], port: int, certs: str | os.PathLike[str] | None, *, insecure: bool
+) -> str:
+    """What the shell of a machine runs."""
+    ip, _ = addresses.parse(addresses.SCHEME + addresses.at(host.rpartition("@")[2], port))
+    words = ["-m", "skipper.control.cluster.hosts", "serve", "--address", addresses.SCHEME + addresses.at(ip, port)]
+    words += ["--secret-stdin", "--until-eof"]
+    words += [] if certs is None else ["--certs", os.fspath(certs)]
+    words += ["--insecure"] if insecure else []
+    return "\n".join((*setup, f"exec {python} {shlex.join(words)}"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Login:
+    """One login.
+
+    Attributes:
+        popen: its process; its standard input is the agent's.
+        log: what comes from there.
+    """
+
+    popen: subprocess.Popen[bytes]
+    log: Path
+
+
+class LoginEngine:
+    """Logins as places; see `Engine`.
+
+    Args:
+        commands: each machine's name, and what logs in there and starts the agent.
+        folder: of the job; on this machine alone.
+        certs: see `Engine`.
+    """
+
+    is_elastic = True
+
+    def __init__(self, commands: Sequence[tuple[str, Sequence[str]]], folder: JobFolder, certs: Path | None) -> None:
+        self.certs = certs
+        self._commands = commands
+        self._folder = folder
+        self._logins: list[_Login] = []
+        self._started = 0
+
+    @property
+    def secret_file(self) -> Path:
+        """See `Engine`."""
+        return self._folder.secret_file
+
+    def submit(self, places: int) -> None:
+        """Log in everywhere."""
+        for rank in range(places):
+            self._logins.append(self._start(rank))
+
+    def poll(self) -> Sequence[Place]:
+        """Look at each login, and at what the agent says that it has started."""
+        return [_place(login, name) for login, (name, _) in zip(self._logins, self._commands, strict=False)]
+
+    def replace(self, rank: int) -> None:
+        """End the login, and log in again."""
+        _end([self._logins[rank]])
+        self._logins[rank] = self._start(rank)
+
+    def log(self, rank: int) -> str:
+        """What came from there; only what the present agent of the place has written."""
+        return read_log(self._logins[rank].log)
+
+    def cancel(self) -> None:
+        """End the agents, and wait for that."""
+        _end(self._logins)
+        self._folder.close()
+
+    def _start(self, rank: int) -> _Login:
+        name, command = self._commands[rank]
+        log = self._folder.logs / f"{rank}-{self._started}.log"
+        self._started += 1
+        try:
+            popen = start_into(log, command)
+        except OSError as error:
+            raise JobError(f"nothing logs in to {name}: {error}") from error
+        assert popen.stdin is not None  # asked for
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which `poll` tells of
+            popen.stdin.write(self.secret_file.read_bytes())
+            popen.stdin.flush()
+        return _Login(popen, log)
+
+
+def _place(login: _Login, name: str) -> Place:
+    status = login.popen.poll()
+    if status is None:
+        said = _SERVING.search(read_log(login.log))
+        if said is None:
+            return Place(PlaceState.PENDING, name=name, reason="its agent does not listen yet")
+        return Place(PlaceState.RUNNING, said[1], name)
+    if status == 0:
+        return Place(PlaceState.ENDED, name=name, reason="its agent has ended")
+    return Place(PlaceState.FAILED, name=name, reason=f"the login {describe_exit(status)}")
+
+
+def _end(logins: Sequence[_Login]) -> None:
+    """End agents, by the end of their standard input, and the logins with them."""
+    for login in logins:
+        assert login.popen.stdin is not None  # asked for
+        with contextlib.suppress(OSError):
+            login.popen.stdin.close()
+    for login in logins:
+        try:
+            login.popen.wait(_END_S)
+        except subprocess.TimeoutExpired:  # it stands still; its agent ends with the connection
+            login.popen.kill()
+            login.popen.wait()

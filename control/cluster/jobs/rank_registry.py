@@ -1,0 +1,81 @@
+"""`Roll`: the actor in rank 0's process that knows which ranks have come, and tells them when the job is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from skipper.control.model.actor import Actor
+from skipper.control.model.endpoint_decorators import concurrent_endpoint
+from skipper.control.model.shape import Extent
+from skipper.control.wire.envelope import ProcessRef
+
+ROLL = "skipper-spmd-roll"
+"""Under this name all ranks find it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a rank is.
+
+    Attributes:
+        process: its process.
+        local_world_size: how many ranks its node has.
+    """
+
+    process: ProcessRef
+    local_world_size: int
+
+
+def extent_of(local_world_sizes: Sequence[int]) -> Extent:
+    """The axes of ranks: ``hosts`` and ``gpus``, or ``ranks`` alone where nodes have different numbers of them."""
+    (local, *others), world = sorted(set(local_world_sizes)), len(local_world_sizes)
+    return Extent(("ranks",), (world,)) if others else Extent(("hosts", "gpus"), (world // local, local))
+
+
+class Roll(Actor):
+    """Who has come.
+
+    Args:
+        world_size: how many ranks there are, rank 0 included.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._missing = set(range(1, world_size))
+        self._here: dict[int, Seat] = {}
+        self._complete = asyncio.Event()
+        self._over = asyncio.Event()
+        self._is_well = False
+
+    @concurrent_endpoint
+    async def stay(self, rank: int, seat: Seat) -> bool:
+        """Come, and wait until the job is over.
+
+        Returns:
+            Whether it has ended well.
+        """
+        self._here[rank] = seat
+        self._missing.discard(rank)
+        if not self._missing:
+            self._complete.set()
+        await self._over.wait()
+        return self._is_well
+
+    @concurrent_endpoint
+    async def wait_for_all(self, timeout: float) -> dict[int, Seat]:
+        """Those that have come, by rank: all but rank 0, or fewer where they have not come in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                while self._missing:
+                    await self._complete.wait()
+        except TimeoutError:
+            pass
+        return self._here
+
+    @concurrent_endpoint
+    async def dismiss(self, is_well: bool) -> None:
+        """Let all ranks leave; what is said first holds."""
+        if not self._over.is_set():
+            self._is_well = is_well
+            self._over.set()

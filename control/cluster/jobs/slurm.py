@@ -1,0 +1,223 @@
+"""`SlurmJob`: hosts that Slurm places, by way of submitit."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.cluster.jobs.authority import Authority
+from skipper.control.cluster.jobs.engine import Place, PlaceState
+from skipper.control.cluster.jobs.folder import JobFolder, place_behind, read_log
+from skipper.control.cluster.jobs.job import Job
+from skipper.control.cluster.jobs.slurm_queue import Queue, scancel
+from skipper.control.model.errors import JobError, JobLibraryError
+
+if TYPE_CHECKING:
+    from submitit import SlurmExecutor
+
+TASK = Path(__file__).with_name("slurm_task.py")
+
+
+class SlurmJob(Job):
+    """Agents as jobs of Slurm: one each, so that a lost one can be replaced. Elastic.
+
+    The jobs are submitted as one array, and start as nodes become free; `hosts` waits for all of them. They are not
+    requeued by Slurm: `replace` asks for another. They end with this process; where it is killed, once they have been
+    without a script for ``idle_timeout_s``.
+
+    Args:
+        places: how many, each a node or a part of one.
+        partition: where; None: the default one.
+        account: whose.
+        time_min: the time limit, in minutes.
+        gpus_per_node: GPUs of each place.
+        cpus_per_task: processors of each place.
+        mem_gb: memory of each place, in GiB.
+        setup: lines of shell that are run on a node before the agent, such as ``module load cuda``.
+        parameters: others that `submitit.SlurmExecutor` knows: ``qos``, ``constraint``, ``exclusive``, ...
+        name: what the jobs are called.
+        folder: on a file system that this machine and all nodes see; the job makes a folder in it, of mode 0700, for
+            its secret and its logs.
+        interface: the network device by whose IPv4 address nodes are reached; None: NodeAddr of Slurm.
+        idle_timeout_s: how long an agent waits for a script, and so how long after ``start`` the script may call
+            ``hosts``.
+        insecure: go without TLS to other machines. Otherwise the job makes certificates in its folder for each node.
+        address: the IP at which this script is reached from the nodes.
+        data_plane: whether the data plane may carry data between hosts; as in `attach_to_hosts`.
+
+    Raises:
+        ValueError: there is not one place at least, or a bound is not positive.
+    """
+
+    def __init__(
+        self,
+        places: int,
+        *,
+        partition: str | None = None,
+        account: str | None = None,
+        time_min: int = 60,
+        gpus_per_node: int | None = None,
+        cpus_per_task: int | None = None,
+        mem_gb: float | None = None,
+        setup: Sequence[str] = (),
+        parameters: Mapping[str, Any] | None = None,
+        name: str = "skipper",
+        folder: str | os.PathLike[str] = "skipper-jobs",
+        interface: str | None = None,
+        idle_timeout_s: float = 600.0,
+        insecure: bool = False,
+        address: str | None = None,
+        data_plane: bool | None = None,
+    ) -> None:
+        if time_min <= 0 or idle_timeout_s <= 0:
+            raise ValueError("time_min and idle_timeout_s are positive")
+        asked = {
+            "job_name": name,
+            "partition": partition,
+            "account": account,
+            "time": time_min,
+            "gpus_per_node": gpus_per_node,
+            "cpus_per_task": cpus_per_task,
+            "mem": None if mem_gb is None else f"{int(mem_gb * 1024)}MB",
+            "setup": list(setup) or None,
+            **(parameters or {}),
+        }
+        asked["additional_parameters"] = {"no_requeue": True, **asked.get("additional_parameters", {})}
+        job_folder = JobFolder(folder)
+        engine = SlurmEngine(
+            job_folder,
+            {key: value for key, value in asked.items() if value is not None},
+            authority=None if insecure else Authority(job_folder, address),
+            interface=interface,
+            idle_timeout_s=idle_timeout_s,
+        )
+        super().__init__(engine, places, insecure=insecure, address=address, data_plane=data_plane)
+
+
+class SlurmEngine:
+    """Jobs of Slurm as places; see `Engine`.
+
+    Args:
+        folder: of the job; the logs in it stay.
+        parameters: of `submitit.SlurmExecutor`.
+        authority: that signs the nodes' certificates; None: no TLS.
+        interface: the network device of the nodes.
+        idle_timeout_s: how long an agent waits for a script.
+    """
+
+    is_elastic = True
+
+    def __init__(
+        self,
+        folder: JobFolder,
+        parameters: Mapping[str, Any],
+        *,
+        authority: Authority | None,
+        interface: str | None,
+        idle_timeout_s: float,
+    ) -> None:
+        self._folder = folder
+        self._parameters = parameters
+        self._authority = authority
+        self._interface = interface or ""
+        self._idle_timeout_s = idle_timeout_s
+        self._queue = Queue()
+        self._executor: SlurmExecutor | None = None
+        self._jobs: list[str] = []
+        self._replaced = 0
+        self._announcements: list[Path] = []
+        self._logs: dict[str, Path] = {}
+
+    @property
+    def secret_file(self) -> Path:
+        """See `Engine`."""
+        return self._folder.secret_file
+
+    @property
+    def certs(self) -> Path | None:
+        """See `Engine`."""
+        return None if self._authority is None else self._authority.certs
+
+    def submit(self, places: int) -> None:
+        """Submit an array of jobs."""
+        self._executor = _executor(self._folder.logs, self._parameters)
+        self._announcements = [self._folder.announcement(f"{rank}") for rank in range(places)]
+        self._jobs = self._submit(self._announcements)
+
+    def poll(self) -> Sequence[Place]:
+        """Ask Slurm for the states of the jobs, and look at what agents have announced."""
+        known = self._queue.look(self._jobs)
+        return [
+            _place(job_id, known[job_id], announcement)
+            for job_id, announcement in zip(self._jobs, self._announcements, strict=True)
+        ]
+
+    def replace(self, rank: int) -> None:
+        """Cancel the place's job, and submit another one."""
+        scancel([self._jobs[rank]])
+        self._replaced += 1
+        self._announcements[rank] = self._folder.announcement(f"{rank}-{self._replaced}")
+        [self._jobs[rank]] = self._submit([self._announcements[rank]])
+
+    def log(self, rank: int) -> str:
+        """What the task of a place has written; only that of its present job."""
+        return read_log(self._logs[self._jobs[rank]])
+
+    def cancel(self) -> None:
+        """Cancel all jobs."""
+        try:
+            if self._jobs:
+                scancel(self._jobs)
+        finally:
+            self._folder.close()
+
+    def _submit(self, announcements: Sequence[Path]) -> list[str]:
+        """Have agents run that announce themselves there; returns the ids of their jobs."""
+        assert self._executor is not None  # `submit` comes first
+        authority = "" if self._authority is None else str(self._authority.path)
+        try:
+            with self._executor.batch():
+                # The task replaces submitit's process, so that signals of Slurm are the agent's alone.
+                jobs = [
+                    self._executor.submit(
+                        os.execv,
+                        sys.executable,
+                        [
+                            sys.executable,
+                            str(TASK),
+                            str(announcement),
+                            str(self.secret_file),
+                            f"{self._idle_timeout_s:g}",
+                            self._interface,
+                            authority,
+                        ],
+                    )
+                    for announcement in announcements
+                ]
+        except (RuntimeError, OSError) as error:
+            raise JobError(f"Slurm does not take the job: {error}") from error
+        self._logs.update((job.job_id, job.paths.stdout) for job in jobs)
+        return [job.job_id for job in jobs]
+
+
+def _executor(folder: Path, parameters: Mapping[str, Any]) -> SlurmExecutor:
+    try:
+        from submitit import SlurmExecutor
+    except ImportError as error:
+        raise JobLibraryError("a SlurmJob needs submitit: pip install 'skipper-mesh[slurm]'") from error
+    try:
+        executor = SlurmExecutor(folder)
+    except RuntimeError as error:
+        raise JobError(f"this is no machine of a Slurm cluster: {error}") from error
+    executor.update_parameters(stderr_to_stdout=True, array_parallelism=sys.maxsize, **parameters)
+    return executor
+
+
+def _place(job_id: str, known: Place, announcement: Path) -> Place:
+    name = f"{job_id} on {known.name}" if known.name else job_id
+    if known.state is PlaceState.RUNNING:
+        return place_behind(announcement, name)
+    return Place(known.state, name=name, reason=known.reason)

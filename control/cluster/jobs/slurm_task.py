@@ -1,0 +1,78 @@
+"""What runs on each node of a Slurm job, and becomes its agent.
+
+    slurm_task.py ANNOUNCEMENT SECRET_FILE IDLE_S INTERFACE AUTHORITY
+
+It finds out at which IP the node is reached, has a certificate made for that where there is an authority, and serves as
+``skipper host serve`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+if not __package__:  # run as a file: its folder's place on the path goes to the folder that holds the package
+    sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
+
+from skipper.control.cluster.hosts import command
+from skipper.control.cluster.hosts.data_plane import address_of
+from skipper.control.cluster.jobs.slurm_queue import slurm
+from skipper.control.model.errors import JobError
+from skipper.control.wire import addresses
+
+
+def main(announcement: str, secret_file: str, idle_s: str, interface: str, authority: str) -> int:
+    """Serve until the job ends; returns the exit status."""
+    # submitit has Slurm send this a while before the time limit, to all processes of the job: whom it kills they did
+    # not ask. Those that the agent starts inherit that, and may ask for it.
+    signal.signal(getattr(signal, f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"), signal.SIG_IGN)
+    host = node_address(interface)
+    options = ["--address", f"tcp://{addresses.at(host, 0)}", "--secret-file", secret_file, "--announce", announcement]
+    if authority:
+        from skipper.control.cluster.hosts.certs import issue
+
+        options += ["--certs", str(issue(authority, f"{announcement}.certs", [host], role="host"))]
+    else:
+        options += ["--insecure"]
+    return command.main(["serve", *options, "--idle-timeout", idle_s])
+
+
+def node_address(interface: str) -> str:
+    """The IP at which others reach this node.
+
+    Args:
+        interface: the network device that has it; empty: that which Slurm itself reaches the node at.
+
+    Raises:
+        JobError: there is none.
+    """
+    if interface:
+        host = address_of(interface)
+        if host is None:
+            raise JobError(f"this node has no network device {interface!r} with an IPv4 address")
+        return host
+    host = addresses.parse(f"{_slurms_address()}:0")[0]
+    submitter = os.environ.get("SLURM_SUBMIT_HOST", "")
+    if addresses.is_loopback(host) and submitter not in ("", socket.gethostname()):
+        # As on Debian, where a machine's own name is 127.0.1.1 to itself.
+        return addresses.own_address_towards(addresses.parse(f"{submitter}:0")[0])
+    return host
+
+
+def _slurms_address() -> str:
+    """NodeAddr of slurm.conf; a machine's name where that does not say more."""
+    node = os.environ.get("SLURMD_NODENAME", "")
+    try:
+        said = slurm("scontrol", "show", "node", node) if node else ""
+    except JobError:  # the image that jobs run in need not have Slurm's commands
+        said = ""
+    values = (word.removeprefix("NodeAddr=") for word in said.split() if word.startswith("NodeAddr="))
+    return next(values, "") or socket.gethostname()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 6:
+        sys.exit("usage: slurm_task.py ANNOUNCEMENT SECRET_FILE IDLE_S INTERFACE AUTHORITY")
+    sys.exit(main(*sys.argv[1:]))

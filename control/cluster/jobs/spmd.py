@@ -1,0 +1,269 @@
+"""`SpmdJob`: the processes that ``torchrun`` has started as one mesh, which the script on rank 0 steers."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn, Self
+
+from skipper.control.api.controller import get_or_spawn_controller
+from skipper.control.api.join import join, serve_job
+from skipper.control.api.mesh import ProcMesh
+from skipper.control.cluster.jobs.rank_registry import ROLL, Roll, Seat, extent_of
+from skipper.control.cluster.jobs.spmd_rendezvous import PORT, Gate, Keeper, come
+from skipper.control.cluster.jobs.torchrun import Launch
+from skipper.control.model.errors import (
+    AlreadyInJobError,
+    ControlError,
+    DeadlineError,
+    HostUnreachableError,
+    JobNotFoundError,
+    RemoteHostError,
+    RendezvousError,
+    SupervisionError,
+    TorchrunError,
+)
+from skipper.control.model.future import Future
+from skipper.control.model.shape import Shape
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.process import Process
+
+if TYPE_CHECKING:
+    from skipper.control.api.views import ActorMesh
+
+_log = logging.getLogger("skipper.control")
+
+MEET_TIMEOUT_S = 300.0
+"""How long ranks wait for each other, as ``torchrun`` itself does: some may still be importing."""
+
+FOLLOW_S = 2.0
+"""A process that ends only because another one has failed leaves ``torchrun`` so long to see that one first, and to end
+this one by itself: whose failure is seen first is what it reports."""
+
+_KNOCK_S = 0.05
+_CONNECT_S = 10.0
+_MESH = "ranks"
+
+
+class SpmdJob:
+    """The ranks of a run of ``torchrun`` as processes of one job; a context manager.
+
+    The script is the same on all ranks. On rank 0 the body of the ``with`` statement runs, and steers the others. The
+    others stay in it as processes on which actors run, and leave by ``sys.exit(0)`` at its end, so that nothing below
+    it runs there. If rank 0 fails they leave with status 1. A rank that dies is a failure of the meshes on it, as of
+    any process; ``torchrun`` then ends all the others, and starts them anew if it was told to: that is a new job.
+
+    Where all ranks are on one node, nothing needs to be said. The ranks of several meet where rank 0 listens, and prove
+    that they know a secret, which is in a file on every node.
+
+    Args:
+        address: where rank 0 listens, ``tcp://HOST:PORT``, the same on all ranks; None: at MASTER_ADDR and `PORT`. Of
+            no use with one node, as all that follows but the last.
+        secret_file: the file with the secret (``skipper host secret`` makes one); None: the file ``secret`` in
+            ``certs``.
+        certs: a folder with the certificates of this node (``skipper certs issue`` makes one), for TLS.
+        insecure: go without TLS between nodes. Whoever sits on the way can then run code in the job.
+        data_plane: whether the data plane, which encrypts nothing, may carry data between nodes; None: where there is
+            no TLS.
+        timeout: how long ranks wait for each other, in seconds.
+
+    Attributes:
+        launch: what ``torchrun`` has told this process.
+
+    Raises:
+        TorchrunError: this process is no rank of ``torchrun``.
+        InsecureHostError: (a `ValueError`) there are several nodes, no certificates, and ``insecure`` is not set.
+        CertificateError: (a `ValueError`) ``certs`` is not what TLS needs.
+        UnsafeFileError: others can read the secret.
+        ValueError: there are several nodes and no secret, or that is no address.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        secret_file: str | os.PathLike[str] | None = None,
+        certs: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        data_plane: bool | None = None,
+        timeout: float = MEET_TIMEOUT_S,
+    ) -> None:
+        self.launch = Launch.of(os.environ)
+        self._gate: Gate | None = None
+        if not self.launch.has_one_node:
+            address = address or f"tcp://{self.launch.master_addr}:{PORT}"
+            self._gate = Gate.of(address, secret_file, certs, insecure=insecure, data_plane=data_plane)
+        self._timeout = timeout
+        self._procs: ProcMesh | None = None
+        self._roll: ActorMesh[Roll] | None = None
+        self._was_entered = False
+        self._is_ending = False
+        self._is_well = False
+        self._last_loss = -math.inf
+        self._ends: list[Future[str]] = []
+
+    def procs(self) -> ProcMesh:
+        """The processes of all ranks, along the axes ``hosts`` and ``gpus``, in the order of ranks.
+
+        Rank 0 is among them: its actors have threads of their own beside that of the script, so that each GPU has its
+        process. Where the nodes have different numbers of ranks there is one axis, ``ranks``. To stop the mesh is to
+        have the other ranks leave.
+
+        Raises:
+            TorchrunError: it is asked for outside the ``with`` statement.
+        """
+        if self._procs is None:
+            raise TorchrunError("the ranks are together within the with statement: with SpmdJob() as job: job.procs()")
+        return self._procs
+
+    def __enter__(self) -> Self:
+        if self._was_entered:
+            raise TorchrunError("the other ranks have left with the end of the with statement: torchrun starts others")
+        self._was_entered = True
+        if self.launch.rank:
+            self._serve()
+        self._gather()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_well = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        if isinstance(error, ControlError):  # now: who launched the ranks may end this one before Python tells of it
+            _log.error("rank %d ends the job: %s", self.launch.rank, error)
+        runtime.shutdown()
+        self._procs = None
+
+    # On rank 0
+
+    def _gather(self) -> None:
+        """Wait until all ranks are here."""
+        process = runtime.current()
+        if process.root.id != process.me.id:
+            raise AlreadyInJobError(f"rank 0 is part of the job of another process already, as {process.me.name!r}")
+        try:
+            close = self._open(process)
+            try:
+                seats = self._wait_for_all(process)
+            finally:
+                close()
+            self._procs = self._mesh_of(process, seats)
+        except BaseException:
+            self._is_ending = True
+            if self._roll is not None:
+                self._roll.dismiss.call_one(False)
+            runtime.shutdown()
+            raise
+
+    def _open(self, process: Process) -> Callable[[], None]:
+        """Let the other ranks in; what is returned ends that."""
+        self._roll = get_or_spawn_controller(ROLL, Roll, self.launch.world_size).get(self._timeout)
+        if self.launch.world_size == 1:
+            return lambda: None
+        if self._gate is not None:
+            return Keeper(process, self._gate, self.launch.name).close
+        return serve_job(self.launch.name).close
+
+    def _wait_for_all(self, process: Process) -> Sequence[Seat]:
+        assert self._roll is not None  # `_open` has found it
+        here = self._roll.wait_for_all.call_one(self._timeout).get(self._timeout + _CONNECT_S)
+        here[0] = Seat(process.me, self.launch.local_world_size)
+        missing = sorted(set(range(self.launch.world_size)) - set(here))
+        if missing:
+            raise RendezvousError(
+                f"ranks {missing} of {self.launch.world_size} have not come to the job within {self._timeout:g} s"
+            )
+        return [here[rank] for rank in sorted(here)]
+
+    def _mesh_of(self, process: Process, seats: Sequence[Seat]) -> ProcMesh:
+        everyone = tuple(seat.process for seat in seats)
+        extent = extent_of([seat.local_world_size for seat in seats])
+        mesh = ProcMesh(secrets.randbits(63), _MESH, everyone, extent, Shape.whole(extent), process.me)
+        assert process.root_cell is not None  # this is the script
+        process.root_cell.own(mesh)
+        process.hosting.adopt(mesh.uid, self._dismiss)
+        self._ends = [end for rank in everyone[1:] if (end := process.members.end_of(rank.id)) is not None]
+        for end in self._ends:
+            end.add_done_callback(lambda _: self._lost())
+        process.ending.before.append(self._end)
+        return mesh
+
+    def _lost(self) -> None:
+        if not self._is_ending:
+            self._last_loss = time.monotonic()
+
+    def _end(self) -> None:
+        """The job is about to end."""
+        time.sleep(max(self._last_loss + FOLLOW_S - time.monotonic(), 0))
+        self._is_ending = True
+
+    def _dismiss(self) -> Future[None]:
+        """Let the others leave; to do so in the midst of the job is a good end, too. The future ends with the last."""
+        is_well = self._is_well or not self._is_ending
+        self._is_ending = True
+        assert self._roll is not None  # `_open` has found it
+        self._roll.dismiss.call_one(is_well)
+        return all_over(self._ends)
+
+    # On the others
+
+    def _serve(self) -> NoReturn:
+        """Be a process of rank 0's job until that is over."""
+        deadline = time.monotonic() + self._timeout
+        process = self._join(deadline)
+        why = f"rank {self.launch.rank} leaves with rank 0, which has failed"
+        try:
+            roll = get_or_spawn_controller(ROLL, Roll, self.launch.world_size).get(deadline - time.monotonic())
+            is_well = roll.stay.call_one(self.launch.rank, Seat(process.me, self.launch.local_world_size)).get()
+        except SupervisionError as error:
+            is_well, why = False, f"rank {self.launch.rank} leaves, since rank 0 is gone: {error}"
+        runtime.shutdown()
+        if is_well:
+            sys.exit(0)
+        time.sleep(FOLLOW_S)
+        sys.exit(why)
+
+    def _join(self, deadline: float) -> Process:
+        """Come into the job of rank 0, as soon as that is there."""
+        if runtime.is_running():
+            raise AlreadyInJobError("this process has begun a job of its own already: enter the SpmdJob first")
+        while True:
+            try:
+                return self._try_to_join()
+            except (JobNotFoundError, RemoteHostError, HostUnreachableError, DeadlineError) as error:
+                if time.monotonic() > deadline:
+                    raise RendezvousError(f"rank 0 was not met within {self._timeout:g} s: {error}") from error
+            time.sleep(_KNOCK_S)
+
+    def _try_to_join(self) -> Process:
+        name = f"rank {self.launch.rank}"
+        if self._gate is not None:
+            return come(self._gate, self.launch.name, name, timeout=_CONNECT_S)
+        join(self.launch.name, name=name, timeout=_CONNECT_S)
+        return runtime.current()
+
+    def __repr__(self) -> str:
+        return f"<SpmdJob rank {self.launch.rank} of {self.launch.world_size}>"
+
+
+def all_over(ends: Sequence[Future[str]]) -> Future[None]:
+    """A future that ends with the last of these."""
+    future: Future[None] = Future()
+    left = itertools.count(len(ends) - 1, -1)
+
+    def ended(_: Future[str]) -> None:
+        if next(left) == 0:
+            future._settle(lambda: None)
+
+    for end in ends:
+        end.add_done_callback(ended)
+    if not ends:
+        future._settle(lambda: None)
+    return future

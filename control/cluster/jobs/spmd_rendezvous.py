@@ -1,0 +1,213 @@
+"""How ranks on other nodes come into the job of rank 0: by TCP, with a secret that all nodes have.
+
+Rank 0 listens where all ranks know it to, and tells who knows the secret what it takes to become a process of its job,
+in the words that scripts and agents of hosts use (see `control.cluster.hosts.protocol`). Once all are in, the gate is
+closed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skipper.control.api.mesh import this_proc
+from skipper.control.cluster.hosts import protocol
+from skipper.control.cluster.hosts.agent_link import AgentLink
+from skipper.control.cluster.hosts.attach import read_secret
+from skipper.control.cluster.hosts.data_plane import open_data_plane
+from skipper.control.model.errors import ControlError, HostError, HostUnreachableError, InsecureHostError
+from skipper.control.model.settings import Settings
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.process import Process
+from skipper.control.wire import addresses
+from skipper.control.wire.certificates import SECRET, Certificates
+from skipper.control.wire.envelope import Envelope, ProcessRef
+from skipper.control.wire.identity import MEMBERS, Role
+from skipper.control.wire.link import Link
+from skipper.control.wire.payload import pack
+
+PORT = 7432
+"""Where rank 0 listens unless it is told otherwise."""
+
+_HANG_UP_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Where the ranks of several nodes meet, and what they have to know.
+
+    Attributes:
+        host: the IP of rank 0.
+        port: where it listens.
+        secret: what all nodes know.
+        certs: the folder of the certificates for TLS; None: none.
+        data_plane: whether the data plane may carry data between nodes.
+    """
+
+    host: str
+    port: int
+    secret: bytes
+    certs: str | None
+    data_plane: bool
+
+    @staticmethod
+    def of(
+        address: str,
+        secret_file: str | os.PathLike[str] | None,
+        certs: str | os.PathLike[str] | None,
+        *,
+        insecure: bool,
+        data_plane: bool | None,
+    ) -> Gate:
+        """The gate of these options, which are those of `attach_to_hosts`.
+
+        Raises:
+            ValueError: there is no secret, or that is no address; also what `attach_to_hosts` says of certificates,
+                secrets and insecure links.
+        """
+        host, port = addresses.parse(address)
+        if secret_file is None and certs is None:
+            raise ValueError(
+                "ranks of several nodes meet by a secret: pass secret_file= (skipper host secret makes one, which is "
+                "copied to all nodes), or certs= with a file named secret"
+            )
+        if certs is None and not insecure and not addresses.is_loopback(host):
+            raise InsecureHostError(
+                f"{host} is reached over a network: pass certs= for TLS, or insecure=True where all of it is trusted"
+            )
+        folder = None if certs is None else os.path.abspath(certs)
+        if folder is not None:
+            Certificates(folder)
+        secret = read_secret(Path(secret_file) if secret_file is not None else Path(folder or "") / SECRET)
+        return Gate(host, port, secret, folder, (certs is None) if data_plane is None else data_plane)
+
+    @property
+    def certificates(self) -> Certificates | None:
+        """For TLS; None: none."""
+        return None if self.certs is None else Certificates(self.certs)
+
+    def __repr__(self) -> str:
+        return f"<Gate {addresses.at(self.host, self.port)}>"  # never the secret
+
+
+class Keeper:
+    """Rank 0's side: lets the ranks of one run in until it is closed. The process listens beyond its host from then on.
+
+    Args:
+        process: rank 0's.
+        gate: where.
+        run: what the ranks of this run have in common.
+
+    Raises:
+        WireError: the address cannot be listened on.
+    """
+
+    def __init__(self, process: Process, gate: Gate, run: str) -> None:
+        from skipper.control.wire.auth_listener import Door
+
+        self._process, self._gate, self._run = process, gate, run
+        self._links: set[Link] = set()
+        self._gone = threading.Event()
+        certificates = gate.certificates
+        if certificates is not None:
+            certificates.require(Role.SCRIPT, "rank 0")
+        if not addresses.host_of(process.me.address):
+            process.listen_beyond(gate.host, gate.certs)
+            process.data_plane_is_open = gate.data_plane
+            if gate.data_plane:
+                open_data_plane(gate.host)
+        place = addresses.at(gate.host, gate.port)
+        self._door = Door(
+            [(place, certificates)],
+            protocol.AGENT,
+            gate.secret,
+            on_proven=self._came,
+            on_closed=self._gone.set,
+            roles=MEMBERS,
+        )
+        self.address = addresses.at(gate.host, self._door.ports[0])
+        """``IP:PORT``, where the port is one that is free if the gate's is 0."""
+
+    def close(self) -> None:
+        """Let nobody in any more; idempotent."""
+        self._door.close()
+        if not self._gone.wait(_HANG_UP_S):
+            self._door.cut()
+            self._gone.wait(_HANG_UP_S)
+
+    # On the listener's thread
+
+    def _came(self, guest: Any, peer: ProcessRef) -> None:
+        from skipper.control.wire.handshake import WELCOME
+
+        link = Link(peer, lambda _, envelope: self._asked(link, envelope), self._hung_up)
+        self._links.add(link)
+        link.connected = True
+        link.open(guest.stream, greeting=WELCOME)
+
+    def _hung_up(self, link: Link, reason: str) -> None:
+        link.lose(reason)
+        self._links.discard(link)
+
+    def _asked(self, link: Link, envelope: Envelope) -> None:
+        if envelope.method != "come":
+            return  # a sign of life
+        try:
+            link.post(protocol.answer(envelope.reply_to, self._introduction(protocol.read(envelope))))
+        except ControlError as error:
+            link.post(protocol.refusal(envelope.reply_to, error))
+        except (KeyError, TypeError, ValueError) as error:
+            link.post(protocol.refusal(envelope.reply_to, HostError(f"{type(error).__name__}: {error}")))
+
+    def _introduction(self, asked: dict[str, Any]) -> dict[str, Any]:
+        protocol.check_versions(asked["versions"], "rank 0")
+        if asked["run"] != self._run:
+            raise HostUnreachableError("rank 0 of another run listens there")
+        process, nonce = self._process, protocol.new_nonce()
+        return {
+            "root": {"id": process.me.id, "address": process.me.address, "name": process.me.name},
+            "nonce": nonce.hex(),
+            "masked_secret": protocol.mask(process.secret, self._gate.secret, nonce).hex(),
+            "settings": dataclasses.asdict(process.settings),
+            "data_plane": self._gate.data_plane,
+        }
+
+
+def come(gate: Gate, run: str, name: str, *, timeout: float) -> Process:
+    """Become a process of rank 0's job, one that listens at the IP that this node has on the way to rank 0.
+
+    Args:
+        gate: where rank 0 listens.
+        run: what the ranks of this run have in common.
+        name: of this process, for people.
+        timeout: in seconds.
+
+    Raises:
+        HostUnreachableError: rank 0 does not listen there, or one of another run does.
+        HostMismatchError: rank 0 runs other versions.
+        AuthenticationError: rank 0 has another secret.
+    """
+    asked = {"versions": protocol.versions(), "run": run}
+    certificates = gate.certificates
+    if certificates is not None and certificates.identity.role not in MEMBERS:
+        certificates.require(Role.HOST, "a rank")
+    with AgentLink(gate.host, gate.port, gate.secret, certificates, timeout=timeout, role=Role.SCRIPT) as link:
+        there = link.ask("come", asked, timeout=timeout)
+    root = ProcessRef(there["root"]["id"], there["root"]["address"], there["root"]["name"])
+    secret = protocol.mask(bytes.fromhex(there["masked_secret"]), gate.secret, bytes.fromhex(there["nonce"]))
+    own = addresses.own_address_towards(gate.host)
+    is_open = bool(there["data_plane"])
+    if is_open:
+        open_data_plane(own)
+    settings = Settings(**there["settings"])
+    process = runtime.start_joined(root, secret, settings, name, host=own, certs=gate.certs, data_plane_is_open=is_open)
+    try:
+        process.request(root, "join", pack(this_proc())).get(timeout)
+    except BaseException:
+        runtime.shutdown(grace_s=0)
+        raise
+    return process

@@ -1,0 +1,32 @@
+"""Recovery: what is done about a failure, by its type, and processes that are made anew in their place."""
+
+from skipper.control.cluster.recovery.attached import AttachedHosts
+from skipper.control.cluster.recovery.policy import (
+    Action,
+    Attempt,
+    Decision,
+    Escalate,
+    RecoveryPolicy,
+    ReplaceHost,
+    Replacer,
+    Restart,
+    Strategy,
+)
+from skipper.control.cluster.recovery.recoverable import Recoverable
+
+__all__ = [
+    # what to do
+    "RecoveryPolicy",
+    "Restart",
+    "ReplaceHost",
+    "Escalate",
+    "Strategy",
+    "Replacer",
+    "AttachedHosts",
+    # who does it
+    "Recoverable",
+    # what was decided and done
+    "Action",
+    "Decision",
+    "Attempt",
+]

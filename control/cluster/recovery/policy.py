@@ -1,0 +1,262 @@
+"""`RecoveryPolicy`: what is to be done about a failure, decided from its type and from what was done before.
+
+A decision is a pure function of the failure, the history and the time. `Recoverable` does what is decided.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from skipper.control.cluster.hosts import HostMesh
+from skipper.control.model.failure import FailureKind, MeshFailure
+
+
+class Action(enum.Enum):
+    """What is done about a failure."""
+
+    RESTART = "restart"
+    """The processes are started again, where they were."""
+    REPLACE_HOST = "replace host"
+    """The engine is asked for another host in place of a lost one, and the processes are started there."""
+    ESCALATE = "escalate"
+    """The owner fails, too, and its own owner is asked."""
+
+
+class Replacer(Protocol):
+    """A job of an engine that places hosts, such as those of `control.cluster.jobs`."""
+
+    def replace(self, *, timeout: float) -> HostMesh:
+        """Have all lost hosts given anew, as successors of the lost ones (see `HostMesh.latest`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Start the processes again where they were: ``attempts`` times within ``within_s`` seconds.
+
+    Attributes:
+        attempts: so many; those before the last change of hosts do not count.
+        within_s: those longer ago do not count either.
+        backoff_s: what is waited before the second attempt, and twice as much before each further one; before the
+            first nothing is.
+        longest_backoff_s: the most that is waited.
+    """
+
+    attempts: int = 3
+    within_s: float = 60.0
+    backoff_s: float = 0.1
+    longest_backoff_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check(self.attempts, self.within_s, self.backoff_s, self.longest_backoff_s)
+
+    def propose(self, history: Sequence[Attempt], now_s: float) -> Decision | None:
+        """What to do by this strategy; None where it is used up."""
+        replaced = [
+            at for at, attempt in enumerate(history) if attempt.action is Action.REPLACE_HOST and attempt.is_done
+        ]
+        since = history[replaced[-1] + 1 :] if replaced else history
+        made = _recent(since, Action.RESTART, self.within_s, now_s)
+        if made >= self.attempts:
+            return None
+        delay_s = _delay_s(made, self.backoff_s, self.longest_backoff_s)
+        reason = f"restart {made + 1} of {self.attempts} that may be in {self.within_s:g} s"
+        return Decision(Action.RESTART, delay_s, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceHost:
+    """Ask the engine for hosts in place of lost ones: ``attempts`` times within ``within_s`` seconds.
+
+    It may be passed to actors of the process that has the job (``this_proc().spawn``), and to no others.
+
+    Attributes:
+        job: whom to ask.
+        attempts: so many.
+        within_s: those longer ago do not count.
+        timeout_s: how long the engine may take.
+        backoff_s: what is waited before the second attempt, and twice as much before each further one.
+        longest_backoff_s: the most that is waited.
+    """
+
+    job: Replacer
+    attempts: int = 2
+    within_s: float = 3600.0
+    timeout_s: float = 300.0
+    backoff_s: float = 1.0
+    longest_backoff_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _check(self.attempts, self.within_s, self.backoff_s, self.longest_backoff_s)
+        if self.timeout_s <= 0:
+            raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
+
+    def propose(self, history: Sequence[Attempt], now_s: float) -> Decision | None:
+        """What to do by this strategy; None where it is used up."""
+        made = _recent(history, Action.REPLACE_HOST, self.within_s, now_s)
+        if made >= self.attempts:
+            return None
+        reason = f"change of hosts {made + 1} of {self.attempts} that may be in {self.within_s:g} s"
+        delay_s = _delay_s(made, self.backoff_s, self.longest_backoff_s)
+        return Decision(Action.REPLACE_HOST, delay_s, reason, replace=self)
+
+    def ask(self) -> None:
+        """Have the lost hosts replaced; waits for it. One asks at a time: all lost hosts are replaced at once.
+
+        Raises:
+            JobError: the engine gives none.
+            TimeoutError: not in time.
+        """
+        with _asking:
+            self.job.replace(timeout=self.timeout_s)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _jobs[id(self.job)] = self.job
+        bounds = (self.attempts, self.within_s, self.timeout_s, self.backoff_s, self.longest_backoff_s)
+        return (_in_this_process, (os.getpid(), id(self.job), bounds))
+
+
+@dataclass(frozen=True, slots=True)
+class Escalate:
+    """Leave it to the owner's owner."""
+
+    def propose(self, history: Sequence[Attempt], now_s: float) -> Decision | None:
+        """What to do by this strategy: always the same."""
+        return Decision(Action.ESCALATE, 0.0, "it is for the owner's owner")
+
+
+Strategy = Restart | ReplaceHost | Escalate
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Something that was done about a failure, or was tried.
+
+    Attributes:
+        action: what.
+        at_s: when (`time.monotonic`).
+        is_done: whether it could be done; an engine may have no other host.
+    """
+
+    action: Action
+    at_s: float
+    is_done: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be done about a failure.
+
+    Attributes:
+        action: this.
+        delay_s: after so many seconds.
+        reason: for people.
+        replace: how, where hosts are to be replaced.
+    """
+
+    action: Action
+    delay_s: float
+    reason: str
+    replace: ReplaceHost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPolicy:
+    """What is done about failures: the first strategy of the failure's ladder that is not used up.
+
+    The ladder of a failure is ``process``, then ``host``, then ``otherwise``; kinds of failures may have one of their
+    own. A failed ``__init__`` has none, unless it is given one: the same arguments would fail in the same way.
+
+    Attributes:
+        process: for processes that end, crash, freeze or lose their link; None: not so.
+        host: for what does not last where it is; None: there is no engine to ask.
+        otherwise: when all of that is used up.
+        kinds: ladders by the kind of the first failure that led to it, in place of the one above.
+    """
+
+    process: Restart | None = field(default_factory=Restart)
+    host: ReplaceHost | None = None
+    otherwise: Strategy = field(default_factory=Escalate)
+    kinds: Mapping[FailureKind, Sequence[Strategy]] = field(default_factory=dict)
+
+    def ladder(self, failure: MeshFailure, *, is_host_lost: bool = False) -> list[Strategy]:
+        """The strategies for a failure, the first one first."""
+        kind = failure.root_cause().kind
+        ladder: list[Strategy] = [strategy for strategy in (self.process, self.host) if strategy is not None]
+        if kind in self.kinds:
+            ladder = [*self.kinds[kind]]
+        elif not failure.is_recoverable():
+            ladder = []
+        if is_host_lost and any(isinstance(strategy, ReplaceHost) for strategy in ladder):
+            ladder = [strategy for strategy in ladder if not isinstance(strategy, Restart)]
+        return [*ladder, self.otherwise]
+
+    def decide(
+        self, failure: MeshFailure, history: Sequence[Attempt], now_s: float, *, is_host_lost: bool = False
+    ) -> Decision:
+        """What is to be done about a failure.
+
+        Args:
+            failure: as the owner was told of it.
+            history: what was done about earlier ones, the oldest first.
+            now_s: by the clock of the history.
+            is_host_lost: whether a host of the processes is known to be lost. Where an engine can be asked for another,
+                nothing is started there in vain before.
+        """
+        for strategy in self.ladder(failure, is_host_lost=is_host_lost):
+            if (decision := strategy.propose(history, now_s)) is not None:
+                return decision
+        return Decision(Action.ESCALATE, 0.0, "all that the policy allows has been tried")
+
+    def remembered(self, history: Sequence[Attempt], now_s: float) -> list[Attempt]:
+        """The part of a history that can still matter."""
+        ladders = [[self.process, self.host, self.otherwise], *self.kinds.values()]
+        windows = [
+            strategy.within_s
+            for ladder in ladders
+            for strategy in ladder
+            if isinstance(strategy, Restart | ReplaceHost)
+        ]
+        return [attempt for attempt in history if now_s - attempt.at_s < max(windows, default=0.0)]
+
+
+_asking = threading.Lock()
+
+_jobs: dict[int, Replacer] = {}
+"""Those that have been passed to actors, by identity: a job stays in its process, and is needed for as long as that."""
+
+
+def _in_this_process(pid: int, key: int, bounds: tuple[int, float, float, float, float]) -> ReplaceHost:
+    job = _jobs.get(key) if pid == os.getpid() else None
+    if job is None:
+        raise ValueError("a job can be asked for hosts in its own process alone: spawn the owner there (this_proc)")
+    return ReplaceHost(job, *bounds)
+
+
+def _since_new_hosts(history: Sequence[Attempt]) -> Sequence[Attempt]:
+    done = [at for at, attempt in enumerate(history) if attempt.action is Action.REPLACE_HOST and attempt.is_done]
+    return history[done[-1] + 1 :] if done else history
+
+
+def _recent(history: Sequence[Attempt], action: Action, within_s: float, now_s: float) -> int:
+    return sum(attempt.action is action and now_s - attempt.at_s < within_s for attempt in history)
+
+
+def _delay_s(made: int, backoff_s: float, longest_backoff_s: float) -> float:
+    """What is waited after so many attempts. Doubled a hundred times it is longer than anybody waits."""
+    return min(backoff_s * 2.0 ** min(made - 1, 100), longest_backoff_s) if made else 0.0
+
+
+def _check(attempts: int, within_s: float, backoff_s: float, longest_backoff_s: float) -> None:
+    if not isinstance(attempts, int) or isinstance(attempts, bool):
+        raise TypeError(f"attempts must be an int, not {attempts!r}")
+    if attempts < 1:
+        raise ValueError(f"attempts must be at least 1, got {attempts}")
+    if within_s <= 0:
+        raise ValueError(f"within_s must be positive, got {within_s}")
+    if backoff_s < 0 or longest_backoff_s < 0:
+        raise ValueError("a back-off must not be negative")

@@ -1,0 +1,189 @@
+"""`Recoverable`: processes with actors on them that their owner makes anew when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from skipper.control.api.mesh import ProcMesh
+from skipper.control.cluster.hosts import HostMesh, this_host
+from skipper.control.cluster.recovery.policy import Action, Attempt, Decision, RecoveryPolicy
+from skipper.control.model.actor import Actor
+from skipper.control.model.errors import ControlError
+from skipper.control.model.failure import FailureKind, MeshFailure
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.context import context
+from skipper.control.support.daemon_threads import DaemonThreads
+
+if TYPE_CHECKING:
+    from skipper.control.api.views import ActorMesh
+
+_log = logging.getLogger("skipper.control")
+
+A = TypeVar("A", bound=Actor)
+
+_threads = DaemonThreads(8, name="control-replace-host")
+"""On which engines are asked for hosts. They may take their time, and hold up nobody's exit."""
+
+
+class Recoverable(Generic[A]):
+    """Processes and the actors on them, owned by an actor that passes their failures on to `supervise`.
+
+    One lot of processes is a *life*. When a member fails the whole life is ended, what is left of it by a kill, and
+    the next one is made as the policy says, while the owner goes on with what it does. For owners whose endpoints are
+    ``async``; make it in the owner's ``__init__`` or in an endpoint.
+
+    Args:
+        name: of its meshes; lives after the first have their number behind it.
+        make: spawns the processes and then the actors, both under the name that it is given, and returns at once.
+        policy: what to do about failures.
+        hosts: where; None: this host. What takes the place of a lost host takes it here, too.
+        on_made: called with this whenever a life has been made, the first one included.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[HostMesh, str], tuple[ProcMesh, ActorMesh[A]]],
+        policy: RecoveryPolicy,
+        *,
+        hosts: HostMesh | None = None,
+        on_made: Callable[[Recoverable[A]], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.life = 0
+        """How many lives there have been before this one."""
+        self.hosts = this_host() if hosts is None else hosts
+        """Where this life is, or the next one will be."""
+        self._make = make
+        self._policy = policy
+        self._on_made = on_made
+        self._history: list[Attempt] = []
+        self._me = context().actor_instance
+        self._procs: ProcMesh | None = None
+        self._actors: ActorMesh[A] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reviving: asyncio.Task[None] | None = None
+        self._is_over = False
+        self._bear()
+
+    @property
+    def actors(self) -> ActorMesh[A] | None:
+        """The actors of this life, which may still be on their way up; None between two lives."""
+        return self._actors
+
+    @property
+    def procs(self) -> ProcMesh | None:
+        """The processes of this life; None between two lives."""
+        return self._procs
+
+    def owns(self, failure: MeshFailure) -> bool:
+        """Whether a failure is one of a life of this."""
+        name, dot, number = failure.mesh_name.rpartition(".")
+        return failure.mesh_name == self.name or (dot == "." and name == self.name and number.isdecimal())
+
+    def supervise(self, failure: MeshFailure) -> bool:
+        """Do what the policy says about a failure of this; returns at once.
+
+        For the owner's ``__supervise__``, which returns what this returns. Failures of lives that are over, and of
+        further members of one that is, need nothing more.
+
+        Returns:
+            False where the owner is to fail.
+        """
+        if self._is_over or self._actors is None or failure.mesh_name != self._life_name:
+            return True
+        self._bury(failure.root_cause().message)
+        decision = self._decide(failure)
+        if decision.action is Action.ESCALATE:
+            return False
+        self._reviving = self._run(self._revive(decision))
+        return True
+
+    def condemn(self, reason: str) -> bool:
+        """End this life because the owner knows that it is of no use any more: it missed a deadline, say.
+
+        Returns:
+            False where the owner is to fail, since the policy does not allow another one.
+        """
+        failure = MeshFailure(self._life_name, self._life_name, None, FailureKind.UNREACHABLE, reason)
+        return self.supervise(failure)
+
+    async def end(self) -> None:
+        """End it for good, by a kill. It may be called again."""
+        self._is_over = True
+        if self._reviving is not None:
+            self._reviving.cancel()
+        self._bury("it is not needed any more")
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    @property
+    def _life_name(self) -> str:
+        return f"{self.name}.{self.life}" if self.life else self.name
+
+    def _decide(self, failure: MeshFailure) -> Decision:
+        """What is to be done, which is noted as done."""
+        now_s = time.monotonic()
+        self._history = self._policy.remembered(self._history, now_s)
+        is_host_lost = not all(self.hosts.alive())
+        decision = self._policy.decide(failure, self._history, now_s, is_host_lost=is_host_lost)
+        self._history.append(Attempt(decision.action, now_s + decision.delay_s))
+        _log.warning("%s: %s: %s", self._life_name, failure.root_cause().message, decision.reason)
+        return decision
+
+    def _bear(self) -> None:
+        self._procs, self._actors = self._make(self.hosts, self._life_name)
+        if self._on_made is not None:
+            self._on_made(self)
+
+    def _bury(self, reason: str) -> None:
+        """Kill what is left of this life, and forget it; returns at once."""
+        procs, self._procs, self._actors = self._procs, None, None
+        if procs is not None:
+            # A kill first: one that is frozen would not stop by being asked to.
+            runtime.current().hosting.kill_mesh(procs.uid, procs.root_members, f"was killed: {reason}")
+            self._run(_end_of(procs))
+
+    async def _revive(self, decision: Decision) -> None:
+        """Make the next life, as decided; what prevents that is another failure."""
+        await asyncio.sleep(decision.delay_s)
+        try:
+            if decision.replace is not None:
+                run = contextvars.copy_context().run
+                await asyncio.get_running_loop().run_in_executor(_threads, run, decision.replace.ask)
+            self.hosts = self.hosts.latest()  # also where somebody else has had them replaced
+            self.life += 1
+            self._bear()
+        except (ControlError, TimeoutError) as error:
+            self._history[-1] = dataclasses.replace(self._history[-1], is_done=False)
+            message = f"{self._life_name} could not be followed by another: {error}"
+            failure = MeshFailure(self._life_name, self._life_name, None, FailureKind.UNREACHABLE, message)
+            decision = self._decide(failure)
+            if decision.action is Action.ESCALATE:
+                self._me.abort(f"{message}; {decision.reason}")
+            else:
+                self._reviving = self._run(self._revive(decision))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._has_ended)
+        return task
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._me.abort(f"{self.name}: {type(error).__name__}: {error}")
+
+
+async def _end_of(procs: ProcMesh) -> None:
+    # A host that is lost cannot say that they have ended. They have: they end with their link.
+    with contextlib.suppress(ControlError):
+        await procs.stop()

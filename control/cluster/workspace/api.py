@@ -1,0 +1,190 @@
+"""`sync_workspace`, as users call it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.api.mesh import ProcMesh
+from skipper.control.cluster.workspace.courier import Branch, Courier, Parcel, token_name
+from skipper.control.cluster.workspace.folder import Folder, open_source
+from skipper.control.cluster.workspace.manifest import ChunkReader, Manifest, check, scan
+from skipper.control.model.errors import ControlError
+
+if TYPE_CHECKING:
+    from skipper.control.api.views import ActorMesh
+
+EXCLUDE = (".git", "__pycache__", "*.pyc", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints")
+
+_FANOUT = 4
+_PARCEL_NBYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a sync has done.
+
+    Attributes:
+        hosts: names of the hosts whose folder was looked at; without those that see the script's folder itself.
+        nbytes: of all files in the folder.
+        moved: bytes of content that were sent, over all hosts together.
+        changed: files whose content has changed on some host, by their paths in the folder.
+        reloaded: modules that were imported anew in some process.
+        seconds: how long it took.
+    """
+
+    hosts: tuple[str, ...]
+    nbytes: int
+    moved: int
+    changed: tuple[str, ...]
+    reloaded: tuple[str, ...]
+    seconds: float
+
+
+def sync_workspace(
+    procs: ProcMesh,
+    source: str | os.PathLike[str] = ".",
+    target: str | os.PathLike[str] | None = None,
+    *,
+    exclude: Sequence[str] = EXCLUDE,
+    reload: bool = False,
+    timeout: float = 600.0,
+) -> SyncReport:
+    """Make a folder on every host of a mesh what it is here: files, folders, symbolic links and permissions.
+
+    Of permissions, those that would let other users write do not travel, nor do set-user-ID, set-group-ID and sticky
+    bits. A symbolic link has to lead to somewhere within the folder.
+
+    Contents are compared by the hashes of chunks, and only chunks that a host has nowhere in its folder are sent, from
+    the script to four hosts and on from each of these to four others. The new files take the old ones' places when all
+    hosts have all of theirs; what is not in ``source`` any more is removed. One process of each host does the work.
+
+    Args:
+        procs: processes on the hosts.
+        source: the folder here.
+        target: the folder there: an absolute path without ``..``. It must be empty, absent or the target of an earlier
+            sync, belong to this user, and nobody else may be able to write to it, or to replace it: folders and links
+            above it belong to this user or root, and others write to them only where they are sticky, as ``/tmp``. What
+            is missing of it is made, with mode 0700. None takes the path of ``source``; hosts on which that is the very
+            same folder are left alone.
+        exclude: patterns (`fnmatch`) of names that are neither sent nor removed.
+        reload: import modules whose files have changed anew, in every process of ``procs`` that has imported them.
+        timeout: seconds for each of the steps: comparing, sending some 64 MiB, putting in place, importing.
+
+    Raises:
+        NotADirectoryError: ``source`` is no folder.
+        ValueError: ``target`` is no absolute path, or lies in ``source``, or ``source`` in it.
+        WorkspaceError: a file changed meanwhile, or a link leads out of ``source``; or, as the cause of an
+            `ActorError`, a target holds what no sync has put there, or is open to other users.
+        ActorError: something failed on a host, such as a full disk; its folder is as it was, unless the new files were
+            being put in place.
+        SupervisionError: a host was lost meanwhile. The others' folders are as they were, or new; repeat it without
+            that host.
+        DeadlineError: a step took longer than ``timeout``.
+    """
+    begin = time.monotonic()
+    root = os.path.realpath(source)
+    if not os.path.isdir(root):
+        raise NotADirectoryError(f"{os.fspath(source)} is no folder")
+    there = root if target is None else os.fspath(target)
+    if not os.path.isabs(there):
+        raise ValueError(f"the target must be an absolute path, not {there!r}: hosts have no common working folder")
+    if "\0" in there or ".." in there.split("/"):
+        raise ValueError(f"the target must be a path without '..', not {there!r}")
+    if there != root and os.path.commonpath([there, root]) in (there, root):
+        raise ValueError(f"{there} and {root} lie in one another")
+    with open_source(root) as folder:
+        manifest = scan(folder, exclude)
+        check(manifest)
+        return _sync(procs, folder, there, manifest, reload=reload, timeout=timeout, begin=begin)
+
+
+def _sync(
+    procs: ProcMesh, folder: Folder, there: str, manifest: Manifest, *, reload: bool, timeout: float, begin: float
+) -> SyncReport:
+    files = {entry.path for entry in manifest.entries if entry.is_file}
+    couriers: ActorMesh[Any] = procs.flatten("hosts").spawn("workspace", Courier)
+    try:
+        hosts = _one_of_each(couriers, timeout)
+        moved, hosts = _bring(folder, there, manifest, hosts, timeout)
+        changed: set[str] = set()
+        for future in [courier.commit.call_one() for courier in hosts.values()]:
+            changed.update(files.intersection(future.get(timeout)))
+        reloaded: set[str] = set()
+        if reload and changed:
+            for names in couriers.reload.call(there, tuple(changed)).get(timeout):
+                reloaded.update(names)
+    finally:
+        with suppress(ControlError):  # what went wrong before is what matters
+            couriers.stop().get(timeout)
+    return SyncReport(
+        tuple(hosts), manifest.nbytes, moved, tuple(sorted(changed)), tuple(sorted(reloaded)), time.monotonic() - begin
+    )
+
+
+def _one_of_each(couriers: ActorMesh[Any], timeout: float) -> dict[str, ActorMesh[Any]]:
+    """A courier of each host, by the host's name."""
+    found: dict[str, tuple[str, int]] = {}
+    for rank, (identity, name) in enumerate(couriers.host.call().get(timeout)):
+        found.setdefault(identity, (name, rank))
+    names: dict[str, ActorMesh[Any]] = {}
+    for name, rank in found.values():
+        names[name if name not in names else f"{name} ({rank})"] = couriers.slice(hosts=rank)
+    return names
+
+
+def _bring(
+    folder: Folder, target: str, manifest: Manifest, hosts: dict[str, ActorMesh[Any]], timeout: float
+) -> tuple[int, dict[str, ActorMesh[Any]]]:
+    """Have every host get what it misses; how many bytes that was, and the hosts that have a folder of their own."""
+    with _token(folder) as token:
+        asked = {name: courier.begin.call_one(target, token, manifest) for name, courier in hosts.items()}
+        missing = {name: future.get(timeout) for name, future in asked.items()}
+    needed: set[bytes] = set().union(*(chunks for chunks in missing.values() if chunks))
+    tree = _tree([hosts[name] for name, chunks in missing.items() if chunks])
+    moved = 0
+    for parcel in _parcels(folder, manifest, needed):
+        futures = [branch.courier.take.call_one(parcel, branch.below) for branch in tree]
+        moved += sum(future.get(timeout) for future in futures)
+    return moved, {name: hosts[name] for name, chunks in missing.items() if chunks is not None}
+
+
+@contextmanager
+def _token(folder: Folder) -> Iterator[str]:
+    """What is in a file of the folder, for as long as the context lasts, and known to nobody else."""
+    token = secrets.token_hex(16)
+    name = token_name(token)
+    with os.fdopen(folder.create(name), "wb") as file:
+        file.write(token.encode())
+    try:
+        yield token
+    finally:
+        folder.unlink(name)
+
+
+def _tree(couriers: Sequence[ActorMesh[Any]]) -> tuple[Branch, ...]:
+    """Couriers in branches of like sizes, at most `_FANOUT` at each place."""
+    groups = [couriers[start::_FANOUT] for start in range(min(_FANOUT, len(couriers)))]
+    return tuple(Branch(group[0], _tree(group[1:])) for group in groups)
+
+
+def _parcels(folder: Folder, manifest: Manifest, needed: set[bytes]) -> Iterator[Parcel]:
+    """The contents of the chunks that are needed, some at a time."""
+    chunks: list[bytes] = []
+    size = 0
+    with ChunkReader(folder) as reader:
+        for name, (path, offset, nbytes) in manifest.places().items():
+            if name not in needed:
+                continue
+            chunks.append(reader.read(name, path, offset, nbytes))
+            size += nbytes
+            if size >= _PARCEL_NBYTES:
+                yield Parcel(b"".join(chunks), tuple(map(len, chunks)))
+                chunks, size = [], 0
+    if chunks:
+        yield Parcel(b"".join(chunks), tuple(map(len, chunks)))

@@ -1,0 +1,143 @@
+"""`Courier`: the actor that receives a workspace on one host and passes it on to the hosts below it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.cluster.workspace.manifest import OURS, Manifest
+from skipper.control.cluster.workspace.reloading import reload_modules
+from skipper.control.cluster.workspace.replica import Replica, open_replica
+from skipper.control.model.actor import Actor
+from skipper.control.model.endpoint_decorators import endpoint
+from skipper.control.model.errors import WorkspaceError
+from skipper.control.model.future import Future
+from skipper.control.runtime.join_file import this_network
+
+if TYPE_CHECKING:
+    from skipper.control.api.views import ActorMesh
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Some chunks, one after another.
+
+    Attributes:
+        data: their bytes.
+        sizes: how many belong to each.
+    """
+
+    data: bytes
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A courier and those that it passes on to."""
+
+    courier: ActorMesh[Any]
+    below: tuple[Branch, ...]
+
+
+def token_name(token: str) -> str:
+    """The file that tells a folder from others. Its name does not tell its content, which is for this user alone."""
+    return f"{OURS}token-{blake2b(token.encode(), digest_size=8).hexdigest()}"
+
+
+def token_is_in(target: str, token: str) -> bool:
+    """Whether a folder is the very one into which the script has put the token.
+
+    The name alone would not do: everybody can see it, and put such a file into a folder of theirs.
+    """
+    try:
+        fd = os.open(os.path.join(target, token_name(token)), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with os.fdopen(fd, "rb") as file:
+        return stat.S_ISREG(os.fstat(fd).st_mode) and file.read(2 * len(token)) == token.encode()
+
+
+class Courier(Actor):
+    """One for each process; one of each host takes the folder in."""
+
+    def __init__(self) -> None:
+        self._replica: Replica | None = None
+
+    @endpoint
+    def host(self) -> tuple[str, str]:
+        """Which host this is: what tells it from others, and its name for people."""
+        return this_network(), socket.gethostname()
+
+    @endpoint
+    def begin(self, target: str, token: str, manifest: Manifest) -> set[bytes] | None:
+        """Look at what is here already.
+
+        Args:
+            target: the folder.
+            token: what `token_name` names a file by that lies in the script's folder, and what that file holds.
+            manifest: what the folder is to hold.
+
+        Returns:
+            The chunks that are missing; None where the target is the very folder of the script, or that of another
+            host, by a file system that is shared.
+        """
+        self._close()
+        if token_is_in(target, token):
+            return None
+        self._replica = open_replica(target, manifest, token)
+        return None if self._replica is None else self._replica.missing
+
+    @endpoint
+    def take(self, parcel: Parcel, below: tuple[Branch, ...]) -> int:
+        """Keep some chunks, and pass them on.
+
+        Returns:
+            How many bytes have been moved, here and below.
+        """
+        if any(type(size) is not int or size <= 0 for size in parcel.sizes) or sum(parcel.sizes) != len(parcel.data):
+            raise WorkspaceError("a parcel has come that does not hold the chunks that it names")
+        passed: list[Future[int]] = [branch.courier.take.call_one(parcel, branch.below) for branch in below]
+        moved, offset, view = 0, 0, memoryview(parcel.data)
+        chunks = []
+        for size in parcel.sizes:
+            chunks.append(view[offset : offset + size])
+            offset += size
+        if self._replica is not None:
+            moved = self._replica.add(chunks)
+        return moved + sum(future.get(_TAKE_TIMEOUT_S) for future in passed)
+
+    @endpoint
+    def commit(self) -> tuple[str, ...]:
+        """Make the folder what it is to be; the files that have changed."""
+        if self._replica is None:
+            return ()
+        try:
+            return self._replica.commit()
+        finally:
+            self._close()
+
+    @endpoint
+    def reload(self, target: str, changed: tuple[str, ...]) -> list[str]:
+        """Import those modules anew that came from files which have changed.
+
+        Returns:
+            Their names.
+        """
+        return reload_modules({os.path.realpath(os.path.join(target, path)) for path in changed})
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        """Leave nothing behind."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._replica is not None:
+            self._replica.close()
+            self._replica = None
+
+
+_TAKE_TIMEOUT_S = 600.0
+"""For one parcel to reach the last host below."""

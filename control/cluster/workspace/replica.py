@@ -1,0 +1,215 @@
+"""`Replica`: a folder on one host on its way from what it holds to what a manifest says."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterable
+from typing import IO
+
+from skipper.control.cluster.workspace.chunks import digest
+from skipper.control.cluster.workspace.folder import Folder, open_target
+from skipper.control.cluster.workspace.manifest import OURS, ChunkReader, Entry, Manifest, check, scan
+from skipper.control.model.errors import WorkspaceError
+
+MARKER = OURS + "workspace"
+"""The file in every folder that was made by a sync. It names the sync that is at work, which holds a lock on it."""
+
+_STAGING = OURS + "staging-"
+_MOST_TOKEN = 4096
+
+
+class Replica:
+    """One sync of one folder: `missing`, then `add` as often as needed, then `commit`; or `close` at any time.
+
+    Nothing that was there changes before `commit`, which puts the new files beside the old ones first and then renames
+    them one by one; a reader sees each file as it was or as it will be.
+
+    Args:
+        target: the folder, whose marker `open_replica` has locked; it is closed with this.
+        manifest: what it is to hold; it has been checked.
+        marker: the marker, open.
+    """
+
+    def __init__(self, target: Folder, manifest: Manifest, marker: IO[str]) -> None:
+        self._target = target
+        self._manifest = manifest
+        self._marker = marker
+        self._old = scan(target, manifest.exclude)
+        self._at_hand = self._old.places()
+        self._wanted = manifest.places()
+        self._check_room()
+        self._staging = f"{_STAGING}{secrets.token_hex(8)}"
+        self._spool = f"{self._staging}/chunks"
+        self._spooled = 0
+        target.make_folder(self._staging)
+        os.close(target.create(self._spool))
+
+    @property
+    def missing(self) -> set[bytes]:
+        """The chunks that are not here yet."""
+        return self._wanted.keys() - self._at_hand.keys()
+
+    def add(self, chunks: Iterable[bytes | memoryview]) -> int:
+        """Keep chunks that have been sent. Those that are here already, and others miss, are not kept.
+
+        Returns:
+            How many bytes they had.
+
+        Raises:
+            WorkspaceError: the workspace has no such chunk.
+        """
+        nbytes = 0
+        with self._target.parent(self._spool) as (fd, name):
+            spool = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        with os.fdopen(spool, "ab") as file:
+            for chunk in chunks:
+                key = digest(chunk)
+                if key not in self._wanted:
+                    raise WorkspaceError("a chunk has come that is in no file of the workspace")
+                nbytes += len(chunk)
+                if key not in self._at_hand:
+                    file.write(chunk)
+                    self._at_hand[key] = (self._spool, self._spooled, len(chunk))
+                    self._spooled += len(chunk)
+        return nbytes
+
+    def commit(self) -> tuple[str, ...]:
+        """Make the folder what the manifest says.
+
+        Returns:
+            The files whose content has changed, by their paths in the folder.
+
+        Raises:
+            WorkspaceError: chunks are missing.
+        """
+        if missing := self.missing:
+            raise WorkspaceError(f"{len(missing)} chunks of the workspace have not arrived")
+        before = {entry.path: entry for entry in self._old.entries}
+        changed = [
+            entry for entry in self._manifest.entries if entry.is_file and not _same(before.get(entry.path), entry)
+        ]
+        written = [(entry, self._write(entry)) for entry in changed]
+        self._clear({entry.path: entry for entry in self._manifest.entries}, before)
+        for entry in self._manifest.entries:
+            self._shape(entry, before.get(entry.path))
+        for entry, path in written:
+            self._target.rename(path, entry.path)
+        for entry in reversed(self._manifest.entries):  # a folder after what is in it: it may be closed to us then
+            if not stat.S_ISLNK(entry.mode):
+                self._target.chmod(entry.path, entry.permissions)
+        return tuple(entry.path for entry in changed)
+
+    def close(self) -> None:
+        """Give back what is not needed any more, and the lock; it may be called again."""
+        if self._target.fd >= 0:
+            self._target.remove(self._staging, ignore_errors=True)
+        self._marker.close()
+        self._target.close()
+
+    def _check_room(self) -> None:
+        """Refuse what the disk cannot hold before any of it is sent."""
+        disk = os.fstatvfs(self._target.fd)
+        needed, free = sum(self._wanted[name][2] for name in self.missing), disk.f_bavail * disk.f_frsize
+        if needed > free:
+            raise WorkspaceError(f"{self._target.path} has room for {free} bytes, and {needed} are missing there")
+
+    def _write(self, entry: Entry) -> str:
+        """The new content of a file, in a file of its own."""
+        path = f"{self._staging}/{secrets.token_hex(8)}"
+        with os.fdopen(self._target.create(path), "wb") as file, ChunkReader(self._target) as chunks:
+            for chunk in entry.chunks:
+                file.write(chunks.read(chunk.digest, *self._at_hand[chunk.digest]))
+        return path
+
+    def _clear(self, wanted: dict[str, Entry], before: dict[str, Entry]) -> None:
+        """Remove what is not wanted, or not of that kind; what is in a folder before the folder."""
+        for path, entry in reversed(before.items()):
+            new = wanted.get(path)
+            if new is not None and stat.S_IFMT(new.mode) == stat.S_IFMT(entry.mode):
+                continue
+            if not entry.is_folder:
+                self._target.unlink(path)
+            elif new is None:
+                self._target.remove_if_empty(path)  # it may hold something that is excluded
+            else:
+                self._target.remove(path)
+
+    def _shape(self, entry: Entry, before: Entry | None) -> None:
+        """Make a folder or a link."""
+        if entry.is_folder:
+            self._target.make_folder(entry.path)
+            self._target.chmod(entry.path, entry.permissions | stat.S_IRWXU)
+        elif entry.link and (before is None or before.link != entry.link):
+            self._target.link(entry.path, entry.link)
+
+
+def open_replica(target: str, manifest: Manifest, token: str) -> Replica | None:
+    """Make a folder the target of a sync.
+
+    Args:
+        target: the folder; it is made if it is not there.
+        manifest: what it is to hold.
+        token: names this sync.
+
+    Returns:
+        The replica; None where another host has the same folder in hand for the same sync, by a shared file system.
+
+    Raises:
+        WorkspaceError: the folder holds something and was not made by a sync, so that nothing in it may be replaced;
+            another sync is at work on it; others may write to it, or replace it; or the manifest reaches beyond it.
+        OSError: it cannot be made, read or written.
+    """
+    check(manifest)
+    folder = open_target(target)
+    try:
+        marker = _locked_marker(folder, token)
+        if marker is None:
+            folder.close()
+            return None
+        try:
+            for name in os.listdir(folder.fd):
+                if name.startswith(_STAGING):  # of one that was killed
+                    folder.remove(name)
+            return Replica(folder, manifest, marker)
+        except BaseException:
+            marker.close()
+            raise
+    except BaseException:
+        folder.close()
+        raise
+
+
+def _locked_marker(folder: Folder, token: str) -> IO[str] | None:
+    """The marker of a folder, which names this sync now; None where it does so already."""
+    names = os.listdir(folder.fd)
+    if MARKER not in names and names:
+        raise WorkspaceError(f"{folder.path} is not empty and was not made by sync_workspace: choose another target")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    marker = os.fdopen(os.open(MARKER, flags, 0o600, dir_fd=folder.fd), "r+", encoding="utf-8")
+    try:
+        status = os.fstat(marker.fileno())
+        folder.check_owner(status, MARKER)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+            raise WorkspaceError(f"{MARKER} in {folder.path} is not what a sync has put there")
+        try:
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if marker.read(_MOST_TOKEN) == token:
+                marker.close()
+                return None
+            raise WorkspaceError(f"another sync is at work on {folder.path}") from None
+        os.fchmod(marker.fileno(), 0o600)
+        marker.truncate(0)
+        marker.write(token)
+        marker.flush()
+    except BaseException:
+        marker.close()
+        raise
+    return marker
+
+
+def _same(old: Entry | None, new: Entry) -> bool:
+    return old is not None and old.is_file and old.chunks == new.chunks

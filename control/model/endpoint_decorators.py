@@ -1,0 +1,225 @@
+"""`endpoint`, which makes a method callable from elsewhere, and what callers need to know of such a method."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+
+from skipper.control.model.errors import ActorDefinitionError
+
+if TYPE_CHECKING:
+    from skipper.control.api.views import AsyncMark, AsyncPortMark, EndpointMethod, Mark, PortMark
+
+F = TypeVar("F")
+P = ParamSpec("P")
+R = TypeVar("R")
+_MARK = "__control_endpoint__"
+_IDEMPOTENT = "__control_idempotent__"
+_KINDS = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.VAR_KEYWORD,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """What `endpoint` or `concurrent_endpoint` was told."""
+
+    explicit_response_port: bool = False
+    concurrent: bool = False
+    propagate: object = None
+    gives_pairs: bool = False
+
+
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[Callable[P, R]]: ...
+@overload
+def endpoint(*, explicit_response_port: Literal[False] = False, propagate: object = None) -> Mark: ...
+@overload
+def endpoint(*, explicit_response_port: Literal[True], propagate: object = None) -> PortMark: ...
+def endpoint(method: Any = None, /, *, explicit_response_port: bool = False, propagate: object = None) -> Any:
+    """Mark a method of an `Actor` as callable from elsewhere; within the actor it stays a plain method.
+
+    Args:
+        method: the method, when used without parentheses.
+        explicit_response_port: the method takes a `Port` after ``self`` and answers by ``port.send(value)``, when it
+            likes and from any thread; what it returns is ignored. The caller does not notice. An exception that it
+            raises ends the actor: answer with ``port.exception(error)`` where it is to live on.
+        propagate: how the script knows what `Endpoint.rref` gives without waiting for it: see there.
+
+    Raises:
+        ActorDefinitionError: (a `TypeError`) this cannot be an endpoint: it is a generator, it is marked already, its
+            name belongs to Python, or it is no plain function.
+    """
+    return marked(method, EndpointOptions(explicit_response_port, propagate=propagate))
+
+
+@overload
+def concurrent_endpoint(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+) -> EndpointMethod[Callable[P, Coroutine[Any, Any, R]]]: ...
+@overload
+def concurrent_endpoint(*, explicit_response_port: Literal[False] = False, propagate: object = None) -> AsyncMark: ...
+@overload
+def concurrent_endpoint(*, explicit_response_port: Literal[True], propagate: object = None) -> AsyncPortMark: ...
+def concurrent_endpoint(
+    method: Any = None, /, *, explicit_response_port: bool = False, propagate: object = None
+) -> Any:
+    """Mark an ``async def`` of an `Actor` as an endpoint for which later messages need not wait.
+
+    It starts in its turn, as others do; where it awaits, the actor goes on with its next message. So an actor may be
+    called back by somebody whom it is calling. `stop` waits for all that have started.
+
+    Args:
+        method: the method, when used without parentheses.
+        explicit_response_port: as for `endpoint`.
+        propagate: as for `endpoint`.
+
+    Raises:
+        ActorDefinitionError: as for `endpoint`.
+    """
+    return marked(method, EndpointOptions(explicit_response_port, concurrent=True, propagate=propagate))
+
+
+def marked(method: Any, options: EndpointOptions) -> Any:
+    """The method, marked; or, without one, the decorator that marks."""
+
+    def mark(method: Any) -> Any:
+        check_markable(method, options)
+        setattr(method, _MARK, options)
+        return method
+
+    return mark if method is None else mark(method)
+
+
+def check_markable(method: object, options: EndpointOptions) -> None:
+    """See whether something that ``@endpoint`` stands on can be an endpoint.
+
+    Raises:
+        ActorDefinitionError: it cannot; the message says why, and what to do.
+    """
+    decorator = "@concurrent_endpoint" if options.concurrent else "@endpoint"
+    name = getattr(method, "__qualname__", None) or repr(method)
+    if isinstance(method, type) or not callable(method) or not hasattr(method, "__get__") or _within(method):
+        raise ActorDefinitionError(
+            f"{decorator} is for methods with self, and {name} is {_kind(method)}: mark a plain "
+            "method, which can use it"
+        )
+    if endpoint_options(method) is not None:
+        raise ActorDefinitionError(f"{name} is marked as an endpoint twice: keep one of the two decorators")
+    if getattr(method, "__name__", "").startswith("__"):
+        raise ActorDefinitionError(
+            f"{name}: a name that begins with two underscores cannot be an endpoint's, since Python uses such names "
+            "itself: call the endpoint another"
+        )
+    if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        raise ActorDefinitionError(
+            f"{name} is a generator, and an endpoint answers a call once: return a list, or take the Port of a Channel "
+            "as an argument and send it one value after the other"
+        )
+
+
+def check_member(where: str, member: object) -> None:
+    """See whether a member of a class hides an endpoint: ``@staticmethod`` above ``@endpoint``, and the like.
+
+    Raises:
+        ActorDefinitionError: it does; ``where`` names the member in the message.
+    """
+    if (within := _within(member)) is not None and endpoint_options(within) is not None:
+        raise ActorDefinitionError(
+            f"{where} is {_kind(member)}, and no endpoint can be one: mark a plain method, which can use it"
+        )
+
+
+def _within(member: object) -> object | None:
+    """The function that a member of a class other than a method is made of."""
+    if isinstance(member, staticmethod | classmethod):
+        return member.__func__
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, functools.cached_property | functools.partialmethod):
+        return member.func
+    return None
+
+
+def _kind(member: object) -> str:
+    """What a member of a class is that is no method, for people."""
+    if isinstance(member, type):
+        return "a class"
+    name = type(member).__name__
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def endpoint_options(method: object) -> EndpointOptions | None:
+    """The options of a method marked by `endpoint`, None for others."""
+    return getattr(method, _MARK, None)
+
+
+def idempotent(method: F) -> F:
+    """Mark a method as safe to be run more than once for one call: a second run does no harm and answers as well.
+
+    Whoever calls such a method may send its request again when nobody can tell whether the first one was handled, as
+    after the death of the process that had it. It stands above or below `endpoint` and `concurrent_endpoint`, and on
+    methods of plain classes.
+    """
+    setattr(method, _IDEMPOTENT, True)
+    return method
+
+
+def is_idempotent(method: object) -> bool:
+    """Whether a method is marked by `idempotent`."""
+    return getattr(method, _IDEMPOTENT, False) is True
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSpec:
+    """An endpoint as callers need to know it.
+
+    Attributes:
+        name: the method's.
+        parameters: name, kind (`inspect.Parameter.kind`) and whether there is a default, of those a caller gives.
+        is_async: whether it is an ``async def``.
+        explicit_response_port: whether it answers through a port.
+        concurrent: whether later messages need not wait for it.
+        wire_name: what calls name it by; differs from ``name`` where the caller chose the options (`as_endpoint`), or
+            has something else run in its place (`Endpoint.wrapped`).
+        is_wrapped: whether the first argument is called with the method in place of the method itself.
+        is_idempotent: whether a request may be handled twice (`idempotent`).
+        gives_pairs: whether the results of `Endpoint.call` are iterated in pairs (`control.monarch`).
+    """
+
+    name: str
+    parameters: tuple[tuple[str, int, bool], ...]
+    is_async: bool
+    explicit_response_port: bool
+    concurrent: bool
+    wire_name: str
+    is_wrapped: bool = False
+    is_idempotent: bool = False
+    gives_pairs: bool = False
+
+
+WRAPPED = ":wrapped"
+"""What follows the name of an endpoint in whose place something else runs."""
+
+
+def parameters_of(spec: EndpointSpec, *, default: object) -> list[inspect.Parameter]:
+    """The parameters that a caller gives; those that have a default have ``default``."""
+    return [
+        inspect.Parameter(name, _KINDS[kind], default=default if has_default else inspect.Parameter.empty)
+        for name, kind, has_default in spec.parameters
+    ]
+
+
+@functools.cache
+def checker(spec: EndpointSpec) -> Callable[..., None]:
+    """A function of the endpoint's signature that does nothing: calling it checks arguments at the speed of a call."""
+    namespace: dict[str, Any] = {}
+    exec(f"def {spec.name}{inspect.Signature(parameters_of(spec, default=None))}: pass", namespace)
+    return namespace[spec.name]  # type: ignore[no-any-return]

@@ -1,0 +1,101 @@
+"""`MeshFailure`: what an owner is told when a member of one of its meshes fails."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from skipper.control.model.shape import Point
+
+
+class FailureKind(enum.Enum):
+    """What happened, at the root of a failure."""
+
+    CONSTRUCTION = "construction"
+    """``__init__`` raised."""
+    EXCEPTION = "exception"
+    """An endpoint raised and nobody waited for its reply, or what it raised ends its actor in any case; or a
+    supervision hook raised."""
+    UNDELIVERED = "undelivered"
+    """The actor broadcast a message that could not be delivered."""
+    ABORT = "abort"
+    """The actor gave up by itself (``actor_instance.abort``)."""
+    PROCESS = "process"
+    """The process ended."""
+    UNREACHABLE = "unreachable"
+    """The process did not show a heartbeat within the bound, or the link to it broke."""
+    OWNED = "owned"
+    """A mesh that the actor owns failed and the actor did not handle it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshFailure:
+    """The failure of one member of a mesh, as its owner learns of it.
+
+    Attributes:
+        mesh_name: name of the mesh, as given to ``spawn``.
+        actor_id: the failed actor, or the process' id for a mesh of processes.
+        rank: where in the mesh it was.
+        kind: what happened.
+        message: one line for people.
+        details: a remote traceback or other text; may be empty.
+        cause: the failure further down the ownership tree that led to this one.
+        source: id of the process whose end this is; empty where it is not the end of a process.
+        exception: class of the exception that was raised; empty where none was.
+    """
+
+    mesh_name: str
+    actor_id: str
+    rank: Point | None
+    kind: FailureKind
+    message: str
+    details: str = ""
+    cause: MeshFailure | None = None
+    source: str = ""
+    exception: str = ""
+
+    def root_cause(self) -> MeshFailure:
+        """The failure that everything began with: the first error."""
+        return self._chain()[-1]
+
+    def origin(self) -> str:
+        """What it all began with: the same for all failures that follow from the end of one process or actor."""
+        first = self.root_cause()
+        return first.source or first.actor_id
+
+    def ids(self) -> frozenset[str]:
+        """Of the actors and the process that have failed, from the first to this one."""
+        return frozenset(name for failure in self._chain() for name in (failure.actor_id, failure.source) if name)
+
+    def headline(self) -> str:
+        """The first error, and what a ``__supervise__`` on the way up the tree has raised over it."""
+        chain = self._chain()
+        raised = [failure.message for failure in chain[:-1] if failure.kind is FailureKind.EXCEPTION]
+        return "; ".join([chain[-1].message, *reversed(raised)])
+
+    def is_recoverable(self) -> bool:
+        """Whether spawning the mesh again can be expected to help.
+
+        False where ``__init__`` raised: the same arguments would fail in the same way.
+        """
+        return self.root_cause().kind is not FailureKind.CONSTRUCTION
+
+    def report(self) -> str:
+        """The whole story: the first error as the headline, below it its details and the way up the tree."""
+        chain = self._chain()
+        first = chain[-1]
+        lines = [first.message]
+        if first.details:
+            lines += [f"  | {line}" for line in first.details.rstrip().splitlines()]
+        lines += [f"  which nobody below {above.mesh_name!r} handled: {above.message}" for above in chain[-2::-1]]
+        return "\n".join(lines)
+
+    def _chain(self) -> list[MeshFailure]:
+        """This failure, its cause, and so on, down to the first."""
+        chain = [self]
+        while (cause := chain[-1].cause) is not None:
+            chain.append(cause)
+        return chain
+
+    def __str__(self) -> str:
+        return self.report()

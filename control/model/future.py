@@ -1,0 +1,340 @@
+"""`Future`: a result that is on its way; waited for in a thread by `get`, in any event loop by ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterator
+from time import monotonic as _now
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from skipper.control.model.errors import DeadlineError
+from skipper.control.support import forked
+from skipper.control.support.bounds import check_optional_seconds
+from skipper.control.support.exception_text import in_seconds, is_interrupt
+
+T = TypeVar("T")
+
+_log = logging.getLogger("skipper.control")
+
+
+class SafePoint(Protocol):
+    """A thread that may be asked to do something else while it waits: to supervise, that is."""
+
+    def enter(self, gate: threading.Lock) -> bool:
+        """Announce that the thread waits at ``gate``; False where something is already waiting to be done."""
+
+    def leave(self) -> None:
+        """Announce that the thread does not wait any more."""
+
+    def attend(self) -> None:
+        """Do what is waiting to be done, if anything is."""
+
+
+class Pending(Protocol):
+    """What the result of a future depends on, for the message of an error."""
+
+    def describe(self) -> str:
+        """What is missing, as far as it is known here."""
+
+    def inquire(self) -> Callable[[], str]:
+        """Begin to find out why; what is returned says what is known at the time when it is called."""
+
+
+INQUIRY_S = 1.0
+"""So long before the end of a wait, at most, is it asked why there is no result yet."""
+_INQUIRY_SHARE = 0.1
+"""The part of a wait that is left then."""
+_SHORTEST_INQUIRED_S = 0.3
+"""Waits that are shorter end without a question: they are likely to be made often."""
+
+
+class _Here(threading.local):
+    safe_point: SafePoint | None = None
+    keeps_to_itself = False
+
+
+_here = _Here()
+
+
+def set_safe_point(safe_point: SafePoint | None) -> None:
+    """Let waits of the current thread take place at ``safe_point``."""
+    _here.safe_point = safe_point
+
+
+Members = Callable[[], frozenset[str]]
+
+
+def nobody() -> frozenset[str]:
+    """The members of a future that waited for one answer, or for none."""
+    return frozenset()
+
+
+class Listener(Protocol):
+    """Follows futures that end in errors."""
+
+    def failed(self, future: Future[Any], members: Members) -> None:
+        """A future has ended in an error; in the thread that ends it.
+
+        Args:
+            future: which nobody has asked for its error yet.
+            members: says ids of the actors and processes whose answers it waited for.
+        """
+
+    def heard(self, future: Future[Any], error: BaseException) -> None:
+        """Somebody is told of the error of a future; in that thread."""
+
+
+_listener: Listener | None = None
+
+
+def set_listener(listener: Listener | None) -> None:
+    """Tell ``listener`` of all futures of this process that end in errors; None: nobody."""
+    global _listener
+    _listener = listener
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """For code that waits and keeps what it is told to itself: errors raised here count as not heard of by anybody."""
+    before, _here.keeps_to_itself = _here.keeps_to_itself, True
+    try:
+        yield
+    finally:
+        _here.keeps_to_itself = before
+
+
+class Future(Generic[T]):
+    """The result of a call; it always ends, in a value or in an error.
+
+    A future may be waited for several times, from several threads and event loops. What arrived is unpickled in the
+    thread that asks first.
+    """
+
+    __slots__ = ("__weakref__", "_callbacks", "_error", "_lock", "_open", "_pending", "_settled", "_value")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._settled = False
+        self._open: Callable[[], T] | None = None
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], object]] = []
+        self._pending: Pending | None = None
+
+    @staticmethod
+    def of(value: T) -> Future[T]:
+        """A future that has already ended in ``value``."""
+        future: Future[T] = Future()
+        future._settle(lambda: value)
+        return future
+
+    def done(self) -> bool:
+        """Whether the result, or the error, is there."""
+        return self._settled
+
+    def get(self, timeout: float | None = None) -> T:
+        """Wait in this thread for the result.
+
+        In an actor with ``async`` endpoints use ``await`` instead: `get` keeps the actor's event loop from running.
+
+        Args:
+            timeout: seconds; None waits for as long as it takes, which ends at the latest when the actor's process
+                is found dead.
+
+        Raises:
+            DeadlineError: (a `TimeoutError`) nothing came in time; the result may still come and be fetched.
+            ForkedProcessError: nothing will come, since this process is a forked copy of the one that waits.
+            ActorError: the endpoint raised.
+            SupervisionError: the actor cannot answer any more.
+        """
+        if not self._settled:
+            self._wait(timeout)
+        elif _here.safe_point is not None:
+            _here.safe_point.attend()  # or who tries again and again on what has ended would never supervise
+        return self._result()
+
+    def result(self, timeout: float | None = None) -> T:
+        """The same as `get`, by the name that other futures of Python have for it."""
+        return self.get(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end, as `get` does: the error that `get` raises then, None where there is a result.
+
+        Raises:
+            DeadlineError: (a `TimeoutError`) nothing came in time.
+        """
+        if not self._settled:
+            self._wait(timeout)
+        try:
+            self._result()
+        except BaseException as error:  # noqa: BLE001  (asked for)
+            return error
+        return None
+
+    def as_asyncio(self) -> asyncio.Future[T]:
+        """A task of the running event loop that ends as this does; to cancel it leaves this as it is.
+
+        Raises:
+            RuntimeError: no event loop runs in this thread.
+        """
+        return asyncio.get_running_loop().create_task(self._awaited())
+
+    async def _awaited(self) -> T:
+        return await self
+
+    def add_done_callback(self, callback: Callable[[Future[T]], object]) -> None:
+        """Have ``callback(self)`` called once this ends, or now if it has; in the thread that ends it, so be quick."""
+        self._when_settled(lambda: callback(self))
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self._settled:
+            if self._has_failed():
+                yield  # or who tries again and again on what has ended would keep the event loop from all else
+        else:
+            forked.check()
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+
+            def wake() -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            def settled() -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(wake)
+
+            self._when_settled(settled)
+            yield from waiter
+        return self._result()
+
+    def _settle(self, open_result: Callable[[], T]) -> None:
+        """End with what ``open_result`` returns or raises; whoever asks first evaluates it. Later ends are void."""
+        with self._lock:
+            if self._settled:
+                return
+            self._open = open_result
+            self._settled = True
+            self._pending = None
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            _call(callback)
+
+    def _fail(self, open_error: Callable[[], T], members: Members = nobody) -> None:
+        """`_settle` with an error, which is noted as one that nobody has heard of yet."""
+        self._settle(open_error)
+        if _listener is not None:
+            _listener.failed(self, members)
+
+    def _when_settled(self, callback: Callable[[], object]) -> None:
+        with self._lock:
+            if not self._settled:
+                self._callbacks.append(callback)
+                return
+        _call(callback)
+
+    def _wait(self, timeout: float | None) -> None:
+        forked.check()
+        timeout = check_optional_seconds("timeout", timeout)
+        gate = threading.Lock()
+        gate.acquire()
+        self._when_settled(lambda: _open_gate(gate))
+        deadline = _Deadline(timeout)
+        pending, known = self._pending, None
+        if timeout is not None and pending is not None and timeout >= _SHORTEST_INQUIRED_S:
+            self._wait_until(gate, deadline.before(min(INQUIRY_S, timeout * _INQUIRY_SHARE)))
+            known = None if self._settled else pending.inquire()
+        self._wait_until(gate, deadline)
+        if not self._settled:
+            raise DeadlineError(_words(timeout or 0, pending, known))
+
+    def _wait_until(self, gate: threading.Lock, deadline: _Deadline) -> None:
+        if _here.safe_point is not None:
+            self._wait_at(_here.safe_point, gate, deadline)
+        elif not self._settled:
+            gate.acquire(timeout=deadline.remaining())
+
+    def _wait_at(self, point: SafePoint, gate: threading.Lock, deadline: _Deadline) -> None:
+        """Wait as a sync actor does: failures of what it owns are attended to meanwhile."""
+        while not self._settled and not deadline.passed():
+            try:
+                if point.enter(gate):
+                    gate.acquire(timeout=deadline.remaining())
+            finally:
+                point.leave()
+            point.attend()
+
+    def _result(self) -> T:
+        """The result, for somebody who has asked for it."""
+        if self._open is not None:
+            self._evaluate()
+        if self._error is not None:
+            if _listener is not None and not _here.keeps_to_itself:
+                _listener.heard(self, self._error)
+            raise self._error
+        return cast(T, self._value)
+
+    def _peek(self) -> T:
+        """The result, for the runtime itself: an error that is raised here counts as one that nobody has heard of."""
+        if self._has_failed():
+            raise cast(BaseException, self._error)
+        return cast(T, self._value)
+
+    def _has_failed(self) -> bool:
+        """Whether the result, which is there, is an error."""
+        if self._open is not None:
+            self._evaluate()
+        return self._error is not None
+
+    def _evaluate(self) -> None:
+        with self._lock:
+            if self._open is None:
+                return  # another thread has just done it
+            try:
+                self._value = self._open()
+            except BaseException as error:  # kept, and raised as often as asked for
+                if is_interrupt(error):
+                    raise
+                self._error = error
+            self._open = None  # last: who does not find it relies on the rest
+
+
+class _Deadline:
+    def __init__(self, timeout: float | None) -> None:
+        self._end = None if timeout is None else _now() + timeout
+
+    def before(self, seconds: float) -> _Deadline:
+        """One that is earlier."""
+        return _Deadline(None if self._end is None else self._end - seconds - _now())
+
+    def remaining(self) -> float:
+        """Seconds as `Lock.acquire` takes them: -1 waits for ever."""
+        return -1 if self._end is None else max(self._end - _now(), 0)
+
+    def passed(self) -> bool:
+        return self._end is not None and _now() >= self._end
+
+
+def _words(timeout: float, pending: Pending | None, known: Callable[[], str] | None) -> str:
+    head = f"no result within {in_seconds(timeout)}" if timeout > 0 else "no result yet"
+    if pending is None:
+        return head
+    return f"{head}: {pending.describe() if known is None else known()}"
+
+
+def _call(callback: Callable[[], object]) -> None:
+    # Whatever a callback looks at has nothing to do with the actor on whose thread it happens to run.
+    point, _here.safe_point = _here.safe_point, None
+    try:
+        callback()
+    except Exception:  # noqa: BLE001  (it runs on a thread that has others to serve)
+        _log.exception("a callback of a future raised")
+    finally:
+        _here.safe_point = point
+
+
+def _open_gate(gate: threading.Lock) -> None:
+    with contextlib.suppress(RuntimeError):  # somebody else opened it at the same moment
+        gate.release()

@@ -1,0 +1,203 @@
+"""The bounds of the runtime, set once by the script and handed down to every process."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skipper.control.support.bounds import LONGEST_S, check_count
+
+PRELOAD_VARIABLE = "SKIPPER_PRELOAD"
+"""Environment variable with the modules to preload, separated by commas, where `configure` has not named any."""
+
+_MOST = 1 << 62
+"""Of what is counted."""
+
+_LEAST = {"max_unhandled": 256, "max_unhandled_nbytes": 16 << 20, "tree_threshold": 1, "tree_fanout": 2}
+"""Room is given back in batches; a limit has to leave space for some of them. A tree has to branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Bounds; those that end in ``_s`` are seconds.
+
+    Attributes:
+        heartbeat_s: a process that shows no sign of life for this long counts as dead, unless the operating system says
+            that it is alive: that it is not stopped, and merely short of CPU time or of its interpreter lock.
+        unresponsive_s: then it counts as dead after this long, without the time for which it was kept from running;
+            None: ten times `heartbeat_s`.
+        connect_timeout_s: how long a process may take to be reachable, from its launch.
+        init_timeout_s: how long the ``__init__`` of an actor may take; models are loaded there.
+        stop_timeout_s: how long a `stop` may take: for actors to drain their messages and clean up, those of what they
+            own included, and for processes to end. What still runs when most of it has passed is cut short.
+        exit_grace_s: the same when the script ends; then processes are killed.
+        fault_exit_s: how long the main thread may take to end, with its ``finally`` blocks, once it is interrupted for
+            a failure that nobody has heard of; then the process ends without it.
+        send_timeout_s: how long a sender waits for room in the mailbox of an actor that is behind.
+        max_unhandled: messages of one process that may be unhandled at one actor before its senders wait; 256 or more.
+        max_unhandled_nbytes: the same in bytes of their payloads; 16 MiB or more.
+        tree_threshold: a cast to more actors than this goes down a tree of their processes; 1 or more.
+        tree_fanout: to how many a node of such a tree passes on at most, the sender included; 2 or more.
+        preload: modules that processes have imported when they start, since they are forked from one that has; None
+            leaves it to the environment variable ``SKIPPER_PRELOAD``, and without that there are none.
+    """
+
+    heartbeat_s: float = 10.0
+    unresponsive_s: float | None = None
+    connect_timeout_s: float = 60.0
+    init_timeout_s: float = 600.0
+    stop_timeout_s: float = 30.0
+    exit_grace_s: float = 1.0
+    fault_exit_s: float = 30.0
+    send_timeout_s: float = 30.0
+    max_unhandled: int = 10_000
+    max_unhandled_nbytes: int = 256 << 20
+    tree_threshold: int = 16
+    tree_fanout: int = 8
+    preload: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if name == "preload":
+                _check_modules(value)
+                continue
+            if name == "unresponsive_s" and value is None:
+                continue
+            least = _LEAST.get(name)
+            if least is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise TypeError(f"{name} must be an int, not {value!r}")
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+            if least is not None:
+                check_count(name, value, least, _MOST)
+                continue
+            if not 0 < value <= LONGEST_S:
+                raise ValueError(f"{name} must be positive and at most {LONGEST_S:g}, got {value}")
+
+    def unresponsive(self) -> float:
+        """How long a process may be silent that is alive for the operating system; at least `heartbeat_s`."""
+        bound = 10 * self.heartbeat_s if self.unresponsive_s is None else self.unresponsive_s
+        return max(bound, self.heartbeat_s)
+
+    def preloaded(self) -> tuple[str, ...]:
+        """The modules to preload, by these settings or else by the environment."""
+        if self.preload is not None:
+            return self.preload
+        named = (name.strip() for name in os.environ.get(PRELOAD_VARIABLE, "").split(","))
+        return tuple(name for name in named if name)
+
+
+def _check_modules(names: tuple[str, ...] | None) -> None:
+    for name in names or ():
+        if not isinstance(name, str):
+            raise TypeError(f"preload must be names of modules, not {name!r}")
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"preload: {name!r} is no name of a module")
+
+
+_settings = Settings()
+_take_over: Callable[[Settings], Sequence[str] | None] | None = None
+_OF_THE_CALLER = {"exit_grace_s", "fault_exit_s", "tree_threshold", "tree_fanout", "preload"}
+"""Bounds that matter only to who ends its job, casts or launches: processes that run already need not know them."""
+_OF_THE_JOB = "heartbeat_s"
+"""The two ends of a link have to agree on it."""
+_NAMES = 8
+
+
+def configure(
+    *,
+    heartbeat_s: float | None = None,
+    unresponsive_s: float | None = None,
+    connect_timeout_s: float | None = None,
+    init_timeout_s: float | None = None,
+    stop_timeout_s: float | None = None,
+    exit_grace_s: float | None = None,
+    fault_exit_s: float | None = None,
+    send_timeout_s: float | None = None,
+    max_unhandled: int | None = None,
+    max_unhandled_nbytes: int | None = None,
+    tree_threshold: int | None = None,
+    tree_fanout: int | None = None,
+    preload: Sequence[str] | None = None,
+) -> Settings:
+    """Change bounds for what this process does from now on, and processes spawned later; None keeps a bound.
+
+    Call it in the script before the first mesh is spawned: processes that already run keep what they were born with,
+    and the whole job keeps its ``heartbeat_s``; a `RuntimeWarning` says so, and names them. A stop brings its bound
+    along, so that ``stop_timeout_s`` holds at once for all that this process stops.
+
+    Returns:
+        The settings in force.
+
+    Raises:
+        ValueError: a bound is not positive, or too small, or what is to be preloaded is no name of a module.
+        TypeError: a bound is no number, or what is to be preloaded no sequence of names.
+    """
+    global _settings
+    given: dict[str, Any] = {
+        "heartbeat_s": heartbeat_s,
+        "unresponsive_s": unresponsive_s,
+        "connect_timeout_s": connect_timeout_s,
+        "init_timeout_s": init_timeout_s,
+        "stop_timeout_s": stop_timeout_s,
+        "exit_grace_s": exit_grace_s,
+        "fault_exit_s": fault_exit_s,
+        "send_timeout_s": send_timeout_s,
+        "max_unhandled": max_unhandled,
+        "max_unhandled_nbytes": max_unhandled_nbytes,
+        "tree_threshold": tree_threshold,
+        "tree_fanout": tree_fanout,
+        "preload": _names(preload),
+    }
+    before = _settings
+    _settings = dataclasses.replace(before, **{name: bound for name, bound in given.items() if bound is not None})
+    if _settings != before and _take_over is not None and (running := _take_over(_settings)) is not None:
+        _warn_of_the_late(before, _settings, running)
+    return _settings
+
+
+def on_change(take_over: Callable[[Settings], Sequence[str] | None]) -> None:
+    """Have a function told of new bounds.
+
+    Args:
+        take_over: applies them where it can; returns the names of the processes that keep the old ones, or None where
+            no job runs.
+    """
+    global _take_over
+    _take_over = take_over
+
+
+def _warn_of_the_late(before: Settings, after: Settings, running: Sequence[str]) -> None:
+    changed = [name for name in Settings.__slots__ if getattr(before, name) != getattr(after, name)]
+    late = [f"{name}={getattr(before, name)}" for name in changed if name not in {*_OF_THE_CALLER, _OF_THE_JOB}]
+    said = []
+    if _OF_THE_JOB in changed:
+        said.append(f"the job that runs keeps {_OF_THE_JOB}={before.heartbeat_s:g} to its end")
+    if late and running:
+        others = f" and {len(running) - _NAMES} others" if len(running) > _NAMES else ""
+        said.append(f"{', '.join(running[:_NAMES])}{others} run already and keep {', '.join(late)}")
+    if said:
+        what = f"configure came too late: {'; '.join(said)}. Call it before the first process is spawned."
+        warnings.warn(what, RuntimeWarning, stacklevel=3)
+
+
+def _names(modules: Sequence[str] | None) -> tuple[str, ...] | None:
+    if isinstance(modules, str):
+        raise TypeError(f"preload must be a sequence of names, not the string {modules!r}")
+    return None if modules is None else tuple(modules)
+
+
+def settings() -> Settings:
+    """The settings in force."""
+    return _settings
+
+
+def adopt(settings: Settings) -> None:
+    """Take over the settings of the process that launched this one."""
+    global _settings
+    _settings = settings

@@ -1,0 +1,322 @@
+"""Breakpoints in actors: each parks the thread that reached it, which then takes pdb's commands from afar.
+
+Only that thread waits. Its process answers heartbeats and other actors run. Whoever debugs asks each time by a survey,
+so that nothing is lost with the debugger: what is parked stays parked until somebody lets it go on, or until the actor
+fails or its process ends.
+"""
+
+from __future__ import annotations
+
+import dis
+import io
+import itertools
+import pdb
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.model.errors import ControlError
+from skipper.control.model.future import Future
+from skipper.control.runtime import current_runtime
+from skipper.control.runtime.context import current_context
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.process import Process
+
+MAX_OUTPUT_CHARS = 100_000
+"""So much of a command's output is kept: its end."""
+
+_SERVE_TIMEOUT_S = 5.0
+_RUNTIME = "skipper.control.runtime."
+_YIELD = dis.opmap["YIELD_VALUE"]
+
+PARKED, RUNNING, GONE = "parked", "running", "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What those who are parked are to do.
+
+    Attributes:
+        line: a command of pdb's; None only asks who is parked.
+        who: numbers of the sessions that are meant; None means all.
+        timeout_s: how long the command's output is waited for.
+    """
+
+    line: str | None
+    who: Sequence[tuple[str, int]] | None
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One session, and what its command said.
+
+    Attributes:
+        process_id: where it is.
+        number: unique in its process.
+        actor: name and rank of the actor; or name of the process and the thread, where it is no actor's.
+        labels: by which it can be chosen.
+        function: that it is in.
+        file: of that.
+        line: where in the file.
+        code: that line.
+        for_s: seconds since the breakpoint.
+        state: ``parked``; ``running`` while a command goes on; ``gone`` once it is let go.
+        output: of the command.
+    """
+
+    process_id: str
+    number: int
+    actor: str
+    labels: Sequence[str]
+    function: str
+    file: str
+    line: int
+    code: str
+    for_s: float
+    state: str
+    output: str
+
+
+_serving = threading.Lock()
+_sessions: dict[int, Session] = {}
+_numbers = itertools.count(1)
+
+
+def park(frame: FrameType) -> None:
+    """Stop the calling thread at the next line of ``frame`` and hand it over to whoever debugs the job."""
+    session = Session(frame)
+    _sessions[session.number] = session
+    session.announce()
+    session.pdb.set_trace(frame)
+
+
+def parked_actors() -> set[int]:
+    """Numbers of the actors' meshes that have a breakpoint's session in this process."""
+    return {session.uid for session in list(_sessions.values()) if session.state == PARKED}
+
+
+def answer(process: Process, order: Order) -> list[Report]:
+    """Pass a command on to the sessions of this process that are meant, and wait for what they say."""
+    meant = [
+        session
+        for session in list(_sessions.values())
+        if order.who is None or (process.me.id, session.number) in order.who
+    ]
+    if order.line is None:
+        return [session.report(process, "") for session in meant]
+    deadline = time.monotonic() + order.timeout_s
+    begun = [session for session in meant if session.begin(order.line, deadline)]
+    outputs = {session.number: session.finish(deadline) for session in begun}
+    return [session.report(process, outputs.get(session.number, "")) for session in meant]
+
+
+class Session:
+    """One thread at a breakpoint, from there until it is let go."""
+
+    def __init__(self, frame: FrameType) -> None:
+        here = current_context.get()
+        self.number = next(_numbers)
+        self.since_s = time.monotonic()
+        self.state = RUNNING
+        self.uid = 0
+        thread = threading.current_thread().name
+        if here is None:
+            self.actor, self.labels = (
+                f"{current_runtime.current().me.name} {thread}",
+                [current_runtime.current().me.name, thread],
+            )
+        else:
+            cell = here.actor_instance._cell
+            self.uid = cell.uid
+            self.actor = str(cell.ref)
+            self.labels = [cell.name, self.actor, f"{cell.name}:{cell.rank.rank}"]
+        self.pdb = _Pdb(self, _outermost(frame))
+        self._changed = threading.Condition()
+        self._output = io.StringIO()
+        self._wanted: Future[str] | None = None
+        self._in_use = threading.Lock()
+        self._frame: FrameType | None = frame
+
+    # The parked thread
+
+    def announce(self) -> None:
+        """Tell the people at the script."""
+        name = ""
+        process = current_runtime.current()
+        try:
+            name = f" --job {process.request(process.root, 'serve', ()).get(_SERVE_TIMEOUT_S)}"
+        except ControlError as error:
+            name = f"; the job cannot be joined yet: {error}"
+        assert self._frame is not None
+        where = f"{self._frame.f_code.co_filename}:{self._frame.f_lineno}"
+        sys.stderr.write(f"control: {self.actor} is parked at {where}: skipper debug{name}\n")
+        sys.stderr.flush()
+
+    def readline(self) -> str:
+        """The next command; what pdb reads."""
+        with self._changed:
+            self.state = PARKED
+            wanted = self._wanted = Future()
+            self._changed.notify_all()
+        try:
+            return wanted.get()  # an actor that fails meanwhile is unwound from here
+        except BaseException:
+            self.let_go()
+            raise
+
+    def write(self, text: str) -> int:
+        """Take output; what pdb writes."""
+        with self._changed:
+            return self._output.write(text)
+
+    def let_go(self) -> None:
+        """The thread goes on by itself."""
+        _sessions.pop(self.number, None)
+        with self._changed:
+            self.state = GONE
+            self._frame = None
+            self._changed.notify_all()
+
+    # Those who debug
+
+    def begin(self, line: str, deadline: float) -> bool:
+        """Pass a command on; False where another one is still going on at the deadline."""
+        if not self._in_use.acquire(timeout=max(deadline - time.monotonic(), 0)):
+            return False
+        with self._changed:
+            self._changed.wait_for(lambda: self.state != RUNNING, max(deadline - time.monotonic(), 0))
+            if self.state != PARKED:
+                self._in_use.release()
+                return False
+            self._output = io.StringIO()
+            self.state = RUNNING
+            wanted, self._wanted = self._wanted, None
+        assert wanted is not None  # it is parked
+        wanted._settle(lambda: f"{line}\n")
+        return True
+
+    def finish(self, deadline: float) -> str:
+        """What the command has said by the time at which it is over, or by the deadline."""
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self.state != RUNNING, max(deadline - time.monotonic(), 0))
+                said = self._output.getvalue()
+        finally:
+            self._in_use.release()
+        said = said.removesuffix(self.pdb.prompt)
+        return said if len(said) <= MAX_OUTPUT_CHARS else f"[...]{said[-MAX_OUTPUT_CHARS:]}"
+
+    def report(self, process: Process, output: str) -> Report:
+        """What others are told."""
+        frame, line = self.pdb.place(self._frame)
+        code = frame.f_code if frame is not None else None
+        return Report(
+            process_id=process.me.id,
+            number=self.number,
+            actor=self.actor,
+            labels=self.labels,
+            function=code.co_qualname if code is not None else "",
+            file=code.co_filename if code is not None else "",
+            line=line,
+            code=_line_of(code.co_filename, line) if code is not None else "",
+            for_s=time.monotonic() - self.since_s,
+            state=self.state,
+            output=output,
+        )
+
+
+class _Terminal(io.TextIOBase):
+    """What a session's pdb, and the code that it runs, take for a terminal."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Of text that somebody wants to encode by themselves."""
+        return "utf-8"
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        """The next command."""
+        return self._session.readline()
+
+    def write(self, text: str) -> int:
+        """Take output."""
+        return self._session.write(text)
+
+
+class _Pdb(pdb.Pdb):
+    """pdb for a session. It ends with the endpoint: the code that called that is this library's own."""
+
+    def __init__(self, session: Session, outermost: FrameType) -> None:
+        terminal: Any = _Terminal(session)
+        super().__init__(
+            stdin=terminal, stdout=terminal, skip=["skipper.control.runtime.*"], nosigint=True, readrc=False
+        )
+        self.prompt = "(Pdb) "
+        self._session = session
+        self._outermost: FrameType | None = outermost
+
+    def place(self, first: FrameType | None) -> tuple[FrameType | None, int]:
+        """The frame that is looked at, and its line."""
+        if self._session.state == PARKED and self.stack:
+            frame, line = self.stack[self.curindex]
+            return frame, line or 0
+        return first, first.f_lineno if first is not None else 0
+
+    def set_continue(self) -> None:
+        """Go on; to the next breakpoint, if there are any."""
+        super().set_continue()
+        if not self.breaks:
+            self._end()
+
+    def set_quit(self) -> None:
+        """End the endpoint by an exception."""
+        super().set_quit()
+        self._end()
+
+    def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
+        """Stop where that is wanted; and let go once the endpoint is over."""
+        followed = super().dispatch_return(frame, arg)
+        if frame is self._outermost and frame.f_code.co_code[frame.f_lasti] != _YIELD:
+            self.reset()
+            sys.settrace(None)
+            self._end()
+            return None
+        return followed
+
+    def _end(self) -> None:
+        self._outermost = None
+        self._session.let_go()
+
+
+def _outermost(frame: FrameType) -> FrameType:
+    """The endpoint's own frame, which this library has called; or the thread's first."""
+    while frame.f_back is not None and not frame.f_back.f_globals.get("__name__", "").startswith(_RUNTIME):
+        frame = frame.f_back
+    return frame
+
+
+def _line_of(file: str, line: int) -> str:
+    import linecache
+
+    return linecache.getline(file, line).strip()
+
+
+def serve_this_job() -> str:
+    """Serve the job of this script if that is not so yet; under which name it can be joined."""
+    from skipper.control.api import join
+    from skipper.control.runtime import join_file
+
+    me = current_runtime.current().me
+    with _serving:  # many may come to a breakpoint at once
+        for name in join_file.running():
+            if join_file.read(join_file.path_of(name)).root.id == me.id:
+                return name
+        return join.serve_job().name

@@ -1,0 +1,279 @@
+"""`survey`: one question to every process of a job, down the tree of who launched whom, and the answers up again.
+
+So no link is needed that is not there anyway, and a process that does not answer is named by the one that launched it,
+which knows why. What may be asked stands in `SUBJECTS`; the functions run on a thread of their own in each process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.model.errors import ControlError, LinkError
+from skipper.control.model.future import Future
+from skipper.control.runtime.messages import Loss
+from skipper.control.runtime.replies import open_reply, pack_exception
+from skipper.control.support.exception_text import describe
+from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.payload import pack, unpack
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.process import Process
+
+SUBJECTS: dict[str, str] = {
+    "status": "skipper.control.observe.inspection",
+    "stacks": "skipper.control.observe.stacks",
+    "debug": "skipper.control.observe.debugger",
+    "logs": "skipper.control.runtime.procs.output_capture",
+    "tracing": "skipper.control.runtime.tracing",
+}
+"""The module of each subject: its ``answer(process, argument)`` answers for the process itself, and, if it has them,
+``answer_for(child, argument)`` for a child that does not, and ``passed_on(process, argument)`` says what those below
+are given in place of the argument."""
+
+_SHARE = 0.8
+"""Of the time that is left, so much is given to those below: who waits for them has to answer, too."""
+
+
+_SLACK_S = 1.0
+_LOOKS_AT_ONCE = 4
+_LAST_CHANCE_S = 0.1
+"""For an answer that has been late because of somebody further below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What everybody is asked.
+
+    Attributes:
+        subject: one of `SUBJECTS`.
+        argument: for its function.
+        timeout_s: how long those who do not answer are waited for.
+        work_s: how long answering itself may take, beyond that.
+    """
+
+    subject: str
+    argument: Any
+    timeout_s: float
+    work_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one process said, or why it said nothing.
+
+    Attributes:
+        process: who.
+        parent_id: id of the process that passed the question on to it; empty for the script.
+        pid: on its host; None where it is not known.
+        packed: its answer, pickled; None where it gave none.
+        problem: why there is none; empty where there is one.
+        instead: what its parent found out about it from outside, pickled; None for nothing.
+    """
+
+    process: ProcessRef
+    parent_id: str
+    pid: int | None
+    packed: bytes | None
+    problem: str = ""
+    instead: bytes | None = None
+
+    def value(self) -> Any:
+        """The answer; None where there is none."""
+        return None if self.packed is None else pickle.loads(self.packed)
+
+    def value_from_outside(self) -> Any:
+        """What its parent found out about it; None for nothing."""
+        return None if self.instead is None else pickle.loads(self.instead)
+
+
+def survey(
+    process: Process, subject: str, argument: Any = None, *, timeout: float, margin: float = 0.0, work: float = 0.0
+) -> list[Answer]:
+    """Ask every process of the job of ``process``, the script first, parents before children.
+
+    Args:
+        process: this one, which belongs to the job or visits it.
+        subject: one of `SUBJECTS`.
+        argument: plain data.
+        timeout: seconds after which those who have not answered are given up; the script itself has one more.
+        margin: seconds more for their parents to find out about them from outside.
+        work: seconds that answering itself may take, beyond all that.
+
+    Raises:
+        DeadlineError: (a `TimeoutError`) the script itself did not answer.
+        SupervisionError: the script is gone.
+    """
+    question = Question(subject, argument, timeout * _SHARE, work)
+    asked: Future[list[Answer]] = process.request(process.root, "survey", pack(question))
+    return asked.get(timeout + _SLACK_S + margin + work)
+
+
+def ask_below(process: Process, top: ProcessRef, subject: str, argument: Any, *, timeout: float) -> list[Answer]:
+    """Ask one process of the job and those below it.
+
+    Raises:
+        DeadlineError: (a `TimeoutError`) the process itself did not answer.
+        SupervisionError: it is gone.
+    """
+    asked: Future[list[Answer]] = process.request(top, "survey", pack(Question(subject, argument, timeout * _SHARE, 0)))
+    return asked.get(timeout)
+
+
+def serve(process: Process, sender: ProcessRef, envelope: Envelope) -> None:
+    """Answer a survey for this process and all below it; waits for them."""
+    question: Question = unpack(envelope.payload)
+    try:
+        kind, payload = Kind.REPLY, pack(_collect(process, sender, question))
+    except Exception as error:  # noqa: BLE001  (whoever asks is told, and does not wait for nothing)
+        kind = Kind.ERROR
+        payload = pack_exception(error, actor_id=process.me.name, endpoint=f"survey {question.subject}")
+    process.reply_to(sender, envelope, kind, payload)
+
+
+def offspring(process: Process) -> list[ProcessRef]:
+    """Whom this process passes questions on to: those that it has launched, here or on hosts, and that have joined."""
+    launched = [child.ref for child in process.children.alive()] + process.hosting.hosts()
+    return launched + [mesh.root_members[0] for mesh in process.members.meshes()]
+
+
+def _collect(process: Process, sender: ProcessRef, question: Question) -> list[Answer]:
+    deadline = time.monotonic() + question.timeout_s + question.work_s
+    change = getattr(_module(question.subject), "passed_on", None)  # nobody is asked what cannot be asked
+    argument = question.argument if change is None else change(process, question.argument)
+    below = offspring(process)
+    gathering = _Gathering(below)
+    port = process.ports.open(gathering)
+    passed_on = pack(dataclasses.replace(question, argument=argument, timeout_s=question.timeout_s * _SHARE))
+    for number, child in enumerate(below):
+        process.send(child, Envelope(Kind.AGENT, 0, passed_on, "survey", port, number))
+    answers = [_own_answer(process, sender, question)]
+    instead: dict[int, tuple[bytes | None, str]] = {}
+    try:
+        gathering.wait(deadline - time.monotonic())
+        silent = {number: below[number] for number in gathering.missing()}
+        if silent:
+            instead = _looked_at(process, silent, question)
+            gathering.wait(_LAST_CHANCE_S if instead else 0)
+    finally:
+        process.ports.close(port)
+    for number, child in enumerate(below):
+        came = gathering.payloads[number]
+        problem = gathering.problems[number]
+        if came is not None:
+            try:
+                answers.extend(open_reply(Kind.REPLY, came))
+                continue
+            except ControlError as error:
+                problem = str(error)
+        answers.append(_answer_for(process, child, question, problem, *instead.get(number, (None, ""))))
+    return answers
+
+
+def _own_answer(process: Process, sender: ProcessRef, question: Question) -> Answer:
+    # Who launched this process has asked it; the script was asked by whoever wants to know.
+    parent = "" if process.me.id == process.root.id else sender.id
+    try:
+        packed = pickle.dumps(_module(question.subject).answer(process, question.argument), protocol=5)
+    except Exception as error:  # noqa: BLE001  (whatever goes wrong here is what there is to tell)
+        return Answer(process.me, parent, os.getpid(), None, f"it could not answer: {describe(error)}")
+    return Answer(process.me, parent, os.getpid(), packed)
+
+
+def _looked_at(
+    process: Process, silent: Mapping[int, ProcessRef], question: Question
+) -> dict[int, tuple[bytes | None, str]]:
+    """What can be found out from outside about children that do not answer, or why it cannot."""
+    look = getattr(_module(question.subject), "answer_for", None)
+    pids = {number: child.pid for number, ref in silent.items() if (child := process.children.get(ref.id)) is not None}
+    if look is None:
+        return {}
+
+    def from_outside(pid: int) -> tuple[bytes | None, str]:
+        try:
+            return pickle.dumps(look(pid, question.argument), protocol=5), ""
+        except Exception as error:  # noqa: BLE001  (whatever goes wrong here is what there is to tell)
+            return None, f"; {type(error).__name__}: {error}"
+
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="control-survey") as pool:
+        looks = {number: pool.submit(from_outside, pid) for number, pid in pids.items() if pid is not None}
+        return {number: found.result() for number, found in looks.items()}
+
+
+def _answer_for(
+    process: Process, child: ProcessRef, question: Question, problem: str, instead: bytes | None, trouble: str
+) -> Answer:
+    known = process.children.get(child.id)
+    pid = None if known is None else known.pid
+    if not problem:
+        link = process.transport.find(child.id)
+        connected = link is not None and link.connected
+        problem = f"no answer within {question.timeout_s:.2g} s" if connected else "it has not connected yet"
+    return Answer(child, process.me.id, pid, None, problem + trouble, instead)
+
+
+def _module(subject: str) -> Any:
+    return importlib.import_module(SUBJECTS[subject])
+
+
+class _Gathering:
+    """The port for the answers of those below."""
+
+    def __init__(self, below: Sequence[ProcessRef]) -> None:
+        self.payloads: list[Payload | None] = [None] * len(below)
+        self.problems = [""] * len(below)
+        self._below = below
+        self._missing = set(range(len(below)))
+        self._all_there: Future[None] = Future()
+        if not below:
+            self._all_there._settle(lambda: None)
+
+    def wait(self, timeout: float) -> None:
+        """Until everybody has answered, or is known not to, or the time is over."""
+        try:
+            self._all_there.get(max(timeout, 0))
+        except TimeoutError:
+            return
+
+    def missing(self) -> list[int]:
+        """Of whom nothing has been heard."""
+        return sorted(self._missing)
+
+    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        """Take an answer."""
+        if kind is Kind.REPLY:
+            self.payloads[rank] = payload
+        else:
+            try:
+                open_reply(kind, payload)
+            except ControlError as error:
+                self.problems[rank] = str(error)
+        return self._heard_of(rank)
+
+    def process_lost(self, process_id: str, loss: Loss) -> bool:
+        """Note why a process will not answer."""
+        for rank in list(self._missing):
+            if self._below[rank].id == process_id:
+                self.problems[rank] = loss.reason
+                self._heard_of(rank)
+        return not self._missing
+
+    def entrust(self, rank: int) -> None:
+        """Void: the port is not passed on."""
+
+    def lapse(self, rank: int, error: LinkError) -> bool:
+        """Void, too."""
+        return False
+
+    def _heard_of(self, rank: int) -> bool:
+        self._missing.discard(rank)
+        if not self._missing:
+            self._all_there._settle(lambda: None)
+        return not self._missing

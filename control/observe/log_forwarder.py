@@ -1,0 +1,190 @@
+"""`Relay`: reads what processes of an attached host write, and sends it to the script, no more than that takes.
+
+It belongs to the process that stands for the job on the host. One batch is under way at a time: until the script has
+taken it the next one is filled, and when that is full the pipes are left alone, so that those who write wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skipper.control.model.errors import ControlError
+from skipper.control.model.future import Future
+from skipper.control.observe.collector import Chunk, Collector
+from skipper.control.observe.log_reader import Intake, Source
+from skipper.control.runtime.procs.output_capture import Redirection
+from skipper.control.wire.payload import pack, unpack
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.process import Process
+    from skipper.control.wire.envelope import Payload, ProcessRef
+
+BATCH_NBYTES = 256 << 10
+"""When so much waits, no more is read; the last chunk may go beyond."""
+
+LAST_WORDS_S = 2.0
+"""How long the end of this process waits for the script to take what has been written."""
+
+_lock = threading.Lock()
+_relay: Relay | None = None
+"""That of this process, which stands for its job on a host."""
+
+
+class Relay(Intake):
+    """A thread that reads all pipes of this host.
+
+    Attributes:
+        sink: the address of the script's `Collector`.
+
+    Args:
+        process: this one.
+        sink: see there.
+    """
+
+    def __init__(self, process: Process, sink: str) -> None:
+        super().__init__("control-logs-relay")
+        self.sink = sink
+        self._process = process
+        self._batch: list[Chunk] = []
+        self._nbytes = 0
+        self._is_under_way = False
+        self._waiting: list[Future[None]] = []
+        self._is_retired = False
+
+    def retire(self) -> None:
+        """End once nobody writes to it any more; for any thread."""
+
+        def retire() -> None:
+            self._is_retired = True
+
+        self.run_soon(retire)
+
+    def flush(self) -> Future[None]:
+        """A future that ends when the script has taken what had been written before; for any thread."""
+        flushed: Future[None] = Future()
+        if not self.run_soon(lambda: self._waiting.append(flushed)):
+            flushed._settle(lambda: None)
+        return flushed
+
+    # On the thread
+
+    def _opened(self, source: Source) -> None:
+        self._batch.append((source.stream, source.name, source.pid, b""))
+
+    def _take(self, source: Source, chunk: bytes) -> None:
+        self._batch.append((source.stream, source.name, source.pid, chunk))
+        self._nbytes += len(chunk)
+
+    def _ended(self, source: Source) -> None:
+        self._batch.append((source.stream, source.name, source.pid, None))
+
+    def _has_room(self) -> bool:
+        return self._nbytes < BATCH_NBYTES
+
+    def _next_s(self) -> float | None:
+        if self._is_under_way:
+            return None  # its answer wakes this thread up
+        if self._batch:
+            self._send()
+        elif self._waiting:
+            return self._answer_those_who_wait()
+        elif self._is_retired and not self._sources and not self.is_over:
+            self._closing = True
+            return 0.0
+        return None
+
+    def _send(self) -> None:
+        batch, self._batch, self._nbytes = self._batch, [], 0
+        self._is_under_way = True
+        sent = self._process.request(self._process.root, "output", pack((self.sink, batch)))
+        sent.add_done_callback(lambda _: self.run_soon(self._arrived))
+
+    def _arrived(self) -> None:
+        self._is_under_way = False
+
+    def _answer_those_who_wait(self) -> float | None:
+        waiting, self._waiting = self._waiting, []
+        if not self.is_over and self._round(0):  # there was something that has to arrive first
+            self._waiting += waiting
+            return 0.0
+        for flushed in waiting:
+            flushed._settle(lambda: None)
+        return None
+
+
+def redirection_below(process: Process, redirection: Redirection) -> Redirection:
+    """What the processes of this host are told: to write to its relay, which is there from then on."""
+    global _relay
+    with _lock:
+        if _relay is not None and _relay.sink == redirection.sink:
+            return Redirection(_relay.address, redirection.level)
+        if _relay is None:
+            process.ending.settled.append(_flush_at_the_end)
+        else:
+            _relay.retire()
+        if not redirection.sink:
+            return redirection
+        _relay = Relay(process, redirection.sink)
+        _relay.start()
+        return Redirection(_relay.address, redirection.level)
+
+
+def flush() -> Future[None]:
+    """On a host: a future that ends when the script has what has been written here so far."""
+    return Future.of(None) if _relay is None else _relay.flush()
+
+
+def _flush_at_the_end() -> None:
+    with contextlib.suppress(ControlError):  # the script does not take it
+        flush().get(LAST_WORDS_S)
+
+
+@dataclass(slots=True)
+class _Taker:
+    """A collector in the script.
+
+    Attributes:
+        process: this one.
+        collector: it.
+        hosts: the ids of those from which something has come.
+    """
+
+    process: Process
+    collector: Collector
+    hosts: set[str] = field(default_factory=set)
+
+
+_takers: dict[str, _Taker] = {}
+"""By the addresses of their collectors."""
+
+
+def collects(process: Process, collector: Collector) -> None:
+    """In the script: have a collector take what comes from hosts."""
+    _takers[collector.address] = _Taker(process, collector)
+
+
+def collects_no_more(collector: Collector) -> None:
+    """In the script: let what still comes for a collector be lost."""
+    _takers.pop(collector.address, None)
+
+
+def take(sender: ProcessRef, payload: Payload) -> Future[None]:
+    """In the script: take a batch of a host's relay; a future that ends when the next may be sent."""
+    from skipper.control.cluster.hosts.mesh import NAME
+
+    sink, batch = unpack(payload)
+    taken: Future[None] = Future()
+    taker = _takers.get(sink)
+    if taker is None:
+        return Future.of(None)
+    collector = taker.collector
+    if sender.id not in taker.hosts:
+        taker.hosts.add(sender.id)
+        end = taker.process.hosting.end_of(sender.id)
+        if end is not None:
+            end.add_done_callback(lambda _: collector.lose(sender.id))
+    collector.feed(sender.id, sender.name.removeprefix(NAME), batch, lambda: taken._settle(lambda: None))
+    return taken

@@ -1,0 +1,282 @@
+"""`collect_logs`: the output of every process of the job, at the script: prefixed, aggregated, in files, bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+from skipper.control.model.errors import AlreadyInJobError, ControlError
+from skipper.control.observe import log_forwarder
+from skipper.control.observe.aggregate import Aggregator, Line
+from skipper.control.observe.collector import Collector
+from skipper.control.observe.job_query import survey
+from skipper.control.observe.log_reader import Source
+from skipper.control.observe.writer import Writer
+from skipper.control.runtime import current_runtime
+from skipper.control.runtime.procs.output_capture import Redirection
+from skipper.control.support.log_files import make_folder, open_log
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.process import Process
+
+LAST_WORDS_S = 2.0
+"""How long the end of the script waits for what is still in the pipes, and for its own output."""
+
+_log = logging.getLogger("skipper.control")
+_INDEX = re.compile(r"'\w+': (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """What becomes of the output; `Logs.change` changes it while the job runs.
+
+    Attributes:
+        shown: whether it comes to the script's standard output and error at all.
+        prefixed: whether each line says whose it is.
+        aggregate_s: how long a line is held back to see who else says so; 0 for not at all. With one process nothing
+            is held back.
+        max_lines_per_s: of one process; those beyond are dropped, and counted.
+    """
+
+    shown: bool = True
+    prefixed: bool = True
+    aggregate_s: float = 0.2
+    max_lines_per_s: int = 2000
+
+    def __post_init__(self) -> None:
+        if self.aggregate_s < 0:
+            raise ValueError(f"aggregate_s must not be negative, got {self.aggregate_s}")
+        if self.max_lines_per_s < 1:
+            raise ValueError(f"max_lines_per_s must be at least 1, got {self.max_lines_per_s}")
+
+
+class Logs:
+    """The output of a job's processes, as it is collected; a context manager.
+
+    Attributes:
+        options: those in force.
+        folder: where each process has its files; None for no files.
+        dropped: lines that were not shown, since there were too many, or the script's output was too slow.
+    """
+
+    def __init__(self, process: Process, options: LogOptions, folder: Path | None, level: int | None) -> None:
+        self.options = options
+        self.folder = folder
+        self.dropped = 0
+        self._process = process
+        self._closed = False
+        self._is_keeping = folder is not None
+        self._files: dict[tuple[str, int, int], IO[str]] = {}
+        self._aggregator = Aggregator(options.aggregate_s)
+        self._rates: dict[tuple[str, int], _Rate] = {}
+        self._writer = Writer()
+        self._collector = Collector(self._take, self._tick)
+        self._collector.start()
+        log_forwarder.collects(process, self._collector)
+        process.ending.settled.append(self._hear_hosts)
+        process.ending.after.append(self._end)
+        self._redirect(Redirection(self._collector.address, level))
+        self._hear_hosts()  # so that it is known how many speak
+
+    def change(
+        self,
+        *,
+        shown: bool | None = None,
+        prefixed: bool | None = None,
+        aggregate_s: float | None = None,
+        max_lines_per_s: int | None = None,
+    ) -> LogOptions:
+        """Change options from now on; None leaves one as it is.
+
+        Raises:
+            ValueError: a bound makes no sense.
+        """
+        given: dict[str, Any] = {
+            "shown": shown,
+            "prefixed": prefixed,
+            "aggregate_s": aggregate_s,
+            "max_lines_per_s": max_lines_per_s,
+        }
+        self.options = dataclasses.replace(
+            self.options, **{name: value for name, value in given.items() if value is not None}
+        )
+        self._aggregator.window_s = self.options.aggregate_s
+        return self.options
+
+    def close(self) -> None:
+        """Let all processes write to where they wrote before; what they have written so far is still shown."""
+        if not self._closed:
+            self._redirect(Redirection(""))
+            self._hear_hosts()
+            self._end()
+
+    def __enter__(self) -> Logs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _redirect(self, redirection: Redirection) -> None:
+        survey(self._process, "logs", redirection, timeout=5.0)
+
+    def _hear_hosts(self) -> None:
+        """Wait for what has been written on other hosts."""
+        hosts = tuple(self._process.hosting.hosts())
+        if hosts:
+            with contextlib.suppress(ControlError):  # as far as it comes in time
+                self._process.request_all(hosts, "flush_output").get(LAST_WORDS_S)
+
+    def _end(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        ending = self._process.ending
+        for calls, call in ((ending.settled, self._hear_hosts), (ending.after, self._end)):
+            if call in calls:
+                calls.remove(call)
+        if self._process.closing:
+            self._collector.lose()
+        if self._collector.wait_until_silent(LAST_WORDS_S):
+            log_forwarder.collects_no_more(self._collector)
+            self._collector.close()
+            self._writer.close(LAST_WORDS_S)
+        else:  # somebody still writes there, who must not get an error for it: its words are read to the end
+            self._writer.flush(LAST_WORDS_S)
+        self._is_keeping = False
+        files, self._files = self._files, {}
+        for file in files.values():
+            file.close()
+
+    # On the collector's thread
+
+    def _take(self, source: Source, text: str) -> None:
+        label = label_of(source.name)
+        if self.folder is not None and self._is_keeping:
+            self._keep(source, text)
+        if not self.options.shown:
+            return
+        rate = self._rates.setdefault((source.host, source.pid), _Rate())
+        if not rate.admits(self.options.max_lines_per_s):
+            self.dropped += 1
+            return
+        self._aggregator.add(source.stream, label, text, time.monotonic())
+
+    def _tick(self) -> float | None:
+        now = float("inf") if self._collector.is_over else time.monotonic()
+        for (host, pid), rate in self._rates.items():
+            if number := rate.refused(now):
+                whose = f"pid {pid} on {host}" if host else f"pid {pid}"
+                text = f"{number} lines of {whose} dropped: more than {self.options.max_lines_per_s} in a second"
+                self._writer.put(Line(2, "logs", text), "[logs] ")
+        for line in self._aggregator.due(now, self._collector.speakers()):
+            if not self._writer.put(line, self._prefix(line)):
+                self.dropped += 1
+        until = self._aggregator.next_s()
+        waits = [until - now] if until is not None else []
+        waits += [1.0] if any(rate.has_refused for rate in self._rates.values()) else []
+        return max(min(waits), 0.001) if waits else None
+
+    def _prefix(self, line: Line) -> str:
+        if not self.options.prefixed:
+            return ""
+        return f"[{line.alike} similar lines] " if line.alike > 1 else f"[{line.source}] "
+
+    def _keep(self, source: Source, text: str) -> None:
+        try:
+            self._file(source).write(f"{text}\n")
+        except (OSError, ValueError) as error:  # the disk is full, say: what is shown goes on
+            _log.warning("the output of processes is kept no more in %s: %s", self.folder, error)
+            self.folder = None
+
+    def _file(self, source: Source) -> IO[str]:
+        key = (source.host, source.pid, source.stream)
+        if key not in self._files:
+            assert self.folder is not None  # asked for where there is one
+            ending = "out" if source.stream == 1 else "err"
+            words = (label_of(source.name), source.host, str(source.pid))
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(word for word in words if word))
+            self._files[key] = os.fdopen(open_log(self.folder / f"{name}.{ending}"), "a", 1, "utf-8")
+        return self._files[key]
+
+
+def collect_logs(
+    *,
+    options: LogOptions | None = None,
+    folder: str | Path | None = None,
+    level: int | None = None,
+) -> Logs:
+    """Have the output of every process of this script's job, now and later, come to the script.
+
+    Each line says whose it is, ``[trainer 3] ...``; what several say alike is shown once, ``[16 similar lines] ...``.
+    It is taken from the descriptors 1 and 2, so what C libraries print comes, too, and so do the last words of a
+    process that is killed. Who writes never waits for the script's output: lines that are too many are dropped, and
+    counted.
+
+    Args:
+        options: see `LogOptions`.
+        folder: where each process gets a file for each of its streams, whole and as it was written, of mode 0600; it is
+            made, with mode 0700.
+        level: have the processes' `logging` speak from this level on, on their standard error.
+
+    Raises:
+        AlreadyInJobError: this process is not the root of its job.
+    """
+    process = current_runtime.current()
+    if process.root.id != process.me.id:
+        raise AlreadyInJobError(f"{process.me.name} belongs to the job of another process, which collects the output")
+    where = None if folder is None else Path(folder)
+    if where is not None:
+        make_folder(where)
+    return Logs(process, options or LogOptions(), where, level)
+
+
+def label_of(name: str) -> str:
+    """A process as a prefix names it: ``workers{'gpus': 3}`` is ``workers 3``."""
+    base, brace, point = name.partition("{")
+    return f"{base} {','.join(_INDEX.findall(point))}" if brace else name
+
+
+class _Rate:
+    """The lines of one process in the current second."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._count = 0
+        self._refused = 0
+        self._untold = 0
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether there is something to tell."""
+        return self._refused + self._untold > 0
+
+    def admits(self, most: int) -> bool:
+        """Count a line; whether it is one of the first ``most`` in its second."""
+        now = time.monotonic()
+        self._look_at(now)
+        self._count += 1
+        if self._count > most:
+            self._refused += 1
+            return False
+        return True
+
+    def refused(self, now: float) -> int:
+        """How many were refused in seconds that are over; told once."""
+        self._look_at(now)
+        number, self._untold = self._untold, 0
+        return number
+
+    def _look_at(self, now: float) -> None:
+        if now - self._began_s >= 1.0:
+            self._untold += self._refused
+            self._began_s, self._count, self._refused = now, 0, 0

@@ -1,0 +1,158 @@
+"""The figures of a job for Prometheus, under ``/metrics``, and whether it is well, under ``/health``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+
+from skipper.control.model.errors import ControlError
+from skipper.control.observe.job_query import survey
+from skipper.control.observe.recent import Recent
+from skipper.control.observe.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, Transfers, status_of
+from skipper.control.runtime import current_runtime
+from skipper.control.support.exposition import CONTENT_TYPE, Labels, Sample, exposition
+from skipper.control.support.pages import Page, PageServer
+
+TIMEOUT_S = 3.0
+"""How long a process has to answer; Prometheus gives up after 10 s unless it is told otherwise."""
+
+INTERVAL_S = 1.0
+
+_FAMILIES = {
+    "skipper_process_up": ("gauge", "1 for a process that answers, 0 for one that does not."),
+    "skipper_process_start_time_seconds": ("gauge", "Since when a process belongs to the job."),
+    "skipper_process_cpu_seconds_total": ("counter", "CPU time that a process has used."),
+    "skipper_process_resident_bytes": ("gauge", "Memory of a process that is in RAM."),
+    "skipper_process_threads": ("gauge", "Threads of a process."),
+    "skipper_process_links": ("gauge", "Processes that a process is connected with."),
+    "skipper_process_restarts": ("gauge", "How many processes of this name have died before."),
+    "skipper_process_deaths_total": ("counter", "Processes launched by this one that have died."),
+    "skipper_process_errors_total": ("counter", "Exceptions that left an endpoint or ended an actor."),
+    "skipper_unhandled_messages": ("gauge", "Messages sent to actors and not known to be handled."),
+    "skipper_lent_segments": ("gauge", "Large parts of messages that others may still read."),
+    "skipper_lent_bytes": ("gauge", "Their size."),
+    "skipper_heard_messages_total": ("counter", "Messages that have come from other processes."),
+    "skipper_heard_bytes_total": ("counter", "Their size on the way, without what is lent."),
+    "skipper_transfers_in_flight": ("gauge", "Transfers through the data plane that are under way."),
+    "skipper_transfers_total": ("counter", "Transfers that have ended, by result."),
+    "skipper_transfer_bytes_total": ("counter", "Bytes of those that ended well, by direction."),
+    "skipper_actor_queue": ("gauge", "Messages that wait for an actor."),
+    "skipper_actor_handled_total": ("counter", "Messages that an actor has handled."),
+    "skipper_actor_errors_total": ("counter", "Messages of these that ended in an exception."),
+    "skipper_actor_busy_seconds": ("gauge", "For how long an actor has been running its longest endpoint."),
+    "skipper_actor_state": ("gauge", "1 for the state that an actor is in."),
+    "skipper_figure": ("gauge", "What other parts of a process report."),
+}
+
+
+def metrics_text(status: JobStatus) -> str:
+    """A job's status in Prometheus' text format."""
+    return exposition(_FAMILIES, _samples(status))
+
+
+def serve_metrics(
+    port: int = 0,
+    host: str = "127.0.0.1",
+    *,
+    timeout: float = TIMEOUT_S,
+    interval: float = INTERVAL_S,
+    token: str | bool | None = None,
+) -> PageServer:
+    """Serve the figures of this process' job to Prometheus, ``/metrics``, and whether it is well, ``/health``.
+
+    All processes are asked once per interval, however many requests come, and never where none does. ``/health``
+    answers with status 200 where all of them answer and 503 where one does not, and says in JSON which. Whoever reaches
+    the address, and knows the token where there is one, can read names of processes and actors and their figures, and
+    nothing of any message; by default only this host reaches it.
+
+    Args:
+        port: to listen on; 0: one that is free (see `PageServer.port`).
+        host: the address to listen on; ``"0.0.0.0"`` for all of this host's.
+        timeout: seconds that a process has to answer.
+        interval: how old an answer may be, in seconds, before the processes are asked again.
+        token: what clients have to send, as ``Authorization: Bearer TOKEN``: a text of 16 characters or more, or True
+            for a new one; None: where others than this host reach it, which always need one.
+
+    Returns:
+        The running server. It ends with the process, or by ``close()``, or as a context manager.
+
+    Raises:
+        ValueError: ``interval`` or ``timeout`` is not positive, ``token`` is false where others reach it, or none that
+            can be used.
+        OSError: the port is taken, or the address is not this host's.
+    """
+    if not 0 < timeout < float("inf"):
+        raise ValueError(f"timeout is a positive number of seconds, not {timeout}")
+    looks = Recent(lambda: status_of(survey(current_runtime.current(), "status", timeout=timeout)), interval)
+    return PageServer(
+        {"/metrics": lambda: Page(CONTENT_TYPE, metrics_text(looks.get())), "/health": lambda: _health(looks.get)},
+        port,
+        host,
+        name="control-metrics",
+        token=token,
+    )
+
+
+def _health(look: Callable[[], JobStatus]) -> Page:
+    try:
+        status = look()
+    except ControlError as error:
+        health = {"healthy": False, "problem": str(error)}
+        return Page("application/json", json.dumps(health), HTTPStatus.SERVICE_UNAVAILABLE)
+    silent = {process.name: process.problem for process in status.processes if process.state == "silent"}
+    health = {
+        "healthy": status.is_healthy,
+        "processes": len(status.processes),
+        "silent": silent,
+        "deaths_total": status.deaths_total,
+    }
+    code = HTTPStatus.OK if status.is_healthy else HTTPStatus.SERVICE_UNAVAILABLE
+    return Page("application/json", json.dumps(health), code)
+
+
+def _samples(status: JobStatus) -> Iterator[Sample]:
+    for process in status.processes:
+        labels: Labels = (("process", process.name), ("pid", str(process.pid or "")))
+        yield "skipper_process_up", labels, int(process.state == "up")
+        yield "skipper_process_restarts", labels, process.restarts
+        if process.report is not None:
+            yield from _of_process(process, process.report, labels)
+
+
+def _of_process(process: ProcessStatus, report: ProcessReport, labels: Labels) -> Iterator[Sample]:
+    yield "skipper_process_start_time_seconds", labels, report.started_s
+    yield "skipper_process_cpu_seconds_total", labels, report.cpu_s
+    yield "skipper_process_resident_bytes", labels, report.rss_nbytes
+    yield "skipper_process_threads", labels, report.threads
+    yield "skipper_process_links", labels, report.links
+    yield "skipper_process_deaths_total", labels, report.deaths_total
+    yield "skipper_process_errors_total", labels, report.errors_total
+    yield "skipper_unhandled_messages", labels, report.unhandled
+    yield "skipper_lent_segments", labels, report.lent
+    yield "skipper_lent_bytes", labels, report.lent_nbytes
+    yield "skipper_heard_messages_total", labels, report.heard_messages
+    yield "skipper_heard_bytes_total", labels, report.heard_nbytes
+    if report.transfers is not None:
+        yield from _of_transfers(report.transfers, labels)
+    for part, figures in report.figures.items():
+        for name, value in figures.items():
+            yield "skipper_figure", (*labels, ("part", part), ("name", name)), value
+    for actor in report.actors:
+        yield from _of_actor(actor, (("process", process.name), ("actor", actor.actor_id), ("mesh", actor.name)))
+
+
+def _of_transfers(transfers: Transfers, labels: Labels) -> Iterator[Sample]:
+    yield "skipper_transfers_in_flight", labels, transfers.in_flight
+    yield "skipper_transfers_total", (*labels, ("result", "done")), transfers.done
+    yield "skipper_transfers_total", (*labels, ("result", "failed")), transfers.failed
+    yield "skipper_transfer_bytes_total", (*labels, ("direction", "read")), transfers.read_nbytes
+    yield "skipper_transfer_bytes_total", (*labels, ("direction", "written")), transfers.written_nbytes
+
+
+def _of_actor(actor: ActorStatus, labels: Labels) -> Iterator[Sample]:
+    yield "skipper_actor_queue", labels, actor.queued
+    yield "skipper_actor_handled_total", labels, actor.handled
+    yield "skipper_actor_errors_total", labels, actor.errors
+    yield "skipper_actor_busy_seconds", labels, max((doing.for_s for doing in actor.doing), default=0.0)
+    yield "skipper_actor_state", (*labels, ("state", actor.state)), 1

@@ -1,0 +1,226 @@
+"""`job_stacks`: where every thread of a running job is, also of processes that hang."""
+
+from __future__ import annotations
+
+import asyncio
+import linecache
+import os
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.api import join
+from skipper.control.model.errors import DeadlineError, JobNotFoundError
+from skipper.control.observe import outside
+from skipper.control.observe.job_query import Answer, survey
+from skipper.control.observe.visit import visiting
+from skipper.control.wire.addresses import within_host
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.process import Process
+
+_RUNTIME_THREADS = "control-"
+"""How the names of this library's own threads begin."""
+
+_MACHINERY = (
+    *(f"control/runtime/{name}.py" for name in ("procs/worker", "executor", "actor_state", "procs/fork_server")),
+    *(f"lib/python{sys.version_info.major}.{sys.version_info.minor}/threading.py", "<frozen runpy>"),
+)
+
+_UNIX = "unix-abstract:"
+_LOOKS_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A line of code that is being run, or waited at."""
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStacks:
+    """A thread, or a task of an event loop.
+
+    Attributes:
+        name: of the thread, or of the task.
+        actor: the actor that it belongs to, with its rank; empty for other threads.
+        doing: the endpoint that the actor runs, and for how long, in words.
+        frames: the innermost first.
+    """
+
+    name: str
+    actor: str
+    doing: str
+    frames: Sequence[Frame]
+
+    @property
+    def users_frames(self) -> Sequence[Frame]:
+        """The frames without those of this library and of `threading` that everything else was called by."""
+        if self.name.startswith(_RUNTIME_THREADS):
+            return ()
+        kept = len(self.frames)
+        while kept and self.frames[kept - 1].file.endswith(_MACHINERY):
+            kept -= 1
+        return self.frames[:kept]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStacks:
+    """A process.
+
+    Attributes:
+        name: of the process.
+        pid: on its host; None where it is not known.
+        labels: its actors, as ``name{rank}`` and as ``name:number of the rank``.
+        threads: what it says itself; empty where it says nothing.
+        problem: why it said nothing; empty where it did.
+        text: what was seen from outside, if that was tried.
+    """
+
+    name: str
+    pid: int | None
+    labels: Sequence[str]
+    threads: Sequence[ThreadStacks]
+    problem: str = ""
+    text: str = ""
+
+    def is_meant_by(self, word: str) -> bool:
+        """Whether a word chooses it: its pid, its name or that of an actor, or the beginning of one."""
+        if word.isdecimal():
+            return self.pid == int(word)
+        if self.problem and word in self.name:  # which may be its command line, where nobody knows its name
+            return True
+        return any(label == word or label.startswith(f"{word}{{") for label in (self.name, *self.labels))
+
+
+def job_stacks(
+    address: str | os.PathLike[str] | None = None, *, native: bool = False, timeout: float = 5.0
+) -> list[ProcessStacks]:
+    """The stacks of all processes of a running job (see `job_status`), the script first.
+
+    A process that answers tells by itself. One that does not, since it is stopped or does not let go of the
+    interpreter lock, is looked at from outside by the process that launched it; the script itself, and then everything
+    below it, by this process.
+
+    Args:
+        address: as `job_status` takes it.
+        native: have `py-spy` look at all of them, and show frames of C and C++ code.
+        timeout: seconds after which a process that does not answer is looked at from outside.
+
+    Raises:
+        JoinError: as `join` says.
+        SupervisionError: the script is gone.
+    """
+    try:
+        with visiting(address, timeout=timeout) as process:
+            # Whoever looks at another needs time for it, beyond that in which the other could have answered.
+            answers = survey(process, "stacks", native, timeout=timeout, margin=outside.LONGEST_S)
+    except DeadlineError:
+        return _seen_from_here(join.find(address).root.id, native=native)
+    return [_stacks_of(answer) for answer in answers]
+
+
+def answer(process: Process, argument: bool) -> tuple[list[str], list[ThreadStacks], str]:
+    """The stacks of this process: labels of its actors, threads, and what py-spy sees if that is asked for."""
+    cells = [*process.cells.live(), *process.cells.ending()]
+    of_thread = {cell.executor.thread_id: cell for cell in cells if cell.executor is not None}
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found: list[ThreadStacks] = []
+    for ident, frame in sys._current_frames().items():
+        if ident == threading.get_ident():
+            continue
+        walked = []
+        inner: Any = frame
+        while inner is not None:
+            walked.append(_frame(inner.f_code, inner.f_lineno))
+            inner = inner.f_back
+        cell = of_thread.get(ident)
+        found.append(ThreadStacks(names.get(ident, f"thread {ident}"), *_whose(cell), walked))
+        if cell is not None and cell.executor is not None and cell.executor.event_loop is not None:
+            found += _tasks(cell, cell.executor.event_loop)
+    labels = [label for cell in cells for label in (f"{cell.name}{dict(cell.rank)}", f"{cell.name}:{cell.rank.rank}")]
+    labels += [cell.name for cell in cells]
+    return labels, found, outside.look(os.getpid(), native=True) if argument else ""
+
+
+def answer_for(pid: int, argument: bool) -> str:
+    """The stacks of a child that has not answered."""
+    return outside.look(pid, native=argument)
+
+
+def _whose(cell: Cell | None) -> tuple[str, str]:
+    if cell is None:
+        return "", ""
+    doing = ", ".join(f"{endpoint} for {for_s:.1f} s" for endpoint, for_s in cell.handling())
+    return str(cell.ref), doing
+
+
+def _tasks(cell: Cell, loop: asyncio.AbstractEventLoop) -> list[ThreadStacks]:
+    """Where the coroutines of an async actor wait."""
+    found = []
+    for task in asyncio.all_tasks(loop):
+        frames = []
+        coroutine: Any = task.get_coro()
+        while coroutine is not None and getattr(coroutine, "cr_frame", None) is not None:
+            frames.append(_frame(coroutine.cr_frame.f_code, coroutine.cr_frame.f_lineno))
+            coroutine = coroutine.cr_await
+        found.append(ThreadStacks(f"task {task.get_name()}", *_whose(cell), frames[::-1]))
+    return found
+
+
+def _frame(code: CodeType, line: int | None) -> Frame:
+    number = line or 0
+    return Frame(code.co_filename, number, code.co_qualname, linecache.getline(code.co_filename, number).strip())
+
+
+def _stacks_of(answer: Answer) -> ProcessStacks:
+    said = answer.value()
+    if said is None:
+        text = answer.value_from_outside() or ""
+        return ProcessStacks(answer.process.name, answer.pid, (), (), answer.problem, text)
+    labels, threads, text = said
+    return ProcessStacks(answer.process.name, answer.pid, labels, threads, "", text)
+
+
+def _seen_from_here(script_id: str, *, native: bool) -> list[ProcessStacks]:
+    """The script, which does not answer, and everything below it, from outside."""
+    pids = outside.descendants(_pid_of(script_id))
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
+        texts = pool.map(lambda pid: outside.look(pid, native=native), pids)
+    return [
+        ProcessStacks(outside.command_line(pid), pid, (), (), "the script does not answer", text)
+        for pid, text in zip(pids, texts, strict=True)
+    ]
+
+
+def _pid_of(process_id: str) -> int:
+    """The process of this host that listens at the address which only that process can have.
+
+    Raises:
+        DeadlineError: it is frozen, and so many wait for it that nobody else can.
+        JobNotFoundError: it has ended meanwhile.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.settimeout(outside.SIGNAL_TIMEOUT_S)
+        try:
+            knock.connect("\0" + within_host(process_id).removeprefix(_UNIX))
+        except (BlockingIOError, TimeoutError):  # unix(7): its queue of connections is full
+            raise DeadlineError(
+                "the script is frozen, and as many connections wait for it as can: let it go on (kill -CONT), or look "
+                "at it from outside with py-spy dump --pid PID"
+            ) from None
+        except ConnectionRefusedError:
+            raise JobNotFoundError("the script has ended meanwhile") from None
+        pid, _, _ = struct.unpack("iii", knock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)

@@ -1,0 +1,263 @@
+"""`job_status`: what a running job consists of and what it is doing, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from skipper.control.cluster.hosts.mesh import NAME as HOST_NAME
+from skipper.control.observe.job_query import Answer, survey
+from skipper.control.observe.visit import visiting
+from skipper.control.runtime.history import Event
+from skipper.control.runtime.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """An endpoint that an actor runs, and for how many seconds it has."""
+
+    endpoint: str
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActorStatus:
+    """One actor.
+
+    Attributes:
+        name: of its mesh, as given to ``spawn``.
+        rank: its index along each axis of the mesh.
+        actor_id: unique in the job.
+        class_name: of the actor; empty before it is constructed.
+        state: ``starting``, ``idle``, ``busy``, ``parked`` (in a debugger), ``ending``.
+        doing: the endpoints that it runs.
+        queued: messages that wait for it.
+        handled: messages that it has handled.
+        errors: how many of them ended in an exception.
+        last_error: the latest of these.
+    """
+
+    name: str
+    rank: Mapping[str, int]
+    actor_id: str
+    class_name: str
+    state: str
+    doing: Sequence[Activity]
+    queued: int
+    handled: int
+    errors: int
+    last_error: Event | None
+
+    @property
+    def label(self) -> str:
+        """Name and rank, as error messages show them."""
+        return f"{self.name}{dict(self.rank)}" if self.rank else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """What a process has begun to read and write through the data plane; those it is done to count it themselves.
+
+    Attributes:
+        in_flight: transfers under way.
+        done: those that have ended well.
+        failed: those that have ended in an error.
+        read_nbytes: what the ones that ended well have read.
+        written_nbytes: what they have written.
+    """
+
+    in_flight: int
+    done: int
+    failed: int
+    read_nbytes: int
+    written_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessReport:
+    """What a process says of itself.
+
+    Attributes:
+        host: name of the host that it runs on.
+        started_s: since when it belongs to the job, as `time.time` counts.
+        rss_nbytes: of its memory, what is in RAM.
+        cpu_s: CPU time that it has used.
+        threads: how many it has.
+        links: processes that it is connected with.
+        unhandled: messages that it has sent to actors of others and that are not known to be handled.
+        lent: large parts of messages that it has sent and that others may still read.
+        lent_nbytes: their size.
+        heard_messages: messages of any kind that have come from other processes.
+        heard_nbytes: their size on the way, without what is lent.
+        transfers: through the data plane; None where the process has not used that.
+        actors: those that live here.
+        deaths: the latest processes launched from here that have died.
+        deaths_total: how many there have been.
+        restarts: for each process that runs and was launched from here: how many of its name have died before.
+        errors_total: exceptions that left an endpoint, or ended an actor, in this process.
+        errors: the latest of them.
+        last_error: the very latest.
+        figures: what other parts of the process report (see `report_figures`), by the part's name.
+        tables: the tables that they report (see `report_table`), where these were asked for.
+    """
+
+    host: str
+    started_s: float
+    rss_nbytes: int
+    cpu_s: float
+    threads: int
+    links: int
+    unhandled: int
+    lent: int
+    lent_nbytes: int
+    heard_messages: int
+    heard_nbytes: int
+    transfers: Transfers | None
+    actors: Sequence[ActorStatus]
+    deaths: Sequence[Event]
+    deaths_total: int
+    restarts: Mapping[str, int]
+    errors_total: int
+    errors: Sequence[Event]
+    last_error: Event | None
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tables: Sequence[Table] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process of the job.
+
+    Attributes:
+        id: unique for ever.
+        name: as given to ``spawn_procs``, with its rank; ``script`` for the script.
+        pid: on its host; None where it is not known.
+        parent_id: id of the process that launched it, or that it has joined; empty for the script.
+        host: where it runs: the address of an attached host, or else the name that the host has for itself; empty
+            where neither is known.
+        restarts: how many processes of this name have died before.
+        state: ``up``, ``silent`` or ``starting``.
+        problem: why nothing is known of it; empty where it is up.
+        report: what it says; None where it says nothing.
+    """
+
+    id: str
+    name: str
+    pid: int | None
+    parent_id: str
+    host: str
+    restarts: int
+    state: str
+    problem: str
+    report: ProcessReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job at one moment.
+
+    Attributes:
+        job: its id.
+        taken_s: when, as `time.time` counts.
+        processes: parents before children, the script first.
+    """
+
+    job: str
+    taken_s: float
+    processes: Sequence[ProcessStatus]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that its processes run on."""
+        return tuple(dict.fromkeys(process.host for process in self.processes if process.host))
+
+    @property
+    def actors(self) -> tuple[ActorStatus, ...]:
+        """All actors, by process."""
+        return tuple(
+            actor for process in self.processes if process.report is not None for actor in process.report.actors
+        )
+
+    @property
+    def deaths_total(self) -> int:
+        """Processes that have died without having been told to."""
+        return sum(process.report.deaths_total for process in self.processes if process.report is not None)
+
+    @property
+    def last_error(self) -> Event | None:
+        """The latest exception that left an endpoint, or ended an actor, in a process that is still there."""
+        reports = [process.report for process in self.processes if process.report is not None]
+        errors = [report.last_error for report in reports if report.last_error is not None]
+        return max(errors, key=lambda event: event.at_s, default=None)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether every process answers, or has only just been started."""
+        return all(process.state != "silent" for process in self.processes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON knows it: attributes by name, with ``hosts``, ``healthy`` and ``last_error`` beside."""
+        return {
+            "job": self.job,
+            "taken_s": self.taken_s,
+            "healthy": self.is_healthy,
+            "hosts": list(self.hosts),
+            "deaths_total": self.deaths_total,
+            "last_error": None if self.last_error is None else dataclasses.asdict(self.last_error),
+            "processes": [dataclasses.asdict(process) for process in self.processes],
+        }
+
+
+def job_status(address: str | os.PathLike[str] | None = None, *, timeout: float = 5.0) -> JobStatus:
+    """Look at a running job of this user on this host, which has to be served (see `serve_job`), or at one's own.
+
+    Args:
+        address: as `join` takes it; None: the job that this process belongs to, or else what `join` would take.
+        timeout: seconds after which a process that does not answer counts as silent.
+
+    Raises:
+        JoinError: as `join` says.
+        DeadlineError: (a `TimeoutError`) the script itself did not answer.
+        SupervisionError: the script is gone.
+    """
+    with visiting(address, timeout=timeout) as process:
+        return status_of(survey(process, "status", timeout=timeout))
+
+
+def status_of(answers: Sequence[Answer]) -> JobStatus:
+    """The status that a survey has brought together."""
+    reports: dict[str, ProcessReport | None] = {answer.process.id: answer.value() for answer in answers}
+    hosts: dict[str, str] = {}
+    processes: list[ProcessStatus] = []
+    for answer in answers:
+        report, parent = reports[answer.process.id], reports.get(answer.parent_id)
+        state = "up" if report is not None else "starting" if "not connected yet" in answer.problem else "silent"
+        host = hosts[answer.process.id] = _host(answer, report, parent, hosts.get(answer.parent_id, ""))
+        restarts = 0 if parent is None else parent.restarts.get(answer.process.id, 0)
+        processes.append(
+            ProcessStatus(
+                answer.process.id,
+                answer.process.name,
+                answer.pid,
+                answer.parent_id,
+                host,
+                restarts,
+                state,
+                answer.problem,
+                report,
+            )
+        )
+    return JobStatus(answers[0].process.job, time.time(), processes)
+
+
+def _host(answer: Answer, report: ProcessReport | None, parent: ProcessReport | None, parent_host: str) -> str:
+    """Where a process runs: a child runs where its parent does, unless either says that it does not."""
+    if answer.process.name.startswith(HOST_NAME):
+        return answer.process.name.removeprefix(HOST_NAME)
+    if report is not None and (parent is None or report.host != parent.host):
+        return report.host
+    return parent_host

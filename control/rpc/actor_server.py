@@ -1,0 +1,355 @@
+"""`ActorServer`: objects of plain classes, and meshes of actors, that other processes call by name."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import ipaddress
+import os
+import threading
+from collections.abc import Collection
+from types import TracebackType
+from typing import Any, cast
+
+from skipper.control.api import namespaces
+from skipper.control.api.mesh import ActorMesh
+from skipper.control.model.errors import CertificateError, ControlError, NoSuchMethodError
+from skipper.control.model.future import Future
+from skipper.control.rpc.catalog import Catalog
+from skipper.control.rpc.concurrency_limit import LateError
+from skipper.control.rpc.encoding import decode_arguments, encode_error, encode_mesh_error, encode_result
+from skipper.control.rpc.hosted import Hosted, MeshActor, PlainActor
+from skipper.control.rpc.operations import Operations
+from skipper.control.rpc.resolver import NameMapping
+from skipper.control.rpc.scope import Scope
+from skipper.control.rpc.user_secret import shared_secret
+from skipper.control.rpc.wire.calls import (
+    LARGEST_MESSAGE_NBYTES,
+    MAX_MESSAGE_NBYTES,
+    ActorInfo,
+    Answer,
+    Call,
+    Code,
+    Failure,
+    MethodInfo,
+    OperationQuery,
+    OperationState,
+    Query,
+    Start,
+)
+from skipper.control.runtime.loop import LoopThread
+from skipper.control.support.bounds import check_count, check_port, check_seconds
+from skipper.control.support.daemon_threads import DaemonThreads
+from skipper.control.wire import addresses, grpc_poller
+from skipper.control.wire.certificates import Certificates
+from skipper.control.wire.identity import Role
+from skipper.control.wire.tls import Tls
+
+_MAX_THREADS = 256
+_MAX_CALLS = 1024
+_MAX_WAITING = 128
+
+
+class ActorServer:
+    """Serves actors under names; a context manager that starts with the block and stops with it.
+
+    Args:
+        host: name or address to listen on.
+        port: to listen on; 0 takes a free one, see `address`.
+        mapping: who is told of the names, if anybody.
+        namespace: that the names are meant in; None: that of ``mapping`` where it has one, or else that of
+            `namespaces.namespace`. Clients that look for a name in another are told that there is no such actor.
+        secret: that callers have to know, of 16 bytes or more; None: that of the user (see `user_secret`).
+        tls: to encrypt. Without it, or `certs`, the server listens beyond the host only where it is told to.
+        certs: in place of `tls`, a folder of certificates as `skipper certs` issues them: then clients need one of the
+            same cluster, with one of `roles`, that was not revoked. The folder is looked at again and again.
+        roles: with `certs`, whose holders may call: ``script``, ``host``, ``client``; None: all of them.
+        insecure: listen beyond the host without TLS: whoever can listen on the network then reads what is sent. It
+            still cannot be changed on the way, and no stranger can call.
+        allow_json: serve whoever comes without a proof, as long as they speak JSON. Not even a server that only
+            processes of this host can reach does that by itself, since a host may have several users.
+        advertise: the host name or address that `mapping` is told, where others know this host by another.
+        max_message_nbytes: of arguments, or of a result.
+
+    Raises:
+        ValueError: a number is out of its range, or it may not listen there without TLS, or nobody else could reach
+            what it would advertise; or both `tls` and `certs` are given, or `roles` without `certs`, or there is no
+            such role.
+        TypeError: a number is none.
+        CertificateError: (a `ValueError`) TLS cannot use the folder, or it is for a client.
+        UnsafeFileError: others could read the user's secret.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        mapping: NameMapping | None = None,
+        *,
+        namespace: str | None = None,
+        secret: bytes | None = None,
+        tls: Tls | None = None,
+        certs: str | os.PathLike[str] | None = None,
+        roles: Collection[Role | str] | None = None,
+        insecure: bool = False,
+        allow_json: bool = False,
+        advertise: str | None = None,
+        max_message_nbytes: int = MAX_MESSAGE_NBYTES,
+    ) -> None:
+        check_port("port", port)
+        check_count("max_message_nbytes", max_message_nbytes, 1, LARGEST_MESSAGE_NBYTES)
+        if not isinstance(host, str):
+            raise TypeError(f"host is the name or address of one, not {type(host).__name__}")
+        if tls is not None and certs is not None:
+            raise ValueError("certs= takes the place of tls=: pass one of them")
+        if roles is not None and certs is None:
+            raise ValueError("roles= are those of certificates: pass certs=, or whoever knows the secret may call")
+        admitted = frozenset(Role if roles is None else map(Role, roles))
+        if tls is None and certs is None and not insecure and not _is_loopback(host):
+            raise ValueError(
+                f"{host} can be reached from other hosts: pass certs= or tls=, or insecure=True where the network is "
+                "trusted"
+            )
+        if mapping is not None and advertise is None and host in ("", "0.0.0.0", "::"):
+            raise ValueError(f"nobody can call {host!r}: say by advertise= how others reach this host")
+        self.host = advertise or host
+        self.port = port
+        self.mapping = mapping
+        self._namespace = None if namespace is None else namespaces.check_namespace(namespace)
+        self._listens_on = host
+        self._secret = shared_secret(secret)
+        self._roles = admitted
+        self._tls = tls if certs is None else _certificates(certs)
+        self._allow_json = allow_json
+        self._max_nbytes = max_message_nbytes
+        self._catalog = Catalog(mapping, self._namespace)
+        self._starting = threading.Lock()
+        self._listener: Any = None
+        self._executor = DaemonThreads(_MAX_THREADS, name="actor-server")
+        self._operations = Operations(self._run)
+        self._loop: LoopThread | None = None
+        self._loop_starting = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        """``host:port``, as others are to dial it; the port is known once the server has been started."""
+        return addresses.at(self.host, self.port)
+
+    @property
+    def namespace(self) -> str:
+        """The namespace that its names are meant in."""
+        found = self._namespace if self._namespace is not None else getattr(self.mapping, "namespace", None)
+        return found if found is not None else namespaces.namespace()
+
+    def register(self, name: str, instance: object, *, concurrency: int = 1, replace: bool = False) -> str:
+        """Serve an object, or an `ActorMesh`, under a name.
+
+        Of an object all methods can be called whose names do not begin with an underscore, plain or ``async``; of a
+        mesh the endpoints: one actor answers with its result, several with a `ValueMesh`. A mesh that fails or is
+        stopped loses its name.
+
+        Args:
+            name: of the actor; absolute, or in the server's namespace.
+            instance: what is served; it is not copied.
+            concurrency: how many calls of an object may run at the same time, each in a thread of its own, or on the
+                event loop of the server. 1 spares it every thought of that. Those beyond wait in the order in which
+                they came. Actors of a mesh see to that themselves.
+            replace: take the name from whatever this server has under it.
+
+        Returns:
+            The handle of this very actor.
+
+        Raises:
+            ValueError: that is no name, or this server has an actor of that name, or `concurrency` is below 1.
+            RuntimeError: the server has been stopped.
+            NamingError: the mapping could not take note of it.
+        """
+        namespaces.check_name(name)
+        check_count("concurrency", concurrency, 1)
+        hosted: Hosted
+        if isinstance(instance, ActorMesh):
+            hosted = MeshActor(name, cast(Any, instance))
+        else:
+            hosted = PlainActor(
+                name, instance, concurrency=concurrency, max_waiting=_MAX_WAITING, run_async=self._run_async
+            )
+        self._catalog.add(hosted, replace=replace)
+        if isinstance(hosted, MeshActor):
+            self._watch(hosted)
+        return hosted.handle
+
+    def unregister(self, name: str) -> None:
+        """Serve an actor no longer. Calls that are running go on.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        self._catalog.remove(name)
+
+    def start(self) -> ActorServer:
+        """Listen, serve, and have the mapping take note of the names.
+
+        Returns:
+            The server itself.
+
+        Raises:
+            WireError: the address cannot be listened on.
+            RuntimeError: it has been started, or stopped, before.
+            NamingError: the mapping could not take note of a name; the server has been stopped.
+        """
+        grpc_poller.choose()
+        from skipper.control.rpc.wire.listener import ActorListener
+
+        with self._starting:
+            if self._listener is not None or self._catalog.is_closed:
+                raise RuntimeError("an actor server is started once")
+            self._listener = ActorListener(
+                self,
+                addresses.at(self._listens_on, self.port),
+                self._secret,
+                executor=self._executor,
+                tls=self._tls,
+                roles=self._roles,
+                takes_open_json=self._allow_json,
+                max_message_nbytes=self._max_nbytes,
+                max_calls=_MAX_CALLS,
+            )
+        self.port = self._listener.port
+        try:
+            self._catalog.publish(self.address)
+        except BaseException:
+            self.stop(grace_s=0)
+            raise
+        return self
+
+    def stop(self, *, grace_s: float = 5.0) -> None:
+        """Take the names back, take no more calls, and wait for those that are running. It may be called again.
+
+        Args:
+            grace_s: seconds; what has not ended by then is cut off, and its operations are cancelled.
+        """
+        grace_s = check_seconds("grace_s", grace_s)
+        if self._catalog.close():
+            return
+        if self._listener is not None:
+            self._listener.stop(grace_s)
+        self._operations.cancel_all()
+        self._executor.shutdown(wait=False)
+        if self._loop is not None:
+            self._loop.run(_cancel_all(), timeout=1.0)
+            self._loop.close(timeout=1.0)
+
+    def __enter__(self) -> ActorServer:
+        return self if self._listener is not None else self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        names = ", ".join(sorted(each.name for each in self._catalog.all()))
+        return f"<ActorServer {self.address}: {names or 'no actors'}>"
+
+    # What the listener asks for
+
+    def invoke(self, call: Call, remaining_s: float | None) -> Answer:
+        """Call a method of an actor."""
+        return self._run(call, Scope(remaining_s))
+
+    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | Failure:
+        """The methods of an actor."""
+        found = self._find(query.handle, query.actor)
+        return found if isinstance(found, Failure) else found.methods()
+
+    def list_actors(self, query: Query) -> tuple[ActorInfo, ...]:
+        """The actors, or the one that is meant, if it is here."""
+        hosted = self._catalog.all()
+        if query.actor:
+            meant = self._catalog.by_name(query.actor)
+            hosted = [] if meant is None else [meant]
+        if query.namespace and query.namespace != self.namespace:
+            hosted = [each for each in hosted if each.name.startswith("/")]
+        return tuple(ActorInfo(each.name, each.handle, each.class_name) for each in hosted)
+
+    def start_operation(self, start: Start) -> OperationState:
+        """Start an operation."""
+        return self._operations.start(start)
+
+    def poll_operation(self, query: OperationQuery, remaining_s: float | None) -> OperationState:
+        """Where an operation is."""
+        return self._operations.poll(query, remaining_s)
+
+    def cancel_operation(self, query: OperationQuery) -> OperationState:
+        """Cancel an operation."""
+        return self._operations.cancel(query)
+
+    def _run(self, call: Call, scope: Scope) -> Answer:
+        hosted = self._find(call.handle, call.actor)
+        if isinstance(hosted, Failure):
+            return Answer(failure=hosted)
+        try:
+            args, kwargs = decode_arguments(call)
+            result = hosted.call(call.method, args, kwargs, scope)
+        except NoSuchMethodError as error:
+            return Answer(failure=Failure(Code.NO_SUCH_METHOD, str(error)))
+        except ControlError as error:
+            encode = encode_mesh_error if isinstance(hosted, MeshActor) else encode_error
+            return Answer(failure=encode(error, is_json=call.is_json))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is its caller's)
+            return Answer(failure=encode_error(error, is_json=call.is_json))
+        return encode_result(result, is_json=call.is_json, most_nbytes=self._max_nbytes)
+
+    def _find(self, handle: str, name: str) -> Hosted | Failure:
+        if handle:
+            return self._catalog.by_handle(handle) or Failure(Code.HANDLE_EXPIRED, "the actor of this handle is gone")
+        return self._catalog.by_name(name) or Failure(
+            Code.NO_SUCH_ACTOR, f"there is no actor {name!r} at {self.address}"
+        )
+
+    def _run_async(self, awaitable: Any, scope: Scope) -> Any:
+        with self._loop_starting:
+            if self._loop is None:
+                self._loop = LoopThread()
+        task = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop.loop)
+        scope.when_cancelled(task.cancel)
+        concurrent.futures.wait((task,), scope.remaining_s())
+        if not task.done():
+            task.cancel()
+            raise LateError
+        try:
+            return task.result()
+        except concurrent.futures.CancelledError:
+            raise LateError from None
+
+    def _watch(self, hosted: MeshActor) -> None:
+        """Take the name from a mesh that fails or has ended."""
+
+        def ended(_: Future[Any]) -> None:
+            self._catalog.forget(hosted)  # at once; taking back the name may take its time
+            threading.Thread(target=self._catalog.drop, args=(hosted,), name="actor-server-drop", daemon=True).start()
+
+        hosted.ended.add_done_callback(ended)
+
+
+async def _cancel_all() -> None:
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _certificates(folder: str | os.PathLike[str]) -> Certificates:
+    certificates = Certificates(folder)
+    if certificates.identity.role is Role.CLIENT:
+        raise CertificateError(f"{os.fspath(folder)} holds the certificate of a client, which serves nothing")
+    return certificates
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

@@ -1,0 +1,161 @@
+"""Arguments, results and errors of calls, as they travel: pickles between Pythons, JSON from any language."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from skipper.control.model.errors import (
+    ActorError,
+    BackpressureError,
+    ControlError,
+    DeadlineError,
+    HandleExpiredError,
+    NameNotFoundError,
+    NoSuchMethodError,
+    OperationCancelledError,
+    OperationNotFoundError,
+    PayloadError,
+    SupervisionError,
+)
+from skipper.control.rpc.concurrency_limit import BusyError, LateError
+from skipper.control.rpc.wire.calls import Answer, Call, Code, Failure, Segments
+from skipper.control.runtime.exception_causes import open_chain, pack_chain
+from skipper.control.support.exception_text import describe, summarize_fully
+from skipper.control.wire.payload import pack_inert, pack_inert_arguments, unpack
+
+_MAX_CAUSE_NBYTES = 1 << 20
+
+
+class ArgumentsError(Exception):
+    """Arguments that are not what their encoding says."""
+
+
+def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Segments:
+    """The pickle of arguments.
+
+    Raises:
+        PayloadError: (a `TypeError`) one of them cannot be pickled.
+    """
+    return pack_inert_arguments(args, kwargs)
+
+
+def decode_arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a call whose sender may be trusted with this encoding.
+
+    Raises:
+        ArgumentsError: they are not that.
+    """
+    try:
+        given = json.loads(call.segments[0] or b"[]") if call.is_json else unpack(call.segments)
+    except (ValueError, RecursionError, PayloadError) as error:
+        raise ArgumentsError(str(error)) from error
+    if call.is_json and isinstance(given, list):
+        return tuple(given), {}
+    if call.is_json and isinstance(given, dict):
+        return (), given
+    if not call.is_json and isinstance(given, tuple) and len(given) == 2:
+        return given
+    raise ArgumentsError("arguments are an array or an object" if call.is_json else "arguments are a pair")
+
+
+def encode_result(value: object, *, is_json: bool, most_nbytes: int) -> Answer:
+    """The answer with a result, or with the reason why it cannot be sent."""
+    try:
+        segments = (json.dumps(value, default=_plain).encode(),) if is_json else pack_inert(value)
+    except (TypeError, ValueError, RecursionError, PayloadError) as error:
+        words = f"the result, of type {type(value).__qualname__}, cannot be encoded: {error}"
+        return Answer(failure=Failure(Code.BAD_RESULT, words))
+    nbytes = sum(map(len, segments))
+    if nbytes > most_nbytes:
+        words = f"the result of {nbytes} bytes is larger than the {most_nbytes} that max_message_nbytes allows"
+        return Answer(failure=Failure(Code.BAD_RESULT, words))
+    return Answer(segments)
+
+
+def encode_error(error: BaseException, *, is_json: bool) -> Failure:
+    """What a call that raised is answered."""
+    if isinstance(error, BusyError):
+        return Failure(Code.BUSY, "too many calls wait for this actor")
+    if isinstance(error, LateError):
+        return Failure(Code.LATE, "the deadline passed")
+    if isinstance(error, ArgumentsError):
+        return Failure(Code.BAD_ARGUMENTS, str(error))
+    return Failure(Code.RAISED, summarize_fully(error), describe(error), () if is_json else _encode_cause(error))
+
+
+def encode_mesh_error(error: ControlError, *, is_json: bool) -> Failure:
+    """What a call is answered that an actor of a mesh could not answer with a result."""
+    if isinstance(error, ActorError):
+        cause = () if is_json or error.cause is None else _encode_cause(error.cause)
+        return Failure(Code.RAISED, error.summary, error.remote_traceback, cause)
+    if isinstance(error, DeadlineError):
+        return Failure(Code.LATE, str(error))
+    if isinstance(error, BackpressureError):
+        return Failure(Code.BUSY, str(error))
+    if isinstance(error, SupervisionError):
+        return Failure(Code.HANDLE_EXPIRED if error.is_unhandled else Code.ACTOR_DEAD, str(error))
+    return encode_error(error, is_json=is_json)
+
+
+def open_answer(answer: Answer, *, actor: str, method: str) -> Any:
+    """The result of a call. Only for answers of who has proven to know the secret.
+
+    Args:
+        answer: what has come.
+        actor: who was called, for people.
+        method: what was called, for people.
+
+    Raises:
+        ActorError: the method raised; its ``cause`` is the exception where that could travel.
+        ControlError: there is no result; the class says why.
+    """
+    if answer.failure is not None:
+        raise error_of(answer.failure, actor=actor, method=method)
+    return unpack(answer.segments)
+
+
+def error_of(failure: Failure, *, actor: str, method: str) -> ControlError:
+    """The error that a failure is raised as. Only for failures of who has proven to know the secret."""
+    if failure.code is Code.RAISED:
+        return ActorError(actor, method, failure.message, failure.traceback, _decode_cause(failure))
+    error: ControlError = _ERRORS.get(failure.code, ControlError)(f"{actor}.{method}: {failure.message}")
+    return error
+
+
+_ERRORS: dict[Code, Any] = {
+    Code.HANDLE_EXPIRED: HandleExpiredError,
+    Code.NO_SUCH_ACTOR: NameNotFoundError,
+    Code.NO_SUCH_METHOD: NoSuchMethodError,
+    Code.BUSY: BackpressureError,
+    Code.LATE: DeadlineError,
+    Code.ACTOR_DEAD: SupervisionError,
+    Code.NO_SUCH_OPERATION: OperationNotFoundError,
+    Code.CANCELLED: OperationCancelledError,
+    Code.BAD_ARGUMENTS: PayloadError,
+    Code.BAD_RESULT: PayloadError,
+}
+
+
+def _encode_cause(error: BaseException) -> Segments:
+    chain = pack_chain(error)
+    segments = () if chain is None else pack_inert(chain)
+    return segments if sum(map(len, segments)) <= _MAX_CAUSE_NBYTES else ()
+
+
+def _decode_cause(failure: Failure) -> BaseException | None:
+    if not failure.cause:
+        return None
+    try:
+        return open_chain(unpack(failure.cause), failure.traceback)
+    except (PayloadError, TypeError, ValueError):  # of another version of this library
+        return None
+
+
+def _plain(value: object) -> object:
+    """A value that JSON does not know: of a mesh of values, the list of them."""
+    from skipper.control.model.value_mesh import ValueMesh
+
+    if isinstance(value, ValueMesh):
+        return value.values()
+    raise TypeError(f"{type(value).__qualname__} has no form in JSON")

@@ -1,0 +1,316 @@
+"""`Endpoints`: the servers behind one name as a client knows them, and which of them the next call goes to."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from skipper.control.model.errors import (
+    ConnectionLostError,
+    ControlError,
+    DeadlineError,
+    NameNotFoundError,
+    NamingError,
+    ResolverError,
+    UnreachableError,
+)
+from skipper.control.rpc.resolver import Resolver
+from skipper.control.rpc.urls import ACTOR, ServiceUrl
+from skipper.control.rpc.wire.calls import Query
+from skipper.control.wire import grpc_poller
+from skipper.control.wire.tls import Tls
+
+if TYPE_CHECKING:
+    from skipper.control.rpc.wire.channel import ActorChannel
+
+_log = logging.getLogger("skipper.control")
+
+CONNECT_TIMEOUT_S = 5.0
+REFRESH_S = 5.0
+"""What is known of a name is asked for again after this long, beside the calls."""
+
+QUIET_S = 1.0
+"""A server that has not answered for so long may be gone without our knowing: nobody looks at an idle connection."""
+
+_AVOIDED_S = 1.0
+"""A server that could not be reached is the last choice for this long."""
+
+
+class Endpoint:
+    """One server that has, or had, an actor of the name.
+
+    Attributes:
+        url: where it is.
+        handle: of the actor there, or None where that is not known.
+        outstanding: calls of this client that it has not answered.
+        avoided_until: it is the last choice until then.
+        used: number of its latest call.
+        answered_at: when it last answered.
+        is_gone: whether it has the name no more.
+    """
+
+    def __init__(self, url: ServiceUrl, channel: ActorChannel, handle: str | None) -> None:
+        self.url = url
+        self.channel = channel
+        self.handle = handle
+        self.outstanding = 0
+        self.avoided_until = 0.0
+        self.used = 0
+        self.answered_at = time.monotonic()
+        self.is_gone = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a call can be sent without further ado."""
+        return self.handle is not None and self.channel.is_open
+
+
+class Endpoints:
+    """What a client knows of a name; for any number of threads.
+
+    Args:
+        resolver: who knows where the name is.
+        name: of the actor.
+        secret: what both sides know.
+        tls: to encrypt.
+        max_message_nbytes: of arguments, or of a result.
+        handle: of the one actor that is meant, whatever has its name later; None where the name is.
+    """
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        name: str,
+        *,
+        secret: bytes,
+        tls: Tls | None,
+        max_message_nbytes: int,
+        handle: str | None = None,
+    ) -> None:
+        self.name = name
+        self.pinned = handle
+        self._resolver = resolver
+        self._secret = secret
+        self._tls = tls
+        self._max_nbytes = max_message_nbytes
+        self._lock = threading.Lock()
+        self._known: dict[str, Endpoint] = {}
+        self._resolved_at: float | None = None
+        self._is_stale = True
+        self._is_refreshing = False
+        self._is_closed = False
+        self._numbers = itertools.count(1)
+
+    def take_ready(self, *, surely: bool = False) -> Endpoint | None:
+        """The endpoint for a call, if there is one that it can be sent to at once.
+
+        Args:
+            surely: only one of which we have heard lately, for a call that must not be lost on its way.
+        """
+        while (best := self._choose_ready(surely=surely)) is not None and best.channel.let_go_if_ended():
+            self._put_back(best)
+        return best
+
+    def _put_back(self, endpoint: Endpoint) -> None:
+        """Note that a call was not sent, since the connection has ended."""
+        with self._lock:
+            endpoint.outstanding -= 1
+            endpoint.handle = self.pinned  # whoever answers there the next time may be another
+            is_unused = endpoint.is_gone and endpoint.outstanding == 0
+        if is_unused:
+            endpoint.channel.close()
+
+    def _choose_ready(self, *, surely: bool) -> Endpoint | None:
+        with self._lock:
+            ready = [endpoint for endpoint in self._known.values() if endpoint.is_ready]
+            if self._is_stale or not ready:
+                return None
+            best = ready[0] if len(ready) == 1 else min(ready, key=self._rank)
+            if best.avoided_until > time.monotonic() or (surely and _is_quiet(best)):
+                return None
+            self._lend(best)
+            is_old = self._resolved_at is None or time.monotonic() - self._resolved_at > REFRESH_S
+        if is_old:
+            self._refresh_beside()
+        return best
+
+    def take(self, deadline: float | None, *, surely: bool = False) -> Endpoint:
+        """The endpoint for a call: one that can be reached, after all of them have been tried if need be.
+
+        Args:
+            deadline: by when, as `time.monotonic` counts.
+            surely: find out first whether it is still there, if it has not been heard of lately.
+
+        Raises:
+            NamingError: the name leads to nobody.
+            UnreachableError: nobody of those who have the name can be reached.
+            AuthenticationError: those who can be reached do not know our secret.
+            DeadlineError: the time was up before.
+        """
+        if (ready := self.take_ready(surely=surely)) is not None:
+            return ready
+        was_fresh = self._is_stale
+        if was_fresh:
+            self._resolve()
+        try:
+            return self._take_reachable(deadline, surely)
+        except DeadlineError:
+            raise
+        except ControlError:
+            if was_fresh:
+                raise
+            self._resolve()
+            return self._take_reachable(deadline, surely)
+
+    def keep(self, endpoint: Endpoint) -> None:
+        """Take an endpoint for another call, though not of this one's making: `give_back` ends that, too."""
+        with self._lock:
+            self._lend(endpoint)
+
+    def give_back(self, endpoint: Endpoint, *, is_out_of_reach: bool = False) -> None:
+        """Note that a call is over, and that nobody could be reached there if that is so."""
+        with self._lock:
+            endpoint.outstanding -= 1
+            if is_out_of_reach:
+                self._is_stale = True
+                endpoint.avoided_until = time.monotonic() + _AVOIDED_S
+                endpoint.handle = self.pinned  # whoever answers there the next time may be another
+            else:
+                endpoint.answered_at = time.monotonic()
+            is_unused = endpoint.is_gone and endpoint.outstanding == 0
+        if is_unused:
+            endpoint.channel.close()
+
+    def expired(self, endpoint: Endpoint) -> None:
+        """Note that the actor of an endpoint's handle is gone."""
+        with self._lock:
+            if self.pinned is None:
+                endpoint.handle = None
+                self._is_stale = True
+
+    def close(self) -> None:
+        """Hang up."""
+        with self._lock:
+            self._is_closed = True
+            endpoints = list(self._known.values())
+        for endpoint in endpoints:
+            endpoint.channel.close()
+
+    def _rank(self, endpoint: Endpoint) -> tuple[bool, int, int]:
+        return endpoint.avoided_until > time.monotonic(), endpoint.outstanding, endpoint.used
+
+    def _lend(self, endpoint: Endpoint) -> None:
+        endpoint.outstanding += 1
+        endpoint.used = next(self._numbers)
+
+    def _take_reachable(self, deadline: float | None, surely: bool) -> Endpoint:
+        with self._lock:
+            candidates = sorted(self._known.values(), key=self._rank)
+        failure: ControlError | None = None
+        for endpoint in candidates:
+            try:
+                self._connect(endpoint, deadline, surely=surely)
+            except DeadlineError as error:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise DeadlineError(f"no connection to {self.name!r} in time: {failure or error}") from error
+                failure = failure or UnreachableError(str(error))
+            except ConnectionLostError as error:  # it was a question that was lost, and not the call
+                failure = failure or UnreachableError(str(error))
+            except ControlError as error:
+                failure = failure or error
+            else:
+                with self._lock:
+                    self._lend(endpoint)
+                return endpoint
+            endpoint.avoided_until = time.monotonic() + _AVOIDED_S
+        raise failure or NameNotFoundError(f"{self.name!r} leads to no server")
+
+    def _connect(self, endpoint: Endpoint, deadline: float | None, *, surely: bool = False) -> None:
+        """Have an endpoint be ready, and if it was, see whether it still is."""
+        timeout = CONNECT_TIMEOUT_S
+        if deadline is not None:
+            timeout = min(timeout, max(deadline - time.monotonic(), 0))
+        if self._is_closed:
+            raise UnreachableError(f"the client of {self.name!r} has been closed")
+        endpoint.channel.open(timeout)
+        if endpoint.handle is None or (surely and _is_quiet(endpoint)):
+            within = getattr(self._resolver, "namespace", None) or ""
+            query = Query(actor=endpoint.url.path, namespace="" if self.name.startswith("/") else within)
+            actors = endpoint.channel.list_actors(query, timeout)
+            endpoint.answered_at = time.monotonic()
+            if self.pinned is None and not actors:
+                raise NameNotFoundError(f"{endpoint.url.target} serves no actor {endpoint.url.path!r}, or not to us")
+            endpoint.handle = self.pinned or actors[0].handle
+
+    def _resolve(self) -> None:
+        """Ask where the name is now. Several threads may do so at a time."""
+        try:
+            urls = self._resolver.resolve(self.name)
+        except NamingError:
+            raise
+        except Exception as error:
+            raise ResolverError(f"the resolver failed at {self.name!r}: {type(error).__name__}: {error}") from error
+        found = [url for url in map(ServiceUrl.parse, urls) if url.scheme == ACTOR]
+        if not found:
+            words = f", only {', '.join(urls)}" if urls else ""
+            raise NameNotFoundError(f"{self.name!r} leads to no actor server{words}")
+        self._learn(found)
+
+    def _learn(self, urls: Sequence[ServiceUrl]) -> None:
+        grpc_poller.choose()
+        from skipper.control.rpc.wire.channel import ActorChannel
+
+        unused: list[Endpoint] = []
+        with self._lock:
+            named = {str(url): url for url in urls}
+            for text in self._known.keys() - named.keys():
+                gone = self._known.pop(text)
+                gone.is_gone = True
+                if gone.outstanding == 0:
+                    unused.append(gone)
+            for text, url in named.items():
+                if text not in self._known:
+                    channel = ActorChannel(url.target, self._secret, tls=self._tls, max_message_nbytes=self._max_nbytes)
+                    self._known[text] = Endpoint(url, channel, self.pinned)
+            self._is_stale = False
+            self._resolved_at = time.monotonic()
+            are_ready = all(endpoint.is_ready for endpoint in self._known.values())
+        for endpoint in unused:
+            endpoint.channel.close()
+        if len(urls) > 1 and not are_ready:
+            self._refresh_beside(resolve=False)
+
+    def _refresh_beside(self, *, resolve: bool = True) -> None:
+        """Find out on a thread of its own what has changed, and connect to those who are new."""
+        with self._lock:
+            if self._is_refreshing or self._is_closed:
+                return
+            self._is_refreshing = True
+        threading.Thread(target=self._refresh, args=(resolve,), name="rpc-refresh", daemon=True).start()
+
+    def _refresh(self, resolve: bool) -> None:
+        try:
+            if resolve:
+                self._resolve()
+            with self._lock:
+                endpoints = [endpoint for endpoint in self._known.values() if not endpoint.is_ready]
+            for endpoint in endpoints:
+                try:
+                    self._connect(endpoint, None)
+                except ControlError:
+                    endpoint.avoided_until = time.monotonic() + _AVOIDED_S
+        except ControlError as error:
+            _log.debug("what is known of %s stays as it is: %s", self.name, error)
+            with self._lock:
+                self._resolved_at = time.monotonic()
+        finally:
+            with self._lock:
+                self._is_refreshing = False
+
+
+def _is_quiet(endpoint: Endpoint) -> bool:
+    return time.monotonic() - endpoint.answered_at > QUIET_S

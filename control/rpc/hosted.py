@@ -1,0 +1,185 @@
+"""What an `ActorServer` serves: an object of a plain class, or a mesh of actors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.api.subscription import subscribe
+from skipper.control.model.endpoint_decorators import endpoint_options, is_idempotent
+from skipper.control.model.errors import NoSuchMethodError
+from skipper.control.rpc.concurrency_limit import LateError, Turnstile
+from skipper.control.rpc.scope import Scope, serving
+from skipper.control.rpc.wire.calls import MethodInfo
+
+if TYPE_CHECKING:
+    from skipper.control.api.views import ActorMesh
+
+_HANDLE_NBYTES = 12
+
+RunAsync = Callable[[Any, Scope], Any]
+"""Runs what an ``async`` method has returned to its end, within the bounds of the call."""
+
+
+class Hosted(ABC):
+    """An actor under a name.
+
+    Attributes:
+        name: as it was registered.
+        handle: of this very actor: whatever has the name later has another.
+        class_name: of the class, for people.
+    """
+
+    def __init__(self, name: str, class_name: str) -> None:
+        self.name = name
+        self.handle = secrets.token_hex(_HANDLE_NBYTES)
+        self.class_name = class_name
+
+    @abstractmethod
+    def methods(self) -> tuple[MethodInfo, ...]:
+        """The methods that can be called."""
+
+    @abstractmethod
+    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], scope: Scope) -> Any:
+        """Call a method, and wait in this thread for what it returns.
+
+        Raises:
+            NoSuchMethodError: there is none of this name.
+            BusyError: too many calls wait for their turn.
+            LateError: the time was up before it was called, or before it had ended.
+            Exception: whatever the method raises.
+        """
+
+
+class PlainActor(Hosted):
+    """An object of any class: its public methods, so many at a time, in the order in which calls came.
+
+    Args:
+        name: as it is registered.
+        instance: the object.
+        concurrency: calls at a time.
+        max_waiting: calls that may wait for their turn.
+        run_async: for methods that are ``async``.
+    """
+
+    def __init__(self, name: str, instance: object, *, concurrency: int, max_waiting: int, run_async: RunAsync) -> None:
+        super().__init__(name, type(instance).__qualname__)
+        self._instance = instance
+        self._turnstile = Turnstile(concurrency, max_waiting=max_waiting)
+        self._run_async = run_async
+        self._methods = public_methods(type(instance))
+
+    def methods(self) -> tuple[MethodInfo, ...]:
+        """The methods that can be called."""
+        return tuple(describe(name, method) for name, method in self._methods.items())
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], scope: Scope) -> Any:
+        """Call a method in its turn."""
+        if method not in self._methods:
+            raise NoSuchMethodError(f"{self.class_name} has no public method {method!r}")
+        self._turnstile.enter(scope.remaining_s())
+        try:
+            if scope.is_cancelled:
+                raise LateError
+            with serving(scope):
+                result = getattr(self._instance, method)(*args, **kwargs)
+                return self._run_async(result, scope) if inspect.isawaitable(result) else result
+        finally:
+            self._turnstile.leave()
+
+
+class MeshActor(Hosted):
+    """A mesh of actors: a call is a ``call_one`` where it is one actor, and a ``call`` where there are several.
+
+    Args:
+        name: as it is registered.
+        mesh: the mesh, or slice.
+
+    Attributes:
+        ended: ends with the mesh's first failure, or when all its actors have been stopped.
+    """
+
+    def __init__(self, name: str, mesh: ActorMesh[Any]) -> None:
+        super().__init__(name, mesh._interface.class_name)
+        self._mesh = mesh
+        self.ended = subscribe(mesh).recv()
+
+    def methods(self) -> tuple[MethodInfo, ...]:
+        """The endpoints of the actors."""
+        endpoints = self._mesh._interface.endpoints.values()
+        return tuple(MethodInfo(each.name, _signature(each.parameters), "", each.is_idempotent) for each in endpoints)
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], scope: Scope) -> Any:
+        """Call an endpoint and wait for all answers."""
+        if method not in self._mesh._interface.endpoints:
+            raise NoSuchMethodError(f"{self.class_name} has no endpoint {method!r}")
+        endpoint = getattr(self._mesh, method)
+        future = (endpoint.call_one if self._mesh.size == 1 else endpoint.call)(*args, **kwargs)
+        return future.get(scope.remaining_s())
+
+
+def public_methods(cls: Any) -> Mapping[str, Callable[..., Any]]:
+    """The methods of a class that can be called from elsewhere: those without a leading underscore."""
+    return _public_methods(cls)
+
+
+@functools.cache
+def _public_methods(cls: Any) -> Mapping[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
+    for name in dir(cls):
+        if not name.startswith("_"):
+            method = inspect.getattr_static(cls, name)
+            plain = method.__func__ if isinstance(method, staticmethod | classmethod) else method
+            if callable(plain) and not isinstance(plain, type):
+                found[name] = plain
+    return found
+
+
+def describe(name: str, method: Callable[..., Any]) -> MethodInfo:
+    """What callers in any language may want to know of a method."""
+    try:
+        signature = str(inspect.signature(method))
+    except (TypeError, ValueError):  # of a class that is not written in Python
+        signature = "(...)"
+    return MethodInfo(name, signature, inspect.getdoc(method) or "", is_idempotent(method))
+
+
+@functools.cache
+def checker(cls: Any, name: str) -> Callable[..., Any]:
+    """A function that raises `TypeError` for arguments which do not fit a method of ``cls``.
+
+    Raises:
+        AttributeError: there is no such method.
+    """
+    method = public_methods(cls).get(name)
+    if method is None:
+        raise AttributeError(f"{cls.__qualname__} has no public method {name!r}")
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        return lambda *args, **kwargs: None
+    options = endpoint_options(method)
+    hidden = 1 if not isinstance(inspect.getattr_static(cls, name), staticmethod) else 0
+    hidden += 1 if options is not None and options.explicit_response_port else 0
+    parameters = list(signature.parameters.values())
+    starred = [each for each in parameters[:hidden] if each.kind is each.VAR_POSITIONAL]
+    bind = signature.replace(parameters=starred + parameters[hidden:]).bind
+    if not any(each.kind in (each.KEYWORD_ONLY, each.VAR_KEYWORD) for each in parameters):
+        least = sum(each.default is each.empty and each.kind is not each.VAR_POSITIONAL for each in parameters[hidden:])
+        most = len(parameters) - hidden if not any(each.kind is each.VAR_POSITIONAL for each in parameters) else 1 << 30
+
+        def check(*args: Any, **kwargs: Any) -> None:
+            if kwargs or not least <= len(args) <= most:
+                bind(*args, **kwargs)
+
+        return check
+    return bind
+
+
+def _signature(parameters: tuple[tuple[str, int, bool], ...]) -> str:
+    listed = ", ".join(f"{name}=..." if has_default else name for name, _, has_default in parameters)
+    return f"(self, {listed})" if listed else "(self)"

@@ -1,0 +1,302 @@
+"""The controller's metadata service: who has which name, for as long as they are there to say so.
+
+It is an actor on an `ActorServer` like any other, called ``/metadata``: what proves callers, carries deadlines and
+speaks to other languages is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from skipper.control.api import namespaces
+from skipper.control.model.endpoint_decorators import idempotent
+from skipper.control.model.errors import ControlError, NameNotFoundError, ResolverError
+from skipper.control.rpc.actor_server import ActorServer
+from skipper.control.rpc.registry import MAX_LEASE_S, MIN_LEASE_S, Registry
+from skipper.control.rpc.resolver import FixedResolver
+from skipper.control.rpc.rpc_client import RpcClient, RpcOptions
+from skipper.control.rpc.urls import ACTOR, ServiceUrl, split_address
+from skipper.control.support.bounds import check_seconds
+from skipper.control.wire.tls import Tls
+
+_log = logging.getLogger("skipper.control")
+
+METADATA_VARIABLE = "SKIPPER_METADATA"
+"""Environment variable with the address, ``host:port``, of the metadata service."""
+
+LEASE_S = 10.0
+_NAME = "metadata"
+_TIMEOUT_S = 5.0
+_RETRIES = 3
+
+
+class Metadata:
+    """The actor. A lease is a text that whoever registers has chosen at random."""
+
+    def __init__(self) -> None:
+        self._registry = Registry()
+
+    @idempotent
+    def register(self, lease: str, name: str, url: str, lease_s: float) -> None:
+        """Take note that the service of an absolute name is at a URL, until the lease has not been renewed in time."""
+        if not namespaces.check_name(name).startswith("/"):
+            raise ValueError(f"names are registered as absolute ones, and {name!r} does not begin with a slash")
+        self._registry.register(lease, name, str(ServiceUrl.parse(url)), lease_s, time.monotonic())
+
+    @idempotent
+    def renew(self, leases: list[str]) -> list[str]:
+        """Have leases begin anew; those that are not known here (any more) are returned."""
+        return self._registry.renew(leases, time.monotonic())
+
+    @idempotent
+    def withdraw(self, lease: str) -> None:
+        """End a registration."""
+        self._registry.withdraw(lease)
+
+    @idempotent
+    def resolve(self, name: str) -> list[str]:
+        """The URLs of an absolute name, the latest registration first; none where nobody has it."""
+        return self._registry.resolve(name, time.monotonic())
+
+    @idempotent
+    def names(self, prefix: str = "/") -> dict[str, list[str]]:
+        """Names that begin with a prefix, with their URLs."""
+        return self._registry.names(prefix, time.monotonic())
+
+
+class MetadataServer(ActorServer):
+    """The metadata service; a context manager. Arguments are those of `ActorServer`, less those about names.
+
+    What is registered is in its memory alone. When it is restarted at the same address, whoever has registered does
+    so again by itself, within a third of the lease.
+
+    Args:
+        host: name or address to listen on.
+        port: to listen on; 0 takes a free one.
+        secret: that callers have to know; None: that of the user.
+        tls: to encrypt.
+        certs: as of `ActorServer`.
+        insecure: listen beyond the host without TLS.
+        allow_json: serve whoever comes without a proof. Whoever can reach it can then take names.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        secret: bytes | None = None,
+        tls: Tls | None = None,
+        certs: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        allow_json: bool = False,
+    ) -> None:
+        super().__init__(
+            host,
+            port,
+            namespace=namespaces.ROOT,
+            secret=secret,
+            tls=tls,
+            certs=certs,
+            insecure=insecure,
+            allow_json=allow_json,
+        )
+        self.register(_NAME, Metadata())
+
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment to find this service without an argument."""
+        return {METADATA_VARIABLE: self.address}
+
+
+class _MetadataClient:
+    """What the resolver and the mapping have in common."""
+
+    def __init__(
+        self, address: str | None, namespace: str | None, secret: bytes | None, tls: Tls | None, timeout: float
+    ) -> None:
+        address = address or os.environ.get(METADATA_VARIABLE)
+        if not address:
+            raise ValueError(f"where is the metadata service? Pass its host:port, or set {METADATA_VARIABLE}")
+        host, port = split_address(address)
+        self.namespace = namespaces.namespace() if namespace is None else namespaces.check_namespace(namespace)
+        self.address = address
+        self._client = RpcClient(
+            FixedResolver(str(ServiceUrl(ACTOR, host, port, _NAME))),
+            Metadata,
+            RpcOptions(timeout=timeout, retries=_RETRIES),
+            name=f"/{_NAME}",
+            secret=secret,
+            tls=tls,
+        )
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    def _failed(self, error: ControlError) -> ResolverError:
+        return ResolverError(f"the metadata service at {self.address} does not answer: {error}")
+
+
+class MetadataResolver(_MetadataClient):
+    """Asks the metadata service.
+
+    Args:
+        address: its ``host:port``; None: what the environment variable ``SKIPPER_METADATA`` says.
+        namespace: that names are meant in; None: that of `namespaces.namespace`.
+        secret: that it knows, too; None: that of the user.
+        tls: to encrypt.
+        timeout: seconds for an answer.
+
+    Raises:
+        ValueError: there is no address, or it is none.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        namespace: str | None = None,
+        secret: bytes | None = None,
+        tls: Tls | None = None,
+        timeout: float = _TIMEOUT_S,
+    ) -> None:
+        super().__init__(address, namespace, secret, tls, timeout)
+
+    def resolve(self, name: str) -> list[str]:
+        """The URLs of a name, the latest registration first.
+
+        Raises:
+            NameNotFoundError: (a `LookupError`) nobody has it.
+            ResolverError: the service does not answer.
+            ValueError: that is no name.
+        """
+        absolute = namespaces.absolute(name, self.namespace)
+        try:
+            urls: list[str] = self._client.resolve.sync(absolute)
+        except ControlError as error:
+            raise self._failed(error) from error
+        if not urls:
+            raise NameNotFoundError(f"nobody has registered {absolute!r} with the metadata service at {self.address}")
+        return urls
+
+    def names(self, prefix: str = "") -> dict[str, list[str]]:
+        """Absolute names that begin with ``prefix``, or all of the namespace, with their URLs.
+
+        Raises:
+            ResolverError: the service does not answer.
+        """
+        within = "/" if self.namespace == namespaces.ROOT else f"/{self.namespace}/"
+        try:
+            found: dict[str, list[str]] = self._client.names.sync(prefix or within)
+        except ControlError as error:
+            raise self._failed(error) from error
+        return found
+
+    def __repr__(self) -> str:
+        return f"MetadataResolver({self.address!r}, namespace={self.namespace!r})"
+
+
+class MetadataMapping(_MetadataClient):
+    """Registers names with the metadata service, and renews what it has registered; a context manager.
+
+    The registrations end within ``lease_s`` of the end of this process, however that comes, and so they do while it
+    stands still. It renews them on a thread of its own, every third of that time, and registers again whatever the
+    service has forgotten.
+
+    Args:
+        address: the service's ``host:port``; None: what the environment variable ``SKIPPER_METADATA`` says.
+        namespace: that names are meant in; None: that of `namespaces.namespace`.
+        secret: that the service knows, too; None: that of the user.
+        tls: to encrypt.
+        lease_s: from 0.1 to 3600.
+
+    Raises:
+        ValueError: there is no address, or it is none, or the lease is out of its range.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        namespace: str | None = None,
+        secret: bytes | None = None,
+        tls: Tls | None = None,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        super().__init__(address, namespace, secret, tls, _TIMEOUT_S)
+        if not MIN_LEASE_S <= check_seconds("lease_s", lease_s) <= MAX_LEASE_S:
+            raise ValueError(f"lease_s is from {MIN_LEASE_S:g} to {MAX_LEASE_S:g}, not {lease_s!r}")
+        self._lease_s = lease_s
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, str], str] = {}
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def register(self, name: str, target_url: str) -> None:
+        """Register a service, and keep it registered.
+
+        Raises:
+            ResolverError: the service does not answer, or does not take the name.
+            ValueError: that is no name.
+        """
+        key = (namespaces.absolute(name, self.namespace), target_url)
+        lease = secrets.token_hex(16)
+        try:
+            self._client.register.sync(lease, *key, self._lease_s)
+        except ControlError as error:
+            raise self._failed(error) from error
+        with self._lock:
+            self._held[key] = lease
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._renew_for_ever, name="name-leases", daemon=True)
+                self._thread.start()
+
+    def unregister(self, name: str, target_url: str) -> None:
+        """End a registration of this mapping, if there is one.
+
+        Raises:
+            ResolverError: the service does not answer; the registration ends with its lease.
+        """
+        with self._lock:
+            lease = self._held.pop((namespaces.absolute(name, self.namespace), target_url), None)
+        if lease is not None:
+            try:
+                self._client.withdraw.sync(lease)
+            except ControlError as error:
+                raise self._failed(error) from error
+
+    def close(self) -> None:
+        """Renew nothing any more: what is registered ends with its lease."""
+        self._closing.set()
+        super().close()
+
+    def __enter__(self) -> MetadataMapping:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _renew_for_ever(self) -> None:
+        while not self._closing.wait(self._lease_s / 3):
+            with self._lock:
+                held = dict(self._held)
+            try:
+                self._renew(held)
+            except ControlError as error:
+                _log.warning("the names at %s could not be renewed, for now: %s", self.address, error)
+
+    def _renew(self, held: dict[tuple[str, str], str]) -> None:
+        forgotten: Sequence[str] = self._client.renew.sync(list(held.values())) if held else ()
+        for key, lease in held.items():
+            with self._lock:
+                is_held = self._held.get(key) == lease
+            if lease in forgotten and is_held:
+                self._client.register.sync(lease, *key, self._lease_s)

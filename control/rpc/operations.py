@@ -1,0 +1,131 @@
+"""Calls that take long: started, asked for as often as one likes, cancelled. The server's side of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from skipper.control.rpc.scope import Scope
+from skipper.control.rpc.wire.calls import Answer, Call, Code, Failure, OperationQuery, OperationState, Start
+
+MAX_RUNNING = 64
+MAX_KEPT = 1024
+KEPT_S = 600.0
+"""For so long after its end an operation can be asked for."""
+
+MAX_WAIT_S = 20.0
+"""A question is answered after this long at the latest, however long it wants to wait for the end."""
+
+_MARGIN_S = 0.05
+"""An answer that is to be there before its deadline leaves this much earlier."""
+
+
+class Operations:
+    """The operations of a server; for any number of threads.
+
+    Args:
+        run: what calls a method, and waits for its end.
+        clock: seconds, rising.
+    """
+
+    def __init__(self, run: Callable[[Call, Scope], Answer], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run = run
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._operations: dict[str, _Operation] = {}
+        self._running = 0
+
+    def start(self, start: Start) -> OperationState:
+        """Start an operation, unless there is one with this id."""
+        with self._lock:
+            self._sweep(MAX_KEPT - 1)
+            operation = self._operations.get(start.id)
+            if operation is not None:
+                return operation.state()
+            if self._running >= MAX_RUNNING or len(self._operations) >= MAX_KEPT:
+                words = f"there are {self._running} operations already that have not come to an end"
+                return OperationState(start.id, failure=Failure(Code.BUSY, words))
+            operation = self._operations[start.id] = _Operation(start.id)
+            self._running += 1
+        threading.Thread(target=self._work, args=(operation, start.call), name="operation", daemon=True).start()
+        return operation.state()
+
+    def poll(self, query: OperationQuery, remaining_s: float | None) -> OperationState:
+        """Where an operation is, once it has ended or the wait is over."""
+        operation = self._find(query.id)
+        if operation is None:
+            return _unknown(query.id)
+        left = MAX_WAIT_S if remaining_s is None else max(remaining_s - _MARGIN_S, 0)
+        wait_s = query.wait_s if query.wait_s > 0 else 0.0  # NaN is not above it either
+        operation.ended.wait(min(wait_s, left, MAX_WAIT_S))
+        return operation.state()
+
+    def cancel(self, query: OperationQuery) -> OperationState:
+        """Cancel an operation, unless it has ended."""
+        operation = self._find(query.id)
+        if operation is None:
+            return _unknown(query.id)
+        operation.end(Answer(failure=Failure(Code.CANCELLED, "the operation was cancelled")), self._clock())
+        operation.scope.cancel()
+        return operation.state()
+
+    def cancel_all(self) -> None:
+        """Cancel whatever runs."""
+        with self._lock:
+            operations = list(self._operations.values())
+        for operation in operations:
+            self.cancel(OperationQuery(operation.id))
+
+    def _find(self, operation_id: str) -> _Operation | None:
+        with self._lock:
+            self._sweep(MAX_KEPT)
+            return self._operations.get(operation_id)
+
+    def _work(self, operation: _Operation, call: Call) -> None:
+        try:
+            operation.end(self._run(call, operation.scope), self._clock())
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def _sweep(self, most: int) -> None:
+        """Forget what ended long ago; where there are more than ``most``, what ended first."""
+        now = self._clock()
+        ended = {key: at for key, each in self._operations.items() if (at := each.ended_at) is not None}
+        surplus = len(self._operations) - most
+        for key in sorted(ended, key=lambda key: ended[key]):
+            if surplus <= 0 and now - ended[key] < KEPT_S:
+                break
+            del self._operations[key]
+            surplus -= 1
+
+
+class _Operation:
+    """One of them."""
+
+    def __init__(self, operation_id: str) -> None:
+        self.id = operation_id
+        self.scope = Scope()
+        self.ended = threading.Event()
+        self.ended_at: float | None = None
+        self._lock = threading.Lock()
+        self._answer: Answer | None = None
+
+    def end(self, answer: Answer, now: float) -> None:
+        """Note how it ended, unless it has."""
+        with self._lock:
+            if self._answer is not None:
+                return
+            self._answer = answer
+            self.ended_at = now
+        self.ended.set()
+
+    def state(self) -> OperationState:
+        """Where it is."""
+        return OperationState(self.id, self._answer)
+
+
+def _unknown(operation_id: str) -> OperationState:
+    words = "this server knows no such operation: it was restarted, or nobody has asked for too long"
+    return OperationState(operation_id, failure=Failure(Code.NO_SUCH_OPERATION, words))

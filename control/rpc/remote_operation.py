@@ -1,0 +1,149 @@
+"""`RemoteOperation`: a call that runs on its server for as long as it takes."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast
+
+from skipper.control.model.errors import ControlError, DeadlineError
+from skipper.control.model.future import Future
+from skipper.control.rpc.attempts import Attempts
+from skipper.control.rpc.encoding import error_of, open_answer
+from skipper.control.rpc.endpoints import Endpoint, Endpoints
+from skipper.control.rpc.retry import may_retry, wait_s
+from skipper.control.rpc.wire.calls import Answer, Call, OperationQuery, OperationState, Start
+from skipper.control.support.bounds import check_optional_seconds, check_seconds
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+_WAIT_S = 10.0
+"""The server answers a question for the end after this long at the latest."""
+
+_ANSWER_WITHIN_S = 15.0
+
+
+class RemoteOperation(Generic[R]):
+    """A call that runs on its server. It goes on if nobody asks for it, until `cancel`.
+
+    The server keeps the result for ten minutes; then, and when it is restarted, `OperationNotFoundError` is raised.
+
+    Attributes:
+        id: of the operation.
+    """
+
+    def __init__(self, operation_id: str, endpoints: Endpoints, endpoint: Endpoint, method: str, retries: int) -> None:
+        self.id = operation_id
+        self._endpoint = endpoint
+        self._actor = endpoints.name
+        self._method = method
+        self._retries = retries
+        endpoints.keep(endpoint)
+        weakref.finalize(self, endpoints.give_back, endpoint)
+
+    def poll(self, *, wait_s: float = 0.0) -> Future[bool]:
+        """Whether it has ended; the answer comes when it has, or after ``wait_s`` seconds, 20 at the longest.
+
+        Raises, as a future: OperationNotFoundError, or what a call raises that cannot be delivered.
+        """
+        seconds = check_seconds("wait_s", wait_s)
+        return beside(lambda: self._ask(self._endpoint.channel.poll, seconds).answer is not None)
+
+    def result(self, *, timeout: float | None = None) -> Future[R]:
+        """What the method returns, once it has; as a future, which raises what a call raises.
+
+        Args:
+            timeout: seconds; the operation goes on even if they pass.
+        """
+        seconds = check_optional_seconds("timeout", timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        return beside(lambda: self._wait(deadline))
+
+    def cancel(self) -> Future[bool]:
+        """Have it end: an ``async`` method is cancelled, any other finds out by `control.rpc.is_cancelled`.
+
+        Returns:
+            A future: whether it was cancelled; False where it had ended by itself.
+        """
+
+        def cancel() -> bool:
+            had_ended = self._ask(self._endpoint.channel.poll, 0).answer is not None
+            self._ask(self._endpoint.channel.cancel, 0)
+            return not had_ended
+
+        return beside(cancel)
+
+    def _wait(self, deadline: float | None) -> R:
+        failed = 0
+        while True:
+            left = _WAIT_S if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise DeadlineError(f"{self._actor}.{self._method} has not ended in time, and goes on")
+            try:
+                state = self._ask(self._endpoint.channel.poll, min(left, _WAIT_S))
+            except ControlError as error:
+                failed += 1
+                if failed > self._retries or not may_retry(error, is_idempotent=True):
+                    raise
+                time.sleep(wait_s(failed))
+            else:
+                failed = 0
+                if state.answer is not None:
+                    return cast(R, open_answer(state.answer, actor=self._actor, method=self._method))
+
+    def _ask(self, ask: Callable[[OperationQuery, float], OperationState], wait: float) -> OperationState:
+        state = ask(OperationQuery(self.id, wait), wait + _ANSWER_WITHIN_S)
+        if state.failure is not None:
+            raise error_of(state.failure, actor=self._actor, method=self._method)
+        return state
+
+    def __repr__(self) -> str:
+        return f"<RemoteOperation {self._actor}.{self._method} {self.id}>"
+
+
+def start_operation(attempts: Attempts, retries: int) -> Future[RemoteOperation[Any]]:
+    """Start a call as an operation, on a thread of its own."""
+    operation_id = secrets.token_hex(16)
+    taken: list[RemoteOperation[Any]] = []
+
+    def send(endpoint: Endpoint, call: Call, timeout: float | None) -> Answer:
+        state = endpoint.channel.start(Start(operation_id, call), timeout)
+        if state.failure is not None:
+            return Answer(failure=state.failure)
+        taken.append(RemoteOperation(operation_id, attempts.endpoints, endpoint, attempts.method, retries))
+        return Answer()
+
+    def start() -> RemoteOperation[Any]:
+        outcome = attempts.run(send)
+        if isinstance(outcome, ControlError):
+            raise outcome
+        if outcome.failure is not None:
+            raise error_of(outcome.failure, actor=attempts.endpoints.name, method=attempts.method)
+        return taken[0]
+
+    return beside(start)
+
+
+def beside(work: Callable[[], T]) -> Future[T]:
+    """A future of what a function returns that runs on a thread of its own."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001  (it is raised by whoever waits)
+            failure = error
+
+            def fail() -> T:
+                raise failure
+
+            future._settle(fail)
+        else:
+            future._settle(lambda: result)
+
+    threading.Thread(target=run, name="rpc-beside", daemon=True).start()
+    return future

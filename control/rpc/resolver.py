@@ -1,0 +1,120 @@
+"""`Resolver`: from the name of a service to where it is. And the two smallest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from skipper.control.model.errors import NameNotFoundError, NamingError
+from skipper.control.rpc.urls import ServiceUrl
+
+
+@runtime_checkable
+class Resolver(Protocol):
+    """Finds services by name; for any number of threads. Users write their own.
+
+    One that means names in a namespace tells it by an attribute ``namespace``: servers of another namespace that have
+    come to live at an address of this one then refuse to be taken for what was there.
+    """
+
+    def resolve(self, name: str) -> list[str]:
+        """The URLs of all servers that provide the service ``name``.
+
+        Raises:
+            NameNotFoundError: (a `LookupError`) nobody provides it.
+            ResolverError: it cannot be found out at the moment.
+        """
+
+
+@runtime_checkable
+class NameMapping(Protocol):
+    """Takes note of where services are, so that resolvers can tell. Users write their own.
+
+    One that has a method ``unregister(name, target_url)`` is told of the end, too.
+    """
+
+    def register(self, name: str, target_url: str) -> object:
+        """Take note that the service ``name`` is at ``target_url`` from now on; what it returns is ignored."""
+
+
+class FixedResolver:
+    """Addresses that are known beforehand.
+
+    Args:
+        *urls: URLs of the one service there is, whatever its name; or one mapping from names to URLs.
+
+    Raises:
+        ServiceUrlError: (a `ValueError`) that is no URL of a service.
+        ValueError: there is no URL.
+    """
+
+    def __init__(self, *urls: str | Mapping[str, Sequence[str] | str]) -> None:
+        self._by_name: dict[str, list[str]] | None = None
+        self._urls: list[str] = []
+        if len(urls) == 1 and isinstance(urls[0], Mapping):
+            self._by_name = {name: [one] if isinstance(one, str) else list(one) for name, one in urls[0].items()}
+            listed = [url for several in self._by_name.values() for url in several]
+        else:
+            listed = self._urls = [url for url in urls if isinstance(url, str)]
+            if len(listed) != len(urls):
+                raise TypeError("FixedResolver takes URLs, or one mapping from names to URLs")
+        if not listed:
+            raise ValueError("FixedResolver needs a URL")
+        for url in listed:
+            ServiceUrl.parse(url)
+
+    def resolve(self, name: str) -> list[str]:
+        """The addresses, as they were given; raises as `Resolver.resolve` says."""
+        if self._by_name is None:
+            return list(self._urls)
+        if not (urls := self._by_name.get(name)):
+            raise NameNotFoundError(f"there is no {name!r} among {', '.join(sorted(self._by_name)) or 'no names'}")
+        return list(urls)
+
+    def __repr__(self) -> str:
+        return f"FixedResolver({self._by_name if self._by_name is not None else ', '.join(self._urls)})"
+
+
+class ChainResolver:
+    """Asks one resolver after another; the first one that knows the name answers.
+
+    Args:
+        *resolvers: in the order in which they are asked.
+
+    Raises:
+        ValueError: there is none.
+    """
+
+    def __init__(self, *resolvers: Resolver) -> None:
+        if not resolvers:
+            raise ValueError("a chain needs a resolver")
+        self._resolvers = resolvers
+
+    @property
+    def namespace(self) -> str | None:
+        """That of its resolvers, where all that have one agree."""
+        found = {within for each in self._resolvers if (within := getattr(each, "namespace", None)) is not None}
+        return found.pop() if len(found) == 1 else None
+
+    def resolve(self, name: str) -> list[str]:
+        """What the first one says that knows it.
+
+        Raises:
+            NameNotFoundError: (a `LookupError`) none of them knows it.
+            ResolverError: none of them knows it, and one could not find out: its error.
+        """
+        failure: NamingError | None = None
+        for resolver in self._resolvers:
+            try:
+                if urls := resolver.resolve(name):
+                    return urls
+            except NameNotFoundError:
+                continue
+            except NamingError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        raise NameNotFoundError(f"no resolver of the chain knows {name!r}")
+
+    def __repr__(self) -> str:
+        return f"ChainResolver({', '.join(map(repr, self._resolvers))})"

@@ -1,0 +1,225 @@
+"""`RpcClient`: calls the methods of an actor by its name, wherever that is at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from skipper.control.model.endpoint_decorators import is_idempotent
+from skipper.control.model.errors import ControlError
+from skipper.control.model.future import Future
+from skipper.control.rpc.attempts import Attempts, Outcome
+from skipper.control.rpc.encoding import encode_arguments, open_answer
+from skipper.control.rpc.endpoints import Endpoints
+from skipper.control.rpc.handles import ActorHandle
+from skipper.control.rpc.hosted import checker, public_methods
+from skipper.control.rpc.remote_operation import RemoteOperation, start_operation
+from skipper.control.rpc.resolver import Resolver
+from skipper.control.rpc.scope import deadline_after
+from skipper.control.rpc.user_secret import shared_secret
+from skipper.control.rpc.wire.calls import LARGEST_MESSAGE_NBYTES, MAX_MESSAGE_NBYTES
+from skipper.control.support.bounds import check_count, check_optional_seconds
+from skipper.control.wire.tls import Tls
+
+T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class RpcOptions:
+    """How calls are made.
+
+    Attributes:
+        timeout: seconds for a call, whatever happens on its way, retries included; None sets no bound. A call that is
+            made while another is served has no more than that one has left, in either case.
+        retries: how often a call may be made again after its first attempt. An attempt is one request that is sent to
+            a server, or a search that has found none to send it to. Only what was surely not delivered is sent again,
+            or what may run twice (`control.idempotent`).
+    """
+
+    timeout: float | None = None
+    retries: int = 0
+
+    def __post_init__(self) -> None:
+        seconds = check_optional_seconds("timeout", self.timeout)
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"timeout is a number of seconds above 0, or None, not {self.timeout!r}")
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+            raise ValueError(f"retries is an int, 0 or more, not {self.retries!r:.80}")
+
+    def copy(self) -> RpcOptions:
+        """The same options; since they cannot be changed, these."""
+        return self
+
+
+class RpcClient(Generic[T]):
+    """Calls an actor by name: ``await client.method(...)``, or ``client.method(...).get(timeout)`` in a thread.
+
+    Every public method of ``cls`` is there. Where a call goes is remembered; it is looked up again when the actor's
+    handle is not known there any more, when nobody answers, and every few seconds beside the calls. Where several
+    servers have the name, a call goes to the one with the fewest calls of this client outstanding. For any number of
+    threads and event loops; what `with_options` returns shares all of that.
+
+    Args:
+        resolver: who knows where the name is; or an `ActorHandle`, for a client of that very actor.
+        cls: the class of the actor, or one with the same methods. It is not sent.
+        options: how calls are made.
+        name: of the actor; None: the name of the class.
+        secret: what the server knows, too; None: that of the user (see `user_secret`).
+        tls: to encrypt; it has to be what the server has.
+        max_message_nbytes: of arguments, or of a result.
+
+    Raises:
+        ValueError: the secret is too short, or a number is out of its range.
+        UnsafeFileError: others could read the user's secret.
+    """
+
+    def __init__(
+        self,
+        resolver: Resolver,
+        cls: type[T],
+        options: RpcOptions | None = None,
+        *,
+        name: str | None = None,
+        secret: bytes | None = None,
+        tls: Tls | None = None,
+        max_message_nbytes: int = MAX_MESSAGE_NBYTES,
+    ) -> None:
+        self._cls = cls
+        self._options = options if options is not None else RpcOptions()
+        self._endpoints = Endpoints(
+            resolver,
+            name if name is not None else cls.__name__,
+            secret=shared_secret(secret),
+            tls=tls,
+            max_message_nbytes=check_count("max_message_nbytes", max_message_nbytes, 1, LARGEST_MESSAGE_NBYTES),
+            handle=resolver.handle if isinstance(resolver, ActorHandle) else None,
+        )
+
+    def with_options(self, **kwargs: Any) -> RpcClient[T]:
+        """The same client with other options: ``client.with_options(timeout=3, retries=2)``.
+
+        Raises:
+            TypeError: there is no such option, or the timeout is no number.
+            ValueError: it cannot have this value.
+        """
+        other = RpcClient.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._options = replace(self._options, **kwargs)
+        return other
+
+    def pin(self, *, timeout: float = 10.0) -> ActorHandle:
+        """The actor that a call would go to now, as itself and not as whatever has its name; waits in this thread.
+
+        Raises:
+            ControlError: there is none, as for a call.
+        """
+        endpoint = self._endpoints.take(deadline_after(timeout))
+        self._endpoints.give_back(endpoint)
+        return ActorHandle(str(endpoint.url), cast(str, endpoint.handle))
+
+    def close(self) -> None:
+        """Hang up; calls on their way end with an error. Also for those that `with_options` has returned."""
+        self._endpoints.close()
+
+    def __getattr__(self, name: str) -> RpcMethod[..., Any]:
+        if name.startswith("_") or name not in public_methods(self._cls):
+            raise AttributeError(f"{self._cls.__qualname__} has no public method {name!r}")
+        return RpcMethod(self, name, self._options, self._cls)
+
+    def __enter__(self) -> RpcClient[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<RpcClient of {self._endpoints.name!r}: {self._cls.__qualname__}>"
+
+
+class RpcMethod(Generic[P, R]):
+    """A method of an actor, as a client has it.
+
+    `RpcClient` makes them. By hand they are made for methods whose names the client itself has:
+    ``RpcMethod(client, "close", RpcOptions(), Cls)(...)``.
+
+    Args:
+        client: whose.
+        name: of the method.
+        options: how it is called.
+        cls: the class of the actor.
+
+    Raises:
+        AttributeError: there is no such method.
+    """
+
+    def __init__(self, client: RpcClient[Any], name: str, options: RpcOptions, cls: type) -> None:
+        self._endpoints = client._endpoints
+        self._name = name
+        self._options = options.copy()
+        self._check = checker(cls, name)
+        self._is_idempotent = is_idempotent(public_methods(cls)[name])
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call it. Nothing is waited for here: await what is returned, or ``get`` it.
+
+        Returns:
+            A future of what the method returns. Instead of that it may raise `ActorError` (the method raised),
+            `NamingError` (the name leads nowhere), `RpcError` (the call went wrong on its way; the class says whether
+            it may have run), `BackpressureError` (too much is going on there), `DeadlineError` (a `TimeoutError`),
+            `SupervisionError` (an actor of a mesh is dead) or `AuthenticationError`.
+
+        Raises:
+            TypeError: the arguments do not fit the method.
+            PayloadError: (a `TypeError`) they cannot be pickled.
+        """
+        attempts = self._attempts(args, kwargs)
+        future: Future[R] = Future()
+        attempts.begin(lambda outcome: future._settle(self._opener(outcome)))
+        return future
+
+    def sync(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call it and wait in this thread for the result: shorter than ``method(...).get()``, and takes less time.
+
+        Raises as the future of a call does.
+        """
+        return cast(R, self._open(self._attempts(args, kwargs).run()))
+
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> Future[RemoteOperation[R]]:
+        """Have it run on the server for as long as it takes, without a connection that waits for it.
+
+        Returns:
+            A future of the operation: it ends when the operation has been started, and raises as a call does.
+
+        Raises:
+            TypeError: the arguments do not fit the method.
+            PayloadError: (a `TypeError`) they cannot be pickled.
+        """
+        return start_operation(self._attempts(args, kwargs), self._options.retries)
+
+    def _attempts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempts:
+        self._check(*args, **kwargs)
+        return Attempts(
+            self._endpoints,
+            self._name,
+            encode_arguments(args, kwargs),
+            deadline=deadline_after(self._options.timeout),
+            retries=self._options.retries,
+            is_idempotent=self._is_idempotent,
+        )
+
+    def _opener(self, outcome: Outcome) -> Callable[[], R]:
+        return lambda: self._open(outcome)
+
+    def _open(self, outcome: Outcome) -> Any:
+        if isinstance(outcome, ControlError):
+            raise outcome
+        return open_answer(outcome, actor=self._endpoints.name, method=self._name)
+
+    def __repr__(self) -> str:
+        return f"<method {self._endpoints.name}.{self._name}>"

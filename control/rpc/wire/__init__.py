@@ -1,0 +1,1 @@
+"""Actor servers and their clients on gRPC: messages, sessions, listeners and channels."""

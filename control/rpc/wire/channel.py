@@ -1,0 +1,342 @@
+"""`ActorChannel`: a client's connection to one actor server. What gRPC says of failures is translated here."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from skipper.control.model.errors import (
+    AuthenticationError,
+    BackpressureError,
+    ConnectionLostError,
+    ControlError,
+    DeadlineError,
+    MessageTooLargeError,
+    ProtocolError,
+    UnreachableError,
+)
+from skipper.control.rpc.wire import messages
+from skipper.control.rpc.wire.calls import (
+    ActorInfo,
+    Answer,
+    Call,
+    Failure,
+    MethodInfo,
+    OperationQuery,
+    OperationState,
+    Query,
+    Start,
+)
+from skipper.control.rpc.wire.session import VERSION, BadAnswerError, ClientSession
+from skipper.control.support.daemon_threads import DaemonThreads
+from skipper.control.support.exception_text import in_seconds
+from skipper.control.wire import auth
+from skipper.control.wire.grpc_core import NO_COMPRESSION
+from skipper.control.wire.tcp_state import ConnectionWatch
+from skipper.control.wire.tls import Tls
+
+T = TypeVar("T")
+
+_MESSAGE_OVERHEAD_NBYTES = 64 << 10
+"""What a message has besides its payload, generously."""
+
+SILENCE_MS = 10_000
+"""A connection on which a call waits and the other side shows no sign of life for this long counts as lost."""
+
+_CONNECT_S = 5.0
+
+_UNDELIVERED = ("failed to connect to all addresses", "dns resolution failed", messages.STOPPING)
+"""How the details of UNAVAILABLE begin where nobody has looked at a request: no connection, or a server that ends.
+
+The first two are gRPC's words. With others a request counts as one that may have been delivered, to be safe."""
+
+_MOST_BESIDE = 16
+"""So many calls at a time that nobody waits for in a thread have one that does, and reads the answer by itself.
+
+For those beyond gRPC has one thread that reads all answers, which it begins anew whenever there were none on their way:
+good for many calls, and half as long again for one.
+"""
+_threads = DaemonThreads(_MOST_BESIDE, name="rpc-call")
+_beside = threading.Semaphore(_MOST_BESIDE)
+
+_TOO_LARGE = "message larger than max"
+
+
+class SessionEndedError(UnreachableError):
+    """The server knows our session no more, and has looked at nothing of the request: a new session may do better."""
+
+
+class ActorChannel:
+    """A connection to an actor server, which comes and goes as needed; for any number of threads.
+
+    Args:
+        target: host and port.
+        secret: what both sides know.
+        tls: to encrypt, and to know the server by its certificate; None speaks in the clear.
+        max_message_nbytes: of what is sent, or taken, in one message.
+    """
+
+    def __init__(self, target: str, secret: bytes, *, tls: Tls | None = None, max_message_nbytes: int) -> None:
+        self.target = target
+        self._secret = secret
+        self._max_nbytes = max_message_nbytes
+        limit = max_message_nbytes + _MESSAGE_OVERHEAD_NBYTES
+        self._tls = tls
+        self._options: list[tuple[str, object]] = [
+            ("grpc.max_receive_message_length", limit),
+            ("grpc.max_send_message_length", limit),
+            ("grpc.keepalive_time_ms", SILENCE_MS // 2),
+            ("grpc.keepalive_timeout_ms", SILENCE_MS),
+            ("grpc.http2.ping_timeout_ms", SILENCE_MS),  # of all others; a minute if it is not said
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", 20),
+            ("grpc.min_reconnect_backoff_ms", int(1000 * _CONNECT_S)),
+            ("grpc.max_reconnect_backoff_ms", 250),
+            *NO_COMPRESSION,
+        ]
+        if tls is not None and tls.server_name is not None:
+            self._options.append(("grpc.ssl_target_name_override", tls.server_name))
+        self._is_closed = False
+        self._connection = self._connect()
+        self._opening = threading.Lock()
+        self._session: ClientSession | None = None
+        self._watch: ConnectionWatch | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether both sides have proven themselves; the connection may have been lost since."""
+        return self._session is not None
+
+    def let_go_if_ended(self) -> bool:
+        """Whether the server has closed the connection since it was opened; then the channel is not open any more.
+
+        What is written to such a connection is lost, and gRPC does not look at it before.
+        """
+        session, watch = self._session, self._watch
+        if session is None or watch is None or not watch.has_hung_up():
+            return False
+        self._reconnect(session)
+        return True
+
+    def _connect(self) -> _Connection:
+        if self._tls is None:
+            return _Connection(grpc.insecure_channel(self.target, options=self._options))
+        credentials = grpc.ssl_channel_credentials(self._tls.authority, self._tls.key, self._tls.certificate)
+        return _Connection(grpc.secure_channel(self.target, credentials, options=self._options))
+
+    def open(self, timeout: float) -> None:
+        """Prove ourselves, and have the server do the same, unless that has been done.
+
+        Raises:
+            UnreachableError: nobody answers there, or nobody who speaks this protocol.
+            AuthenticationError: whoever answers does not know our secret.
+            DeadlineError: somebody else opens it and has not come to an end in time.
+        """
+        if not self._opening.acquire(timeout=max(timeout, 0)):
+            raise DeadlineError(f"no connection to {self.target} within {in_seconds(timeout)}")
+        try:
+            if self._session is None:
+                self._session = self._handshake(timeout)
+        finally:
+            self._opening.release()
+
+    def _handshake(self, timeout: float) -> ClientSession:
+        if self._is_closed:
+            raise self._closed()
+        nonce = auth.new_nonce()
+        watch = ConnectionWatch(self.target)
+        try:
+            answer = self._connection.rpc("OpenSession")(messages.encode_nonce(nonce, VERSION), timeout=timeout)
+            session = ClientSession(self._secret, nonce, *messages.decode_session(answer))
+        except grpc.RpcError as error:
+            self._connection = self._connect()
+            status, details = error.code(), error.details() or ""
+            if status is grpc.StatusCode.PERMISSION_DENIED:
+                raise AuthenticationError(f"{self.target}: {details}") from error
+            raise UnreachableError(f"no actor server answers at {self.target}: {status.name}: {details}") from error
+        except ProtocolError as error:
+            raise UnreachableError(f"no actor server answers at {self.target}: {error}") from error
+        except ValueError as error:
+            raise self._closed() from error
+        except BadAnswerError as error:
+            raise AuthenticationError(f"{self.target}: {error}") from error
+        watch.begin()
+        self._watch = watch
+        return session
+
+    def invoke(self, call: Call, timeout: float | None) -> Answer:
+        """Call a method and wait in this thread, at the longest for ``timeout`` seconds.
+
+        Raises:
+            RpcError: there is no answer; the class says whether the call may have run.
+            DeadlineError: there is none in time.
+            BackpressureError: the server has too many calls at the moment; it has not been delivered.
+        """
+        return self._ask("Invoke", messages.encode_call(call), messages.decode_answer, timeout)
+
+    def begin(self, call: Call, timeout: float | None, done: Callable[[Answer | ControlError], None]) -> None:
+        """`invoke` without the wait: ``done`` is told the answer, or the error, on a thread that must not be held up.
+
+        Raises:
+            SessionEndedError: the channel is not open.
+            MessageTooLargeError: the arguments are too large.
+        """
+        session = self._session
+        if session is None:
+            raise SessionEndedError(f"there is no session with {self.target}")
+        number, request = self._prove(session, b"Invoke", messages.encode_call(call))
+        rpc = self._connection.rpc("Invoke")
+
+        def conclude(result: Callable[[], bytes]) -> None:
+            try:
+                answer = messages.decode_answer(session.open(b"Invoke", number, result()))
+            except (grpc.RpcError, grpc.FutureCancelledError) as error:
+                done(self._translated(error, session, timeout))
+            except (BadAnswerError, ProtocolError) as error:
+                done(self._untrusted(session, error))
+            except ValueError:
+                done(self._closed())
+            else:
+                done(answer)
+
+        def wait_here() -> None:
+            try:
+                conclude(lambda: rpc(request, timeout=timeout))
+            finally:
+                _beside.release()
+
+        if _beside.acquire(blocking=False):
+            _threads.submit(wait_here)
+            return
+        try:
+            future = rpc.future(request, timeout=timeout)
+        except ValueError as error:
+            raise self._closed() from error
+        future.add_done_callback(lambda ended: conclude(lambda: ended.result(0)))
+
+    def list_actors(self, query: Query, timeout: float | None) -> tuple[ActorInfo, ...]:
+        """The server's actors; raises as `invoke` does."""
+        return self._ask("ListActors", messages.encode_actors_query(query), messages.decode_actors, timeout)
+
+    def list_methods(self, query: Query, timeout: float | None) -> tuple[MethodInfo, ...] | Failure:
+        """An actor's methods, or why they cannot be had; raises as `invoke` does."""
+        return self._ask("ListMethods", messages.encode_methods_query(query), messages.decode_methods, timeout)
+
+    def start(self, start: Start, timeout: float | None) -> OperationState:
+        """Start an operation; raises as `invoke` does."""
+        return self._ask("StartOperation", messages.encode_start(start), messages.decode_operation, timeout)
+
+    def poll(self, query: OperationQuery, timeout: float | None) -> OperationState:
+        """Ask for an operation; raises as `invoke` does."""
+        return self._ask("PollOperation", messages.encode_poll(query), messages.decode_operation, timeout)
+
+    def cancel(self, query: OperationQuery, timeout: float | None) -> OperationState:
+        """Cancel an operation; raises as `invoke` does."""
+        return self._ask("CancelOperation", messages.encode_cancel(query), messages.decode_operation, timeout)
+
+    def close(self) -> None:
+        """Hang up: calls on their way end with `ConnectionLostError`."""
+        self._is_closed = True
+        self._session = None
+        self._connection.channel.close()
+
+    def _ask(self, name: str, body: bytes, decode: Callable[[bytes], T], timeout: float | None) -> T:
+        end = None if timeout is None else time.monotonic() + timeout
+        for is_last in (False, True):
+            left = None if end is None else max(end - time.monotonic(), 0)
+            self.open(_CONNECT_S if left is None else min(left, _CONNECT_S))
+            session = self._session
+            if session is None:  # closed, or found to have ended by another thread
+                continue
+            number, request = self._prove(session, name.encode(), body)
+            try:
+                return decode(session.open(name.encode(), number, self._connection.rpc(name)(request, timeout=left)))
+            except grpc.RpcError as error:
+                translated = self._translated(error, session, timeout)
+                if is_last or not isinstance(translated, SessionEndedError):
+                    raise translated from error
+            except (BadAnswerError, ProtocolError) as error:
+                raise self._untrusted(session, error) from error
+            except ValueError as error:
+                raise self._closed() from error
+        raise SessionEndedError(f"{self.target} accepts no session of ours")
+
+    def _prove(self, session: ClientSession, name: bytes, body: bytes) -> tuple[int, bytes]:
+        if len(body) > self._max_nbytes:
+            raise MessageTooLargeError(
+                f"a request of {len(body)} bytes is larger than the {self._max_nbytes} that max_message_nbytes allows"
+            )
+        return session.prove(name, body)
+
+    def _translated(self, error: Any, session: ClientSession, timeout: float | None) -> ControlError:
+        """What gRPC's failure of a request means: the one place that knows its statuses."""
+        if isinstance(error, grpc.FutureCancelledError):
+            return ConnectionLostError(f"the connection to {self.target} was closed while a call was on its way")
+        code, details = error.code(), error.details() or ""
+        words = f"{self.target}: {code.name}: {details}"
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            bound = "the deadline" if timeout is None else in_seconds(timeout)
+            return DeadlineError(f"no answer from {self.target} within {bound}; the call may have run")
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            self._forget(session)
+            return SessionEndedError(words)
+        if code is grpc.StatusCode.PERMISSION_DENIED:
+            self._forget(session)
+            return AuthenticationError(f"{self.target}: {details}")
+        if code is grpc.StatusCode.UNAVAILABLE:
+            self._reconnect(session)
+        if code is grpc.StatusCode.UNAVAILABLE and details.lower().startswith(_UNDELIVERED):
+            return UnreachableError(words)
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
+            return MessageTooLargeError(words)
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return BackpressureError(words)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return UnreachableError(f"no actor server answers at {words}")
+        return ConnectionLostError(words)
+
+    def _closed(self) -> ControlError:
+        """What gRPC means by a `ValueError`: the channel was closed meanwhile."""
+        return UnreachableError(f"the connection to {self.target} has been closed")
+
+    def _untrusted(self, session: ClientSession, error: Exception) -> ControlError:
+        self._forget(session)
+        return ConnectionLostError(f"{self.target}: {error}")
+
+    def _forget(self, session: ClientSession) -> None:
+        if self._session is session:
+            self._session = None
+
+    def _reconnect(self, session: ClientSession) -> None:
+        """Have the next request begin with a fresh connection.
+
+        One that has failed tries again by itself, but only while some call waits for it, and calls do not: they fail
+        at once. The old one is not closed, since there may be calls on it; it goes with the last of them.
+        """
+        if self._session is not session:  # somebody else has seen to it, or is about to
+            return
+        with self._opening:
+            if self._session is session and not self._is_closed:
+                self._session = None
+                self._connection = self._connect()
+
+
+class _Connection:
+    """A channel of gRPC's, and its RPCs."""
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self._rpcs: dict[str, Any] = {}
+
+    def rpc(self, name: str) -> Any:
+        """The RPC of a name, on bytes."""
+        rpc = self._rpcs.get(name)
+        if rpc is None:
+            rpc = self._rpcs[name] = self.channel.unary_unary(f"/{messages.SERVICE}/{name}")
+        return rpc

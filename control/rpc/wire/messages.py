@@ -1,0 +1,243 @@
+"""The messages of the actor service from the dataclasses of `actor_calls`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from skipper.control.model.errors import ProtocolError
+from skipper.control.rpc.wire.calls import (
+    ActorInfo,
+    Answer,
+    Call,
+    Code,
+    Failure,
+    MethodInfo,
+    OperationQuery,
+    OperationState,
+    Query,
+    Start,
+)
+from skipper.control.wire._generated import actor_service_pb2 as pb
+
+FILE = pb.DESCRIPTOR
+"""The proto file."""
+
+SERVICE: str = pb.DESCRIPTOR.services_by_name["ActorService"].full_name
+
+STOPPING = "this actor server is stopping"
+"""How a server turns away, as UNAVAILABLE, what it has not looked at."""
+
+M = TypeVar("M", bound=Message)
+
+
+def encode_nonce(nonce: bytes, version: int) -> bytes:
+    """An OpenSessionRequest."""
+    return pb.OpenSessionRequest(version=version, nonce=nonce).SerializeToString()
+
+
+def decode_nonce(data: bytes) -> tuple[int, bytes]:
+    """Version and nonce of an OpenSessionRequest."""
+    message = _parse(pb.OpenSessionRequest(), data)
+    return message.version, message.nonce
+
+
+def encode_session(session: bytes, proof: bytes) -> bytes:
+    """An OpenSessionResponse."""
+    return pb.OpenSessionResponse(session=session, proof=proof).SerializeToString()
+
+
+def decode_session(data: bytes) -> tuple[bytes, bytes]:
+    """Session and proof of an OpenSessionResponse."""
+    message = _parse(pb.OpenSessionResponse(), data)
+    return message.session, message.proof
+
+
+def encode_call(call: Call) -> bytes:
+    """An ActorRequest."""
+    return _call(call).SerializeToString()
+
+
+def decode_call(data: bytes) -> Call:
+    """An ActorRequest."""
+    return _read_call(_parse(pb.ActorRequest(), data))
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """An ActorResponse."""
+    return _answer(answer).SerializeToString()
+
+
+def decode_answer(data: bytes) -> Answer:
+    """An ActorResponse."""
+    return _read_answer(_parse(pb.ActorResponse(), data))
+
+
+def encode_methods_query(query: Query) -> bytes:
+    """A ListMethodsRequest."""
+    return pb.ListMethodsRequest(actor_handle=query.handle, actor=query.actor).SerializeToString()
+
+
+def decode_methods_query(data: bytes) -> Query:
+    """A ListMethodsRequest."""
+    message = _parse(pb.ListMethodsRequest(), data)
+    return Query(handle=message.actor_handle, actor=message.actor)
+
+
+def encode_methods(methods: Iterable[MethodInfo] | Failure) -> bytes:
+    """A ListMethodsResponse."""
+    if isinstance(methods, Failure):
+        return pb.ListMethodsResponse(error=_failure(methods)).SerializeToString()
+    listed = [
+        pb.Method(name=method.name, signature=method.signature, doc=method.doc, idempotent=method.is_idempotent)
+        for method in methods
+    ]
+    return pb.ListMethodsResponse(methods=listed).SerializeToString()
+
+
+def decode_methods(data: bytes) -> tuple[MethodInfo, ...] | Failure:
+    """A ListMethodsResponse."""
+    message = _parse(pb.ListMethodsResponse(), data)
+    if message.HasField("error"):
+        return _read_failure(message.error)
+    return tuple(MethodInfo(each.name, each.signature, each.doc, each.idempotent) for each in message.methods)
+
+
+def encode_actors_query(query: Query) -> bytes:
+    """A ListActorsRequest."""
+    return pb.ListActorsRequest(actor=query.actor, namespace=query.namespace).SerializeToString()
+
+
+def decode_actors_query(data: bytes) -> Query:
+    """A ListActorsRequest."""
+    message = _parse(pb.ListActorsRequest(), data)
+    return Query(actor=message.actor, namespace=message.namespace)
+
+
+def encode_actors(actors: Iterable[ActorInfo]) -> bytes:
+    """A ListActorsResponse."""
+    listed = [pb.ActorInfo(name=each.name, actor_handle=each.handle, class_name=each.class_name) for each in actors]
+    return pb.ListActorsResponse(actors=listed).SerializeToString()
+
+
+def decode_actors(data: bytes) -> tuple[ActorInfo, ...]:
+    """A ListActorsResponse."""
+    message = _parse(pb.ListActorsResponse(), data)
+    return tuple(ActorInfo(each.name, each.actor_handle, each.class_name) for each in message.actors)
+
+
+def encode_start(start: Start) -> bytes:
+    """A StartOperationRequest."""
+    return pb.StartOperationRequest(id=start.id, request=_call(start.call)).SerializeToString()
+
+
+def decode_start(data: bytes) -> Start:
+    """A StartOperationRequest."""
+    message = _parse(pb.StartOperationRequest(), data)
+    return Start(message.id, _read_call(message.request))
+
+
+def encode_poll(query: OperationQuery) -> bytes:
+    """A PollOperationRequest."""
+    return pb.PollOperationRequest(id=query.id, wait_s=query.wait_s).SerializeToString()
+
+
+def decode_poll(data: bytes) -> OperationQuery:
+    """A PollOperationRequest."""
+    message = _parse(pb.PollOperationRequest(), data)
+    return OperationQuery(message.id, message.wait_s)
+
+
+def encode_cancel(query: OperationQuery) -> bytes:
+    """A CancelOperationRequest."""
+    return pb.CancelOperationRequest(id=query.id).SerializeToString()
+
+
+def decode_cancel(data: bytes) -> OperationQuery:
+    """A CancelOperationRequest."""
+    return OperationQuery(_parse(pb.CancelOperationRequest(), data).id)
+
+
+def encode_operation(state: OperationState) -> bytes:
+    """An Operation."""
+    message = pb.Operation(id=state.id, done=state.answer is not None)
+    if state.answer is not None:
+        message.response.CopyFrom(_answer(state.answer))
+    if state.failure is not None:
+        message.error.CopyFrom(_failure(state.failure))
+    return message.SerializeToString()
+
+
+def decode_operation(data: bytes) -> OperationState:
+    """An Operation."""
+    message = _parse(pb.Operation(), data)
+    return OperationState(
+        message.id,
+        _read_answer(message.response) if message.done else None,
+        _read_failure(message.error) if message.HasField("error") else None,
+    )
+
+
+def _call(call: Call) -> pb.ActorRequest:
+    args, *buffers = call.segments or (b"",)
+    return pb.ActorRequest(
+        actor_handle=call.handle,
+        method=call.method,
+        args=args,
+        encoding=pb.ENCODING_JSON if call.is_json else pb.ENCODING_PICKLE,
+        buffers=buffers,
+        actor=call.actor,
+    )
+
+
+def _read_call(message: pb.ActorRequest) -> Call:
+    return Call(
+        message.method,
+        (message.args, *message.buffers),
+        message.actor_handle,
+        message.actor,
+        message.encoding == pb.ENCODING_JSON,
+    )
+
+
+def _answer(answer: Answer) -> pb.ActorResponse:
+    if answer.failure is not None:
+        return pb.ActorResponse(error=_failure(answer.failure))
+    result, *buffers = answer.segments
+    return pb.ActorResponse(result=result, buffers=buffers)
+
+
+def _read_answer(message: pb.ActorResponse) -> Answer:
+    if message.HasField("error"):
+        return Answer(failure=_read_failure(message.error))
+    return Answer((message.result, *message.buffers))
+
+
+def _failure(failure: Failure) -> pb.Error:
+    cause, *buffers = failure.cause or (b"",)
+    return pb.Error(
+        code=pb.ErrorCode.Name(failure.code),
+        message=failure.message,
+        traceback=failure.traceback,
+        cause=cause,
+        cause_buffers=buffers,
+    )
+
+
+def _read_failure(message: pb.Error) -> Failure:
+    try:
+        code = Code(message.code)
+    except ValueError:  # of a later version
+        code = Code.UNSPECIFIED
+    cause = (message.cause, *message.cause_buffers) if message.cause else ()
+    return Failure(code, message.message, message.traceback, cause)
+
+
+def _parse(message: M, data: bytes) -> M:
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"{type(message).__name__} cannot be parsed: {error}") from error
+    return message

@@ -1,0 +1,571 @@
+"""`Cell`: one actor of this process, from its construction to its end, whatever kind of thread runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import traceback
+import weakref
+from collections import deque
+from time import monotonic as _now
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.model.actor import Actor, ActorInterface, interface_of
+from skipper.control.model.endpoint_decorators import WRAPPED
+from skipper.control.model.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
+from skipper.control.model.failure import FailureKind, MeshFailure
+from skipper.control.model.future import Future
+from skipper.control.model.shape import Point
+from skipper.control.runtime import tracing
+from skipper.control.runtime.context import ActorInstance, Context, current_context
+from skipper.control.runtime.interruption import is_of_users
+from skipper.control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequest
+from skipper.control.runtime.port import Port, ReplyAddress
+from skipper.control.runtime.replies import first_exception, pack_exception, refuse
+from skipper.control.runtime.stops import OWNED, Bound, Stage
+from skipper.control.support import forked
+from skipper.control.support.exception_text import describe, summarize
+from skipper.control.wire.envelope import Kind, Payload
+from skipper.control.wire.payload import pack, unpack
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.begin_log import BeginLog
+    from skipper.control.runtime.executor import Executor
+    from skipper.control.runtime.history import Event
+    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.supervision import OwnedMesh
+
+_log = logging.getLogger("skipper.control")
+
+_unpacking = threading.Lock()
+"""Held while a class is unpacked, which imports what it needs. Imports of two threads that need each other's modules,
+begun in different places, can end in an error of Python's import system where the modules import in a circle."""
+
+_ARGUMENTS = "the arguments"
+_RESULT = "the result"
+
+
+class CellEndedError(BaseException):
+    """Unwinds what a sync actor runs that has failed, or whose time to stop is up. Never leaves the runtime."""
+
+
+class Cell:
+    """One actor of this process.
+
+    The coroutines of this class run on the actor's own thread: an async actor's event loop runs them, a sync actor's
+    thread drives them through, since nothing in them waits then.
+    """
+
+    def __init__(
+        self, process: Process, request: SpawnRequest, rank: int, body: Payload, *, asked_for: bool = False
+    ) -> None:
+        self.process = process
+        self.uid = request.uid
+        self.name = request.name
+        self.rank = Point(rank, request.extent)
+        self.owner: OwnerRef | None = request.owner
+        self.ref = ActorRef(process.me, request.uid, request.name, self.rank)
+        self.actor_id = self.ref.actor_id
+        self.owned: dict[int, OwnedMesh] = {}
+        self.spawned: set[int] = set()
+        """Numbers of all meshes that it has ever owned."""
+        self.notices: dict[int, int] = {}
+        """Where it is told of broadcasts that were not delivered, by the number of the mesh."""
+        self.failure: MeshFailure | None = None
+        self.ready: Future[None] = Future()
+        """Ends when ``__init__`` has returned; in an error if it raised."""
+        self.ended: Future[None] = Future()
+        """Ends when the actor is gone and everything that it owned is, too."""
+        self.over: Future[MeshFailure | None] = Future()
+        """Ends when the actor has failed, in that failure; or when it has been stopped and is gone, in None."""
+        self.is_cut_off = False
+        """Whether nothing comes any more of what it handles: it has failed, or most of its time to stop has passed."""
+        self.bound: Bound | None = None
+        """By when it has to end, once that has begun."""
+        self.winds_up: Future[None] = Future()
+        """Ends when its last message is behind it and its cleanup begins."""
+        self.executor: Executor | None = None
+        self.begins: BeginLog | None = None
+        """Where it writes down what it begins to handle, if somebody wants to know that after its death."""
+        self.instance = ActorInstance(self, request.creator)
+        self.context = Context(self.instance, rank, request.extent)
+        """What `context` returns where no message is being handled."""
+        self.failures: deque[MeshFailure] = deque()
+        self._body: Payload = body
+        self._asked_for = asked_for
+        self._actor: Actor | None = None
+        self._interface: ActorInterface | None = None
+        self._current: Mail | None = None
+        self._begun_s = 0.0
+        self._born_s = _now()
+        self._step = ""
+        """What it does besides handling messages, since `_begun_s`: its construction, or a part of its end."""
+        self._refused: list[Mail] = []
+        """Unfinished messages that have been answered."""
+        self._cut_at = ""
+        """What it did when it was cut short."""
+        self._beside: list[tuple[Mail, float]] = []
+        """What concurrent endpoints are handling, beside the current message, and since when."""
+        self.handled = 0
+        """How many messages it has handled, with whatever outcome."""
+        self.errors = 0
+        """How many of them ended in an exception."""
+        self.last_error: Event | None = None
+        self._unanswered: weakref.WeakSet[Port[Any]] = weakref.WeakSet()
+
+    def deliver(self, mail: Mail) -> None:
+        """Queue a message; from any thread."""
+        assert self.executor is not None  # cells enter the table with their executor
+        self.executor.submit(mail)
+
+    def answer_dead(self, mail: Mail) -> None:
+        """Tell the sender of a message that it came too late."""
+        refuse(self.process, mail, self.end_reason(), self.failure)
+
+    def _answer_unfinished(self) -> None:
+        """Tell those who wait for messages that were delivered and will not be finished."""
+        for mail in (self._current, *(mail for mail, _ in self._beside)):
+            if mail is not None and not any(mail is told for told in self._refused):
+                self._refused.append(mail)
+                refuse(self.process, mail, self.end_reason(), self.failure, delivered=True)
+
+    def has_failed(self) -> bool:
+        """Whether the actor has ended in a failure; another thread may bring that about at any moment."""
+        return self.failure is not None
+
+    def end_reason(self) -> str:
+        """Why this actor answers no more."""
+        if self.failure is not None:
+            return f"actor {self.ref} has failed: {self.failure.headline()}"
+        return f"actor {self.ref} has been stopped" + (", and its time was up" if self.is_cut_off else "")
+
+    async def construct(self, *, is_async: bool) -> None:
+        """Make the actor object."""
+        body, self._body = self._body, ()
+        self._begin("__init__")
+        self.process.stops.watch_construction(self)
+        try:
+            with _unpacking:
+                cls, *given = unpack(body, "the class and the arguments of this actor")
+            self._interface = interface_of(cls)
+            with contextlib.ExitStack() as until_constructed:
+                args, kwargs = given if len(given) == 2 else until_constructed.enter_context(given[0]())
+                # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
+                self._actor = cls.__new__(cls, *args, **kwargs)
+                self._actor.__init__(*args, **kwargs)  # type: ignore[misc]
+                if forked.original:
+                    forked.leave()
+        except CellEndedError:
+            self._actor = None  # it failed for another reason while it was in __init__, or its time was up
+        except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)
+            if forked.original:
+                forked.leave(error)
+            self._actor = None  # half made: there is nothing to clean up
+            summary, trace = summarize(error), describe(error)
+            self._note_error("__init__", error)
+            if self._asked_for:
+                self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
+            self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace, error=error)
+            self.ready._settle(_raiser(ActorError(self.actor_id, "__init__", summary, trace, error)))
+        self.process.stops.constructed(self)
+        self._begin("")
+        if self._actor is not None and not self.is_cut_off:
+            self.ready._settle(lambda: None)
+        else:
+            self._refuse_ready()
+
+    def _refuse_ready(self) -> None:
+        """Tell those who wait for the construction, if they do not know yet."""
+        self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+
+    def give_up_construction(self, bound_s: float) -> None:
+        """Fail since ``__init__`` does not return. On the loop thread."""
+        if self.ready.done():
+            return
+        if self._asked_for:
+            self.owner = None
+        message = f"{self.label}: __init__ has not returned within {bound_s:g} s (init_timeout_s){self._where()}"
+        self.fail(FailureKind.CONSTRUCTION, message, self._stack())
+        self._refuse_ready()
+        self.process.stops.within(self, self.process.settings.stop_timeout_s, cut_now=True)
+
+    def never_begin(self, reason: str) -> None:
+        """End an actor that has no thread; from any thread."""
+        if self._asked_for:
+            self.owner = None  # somebody waits for `ready`
+        self.fail(FailureKind.ABORT, f"{self.label} could not be constructed: {reason}")
+        self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+        self.bury()
+
+    @property
+    def label(self) -> str:
+        """The actor as error messages name it."""
+        return f"actor {self.name}{self.rank!r} in {self.process.me.name}"
+
+    def is_concurrent(self, mail: Mail) -> bool:
+        """Whether messages behind this one need not wait for it."""
+        assert self._interface is not None  # messages are handled once the actor is constructed
+        spec = self._interface.endpoints.get(mail.envelope.method.removesuffix(WRAPPED))
+        return spec is not None and spec.concurrent
+
+    async def handle_beside(self, mail: Mail) -> None:
+        """Run one concurrent endpoint."""
+        if self.is_cut_off:
+            self.answer_dead(mail)
+            return
+        entry = (mail, _now())
+        self._beside.append(entry)
+        try:
+            if tracing.tracer is None:
+                await self._answer(mail)
+            else:
+                with tracing.tracer.serving(self, mail):
+                    await self._answer(mail)
+        finally:
+            self._beside.remove(entry)
+
+    async def handle(self, mail: Mail) -> None:
+        """Run one endpoint."""
+        if self.is_cut_off:
+            self.answer_dead(mail)
+            return
+        self._begun_s = _now()
+        self._current = mail
+        if tracing.tracer is None:
+            await self._answer(mail)
+        else:
+            with tracing.tracer.serving(self, mail):
+                await self._answer(mail)
+        if not self.is_cut_off:
+            self._current = None
+
+    async def _answer(self, mail: Mail) -> None:
+        envelope = mail.envelope
+        assert self._interface is not None  # messages are handled once the actor is constructed
+        assert self._actor is not None
+        if self.begins is not None:
+            self.begins.take(mail)
+        current_context.set(Context(self.instance, envelope.rank, envelope.extent))
+        port: Port[Any] | None = None
+        has_begun = False
+        try:
+            spec = self._interface.find(envelope.method)
+            if spec.is_wrapped:
+                with _unpacking:  # it brings code
+                    args, kwargs = unpack(envelope.payload, _ARGUMENTS)
+            else:
+                args, kwargs = unpack(envelope.payload, _ARGUMENTS)
+            method = getattr(self._actor, spec.name)
+            has_begun = True
+            if self.begins is not None:
+                self.begins.begin()
+            if spec.explicit_response_port:
+                number = envelope.reply_to if envelope.wants_reply else 0
+                port = Port(ReplyAddress(mail.sender, number, envelope.rank), True, owed=bool(number))
+                self._unanswered.add(port)
+                result = method(port, *args, **kwargs)
+            elif spec.is_wrapped:
+                result = args[0](method, *args[1:], **kwargs)
+            else:
+                result = method(*args, **kwargs)
+            if spec.is_async:
+                result = await result
+            if forked.original:
+                forked.leave()
+            if self.is_cut_off:
+                return  # its caller has been told, and an interruption may be on its way to this thread
+            if envelope.wants_reply and port is None:
+                self.process.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
+        except CellEndedError:
+            return
+        except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises is its caller's, or its actor's end)
+            if forked.original:
+                forked.leave(error)
+            if self.is_cut_off:
+                return
+            self._note_error(envelope.method, error)
+            consequence = _consequence(error, port, wants_reply=envelope.wants_reply)
+            if (consequence and has_begun) or not envelope.reply_to:
+                message = f"{self.label}: {envelope.method} raised {summarize(error)}, {consequence}"
+                self.fail(FailureKind.EXCEPTION, message, describe(error), error=error)
+            else:
+                packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
+                self.process.reply(mail, Kind.ERROR, packed)
+        self.handled += 1
+        if not self.is_cut_off:  # else it has been refused, which counts it too
+            self.process.flow.handled(mail)
+
+    def handling(self) -> list[tuple[str, float]]:
+        """The endpoints that it runs, each with the seconds since it was begun; from any thread."""
+        begun = [] if (current := self._current) is None else [(current, self._begun_s)]
+        return [(mail.envelope.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self._beside)]
+
+    def age_s(self) -> float:
+        """Seconds since it was spawned."""
+        return _now() - self._born_s
+
+    @property
+    def class_name(self) -> str:
+        """Of the actor; empty where it is not constructed yet."""
+        return self._interface.class_name if self._interface is not None else ""
+
+    def _note_error(self, method: str, error: BaseException) -> None:
+        self.errors += 1
+        if tracing.tracer is not None:
+            tracing.tracer.failed(error)
+        self.last_error = self.process.history.failed(f"{self.ref}.{method.removesuffix(WRAPPED)}", summarize(error))
+
+    async def supervise(self, *, is_async: bool) -> None:
+        """Attend to the failures of owned meshes."""
+        while self.failures and not self.is_cut_off:
+            failure = self.failures.popleft()
+            try:
+                handled = self._actor.__supervise__(failure) if self._actor is not None else False
+                if is_async and asyncio.iscoroutine(handled):
+                    handled = await handled
+                if forked.original:
+                    forked.leave()
+            except BaseException as error:  # noqa: BLE001  (raising is one way not to handle a failure)
+                if forked.original:
+                    forked.leave(error)
+                if not self.is_cut_off:
+                    message = f"{self.label}: __supervise__ raised {summarize(error)}"
+                    self.fail(FailureKind.EXCEPTION, message, describe(error), cause=failure, error=error)
+                return
+            if handled:
+                self.process.owners.handled(failure)
+            else:
+                self.fail(
+                    FailureKind.OWNED, f"{self.label} did not handle a failure of {failure.mesh_name!r}", cause=failure
+                )
+
+    def own(self, mesh: OwnedMesh) -> None:
+        """Take a mesh that this actor has just spawned."""
+        self.owned[mesh.uid] = mesh
+        self.spawned.add(mesh.uid)
+
+    def owned_failed(self, failure: MeshFailure) -> None:
+        """Take note of the failure of an owned mesh; from any thread."""
+        self.failures.append(failure)
+        assert self.executor is not None  # cells own nothing before they run
+        self.executor.wake()
+
+    def fail(
+        self,
+        kind: FailureKind,
+        message: str,
+        details: str = "",
+        cause: MeshFailure | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """End this actor in a failure, which goes to its owner; from any thread."""
+        exception = "" if error is None else first_exception(error)
+        failure = MeshFailure(self.name, self.actor_id, self.rank, kind, message, details, cause, exception=exception)
+        if not self.process.cells.end(self, failure):
+            return
+        self.process.owners.report(self.owner, failure)
+        self.over._settle(lambda: failure)
+        self.process.stops.within(self, self.process.settings.stop_timeout_s)
+        self.cut_off()
+
+    def cut_off(self) -> None:
+        """Have it handle nothing more, and what it does come to its end: those who wait are answered here and now.
+
+        From any thread: its own may be busy for long.
+        """
+        if self.is_cleanup_cut() or (self.failure is None and not (self._cut_at or self.winds_up.done())):
+            self._cut_at = self._doing()
+        self.is_cut_off = True
+        self._answer_unfinished()
+        if self.failure is None or self.failure.kind is not FailureKind.CONSTRUCTION:  # which is told with its error
+            self._refuse_ready()
+        assert self.executor is not None  # cells end once they run
+        self.executor.drain()
+        self.executor.unwind()
+
+    def orphan(self, reason: str) -> None:
+        """End this actor because its owner is gone; there is nobody to report to. From any thread."""
+        self.owner = None
+        self.fail(FailureKind.OWNED, f"{self.label}: {reason}")
+
+    def fail_by_itself(
+        self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
+    ) -> None:
+        """Fail for something that it has done itself; void where it has ended. From any thread."""
+        if self.process.cells.get(self.uid) is not None:
+            self.fail(kind, f"{self.label}: {message}", cause=cause, error=error)
+
+    def abort(self, reason: str) -> None:
+        """End this actor in a failure of its own choice."""
+        self.fail(FailureKind.ABORT, f"{self.label} aborted: {reason}")
+
+    def stop_itself(self) -> Future[None]:
+        """Stop in good order; from any thread."""
+        self.process.cells.stop(self.uid, self.process.settings.stop_timeout_s)
+        return self.ended
+
+    async def wind_up(self, *, is_async: bool) -> None:
+        """Everything after the last message: owned meshes first, then ``__cleanup__``."""
+        self.winds_up._settle(lambda: None)
+        reason = self.end_reason()
+        self._answer_unfinished()
+        for port in list(self._unanswered):
+            port._refuse(reason, self.failure)
+        outcome: Exception | None = None
+        if self._cut_at and self.failure is None:
+            outcome = StopTimeoutError(f"{self.label} was stopped and did not finish in time: {self._cut_at}")
+        self._begin("the stop of what it owns")
+        late = await self._stop_owned(is_async=is_async)
+        outcome = outcome or late
+        error: Exception | None = SupervisionError(reason, self.failure) if self.failure else None
+        self._begin("__cleanup__")
+        try:
+            await self._clean_up(error, is_async=is_async)
+        except BaseException as raised:  # noqa: BLE001  (goes to whoever asked for the stop)
+            if forked.original:
+                forked.leave(raised)
+            if self._is_unwound_by(raised):
+                message = f"{self.label} was stopped and did not clean up in time: {self._cut_at}"
+                _log.warning("%s", message)
+                outcome = outcome or StopTimeoutError(message, self.failure)
+            else:
+                _log.error("%s: __cleanup__ raised\n%s", self.label, describe(raised))
+                outcome = SupervisionError(f"{self.label}: __cleanup__ raised {summarize(raised)}", self.failure)
+        self._actor = None  # whatever it holds is let go of now
+        self.bury(outcome)
+
+    async def _clean_up(self, error: Exception | None, *, is_async: bool) -> None:
+        if self._actor is not None:
+            cleaned = self._actor.__cleanup__(error)
+            if is_async and asyncio.iscoroutine(cleaned):
+                await cleaned
+            if forked.original:
+                forked.leave()
+
+    def is_cleanup_cut(self) -> bool:
+        """Whether the time for its cleanup is up, too."""
+        return self.bound is not None and self.bound.stage is Stage.CLEANUP_CUT
+
+    def _is_unwound_by(self, error: BaseException) -> bool:
+        return self.is_cleanup_cut() and isinstance(error, CellEndedError | asyncio.CancelledError)
+
+    def bury(self, outcome: Exception | None = None) -> None:
+        """Leave a tombstone, and tell those who wait for the end."""
+        self.process.cells.forget(self)
+        self.process.stops.constructed(self)
+        for number in self.notices.values():
+            self.process.ports.close(number)
+        self.over._settle(lambda: self.failure)
+        self.ended._settle(_raiser(outcome) if outcome else (lambda: None))
+
+    def give_up(self) -> None:
+        """Bury it although its thread is still busy. On the loop thread."""
+        assert self.bound is not None  # that has just come
+        took_s = _now() - self.bound.began_s
+        message = (
+            f"{self.label} did not end within the {took_s:.3g} s that it had: {self._doing()}; "
+            "it is given up, and its thread goes on until its process ends"
+        )
+        _log.warning("%s\n%s", message, self._stack().rstrip())
+        self.cut_off()
+        self.bury(StopTimeoutError(message, self.failure))
+        for mesh in reversed(list(self.owned.values())):
+            with contextlib.suppress(ControlError):
+                mesh.stop()
+
+    # What it is doing, for messages
+
+    def _begin(self, step: str) -> None:
+        self._begun_s, self._step = _now(), step
+
+    def _doing(self) -> str:
+        doing = [(self._step, _now() - self._begun_s)] if self._step else self.handling()
+        what = ", ".join(f"{name} has been running for {for_s:.1f} s" for name, for_s in doing)
+        return (what or "it has just finished with a message") + self._where()
+
+    def _where(self) -> str:
+        """The line of its users' code at which it is."""
+        assert self.executor is not None  # it runs
+        stack = self.executor.stack()
+        if not stack:
+            return ""
+        at = next((frame for frame in reversed(stack) if is_of_users(frame)), stack[-1])
+        return f", at {at.filename}:{at.lineno} in {at.name}: {at.line}"
+
+    def _stack(self) -> str:
+        assert self.executor is not None  # it runs
+        return "".join(traceback.format_list(self.executor.stack()))
+
+    async def _stop_owned(self, *, is_async: bool) -> StopTimeoutError | None:
+        """Stop what it owns, the youngest first, and leave time for its own cleanup.
+
+        Returns:
+            The error of what was cut short there, or has not answered in time that it has ended; None without such.
+        """
+        assert self.bound is not None  # it ends
+        until_s = _now() + OWNED * self.bound.left_s()
+        meshes = list(self.owned.values())
+        ends: list[tuple[OwnedMesh, Future[None]]] = []
+        late: StopTimeoutError | None = None
+        try:
+            while meshes:
+                mesh, left_s = meshes.pop(), max(until_s - _now(), 0.0)
+                # One that does not end must not use up the time of the others.
+                with contextlib.suppress(ControlError, TimeoutError):
+                    ends.append((mesh, mesh.stop(left_s)))
+                    await _wait(ends[-1][1], left_s / (len(meshes) + 1), is_async=is_async)
+            for mesh, end in ends:
+                try:
+                    await _wait(end, until_s - _now(), is_async=is_async)
+                except (ControlError, TimeoutError) as error:
+                    _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, error)
+                    late = late or self._lateness(mesh, error)
+        except (CellEndedError, asyncio.CancelledError):
+            for mesh in meshes:
+                mesh.stop()
+        return late
+
+    def _lateness(self, mesh: OwnedMesh, error: Exception) -> StopTimeoutError | None:
+        """What the stop of an owned mesh ended in, if it took too long."""
+        if isinstance(error, StopTimeoutError):
+            return error
+        if not isinstance(error, TimeoutError):
+            return None
+        return StopTimeoutError(
+            f"{self.label} was stopped, and {mesh.name}, which it owns, did not answer in time that it has ended"
+        )
+
+
+async def _wait(end: Future[None], seconds: float, *, is_async: bool) -> None:
+    if end.done() or not is_async:
+        end.get(max(seconds, 0.0))
+    else:
+        async with asyncio.timeout(max(seconds, 0.0)):
+            await end
+
+
+CALLERS_OF_USERS = frozenset(
+    function.__code__ for function in (Cell.construct, Cell._answer, Cell._clean_up, Cell.supervise)
+)
+"""The functions that call code of users on the thread of an actor."""
+
+
+def _consequence(error: BaseException, port: Port[Any] | None, *, wants_reply: bool) -> str:
+    """Why an actor ends with what its endpoint raised; empty where that is an answer to the caller and no more.
+
+    A cancelled endpoint is no reason to end: something that it awaits was cancelled, which is its caller's error.
+    """
+    if not isinstance(error, Exception | asyncio.CancelledError):
+        return "which is no Exception and ends its actor"
+    if not wants_reply:
+        return "and nobody waited for its reply"
+    return "" if port is None else "before or after it has answered through its port"
+
+
+def _raiser(error: Exception) -> Any:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it

@@ -1,0 +1,343 @@
+"""`Branch`: one node of a tree, in the process of a receiver: what it passes down, what it answers, what goes back up.
+
+Locks: what comes down is dealt with under the lock of `Branches`, so that casts stay in order; replies and credit,
+which come from actors' threads and from the nodes below, under the branch's own, under which nothing is called but
+`Process.pass_on`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skipper.control.model.errors import ProtocolError
+from skipper.control.runtime.cast.messages import Answer, CastHeader, Opening, host_starts, pack_answers
+from skipper.control.runtime.cast.tree import Span
+from skipper.control.runtime.messages import Mail
+from skipper.control.wire.bulk import Incoming, Outgoing
+from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.process import Process
+
+_SHORTEST_HOLD_S = 0.005
+_LONGEST_HOLD_S = 0.1
+"""How long replies wait for others of the same subtree before they go up without them: as long again as they took to
+come, within these. What is slow everywhere goes up as few messages, and a slow rank holds nobody up for long."""
+
+_REPORT_MESSAGES = 64
+_REPORT_NBYTES = 4 << 20
+"""Credit goes up for this many casts, or bytes, at once; see `flow`."""
+
+_KEPT_MESSAGES = 1024
+_KEPT_NBYTES = 4 << 20
+"""Own replies that are kept until the caster is known to have them; what exceeds this goes straight."""
+
+HOME = "home"
+"""Says of replies that they are up with the caster: to a relay, the number of a port of the caster's means nothing."""
+
+_BUCKETS = 1024
+"""Casts of which it is remembered how many have replied; beyond that, the rest of an old cast waits for its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Where a message came from that has come down a tree."""
+
+    branch: Branch
+    number: int
+
+
+@dataclass(slots=True)
+class _Below:
+    """A node below: where it is, and up to which cast all of its subtree has handled what came."""
+
+    process: ProcessRef
+    rank: int
+    span: Span
+    done: int
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Replies to one cast that are gathered here."""
+
+    port: int
+    began_s: float
+    answers: list[Answer] = field(default_factory=list)
+    count: int = 0
+    is_timed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An own reply, where it goes, and its size."""
+
+    port: int
+    answer: Answer
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A cast that is to be delivered here once the caster's own link has brought a mark."""
+
+    number: int
+    need: int
+    behind: Sequence[tuple[int, int]]
+    envelope: Envelope
+
+
+class Branch:
+    """One node.
+
+    Args:
+        process: this one.
+        loop: for the time that replies wait.
+        opening: what it was told of the route.
+        parent: who told it, and passes on casts to it.
+    """
+
+    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop, opening: Opening, parent: ProcessRef) -> None:
+        self.number = opening.route
+        self.origin = opening.origin
+        self.rank = opening.nodes[0][0]
+        self.parent = parent
+        self.below: dict[str, _Below] = {}
+        for span in opening.span.below(opening.fanout, host_starts(opening.nodes, opening.span.first)):
+            rank, child = opening.nodes[span.first - opening.span.first]
+            self.below[child.id] = _Below(child, rank, span, opening.since)
+        self.received = opening.since
+        """The last cast that has come here."""
+        self.delivered = opening.since
+        """The last one that has been given to the actor."""
+        self.closes_at: int | None = None
+        """The cast behind which nothing more will come down, once that is known."""
+        self._process = process
+        self._loop = loop
+        self._span = opening.span
+        self._held: deque[_Held] = deque()
+        self._lock = threading.Lock()
+        self._size = len(opening.span)
+        self._buckets: OrderedDict[int, _Bucket] = OrderedDict()
+        self._came_s: OrderedDict[int, float] = OrderedDict()
+        """When casts came here that somebody may be asked to answer."""
+        self._kept: dict[int, _Kept] = {}
+        """Own replies that the caster may not have got: one can die with a node on its way up."""
+        self._kept_nbytes = 0
+        self._handled = opening.since
+        self._handled_ahead: set[int] = set()
+        self._nbytes = 0
+        self._own_done = opening.since
+        self._reported = opening.since
+
+    # Down
+
+    def take(self, envelope: Envelope, header: CastHeader) -> None:
+        """A cast has come: pass it on, and keep it until it may be delivered here.
+
+        Raises:
+            ProtocolError: one before it has not come.
+        """
+        if header.number <= self.received:
+            return  # it came by another way, too
+        if header.number != self.received + 1:
+            raise ProtocolError(f"cast {header.number} came where {self.received + 1} was to come")
+        self.received = header.number
+        with self._lock:
+            self._settle(header.settled)
+            if envelope.wants_reply and self.below:
+                self._came_s[header.number] = time.monotonic()
+                if len(self._came_s) > _BUCKETS:
+                    self._came_s.popitem(last=False)
+        content = envelope.payload[1:]
+        for node in self.below.values():
+            payload = (header.encode(node.span), *content)
+            self._process.pass_on(node.process, cast_envelope(envelope, payload))
+        own = Envelope(
+            Kind.CALL,
+            envelope.target,
+            content,
+            envelope.method,
+            envelope.reply_to,
+            self.rank,
+            envelope.extent,
+            envelope.trace,
+        )
+        here = self._span.first
+        behind = [cast[:2] for cast in header.behind if cast[2] <= here < cast[3]]
+        self._held.append(_Held(header.number, header.needs.get(here, 0), behind, own))
+
+    def deliver(self, mark: int, has_come: Callable[[int, int], bool]) -> bool:
+        """Give the actor what may be delivered; whether there was any.
+
+        Args:
+            mark: the last mark that the caster's own link has brought.
+            has_come: whether a cast of another route, by the numbers of both, has been delivered.
+        """
+        before = self.delivered
+        while (
+            self._held
+            and self._held[0].need <= mark
+            and all(has_come(route, number) for route, number in self._held[0].behind)
+        ):
+            held = self._held.popleft()
+            self.delivered = held.number
+            self._process.cells.deliver(Mail(self.origin, held.envelope, Cast(self, held.number)))
+        return self.delivered > before
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come down, and all that has come has been given to the actor."""
+        return self.closes_at is not None and self.delivered >= self.closes_at and not self._held
+
+    def reopen(self, opening: Opening, parent: ProcessRef) -> None:
+        """Take up a new parent, or find that a node above has one: what was on its way up may be lost."""
+        self.parent = parent
+        for node in self.below.values():
+            self._process.pass_on(node.process, tree_message("open", 0, 0, opening.part(node.span).encode()))
+        with self._lock:
+            for number, kept in self._kept.items():
+                self._send_up(number, kept.port, [kept.answer])
+            self._process.pass_on(self.parent, tree_message("done", self.number, self._reported))
+
+    def settle(self, number: int) -> None:
+        """Let go of replies that nobody waits for any more, up to that cast."""
+        with self._lock:
+            self._settle(number)
+
+    def drop(self, process_id: str) -> None:
+        """Pass nothing on any more to a node below that is gone, or that somebody else passes on to."""
+        with self._lock:
+            node = self.below.pop(process_id, None)
+            if node is not None:
+                self._size -= len(node.span)
+                self._report()
+
+    # Up
+
+    def reply(self, number: int, envelope: Envelope, kind: Kind, payload: Payload) -> bool:
+        """Answer a cast by way of the tree; False where that has to go straight. From any thread."""
+        if any(isinstance(segment, Outgoing | Incoming) for segment in payload):
+            return False
+        answer, nbytes = Answer(self.rank, kind, payload), sum(map(len, payload))
+        with self._lock:
+            if envelope.wants_reply:
+                if len(self._kept) >= _KEPT_MESSAGES or self._kept_nbytes + nbytes > _KEPT_NBYTES:
+                    return False  # straight, it need not be kept
+                self._kept[number] = _Kept(envelope.reply_to, answer, nbytes)
+                self._kept_nbytes += nbytes
+            self._gather(number, envelope.reply_to, [answer])
+        return True
+
+    def gather(self, port: int, number: int, answers: list[Answer]) -> None:
+        """Take replies that come from below; on any thread."""
+        with self._lock:
+            self._gather(number, port, answers)
+
+    def undelivered(self, process_id: str, envelope: Envelope, payload: Payload) -> None:
+        """Answer a broadcast for a node below that is gone, to which it was not even sent."""
+        node = self.below.get(process_id)
+        if node is not None:
+            number = CastHeader.decode(envelope.payload[0]).number
+            self.gather(envelope.reply_to, number, [Answer(node.rank, Kind.ERROR, payload)])
+
+    def flush(self) -> None:
+        """Send up whatever waits for others."""
+        with self._lock:
+            for number, bucket in self._buckets.items():
+                self._empty(number, bucket)
+
+    def handled(self, number: int, nbytes: int) -> None:
+        """Note that a cast has left the actor's mailbox; from any thread, in any order."""
+        with self._lock:
+            self._nbytes += nbytes
+            self._handled_ahead.add(number)
+            while self._handled + 1 in self._handled_ahead:
+                self._handled += 1
+                self._handled_ahead.discard(self._handled)
+            if self._handled - self._own_done >= _REPORT_MESSAGES or self._nbytes >= _REPORT_NBYTES:
+                self._nbytes = 0
+                self._own_done = self._handled
+                self._report()
+
+    def done(self, process_id: str, number: int) -> None:
+        """Note what the subtree of a node below has handled; on any thread."""
+        with self._lock:
+            node = self.below.get(process_id)
+            if node is not None and number > node.done:
+                node.done = number
+                self._report()
+
+    def _settle(self, number: int) -> None:
+        while self._kept and (oldest := next(iter(self._kept))) <= number:
+            self._kept_nbytes -= self._kept.pop(oldest).nbytes
+
+    def _report(self) -> None:
+        done = min([self._own_done, *(node.done for node in self.below.values())])
+        if done > self._reported:
+            self._reported = done
+            self._process.pass_on(self.parent, tree_message("done", self.number, done))
+
+    def _gather(self, number: int, port: int, answers: list[Answer]) -> None:
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            now = time.monotonic()
+            bucket = self._buckets[number] = _Bucket(port, self._came_s.pop(number, now))
+            if len(self._buckets) > _BUCKETS:
+                self._empty(*self._buckets.popitem(last=False))
+        bucket.answers += answers
+        bucket.count += len(answers)
+        if bucket.count >= self._size:
+            del self._buckets[number]
+            self._empty(number, bucket)
+        elif any(answer.kind is Kind.ERROR for answer in answers):
+            self._empty(number, bucket)
+        elif not bucket.is_timed:
+            bucket.is_timed = True
+            took_s = time.monotonic() - bucket.began_s
+            hold_s = min(max(took_s, _SHORTEST_HOLD_S), _LONGEST_HOLD_S)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+                self._loop.call_soon_threadsafe(self._loop.call_later, hold_s, self._time_is_up, number)
+
+    def _time_is_up(self, number: int) -> None:
+        with self._lock:
+            bucket = self._buckets.get(number)
+            if bucket is not None:
+                bucket.is_timed = False
+                self._empty(number, bucket)
+
+    def _empty(self, number: int, bucket: _Bucket) -> None:
+        answers, bucket.answers = bucket.answers, []
+        if answers:
+            self._send_up(number, bucket.port, answers)
+
+    def _send_up(self, number: int, port: int, answers: list[Answer]) -> None:
+        method = HOME if self.parent.id == self.origin.id else ""
+        self._process.pass_on(
+            self.parent, Envelope(Kind.GATHER, port, pack_answers(number, answers), method, reply_to=self.number)
+        )
+
+
+def cast_envelope(envelope: Envelope, payload: Payload) -> Envelope:
+    """A cast for one node: what the caster says to all, with that node's header."""
+    return Envelope(
+        Kind.CAST,
+        envelope.target,
+        payload,
+        envelope.method,
+        envelope.reply_to,
+        extent=envelope.extent,
+        trace=envelope.trace,
+    )
+
+
+def tree_message(method: str, route: int, number: int, content: bytes = b"") -> Envelope:
+    """What the nodes of a tree tell each other besides casts and replies."""
+    return Envelope(Kind.TREE, route, (content,) if content else (), method, number)

@@ -1,0 +1,219 @@
+"""`Route`: one tree as its caster keeps it: who is in it, what has been cast, and what is not known to be done."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from skipper.control.runtime.cast.messages import CastHeader, Node, Opening, host_starts
+from skipper.control.runtime.cast.relay import cast_envelope
+from skipper.control.runtime.cast.tree import Span, Tree
+from skipper.control.runtime.flow_control import Window
+from skipper.control.wire.envelope import Envelope, ProcessRef
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A cast that some rank may not have handled."""
+
+    number: int
+    envelope: Envelope
+    needs: Mapping[int, int]
+    behind: Sequence[tuple[int, int, int, int]]
+    nbytes: int
+
+
+class Route:
+    """The tree for the casts of one process to one mesh, or slice. Everything happens under the lock of `Trees`.
+
+    Args:
+        number: unique in the job.
+        caster: this process.
+        members: the processes of the mesh, in rank order.
+        nodes: those of them that the tree leads to.
+        fanout: of the tree.
+
+    Attributes:
+        heads: by position, the nodes that the caster sends to, and up to which cast their subtrees have handled all.
+        position: of each process in the tree.
+        gone: members that have died, or were dead from the beginning.
+        last: the number of the last cast.
+        told: by position, the last cast that messages which go straight were told to stay behind.
+        spoken_to: positions that have been sent something straight since the last cast.
+        window: for back-pressure, in casts.
+        is_closed: whether it has been given up.
+        is_settling: whether the receivers are going to be told which replies have arrived.
+    """
+
+    def __init__(
+        self, number: int, caster: ProcessRef, members: tuple[ProcessRef, ...], nodes: tuple[Node, ...], fanout: int
+    ) -> None:
+        self.number = number
+        self.members = members
+        self.nodes = nodes
+        self.tree = Tree(len(nodes), fanout, host_starts(nodes))
+        self.position = {process.id: position for position, (_, process) in enumerate(nodes)}
+        self.heads: dict[int, int] = {span.first: 0 for span in self.tree.heads}
+        self.gone: list[Node] = []
+        self.last = 0
+        self.told = [0] * len(nodes)
+        self.spoken_to: set[int] = set()
+        self.window = Window()
+        self.is_closed = False
+        self.is_settling = False
+        self._caster = caster
+        self._dead: set[int] = set()
+        self._sent: deque[_Sent] = deque()
+        self._done = 0
+        self._waited_for: deque[tuple[int, int]] = deque()
+        self._settled_told = 0
+        self._seen: dict[int, int] = {}
+        self._common: dict[int, list[Span]] = {}
+
+    def opening(self, span: Span) -> Opening:
+        """What the node at the top of a subtree is to be told first."""
+        nodes = self.nodes[span.first : span.end]
+        return Opening(self.number, self._caster, self.tree.fanout, span, self._done, nodes)
+
+    def cast(
+        self,
+        envelope: Envelope,
+        needs: Mapping[int, int],
+        others: Sequence[Route],
+        nbytes: int,
+        is_open: Callable[[int], bool],
+    ) -> None:
+        """Number a cast and remember it; `newest` is then what to send.
+
+        Args:
+            envelope: what is said to all.
+            needs: the mark that has to have come before it, by position.
+            others: all routes to the same mesh, and slices of it: what was cast there before stays before.
+            nbytes: its size.
+            is_open: whether a reply is waited for at a port.
+        """
+        self.last += 1
+        behind: list[tuple[int, int, int, int]] = []
+        for other in others:
+            if other is not self and other.last > self._seen.get(other.number, 0):
+                self._seen[other.number] = other.last
+                behind += [(other.number, other.last, span.first, span.end) for span in self._common_with(other)]
+        self._waited_for.append((self.last, envelope.reply_to if envelope.wants_reply else 0))
+        self._settled_told = self.settled(is_open)
+        self._sent.append(_Sent(self.last, envelope, needs, behind, nbytes))
+        if not self.heads:
+            self._trim()
+
+    def newest(self, span: Span) -> Envelope:
+        """The last cast, for a subtree."""
+        return self._for(self._sent[-1], span)
+
+    def unfinished(self, span: Span) -> list[Envelope]:
+        """All casts that the subtree may not have got."""
+        return [self._for(sent, span) for sent in self._sent]
+
+    def _for(self, sent: _Sent, span: Span) -> Envelope:
+        header = CastHeader(self.number, sent.number, self._settled_told, sent.needs, sent.behind)
+        return cast_envelope(sent.envelope, (header.encode(span), *sent.envelope.payload))
+
+    def _common_with(self, other: Route) -> list[Span]:
+        """The positions whose processes are in another route, too."""
+        common = self._common.get(other.number)
+        if common is None:
+            common = self._common[other.number] = []
+            for position, (_, process) in enumerate(self.nodes):
+                if process.id not in other.position:
+                    continue
+                if common and common[-1].end == position:
+                    common[-1] = Span(common[-1].first, position + 1)
+                else:
+                    common.append(Span(position, position + 1))
+        return common
+
+    def forget(self, other: Route) -> None:
+        """Let go of what is known of another route, which is given up."""
+        self._seen.pop(other.number, None)
+        self._common.pop(other.number, None)
+
+    def settled(self, is_open: Callable[[int], bool]) -> int:
+        """Up to which cast no reply is waited for any more; ``is_open`` tells whether one is at a port."""
+        while self._waited_for and not (self._waited_for[0][1] and is_open(self._waited_for[0][1])):
+            self._waited_for.popleft()
+        return self._waited_for[0][0] - 1 if self._waited_for else self.last
+
+    def news_of_settled(self, is_open: Callable[[int], bool]) -> int | None:
+        """That number where it has grown since it was told last."""
+        settled = self.settled(is_open)
+        if settled == self._settled_told:
+            return None
+        self._settled_told = settled
+        return settled
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are replies that have been waited for when that was looked at last."""
+        return bool(self._waited_for)
+
+    def done(self, process_id: str, number: int) -> None:
+        """Note that the subtree of a head has handled all casts up to a number."""
+        position = self.position.get(process_id)
+        if position is not None and number > self.heads.get(position, number):
+            self.heads[position] = number
+            self._trim()
+
+    def bury(self, process_id: str) -> tuple[ProcessRef | None, list[Span]]:
+        """Take a node out that is gone.
+
+        Returns:
+            Who has to be told to pass nothing on to it any more, and the subtrees that the caster sends to from now on.
+        """
+        position = self.position[process_id]
+        self._dead.add(position)
+        self.gone.append(self.nodes[position])
+        return self._parent(position), self._adopt_below(position)
+
+    def adopt(self, process_id: str) -> tuple[ProcessRef | None, list[Span]]:
+        """Send to a node that has lost its parent; returns as `bury` does."""
+        position = self.position.get(process_id)
+        if position is None or position in self.heads or position in self._dead:
+            return None, []
+        parent = self._parent(position)
+        self.heads[position] = self._done
+        return parent, [self.tree.span_at[position]]
+
+    def after_burial(self) -> None:
+        """See what is done, once everybody has been adopted."""
+        for position in self._dead & self.heads.keys():
+            del self.heads[position]
+        self._trim()
+
+    def close(self) -> None:
+        """Give it up; who waits for room in it is to look again."""
+        self.is_closed = True
+        self.window.leave(self.window.count, self.window.nbytes)
+
+    def _parent(self, position: int) -> ProcessRef | None:
+        parent = self.tree.parent_of[position]
+        if position in self.heads or parent is None or parent in self._dead:
+            return None
+        return self.nodes[parent][1]
+
+    def _adopt_below(self, position: int) -> list[Span]:
+        adopted = []
+        for span in self.tree.below(position):
+            if span.first in self._dead:
+                adopted += self._adopt_below(span.first)
+            elif span.first not in self.heads:
+                # What it has handled is not known; but no less than all have.
+                self.heads[span.first] = self._done
+                adopted.append(span)
+        return adopted
+
+    def _trim(self) -> None:
+        self._done = max(self._done, min(self.heads.values(), default=self.last))
+        count = nbytes = 0
+        while self._sent and self._sent[0].number <= self._done:
+            count, nbytes = count + 1, nbytes + self._sent.popleft().nbytes
+        if count:
+            self.window.leave(count, nbytes)

@@ -1,0 +1,300 @@
+"""`Trees`: casting to many down a tree of their own processes, and replies that come back up the same way.
+
+A cast to more than a few goes to some of the receivers, its heads; each passes it on to some more, and so on (see
+`control.runtime.cast.tree`). Replies go the same way back: a node waits for those of its subtree and sends them on as
+one message. Relays pass on bytes: they know where a message goes, and nothing of what it says. Every hop is a link like
+any other.
+
+**Order.** What one process sends to one actor arrives in the order of sending, whether it comes by a tree or straight:
+
+* Casts of one *route* (from one process to one mesh or slice) are numbered, and every hop keeps their order.
+* A message that goes straight and follows a cast is preceded by the note ``after``: route and number of that cast. The
+  receiver keeps what comes straight until it has seen the cast. The note is sent once for each cast that is followed.
+* A cast to a slice may follow one to the whole mesh, on another route: its header says so, and for which receivers.
+* A cast that follows something that went straight *needs* a ``mark``, which is sent behind that on the same link; the
+  cast's header says which of the receivers have to have met which mark. The others deliver it at once. A relay passes
+  a cast on before it waits for its own mark.
+* Marks, notes and numbers are given out under one lock, so no two can wait for each other. Replies wait for nothing.
+* A receiver that has sent something to the caster by itself (a call, a value to a port) answers straight from then on,
+  so that its replies stay behind that.
+
+**Deaths.** The caster has itself told of the death of every receiver. It then sends itself to those that the dead one
+passed on to: first the route again, then every cast that they may not have got, which is every one that not all ranks
+are known to have handled. They drop what they had, by its number: nothing comes twice and nothing is left out. Every
+node keeps its own replies until the caster needs them no more, and sends them again when something above it has died;
+ports take the first reply of each rank. The dead rank itself cannot answer, which its callers are told as ever. A node
+that hangs counts as dead after the heartbeat's bound; one whose link upwards breaks asks the caster for another way.
+
+**Back-pressure.** A node tells upwards what all of its subtree has handled. The caster waits before it is further
+ahead than `Settings.max_unhandled` casts, or that many bytes. A cast with parts that are lent goes straight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from skipper.control.model.settings import settings
+from skipper.control.runtime.cast.messages import CastHeader, unpack_answers
+from skipper.control.runtime.cast.relay import HOME, tree_message
+from skipper.control.runtime.cast.relays import Branches
+from skipper.control.runtime.cast.route import Route
+from skipper.control.runtime.cast.tree import Span
+from skipper.control.runtime.messages import Loss, Mail
+from skipper.control.wire.bulk import Incoming, Outgoing
+from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.process import Process
+    from skipper.control.wire.link import Link
+
+_MAX_ROUTES = 256
+"""Routes that one process keeps; the one that has not been used for longest is given up."""
+
+_SETTLE_S = 1.0
+"""How long after a cast the receivers are told, if no other cast does, that its replies have arrived."""
+
+
+class Trees:
+    """The trees of one process: those that it casts down, and those that it is a node of. For any thread."""
+
+    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
+        self.branches = Branches(process, loop)
+        self._process = process
+        self._loop = loop
+        self.are_used = False
+        """Whether this process has ever cast down a tree, so that the order of its other messages matters."""
+        self._lock = threading.Lock()
+        self._routes: OrderedDict[int, Route] = OrderedDict()
+        self._of_mesh: dict[int, list[Route]] = {}
+        self._of_process: dict[str, list[Route]] = {}
+        self._marks: dict[str, int] = {}
+        self._unmarked: set[str] = set()
+
+    # Sending
+
+    def cast(self, members: tuple[ProcessRef, ...], envelope: Envelope) -> bool:
+        """Send a message to every member, down a tree; False where it has to go straight.
+
+        Args:
+            members: the processes of a mesh, in rank order.
+            envelope: what goes to each, but for the rank.
+
+        Raises:
+            BackpressureError: the members are too far behind; nothing has been sent.
+        """
+        process = self._process
+        if members[0].job != process.me.job or any(isinstance(part, Outgoing | Incoming) for part in envelope.payload):
+            return False
+        nbytes = sum(map(len, envelope.payload))
+        while True:
+            route, is_new = self._route(envelope.target, members)
+            if is_new:
+                self._watch(route)
+            process.flow.admit_cast(route.window, envelope, nbytes)
+            with self._lock:
+                if not route.is_closed:
+                    self._post_cast(route, envelope, nbytes)
+                    break
+        for rank, member in enumerate(members):
+            if member.id == process.me.id:
+                process.send(member, envelope.for_rank(rank))
+        for rank, member in list(route.gone):
+            process.send(member, envelope.for_rank(rank))  # which tells whoever waits
+        return True
+
+    def post(self, link: Link, envelope: Envelope) -> None:
+        """Post a message that goes straight, in its place among the casts. Dropped if the link is lost."""
+        to = link.peer.id
+        with self._lock:
+            for route in self._of_process.get(to, ()):
+                position = route.position[to]
+                if route.told[position] < route.last:
+                    route.told[position] = route.last
+                    self._process.pass_on(link.peer, tree_message("after", route.number, route.last))
+                route.spoken_to.add(position)
+                self._unmarked.add(to)
+            if link.lost is None:
+                link.post(envelope)
+
+    def spoken_to(self, process_id: str) -> None:
+        """Note that something has gone straight to a process, and that casts are to stay behind it."""
+        with self._lock:
+            for route in self._of_process.get(process_id, ()):
+                route.spoken_to.add(route.position[process_id])
+                self._unmarked.add(process_id)
+
+    def reply(self, mail: Mail, kind: Kind, payload: Payload) -> bool:
+        """Answer what has come by a tree the way it came; False where the answer has to go straight."""
+        cast = mail.cast
+        if cast is None or self.branches.answers_straight(cast.branch):
+            return False
+        return cast.branch.reply(cast.number, mail.envelope, kind, payload)
+
+    def handled(self, mail: Mail) -> None:
+        """Note that a message that has come by a tree has left its mailbox."""
+        if mail.cast is not None:
+            mail.cast.branch.handled(mail.cast.number, sum(map(len, mail.envelope.payload)))
+
+    # Receiving
+
+    def take(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Take what comes from another node, or from a caster."""
+        if envelope.kind is Kind.CAST:
+            self.branches.cast(envelope)
+        elif envelope.kind is Kind.GATHER:
+            number, answers = unpack_answers(envelope.payload)
+            if envelope.method == HOME:
+                for answer in answers:
+                    self._process.ports.deliver(envelope.target, answer.rank, answer.kind, answer.payload)
+            elif (branch := self.branches.get(envelope.reply_to)) is not None:
+                branch.gather(envelope.target, number, answers)
+        elif (route := self._routes.get(envelope.target)) is None:
+            self.branches.message(sender, envelope)
+        elif envelope.method == "done":
+            with self._lock:
+                route.done(sender.id, envelope.reply_to)
+        elif envelope.method == "orphan":
+            with self._lock:
+                self._adopt(route, *route.adopt(sender.id), sender)
+
+    def peer_gone(self, peer: ProcessRef) -> None:
+        """Have those below a dead node get what it should have passed on, and forget what a dead caster wants."""
+        with self._lock:
+            for route in self._of_process.pop(peer.id, ()):
+                self._adopt(route, *route.bury(peer.id), peer)
+                route.after_burial()
+            self._marks.pop(peer.id, None)
+            self._unmarked.discard(peer.id)
+        self.branches.peer_gone(peer)
+
+    def undelivered(self, peer: ProcessRef, envelope: Envelope, loss: Loss) -> None:
+        """Tell whoever broadcast it that a process is gone which it was not even sent to."""
+        if CastHeader.decode(envelope.payload[0]).route in self._routes:
+            self._process.ports.undelivered(envelope.reply_to, loss)
+        else:
+            self.branches.undelivered(peer, envelope, loss)
+
+    def close(self, uid: int) -> None:
+        """Give up the routes to a mesh that has ended."""
+        with self._lock:
+            for route in list(self._of_mesh.get(uid, ())):
+                self._close(uid, route)
+
+    # Under the lock
+
+    def _route(self, uid: int, members: tuple[ProcessRef, ...]) -> tuple[Route, bool]:
+        with self._lock:
+            for route in self._of_mesh.get(uid, ()):
+                if route.members == members:
+                    self._routes.move_to_end(route.number)
+                    return route, False
+            self.are_used = True
+            route = self._open(members)
+            self._routes[route.number] = route
+            self._of_mesh.setdefault(uid, []).append(route)
+            if len(self._routes) > _MAX_ROUTES:
+                self._close_oldest()
+            return route, True
+
+    def _open(self, members: tuple[ProcessRef, ...]) -> Route:
+        process = self._process
+        links = [process.transport.find(member.id) for member in members]
+        is_lost = [link is not None and link.lost is not None for link in links]
+        nodes = tuple(
+            (rank, member) for rank, member in enumerate(members) if not is_lost[rank] and member.id != process.me.id
+        )
+        route = Route(secrets.randbits(62), process.me, members, nodes, settings().tree_fanout)
+        route.gone += [(rank, member) for rank, member in enumerate(members) if is_lost[rank]]
+        for position, (rank, member) in enumerate(nodes):
+            self._of_process.setdefault(member.id, []).append(route)
+            if links[rank] is not None:
+                route.spoken_to.add(position)
+                self._unmarked.add(member.id)
+        for span in route.tree.heads:
+            self._introduce(route, span)
+        return route
+
+    def _introduce(self, route: Route, span: Span) -> None:
+        process = route.nodes[span.first][1]
+        self._process.pass_on(process, tree_message("open", 0, 0, route.opening(span).encode()))
+
+    def _post_cast(self, route: Route, envelope: Envelope, nbytes: int) -> None:
+        needs = {}
+        for position in route.spoken_to:
+            process = route.nodes[position][1]
+            if process.id in self._unmarked:
+                self._unmarked.discard(process.id)
+                self._marks[process.id] = self._marks.get(process.id, 0) + 1
+                self._process.pass_on(process, tree_message("mark", 0, self._marks[process.id]))
+            if process.id in self._marks:  # else it is gone
+                needs[position] = self._marks[process.id]
+        route.spoken_to.clear()
+        others = self._of_mesh[envelope.target]
+        route.cast(envelope, needs, others, nbytes, self._process.ports.is_open)
+        for position in route.heads:
+            self._process.pass_on(route.nodes[position][1], route.newest(route.tree.span_at[position]))
+        if route.waits and not route.is_settling:
+            self._settle_later(route)
+
+    def _adopt(self, route: Route, parent: ProcessRef | None, spans: list[Span], child: ProcessRef) -> None:
+        for span in spans:
+            self._introduce(route, span)
+            for envelope in route.unfinished(span):
+                self._process.pass_on(route.nodes[span.first][1], envelope)
+        if parent is not None:
+            # Until now it has counted the child among those that have not handled everything: nothing was forgotten.
+            self._process.pass_on(parent, tree_message("drop", route.number, 0, child.id.encode()))
+
+    def _close(self, uid: int, route: Route) -> None:
+        self._routes.pop(route.number, None)
+        self._of_mesh[uid].remove(route)
+        for other in self._of_mesh[uid]:
+            other.forget(route)
+        if not self._of_mesh[uid]:
+            del self._of_mesh[uid]
+        for _, member in route.nodes:
+            # Straight, so that it comes behind whatever refers to the route there.
+            self._process.pass_on(member, tree_message("close", route.number, route.last))
+            routes = self._of_process.get(member.id)
+            if routes is not None and route in routes:
+                routes.remove(route)
+                if not routes:
+                    del self._of_process[member.id]
+        route.close()
+
+    def _close_oldest(self) -> None:
+        oldest = next(iter(self._routes.values()))
+        uid = next(uid for uid, routes in self._of_mesh.items() if oldest in routes)
+        self._close(uid, oldest)
+
+    # On the loop thread
+
+    def _settle_later(self, route: Route) -> None:
+        route.is_settling = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+            self._loop.call_soon_threadsafe(self._loop.call_later, _SETTLE_S, self._settle, route)
+
+    def _settle(self, route: Route) -> None:
+        with self._lock:
+            route.is_settling = False
+            if route.is_closed:
+                return
+            settled = route.news_of_settled(self._process.ports.is_open)
+            if settled is not None:
+                for position in route.heads:
+                    self._process.pass_on(route.nodes[position][1], tree_message("settle", route.number, settled))
+            if route.waits:
+                self._settle_later(route)
+
+    # Not under the lock
+
+    def _watch(self, route: Route) -> None:
+        """Have oneself told of the end of every member, also of those that are not dialed from here."""
+        for _, member in route.nodes:
+            if self._process.transport.find(member.id) is None:
+                self._process.losses.watch(member)

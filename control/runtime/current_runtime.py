@@ -1,0 +1,256 @@
+"""The runtime of this process as the one that there is: started with its first use, ended when the script ends."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from skipper import trust
+from skipper.control.model import settings as bounds
+from skipper.control.model.errors import AlreadyInJobError, JoinError
+from skipper.control.model.future import set_listener
+from skipper.control.runtime import script_exit, tracing
+from skipper.control.runtime.process import Process
+from skipper.control.runtime.procs.ending import CLOSE_TIMEOUT_S
+from skipper.control.runtime.procs.worker_config import WorkerConfig
+from skipper.control.runtime.supervision import RootCell
+from skipper.control.support import forked
+from skipper.control.wire.addresses import at, host_of, within_host
+from skipper.control.wire.auth import new_secret
+from skipper.control.wire.envelope import ProcessRef
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.loop import LoopThread
+
+SERVE_VARIABLE = "SKIPPER_SERVE"
+"""Environment variable: under which name a script's job is to be served from its beginning on (see `serve_job`)."""
+
+_log = logging.getLogger("skipper.control")
+_current: Process | None = None
+_loop_thread: LoopThread | None = None
+_lock = threading.Lock()
+
+
+def current() -> Process:
+    """The runtime of this process; in a script it starts with the first use.
+
+    Raises:
+        ForkedProcessError: this process is a forked copy of one that belongs to a job.
+    """
+    return _current or _start_root()
+
+
+def _take_over(settings: bounds.Settings) -> list[str] | None:
+    """Have new bounds hold in the job that runs, as far as they can; the processes that keep the old ones."""
+    process = _current
+    if process is None:
+        return None
+    process.take_over(settings)
+    return process.running()
+
+
+bounds.on_change(_take_over)
+
+
+def is_running() -> bool:
+    """Whether this process is part of a job at the moment."""
+    return _current is not None
+
+
+def new_process_ref(name: str, launcher: ProcessRef | None = None) -> ProcessRef:
+    """A reference for a process that its launcher is about to start; without one, for a script and its job.
+
+    It is reached from other hosts if its launcher is.
+    """
+    job = secrets.token_hex(4) if launcher is None else launcher.job
+    process_id = f"{job}-{secrets.token_hex(8)}"
+    host = "" if launcher is None else host_of(launcher.address)
+    return ProcessRef(process_id, at(host, 0) if host else within_host(process_id), name, launcher)
+
+
+def join_job(config: WorkerConfig, leave: Callable[[float], None]) -> None:
+    """Start the runtime of a child process, which has ``leave`` called at its ordered end (see `Ending`)."""
+    global _current
+    bounds.adopt(config.settings)
+    is_open = config.data_plane_is_open
+    process = Process(config.me, config.root, config.secret, _shared_loop(), config.certs, data_plane_is_open=is_open)
+    process.redirection = config.redirection
+    process.ending.leave = leave
+    _current = process
+    if tracing.is_asked_for():
+        tracing.install_if_possible(process)
+    process.transport.be_patient_with(config.parent)
+    if not process.transport.is_elsewhere(config.root):
+        process.transport.be_patient_with(config.root)  # the kernel tells of its death; a frozen one may come back
+    process.transport.link(config.parent)
+
+
+def start_host(
+    me: ProcessRef,
+    root: ProcessRef,
+    secret: bytes,
+    settings: bounds.Settings,
+    certs: str | None,
+    *,
+    data_plane_is_open: bool,
+) -> Process:
+    """Start the runtime of the process that stands for a job on a host, which the script then dials."""
+    global _current
+    bounds.adopt(settings)
+    process = Process(me, root, secret, _shared_loop(), certs, data_plane_is_open=data_plane_is_open)
+    _current = process
+    process.transport.expect(root)
+    return process
+
+
+def start_joined(
+    root: ProcessRef,
+    secret: bytes,
+    settings: bounds.Settings,
+    name: str,
+    *,
+    host: str = "",
+    certs: str | None = None,
+    data_plane_is_open: bool = True,
+) -> Process:
+    """Start the runtime of a process that joins the job of ``root``, and begin to dial that.
+
+    Args:
+        root: the script's process.
+        secret: the job's.
+        settings: the job's.
+        name: of this process.
+        host: the IP at which other hosts are to reach it; empty: only its own host does.
+        certs: the folder of the certificates for TLS with other hosts; None: none.
+        data_plane_is_open: whether the data plane may be used with other hosts.
+
+    Raises:
+        AlreadyInJobError: this process is part of a job already.
+        ForkedProcessError: it is a forked copy of one that was.
+    """
+    global _current
+    with _lock:
+        forked.check()
+        if _current is not None:
+            raise AlreadyInJobError(f"this process is part of a job already, as {_current.me.name!r}")
+        own = bounds.settings()
+        bounds.adopt(settings)
+        try:
+            # The root vouches for it: who dials it after its death asks there.
+            me = new_process_ref(name, root)
+            if host:
+                me = dataclasses.replace(me, address=at(host, 0))
+            process = Process(me, root, secret, _shared_loop(), certs, data_plane_is_open=data_plane_is_open)
+        finally:
+            bounds.adopt(own)  # for a job of its own, later
+        _make_root(process, "joined")
+        if not process.transport.is_elsewhere(root):
+            process.transport.be_patient_with(root)  # the kernel tells of its death; a frozen one may come back
+        process.transport.link(root)
+        _current = process
+        return process
+
+
+def shutdown(*, grace_s: float | None = None) -> None:
+    """Stop everything that the script has spawned and leave no process behind; the next use starts afresh.
+
+    It runs by itself when the script ends, and may be called again. A process that has joined a job stops what it has
+    spawned itself and leaves. In an actor's process it does nothing: that one's life is its owner's business.
+
+    Args:
+        grace_s: seconds that actors get to handle what they have received and to run ``__cleanup__``, before they are
+            killed; None means `Settings.exit_grace_s`.
+    """
+    global _current
+    with _lock:
+        process = _current
+        if process is None or process.root_cell is None:
+            return
+        grace_s = process.settings.exit_grace_s if grace_s is None else grace_s
+        with script_exit.sheltered():
+            process.ending.shutdown(grace_s=grace_s)
+            process.root_cell.end_of_faults(time.monotonic() + grace_s)
+            _current = None
+            trust.leave_job()
+
+
+def _start_root() -> Process:
+    global _current
+    with _lock:
+        process = _current
+        if process is not None:
+            return process
+        forked.check()
+        me = new_process_ref("script")
+        process = Process(me, me, new_secret(), _shared_loop())
+        _make_root(process, "root")
+        _current = process
+    if tracing.is_asked_for():
+        tracing.install_if_possible(process)
+    _serve_if_asked_to()
+    return process
+
+
+def _make_root(process: Process, name: str) -> None:
+    """Let this process own what it spawns, with nobody above it."""
+    process.root_cell = RootCell(process, name)
+    set_listener(process.root_cell.faults)
+    script_exit.prepare()
+
+
+def _serve_if_asked_to() -> None:
+    """Serve the job under the name that the environment gives it, for people who do not want to change the script."""
+    name = os.environ.get(SERVE_VARIABLE)
+    if not name:
+        return
+    from skipper.control.api.join import serve_job
+
+    try:
+        serve_job(name)
+    except (JoinError, ValueError) as error:
+        _log.warning("this job is not served as %s=%s says: %s", SERVE_VARIABLE, name, error)
+
+
+def _shared_loop() -> LoopThread:
+    from skipper.control.runtime import breakpoints
+    from skipper.control.runtime.loop import LoopThread
+    from skipper.control.runtime.procs import stack_file, thread_limit
+
+    global _loop_thread
+    stack_file.offer()
+    breakpoints.install()
+    if _loop_thread is None:
+        thread_limit.check()
+        _loop_thread = LoopThread()
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_forget)
+    return _loop_thread
+
+
+def _at_exit() -> None:
+    script_exit.end()
+    try:
+        shutdown()
+    finally:
+        script_exit.set_exit_status()
+    if _loop_thread is not None:
+        _loop_thread.close(timeout=CLOSE_TIMEOUT_S)
+
+
+def _forget() -> None:
+    """A forked copy of this process has none of its threads: it is no part of the job."""
+    global _current, _loop_thread, _lock
+    if _current is not None:
+        _current.fall_silent()
+    forked.note("a process whose job has ended" if _current is None else _current.me.name)
+    _current = _loop_thread = None
+    set_listener(None)
+    script_exit.forget()
+    _lock = threading.Lock()  # another thread of the parent may have held it

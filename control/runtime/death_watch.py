@@ -1,0 +1,95 @@
+"""`watch`, which tells when an actor ends, and `Links`: the actors whose lives a port depends on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.model.errors import LinkError, SupervisionError
+from skipper.control.model.failure import MeshFailure
+from skipper.control.model.future import Future
+from skipper.control.runtime.messages import ActorRef
+from skipper.control.runtime.ports import Awaited, OneReply
+from skipper.control.wire.envelope import Envelope, Kind
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.process import Process
+
+_Key = tuple[str, int]
+
+
+def watch(process: Process, actor: ActorRef) -> Future[MeshFailure | None]:
+    """Wait for the end of an actor anywhere in the job: its failure, or None when it was stopped.
+
+    It is told by the actor's process, or by the end of that: nothing is polled.
+    """
+    answer: Future[MeshFailure | None] = Future()
+    port = process.ports.open(OneReply(answer, Awaited(actor.process, str(actor), "watch", actor, is_request=True)))
+    process.send(actor.process, Envelope(Kind.AGENT, actor.uid, (), "watch", port))
+    ended: Future[MeshFailure | None] = Future()
+
+    def outcome() -> MeshFailure | None:
+        try:
+            return answer._peek()
+        except SupervisionError as error:
+            return error.failure  # it was dead before, or its process is
+
+    answer.add_done_callback(lambda _: ended._settle(outcome))
+    return ended
+
+
+class Links:
+    """The actors that a port is linked to. Safe to use from any thread.
+
+    Args:
+        process: this one.
+        on_dead: told, perhaps several times, once all of them have ended.
+    """
+
+    def __init__(self, process: Process, on_dead: Callable[[LinkError], object]) -> None:
+        self._process = process
+        self._on_dead = on_dead
+        self._lock = threading.Lock()
+        self._alive: dict[_Key, ActorRef] = {}
+        self._dead: dict[_Key, tuple[ActorRef, MeshFailure | None]] = {}
+
+    def change(self, add: Iterable[ActorRef], remove: Iterable[ActorRef]) -> None:
+        """Link some actors and unlink others, as one step."""
+        added: list[ActorRef] = []
+        with self._lock:
+            for actor in add:
+                key = (actor.process.id, actor.uid)
+                if key not in self._alive and key not in self._dead:
+                    self._alive[key] = actor
+                    added.append(actor)
+            for actor in remove:
+                self._alive.pop((actor.process.id, actor.uid), None)
+                self._dead.pop((actor.process.id, actor.uid), None)
+        for actor in added:
+            watch(self._process, actor).add_done_callback(lambda ended, actor=actor: self._ended(actor, ended))  # type: ignore[misc]
+        self._tell()
+
+    def error(self) -> LinkError | None:
+        """What a receiver is told: an error once every linked actor is dead; None without any links, too."""
+        with self._lock:
+            if self._alive or not self._dead:
+                return None
+            ends = list(self._dead.values())
+        reasons = [failure.root_cause().message if failure else f"{actor} has stopped" for actor, failure in ends]
+        first = next((failure for _, failure in ends if failure is not None), None)
+        return LinkError(
+            f"nothing more will come: every actor linked to this port is dead: {'; '.join(reasons)}", first
+        )
+
+    def _ended(self, actor: ActorRef, ended: Future[Any]) -> None:
+        key = (actor.process.id, actor.uid)
+        with self._lock:
+            if self._alive.pop(key, None) is None:
+                return  # it has been unlinked
+            self._dead[key] = (actor, ended.get(0))
+        self._tell()
+
+    def _tell(self) -> None:
+        if (error := self.error()) is not None:
+            self._on_dead(error)

@@ -1,0 +1,184 @@
+"""`Flow`: back-pressure. A process may have so many messages unhandled at one actor; then its senders wait.
+
+Every process counts what it has sent to each actor and not yet seen handled. The actor's process gives *credit* back as
+messages leave the mailbox, a batch at a time. So memory is bounded at both ends, by a limit for each pair of a sending
+process and an actor, and one slow actor holds up nobody who sends to others: the link itself never stops.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from skipper.control.model.errors import BackpressureError, DeadlineError
+from skipper.control.model.future import Future
+from skipper.control.model.settings import Settings
+from skipper.control.runtime.messages import Mail
+from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.loop import LoopThread
+    from skipper.control.runtime.process import Process
+
+_CREDIT_MESSAGES = 64
+_CREDIT_NBYTES = 4 << 20
+"""Credit is given for this many messages, or bytes, at once. Both lie well below the smallest limits that can be set,
+since a sender must never wait for credit that is not going to be given."""
+
+
+class Window:
+    """What one process has sent to one actor, or down one tree, and not yet seen handled."""
+
+    __slots__ = ("_lock", "_waiting", "count", "nbytes")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[Future[None]] = []
+        self.count = 0
+        self.nbytes = 0
+
+    def enter(self, nbytes: int, max_count: int, max_nbytes: int) -> Future[None] | None:
+        """Count a message in, or return a future that ends when there may be room."""
+        with self._lock:
+            if self.count < max_count and self.nbytes < max_nbytes:
+                self.count += 1
+                self.nbytes += nbytes
+                return None
+            future: Future[None] = Future()
+            self._waiting.append(future)
+            return future
+
+    def leave(self, count: int, nbytes: int) -> None:
+        """Count messages out."""
+        with self._lock:
+            # What an actor was handling when it failed is counted as handled and as refused.
+            self.count = max(self.count - count, 0)
+            self.nbytes = max(self.nbytes - nbytes, 0)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have those that wait look again."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            future._settle(lambda: None)
+
+
+class Flow:
+    """Back-pressure in one process, for both directions. Safe to use from any thread."""
+
+    def __init__(self, process: Process, loop_thread: LoopThread) -> None:
+        self._process = process
+        self._loop_thread = loop_thread
+        self.take_over(process.settings)
+        self._windows: dict[tuple[str, int], Window] = {}
+        self._lock = threading.Lock()
+        self._handled: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def take_over(self, settings: Settings) -> None:
+        """Have the bounds of these settings hold for what is sent from now on."""
+        self._max_count = settings.max_unhandled
+        self._max_nbytes = settings.max_unhandled_nbytes
+        self._timeout_s = settings.send_timeout_s
+
+    def admit(self, to: ProcessRef, envelope: Envelope) -> None:
+        """Count a message for an actor, waiting while too many of this process are unhandled there.
+
+        Raises:
+            BackpressureError: there was no room in time, or waiting for it could never end.
+        """
+        key = (to.id, envelope.target)
+        window = self._windows.get(key) or self._windows.setdefault(key, Window())
+        nbytes = sum(map(len, envelope.payload))
+        if (room := window.enter(nbytes, self._max_count, self._max_nbytes)) is None:
+            return
+        deadline = time.monotonic() + self._timeout_s
+        while room is not None and not self._is_lost(to):
+            self._wait(room, envelope, to.name, self._is_in_its_own_way(envelope, to), deadline)
+            window = self._windows.setdefault(key, window)
+            room = window.enter(nbytes, self._max_count, self._max_nbytes)
+
+    def admit_cast(self, window: Window, envelope: Envelope, nbytes: int) -> None:
+        """Count in a message that goes down a tree, waiting while too many of them are unhandled by some receiver.
+
+        Raises:
+            BackpressureError: there was no room in time, or waiting for it could never end.
+        """
+        if (room := window.enter(nbytes, self._max_count, self._max_nbytes)) is None:
+            return
+        deadline = time.monotonic() + self._timeout_s
+        while room is not None:
+            self._wait(room, envelope, "a member of the mesh", self._is_needed_here(), deadline)
+            room = window.enter(nbytes, self._max_count, self._max_nbytes)
+
+    def handled(self, mail: Mail) -> None:
+        """Note that a message has left its mailbox, to be handled or refused."""
+        if mail.cast is not None:
+            self._process.trees.handled(mail)
+            return
+        key = (mail.sender.id, mail.envelope.target)
+        with self._lock:
+            count, nbytes = self._handled.get(key, (0, 0))
+            count, nbytes = count + 1, nbytes + sum(map(len, mail.envelope.payload))
+            if count < _CREDIT_MESSAGES and nbytes < _CREDIT_NBYTES:
+                self._handled[key] = count, nbytes
+                return
+            self._handled.pop(key, None)
+        self._process.send(mail.sender, Envelope(Kind.CREDIT, mail.envelope.target, rank=count, reply_to=nbytes))
+
+    def unhandled(self) -> int:
+        """How many messages this process has sent straight to actors and does not know to be handled.
+
+        What others have handled they tell in batches: a part of these has been.
+        """
+        return sum(window.count for window in list(self._windows.values()))
+
+    def credit(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Take the credit that the process of an actor gives."""
+        window = self._windows.get((sender.id, envelope.target))
+        if window is not None:
+            window.leave(envelope.rank, envelope.reply_to)
+
+    def withdraw(self, to: ProcessRef, envelope: Envelope) -> None:
+        """Count out a message that was admitted and then could not be sent."""
+        window = self._windows.get((to.id, envelope.target))
+        if window is not None and envelope.kind is Kind.CALL:
+            window.leave(1, sum(map(len, envelope.payload)))
+
+    def forget(self, process: ProcessRef) -> None:
+        """Let go of a process that is gone; who waits for it finds that out by sending."""
+        for key in [key for key in list(self._windows) if key[0] == process.id]:
+            self._windows.pop(key).wake()
+        with self._lock:
+            for key in [key for key in self._handled if key[0] == process.id]:
+                del self._handled[key]
+
+    def _is_lost(self, to: ProcessRef) -> bool:
+        link = self._process.transport.find(to.id)
+        return link is not None and link.lost is not None
+
+    def _wait(self, room: Future[None], envelope: Envelope, who: str, in_its_own_way: bool, deadline: float) -> None:
+        where = f"{envelope.method}: {who} has not handled what was sent to this actor before"
+        limit = f"(the limit is {self._max_count} messages or {self._max_nbytes} bytes from one process to one actor)"
+        if in_its_own_way:
+            raise BackpressureError(f"{where}, and will not while this thread waits {limit}")
+        try:
+            room.get(max(deadline - time.monotonic(), 0))
+        except DeadlineError:
+            raise BackpressureError(f"{where} within {self._timeout_s:g} s {limit}") from None
+
+    def _is_in_its_own_way(self, envelope: Envelope, to: ProcessRef) -> bool:
+        """Whether nothing can be handled as long as the current thread waits."""
+        from skipper.control.runtime.context import current_context
+
+        if self._is_needed_here():
+            return True
+        here = current_context.get()
+        if here is None or to.id != self._process.me.id:
+            return False
+        return here.actor_instance._cell.uid == envelope.target
+
+    def _is_needed_here(self) -> bool:
+        """Whether credit can only come by the current thread."""
+        return self._loop_thread.is_current() or self._process.transport.is_current()

@@ -1,0 +1,291 @@
+"""`Port`, `PortReceiver` and `Channel`: messages beside the calls."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from skipper.control.model.errors import ChannelClosedError, ControlError, LinkError, PayloadError
+from skipper.control.model.failure import MeshFailure
+from skipper.control.model.future import Future
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.messages import ActorRef, Loss
+from skipper.control.runtime.replies import open_reply, pack_exception, pack_supervision
+from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from skipper.control.wire.payload import pack, pack_arguments
+
+if TYPE_CHECKING:
+    from skipper.control.api.views import ActorMesh, T_any
+else:
+    T_any = TypeVar("T_any")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyAddress:
+    """Where a port is: a number in a process; ``rank`` tells apart those who share a number."""
+
+    process: ProcessRef
+    number: int
+    rank: int
+
+
+class Port(Generic[T]):
+    """The sending end: of a channel, or of the answer that an endpoint with an explicit response port owes.
+
+    Ports may be kept, used from any thread, and sent to other actors. An answer can be given once; what is sent after
+    that has no effect.
+    """
+
+    def __init__(self, address: ReplyAddress, is_answer: bool = False, *, owed: bool = False) -> None:
+        self._address = address
+        self._is_answer = is_answer
+        self._owed = owed
+
+    def send(self, value: T) -> None:
+        """Send a value; it arrives after those sent before from this process.
+
+        Raises:
+            PayloadError: the value cannot be pickled.
+        """
+        self._send(Kind.REPLY, pack(value, lend=True, name="what was sent"))
+
+    def exception(self, error: BaseException) -> None:
+        """Send an error, which is raised at the receiver as `ActorError` with this as its cause."""
+        here = runtime.current().me.name
+        self._send(Kind.ERROR, pack_exception(error, actor_id=here, endpoint="port"))
+
+    def link(self, actors: ActorMesh[Any] | None = None) -> None:
+        """Tie the port to the lives of actors: a receive raises `LinkError` once every linked actor is dead.
+
+        Whoever holds the port may link. What an actor sends before it fails or stops is received first; what was on its
+        way when its process died may be lost.
+
+        Args:
+            actors: a mesh or slice; None is the actor whose code runs.
+        """
+        self._link(_refs(actors), ())
+
+    def unlink(self, actors: ActorMesh[Any] | None = None) -> None:
+        """Take back `link`. A port without links waits for as long as the receive says."""
+        self._link((), _refs(actors))
+
+    def relink(self, previous: ActorMesh[Any], actors: ActorMesh[Any] | None = None) -> None:
+        """Link ``actors`` in place of ``previous``, in one step."""
+        self._link(_refs(actors), _refs(previous))
+
+    def _link(self, add: Sequence[ActorRef], remove: Sequence[ActorRef]) -> None:
+        if not self._address.number:
+            return  # nobody waits there
+        payload = pack((tuple(add), tuple(remove)))
+        envelope = Envelope(Kind.AGENT, self._address.number, payload, "link", rank=self._address.rank)
+        runtime.current().send(self._address.process, envelope)
+
+    def _refuse(self, reason: str, failure: MeshFailure | None) -> None:
+        """Answer in place of an actor that will not, unless it has, or has given the port to somebody else."""
+        if self._owed and runtime.is_running():
+            self._send(Kind.ERROR, pack_supervision(f"the answer will not come: {reason}", failure))
+
+    def _send(self, kind: Kind, payload: Payload) -> None:
+        self._owed = False
+        if self._address.number:
+            runtime.current().send_to_port(self._address, kind, payload, is_answer=self._is_answer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._is_answer and _here.passed is not None:
+            _here.passed.setdefault(self, self._owed)
+        self._owed = False
+        return (Port, (self._address, self._is_answer))
+
+    def __del__(self) -> None:
+        # The caller waits for an answer that nobody can give any more: an error ends that wait.
+        self._refuse("the actor has dropped the response port", None)
+
+
+class _Here(threading.local):
+    passed: dict[Port[Any], bool] | None = None
+    """Ports for answers that are among the arguments that this thread is pickling, and whether each owed its answer."""
+
+
+_here = _Here()
+
+
+def pack_with_ports(args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Payload, list[Port[Any]]]:
+    """`pack_arguments`, and the ports among the arguments through which somebody waits for an answer.
+
+    Raises:
+        PayloadError: an argument cannot be pickled.
+    """
+    passed: dict[Port[Any], bool] = {}
+    _here.passed = passed
+    try:
+        return pack_arguments(args, kwargs), list(passed)
+    except PayloadError:
+        for port, owed in passed.items():  # nobody gets them
+            port._owed = owed
+        raise
+    finally:
+        _here.passed = None
+
+
+class PortReceiver(Generic[T]):
+    """The receiving end of a channel, in the process that opened it.
+
+    Attributes:
+        port: the sending end; `Port.link` ties it, and so this, to the lives of actors.
+    """
+
+    def __init__(self, inbox: _Inbox, port: Port[T]) -> None:
+        self.port = port
+        self._inbox = inbox
+
+    def recv(self) -> Future[T]:
+        """The next value: ``await`` it, or ``get`` it with a timeout. Values come in the order of their arrival.
+
+        Raises (from the future):
+            ActorError: the sender sent an exception.
+            ChannelClosedError: the channel was closed and everything that had arrived has been received.
+            LinkError: the port is linked to actors, all of them are dead, and everything has been received.
+        """
+        future: Future[T] = self._inbox.take()
+        future._when_settled(lambda: self)  # who waits holds on to the receiver, which closes when it is forgotten
+        return future
+
+    def is_alive(self) -> bool:
+        """Whether a value may still come: the channel is open, and not all linked actors, if any, are dead."""
+        return self._inbox.is_alive()
+
+    def close(self) -> None:
+        """Close the channel: pending and later receives raise `ChannelClosedError`. May be called again."""
+        self._inbox.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a receiver stays in the process that opened the channel: send the port instead")
+
+
+class Channel(Generic[T_any]):
+    """A way for values into this process, for one receiver and any number of senders: ``Channel[int].open()``."""
+
+    @classmethod
+    def open(cls, once: bool = False) -> tuple[Port[T_any], PortReceiver[T_any]]:
+        """A port to give away and the receiver for what is sent to it; it closes when the receiver is forgotten.
+
+        Args:
+            once: close it with the first value, or exception, that comes.
+        """
+        process = runtime.current()
+        inbox = _Inbox(once)
+        number = process.ports.open(inbox)
+        inbox.on_close = lambda: process.ports.close(number)
+        inbox.link_error = lambda: process.ports.link_error(number)
+        port: Port[T_any] = Port(ReplyAddress(process.me, number, 0))
+        receiver = PortReceiver(inbox, port)
+        weakref.finalize(receiver, inbox.close).atexit = False
+        return port, receiver
+
+
+class _Inbox:
+    """Matches what arrives with those who wait for it."""
+
+    def __init__(self, once: bool) -> None:
+        self._once = once
+        self.on_close: Callable[[], None] = _nothing
+        self.link_error: Callable[[], LinkError | None] = _nothing
+        self._lock = threading.Lock()
+        self._arrived: deque[Callable[[], Any]] = deque()
+        # Weak, so that a receive that timed out and was forgotten does not swallow the next value.
+        self._waiting: deque[weakref.ref[Future[Any]]] = deque()
+        self._closed = False
+
+    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        if self._once:
+            with self._lock:
+                if self._closed:
+                    return True
+                self._closed = True
+        self._push(lambda: open_reply(kind, payload))
+        if self._once:
+            self._end_waits(ChannelClosedError(self._why_closed()))
+        return self._closed
+
+    def process_lost(self, process_id: str, loss: Loss) -> bool:
+        return False  # anybody may hold the port: who is gone was not necessarily the only sender
+
+    def entrust(self, rank: int) -> None:
+        pass  # it never depended on a process
+
+    def lapse(self, rank: int, error: LinkError) -> bool:
+        self._end_waits(error)
+        return False
+
+    def is_alive(self) -> bool:
+        return not self._closed and self.link_error() is None
+
+    def take(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            if self._arrived:
+                opened = self._arrived.popleft()
+            elif self._closed:
+                opened = self._raise_closed
+            else:
+                self._waiting.append(weakref.ref(future))
+                opened = None
+        if opened is not None:
+            future._settle(opened)
+        elif (error := self.link_error()) is not None:
+            self._end_waits(error)
+        return future
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._end_waits(ChannelClosedError(self._why_closed()))
+        self.on_close()
+
+    def _why_closed(self) -> str:
+        return (
+            "the channel was opened for one value, which has come, or closed before"
+            if self._once
+            else "the channel is closed"
+        )
+
+    def _raise_closed(self) -> Any:
+        raise ChannelClosedError(self._why_closed())
+
+    def _end_waits(self, error: ControlError) -> None:
+        def raise_it() -> Any:
+            raise error
+
+        with self._lock:
+            waiting, self._waiting = self._waiting, deque()
+        for reference in waiting:
+            if (future := reference()) is not None:
+                future._settle(raise_it)
+
+    def _push(self, opened: Callable[[], Any]) -> None:
+        with self._lock:
+            future = None
+            while self._waiting and future is None:
+                future = self._waiting.popleft()()
+            if future is None:
+                self._arrived.append(opened)
+                return
+        future._settle(opened)
+
+
+def _refs(actors: ActorMesh[Any] | None) -> list[ActorRef]:
+    if actors is None:
+        from skipper.control.runtime.context import context
+
+        return [context().actor_instance._cell.ref]
+    return cast("list[ActorRef]", actors._actors())
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,1 @@
+"""Processes: how they are launched, what they inherit, and how they end."""

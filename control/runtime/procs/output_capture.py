@@ -1,0 +1,143 @@
+"""What a process writes goes to whoever collects the job's output: its descriptors 1 and 2, C libraries' words, too."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.process import Process
+
+PIPE_NBYTES = 1 << 20
+"""What fits between a process and its collector before the process waits."""
+
+TIMEOUT_S = 5.0
+
+_log = logging.getLogger("skipper.control")
+_lock = threading.Lock()
+_originals: tuple[int, int] | None = None
+_sink = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Redirection:
+    """Where output is to go.
+
+    Attributes:
+        sink: the abstract socket of the collector; empty for where it went before.
+        level: of the messages of `logging` that are to be seen; None leaves that to the process.
+    """
+
+    sink: str
+    level: int | None = None
+
+
+def answer(process: Process, redirection: Redirection) -> bool:
+    """Send the output of this process, and of those that it launches from now on, somewhere else."""
+    process.redirection = passed_on(process, redirection)
+    if process.root_cell is not None or process.hosting.is_host:
+        # A script's own output is where that of others goes; who has joined has a place for its own, and an agent, too.
+        return True
+    return redirect(redirection, process.me.name)
+
+
+def passed_on(process: Process, redirection: Redirection) -> Redirection:
+    """What those are told that this process has launched: another host's write to a relay there."""
+    if not process.hosting.is_host:
+        return redirection
+    from skipper.control.observe.log_forwarder import redirection_below
+
+    return redirection_below(process, redirection)
+
+
+def redirect(redirection: Redirection, name: str) -> bool:
+    """Send what this process writes to a collector, or back to where it went before.
+
+    Returns:
+        Whether it goes there now; False where the collector cannot be reached.
+    """
+    global _originals, _sink
+    with _lock:
+        if redirection.level is not None:
+            _let_logging_speak(redirection.level)
+        if redirection.sink == _sink:
+            return True
+        if redirection.sink:
+            try:
+                ends = _connect(redirection.sink, name)
+            except OSError as error:
+                _log.debug("%s: its output cannot be collected: %s", name, error)
+                return False
+            if _originals is None:
+                _originals = os.dup(1), os.dup(2)
+        else:
+            assert _originals is not None  # it has been redirected
+            ends = tuple(map(os.dup, _originals))  # type: ignore[assignment]
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # closed by its user
+                stream.flush()
+        for number, end in zip((1, 2), ends, strict=True):
+            os.dup2(end, number)
+            os.close(end)
+        _sink = redirection.sink
+        return True
+
+
+def _connect(sink: str, name: str) -> tuple[int, int]:
+    """Two new pipes, of which the collector has the reading ends."""
+    fds: list[int] = []
+    try:
+        for _ in range(2):
+            reading, writing = os.pipe()
+            fds += [reading, writing]
+            with contextlib.suppress(OSError):  # a user may have so much of these only
+                fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_NBYTES)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(TIMEOUT_S)
+            connection.connect("\0" + sink)
+            words = json.dumps({"name": name, "pid": os.getpid()}).encode()
+            socket.send_fds(connection, [words], [fds[0], fds[2]])
+            if connection.recv(1) != b"+":  # it holds them now: nothing that is written can be lost
+                raise OSError("the collector has refused")
+    except OSError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    os.close(fds[0])
+    os.close(fds[2])
+    return fds[1], fds[3]
+
+
+def _let_logging_speak(level: int) -> None:
+    root = logging.getLogger()
+    root.setLevel(level)
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Lines("%(levelname)s %(name)s: %(message)s"))
+        root.addHandler(handler)
+
+
+class _Lines(logging.Formatter):
+    """Says which actor a record is from, but not its rank: lines that ranks have in common are shown once."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  (a method of logging's)
+        if actor := getattr(record, "actor_name", ""):
+            return f"{record.levelname} {record.name} (actor {actor}): {record.message}"
+        return super().formatMessage(record)
+
+
+def _forget() -> None:
+    """A forked copy shares the pipes of its parent, and may get some of its own."""
+    global _originals, _sink, _lock
+    _originals, _sink, _lock = None, "", threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,211 @@
+"""The main program of a child process: ``worker.py PIPE_FD PARENT_PID NAME``.
+
+And of a fork server, ``worker.py fork-server SOCKET_FD PARENT_PID``, from which such processes are forked: whatever
+`__main__` is, it is the same in all of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import select
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from skipper.control.runtime.procs.binding import Binding
+
+FORK_SERVER = "fork-server"
+EXIT_BOOTSTRAP = 97
+"""Exit status of a child whose bootstrap callable raised."""
+EXIT_BINDING = 98
+"""Exit status of a child that the kernel did not let be bound as asked for."""
+EXIT_THREADS = 99
+"""Exit status of a child that could not start the threads that it needs."""
+
+
+_leaves = False
+"""Whether the main thread has come to its end in good order."""
+
+
+def command(pipe: int, parent: int | str, name: str) -> list[str]:
+    """What to execute for a child that reads its config from ``pipe``."""
+    return [sys.executable, os.path.abspath(__file__), str(pipe), str(parent), name]
+
+
+def command_of_fork_server(connection: int, parent: int | str) -> list[str]:
+    """What to execute for a fork server that is asked over the socket ``connection``."""
+    return [sys.executable, os.path.abspath(__file__), FORK_SERVER, str(connection), str(parent)]
+
+
+def main() -> None:
+    """Be a child, executed or forked from the server that this process is."""
+    from skipper.control.runtime.procs.guard import die_with
+
+    if sys.argv[1] == FORK_SERVER:
+        be_forked(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        die_with(int(sys.argv[2]))
+        take_care_of_signals_and_streams()
+    live(int(sys.argv[1]))
+
+
+def be_forked(connection: int, parent_pid: int) -> None:
+    """Be a fork server until nobody needs it; go on as each process that it forks, with the arguments of a child."""
+    import socket
+
+    from skipper.control.runtime.procs.fork_server import ForkServer, settle
+    from skipper.control.runtime.procs.guard import die_with
+
+    die_with(parent_pid)
+    take_care_of_signals_and_streams()
+    os.set_inheritable(connection, False)
+    server = ForkServer(socket.socket(fileno=connection))
+    server.prepare()
+    newborn = server.serve()
+    settle(newborn, command(newborn.pipe, os.getppid(), newborn.birth.name))
+
+
+def take_care_of_signals_and_streams() -> None:
+    """Leave Ctrl-C to the script, which then ends its children; write whole lines."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def live(pipe: int) -> None:
+    """Read the config, join the job, and stay until the parent is gone or says so."""
+    from skipper.control.runtime.procs.worker_config import read_config
+
+    os.set_inheritable(pipe, False)
+    try:
+        config = read_config(pipe)
+    except EOFError:
+        os._exit(1)
+    if config.redirection is not None:
+        from skipper.control.runtime.procs import output_capture
+
+        output_capture.redirect(config.redirection, config.me.name)
+    bind(config.binding)
+    sys.path[:] = config.sys_path
+    sys.argv[:] = [config.me.name]
+
+    from skipper.control.model.errors import ThreadLimitError
+    from skipper.control.runtime import current_runtime
+    from skipper.control.runtime.procs.leaving import Leaving
+
+    collect_garbage()
+    if config.bootstrap:
+        run_bootstrap(config.bootstrap)
+    told = os.eventfd(0, os.EFD_CLOEXEC)
+    try:
+        current_runtime.join_job(config, Leaving(told, config.me.name))
+    except ThreadLimitError as error:
+        sys.stderr.write(f"{config.me.name}: {error}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_THREADS)
+    waits = select.poll()
+    waits.register(pipe, select.POLLIN)
+    waits.register(told, select.POLLIN)
+    while all(descriptor != told for descriptor, _ in waits.poll()):
+        if not os.read(pipe, 1):
+            os._exit(1)
+    global _leaves
+    _leaves = True
+    let_nobody_wait_for_children()
+
+
+def collect_garbage() -> None:
+    """Have the cyclic collector begin, with what comes from now on: what has been imported stays."""
+    gc.freeze()
+    gc.enable()
+
+
+def let_nobody_wait_for_children() -> None:
+    """Have `multiprocessing`, whose `atexit` handler would wait for children, kill them: they end with this process."""
+    if (util := sys.modules.get("multiprocessing.util")) is None:
+        return
+    import multiprocessing
+
+    def kill() -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    # Of what that handler does before it waits this comes last: pools and managers have been ended in good order.
+    util.Finalize(None, kill, exitpriority=0)
+
+
+def end_behind_all_others() -> None:
+    """The last `atexit` handler: write open files, and end without taking down every library that is loaded.
+
+    To take an interpreter down piece by piece takes a tenth of a second, and threads of C++ may still run in it.
+    """
+    import io
+
+    if not _leaves:
+        return  # it ends by an exception, which has an exit status of its own
+    for thing in (sys.stdout, sys.stderr, *gc.get_objects()):  # what has been frozen is not among those
+        if type(thing) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom) and not thing.closed:
+            with contextlib.suppress(Exception):  # its device is full or gone: there is nobody to tell
+                thing.flush()
+    os._exit(0)
+
+
+def bind(binding: Binding) -> None:
+    """Bind this process before it starts any thread."""
+    try:
+        binding.apply()
+    except OSError as error:
+        sys.stderr.write(f"{sys.argv[3]}: {error}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_BINDING)
+
+
+def run_to_end(awaitable: Awaitable[object]) -> None:
+    """Wait for something in an event loop of its own."""
+    import asyncio
+
+    async def wait() -> None:
+        await awaitable
+
+    asyncio.run(wait())
+
+
+def run_bootstrap(packed: tuple[bytes, ...]) -> None:
+    """Run the callable that `spawn_procs` was given, to its end if it is ``async``."""
+    import inspect
+    import traceback
+
+    from skipper.control.support import forked
+    from skipper.control.wire.payload import unpack
+
+    me = os.getpid()
+    try:
+        result = unpack(packed)()
+        if inspect.isawaitable(result):
+            run_to_end(result)
+        if os.getpid() != me:
+            forked.leave()
+    except BaseException as error:  # noqa: BLE001  (reported with its traceback, and the end of this process)
+        if os.getpid() != me:
+            forked.leave(error)
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(EXIT_BOOTSTRAP)
+
+
+if __name__ == "__main__":
+    # Run as a file, so that it starts without knowing where to import from: its folder's place on the path goes to
+    # the folder that holds the package.
+    sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
+    gc.disable()  # to look for garbage in what is imported would take a twentieth of the start
+    # The first to be registered is the last to be called.
+    atexit.register(lambda: worker.end_behind_all_others())
+    from skipper.control.runtime.procs import worker
+
+    worker.main()

@@ -1,0 +1,76 @@
+"""`WorkerConfig`: what a child is told by its launcher. A child needs this of the launcher, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+from dataclasses import dataclass
+
+from skipper.control.model.settings import Settings
+from skipper.control.runtime.procs.binding import Binding
+from skipper.control.runtime.procs.output_capture import Redirection
+from skipper.control.wire.envelope import ProcessRef
+
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What a child needs to know; it comes to it through the pipe that also tells it of its parent's end.
+
+    Attributes:
+        me: the child.
+        parent: the process that launches it.
+        root: the script.
+        secret: the job's secret.
+        sys_path: where the parent imports from.
+        settings: the parent's.
+        bootstrap: a packed callable to run before anything else, or empty.
+        binding: the CPUs and the memory that the child is bound to.
+        certs: the folder with its certificates for TLS with other hosts; None: none.
+        data_plane_is_open: whether the data plane may be used with other hosts.
+        redirection: where what it writes is to go; None: to where the parent's went.
+    """
+
+    me: ProcessRef
+    parent: ProcessRef
+    root: ProcessRef
+    secret: bytes
+    sys_path: tuple[str, ...]
+    settings: Settings
+    bootstrap: tuple[bytes, ...]
+    binding: Binding
+    certs: str | None = None
+    data_plane_is_open: bool = True
+    redirection: Redirection | None = None
+
+    def encode(self) -> bytes:
+        """The bytes to write into the pipe."""
+        body = pickle.dumps(self, protocol=5)
+        return _LENGTH.pack(len(body)) + body
+
+    def __repr__(self) -> str:
+        return f"WorkerConfig(me={self.me!r})"  # never the secret
+
+
+def read_config(pipe: int) -> WorkerConfig:
+    """Read the config from the pipe.
+
+    Raises:
+        EOFError: the parent ended before it had written it.
+    """
+    (nbytes,) = _LENGTH.unpack(_read_exactly(pipe, _LENGTH.size))
+    config = pickle.loads(_read_exactly(pipe, nbytes))
+    assert isinstance(config, WorkerConfig)  # the other end is our own launcher
+    return config
+
+
+def _read_exactly(fd: int, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        chunk = os.read(fd, nbytes - len(data))
+        if not chunk:
+            raise EOFError("the parent has ended")
+        data += chunk
+    return data

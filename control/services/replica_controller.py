@@ -1,0 +1,379 @@
+"""`Keeper`: the actor that owns the replicas of a service: it replaces the dead, scales, drains, checks and updates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from skipper.control.model.actor import Actor
+from skipper.control.model.endpoint_decorators import concurrent_endpoint
+from skipper.control.model.errors import ActorError, ControlError, ReplicaLostError, SupervisionError
+from skipper.control.model.failure import MeshFailure
+from skipper.control.runtime import tables
+from skipper.control.runtime.context import context
+from skipper.control.runtime.port import Port
+from skipper.control.services.metrics import ReplicaMetrics, summary
+from skipper.control.services.placement import Placement
+from skipper.control.services.replicas import Blueprint, Replica
+from skipper.control.services.router import Tally
+from skipper.control.services.subscribers import Audience
+from skipper.control.services.table import Place, ReplicaState, Table
+
+_log = logging.getLogger("skipper.control")
+
+_LONGEST_BACKOFF_S = 10.0
+_GRACE_S = 1.0
+"""How long what is left of a replica that is being replaced has to finish what it has."""
+
+_ABSENT = object()
+"""In place of the result of a replica that was left out."""
+
+_AGAIN = object()
+"""In place of the result of a replica that died: its successor is to be called."""
+
+_MISSES = 2
+"""Health checks in a row that a replica fails before it is replaced."""
+
+
+class Keeper(Actor):
+    """Keeps a service. Callers send their requests past it, straight to the replicas; it tells them which there are.
+
+    Args:
+        blueprint: what the replicas are made of.
+    """
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        self._blueprint = blueprint
+        self._options = blueprint.options
+        self._placement = Placement(blueprint.options.hosts)
+        self._replicas: dict[int, Replica | None] = {}
+        """By number; None where one has died and its successor is yet to start."""
+        self._audience = Audience()
+        self._restarts: Counter[int] = Counter()
+        self._lives: Counter[int] = Counter()
+        self._deaths: Counter[int] = Counter()
+        """In a row, of replicas that had been of no use, while no other came up."""
+        self._begun_s: dict[int, float] = {}
+        """When the present replica of a number began to start."""
+        self._came_up_s: dict[int, float] = {}
+        """When a replica of a number last came up."""
+        self._order = asyncio.Lock()
+        """Held by whoever changes the replicas on purpose: one such change follows another."""
+        self._me = context().actor_instance
+        self._tasks: set[asyncio.Task[None]] = set()
+        for number in range(self._options.num_replicas):
+            self._begin(number)
+        tables.report_table(f"service {blueprint.service}", self._overview)
+        if self._options.health is not None:
+            self._run(self._check_for_ever(self._options.health))
+
+    # For callers
+
+    @concurrent_endpoint(explicit_response_port=True)
+    async def watch(self, port: Port[Table], caller: str, seen: int, tallies: dict[int, Tally]) -> None:
+        """Answer with the table of replicas once it is newer than what the caller has seen, and note its counts."""
+        if self._audience.listen(port, caller, seen, tallies):
+            port.send(self._table())
+
+    @concurrent_endpoint
+    async def tell(self, caller: str, tallies: dict[int, Tally]) -> None:
+        """Note what a caller has counted."""
+        self._audience.note(caller, tallies)
+
+    @concurrent_endpoint
+    async def up(self) -> None:
+        """Answer when all replicas are up."""
+        await self._until(lambda: all(self._is_up(number) for number in self._replicas))
+
+    @concurrent_endpoint
+    async def scale(self, count: int) -> None:
+        """Have so many replicas: the new ones are up, and those with the highest numbers drained, when it answers."""
+        async with self._order:
+            added = [number for number in range(count) if number not in self._replicas]
+            surplus = [number for number in sorted(self._replicas) if number >= count]
+            for number in added:
+                self._deaths[number] = 0
+                self._begin(number)
+            await asyncio.gather(*(self._drain(number) for number in surplus))
+            await self._until(lambda: all(self._is_up(number) for number in added))
+            await self._audience.know(self._audience.version)
+
+    @concurrent_endpoint
+    async def drain(self, number: int) -> None:
+        """Have a replica finish what it has, and another one take its place, which is up when this answers."""
+        async with self._order:
+            if number not in self._replicas:
+                raise IndexError(f"{self._blueprint.service} has no replica {number}")
+            await self._drain(number)
+            self._begin(number)
+            await self._until(lambda: self._is_up(number))
+            await self._audience.know(self._audience.version)
+
+    @concurrent_endpoint
+    async def roll(
+        self, method: str, width: int, is_skipping: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        """Call every replica, ``width`` of them at a time, each while the others take its requests; in their order.
+
+        With ``is_skipping`` those are left out that are not up.
+        """
+        async with self._order:
+            places = asyncio.Semaphore(width)
+
+            async def one(number: int) -> Any:
+                return await self._update(number, places, method, args, kwargs, is_skipped=is_skipping)
+
+            results = await asyncio.gather(*map(one, sorted(self._replicas)), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            return [result for result in results if result is not _ABSENT]
+
+    @concurrent_endpoint
+    async def metrics(self) -> list[ReplicaMetrics]:
+        """What is known of each replica, in the order of their numbers."""
+        self._publish()  # everybody answers with the present counts
+        await self._audience.know(self._audience.version)
+        return [
+            summary(place.number, place.state, self._restarts[place.number], self._audience.tallies())
+            for place in self._table().places
+        ]
+
+    @concurrent_endpoint
+    async def finish(self) -> None:
+        """Drain all replicas and stop."""
+        async with self._order:
+            await asyncio.gather(*(self._drain(number) for number in sorted(self._replicas)))
+        self._cancel()
+        self._me.stop()
+
+    # The lives of replicas
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        """Replace a replica that has died, unless that has not helped before."""
+        replica = next((each for each in self._replicas.values() if each and each.name == failure.mesh_name), None)
+        if replica is None:
+            return True  # one that has been given up already
+        if not self._lose(replica, failure.root_cause().message):
+            self._cancel()
+            return False
+        return True
+
+    async def __cleanup__(self, error: Exception | None) -> None:
+        """End what was about to start while this actor came to its end."""
+        tables.report_table(f"service {self._blueprint.service}", None)
+        self._cancel()
+        for replica in self._replicas.values():
+            if replica is not None:
+                await replica.end()
+
+    def _begin(self, number: int, delay_s: float = 0.0) -> None:
+        """Start a replica, perhaps after a while; returns at once."""
+        self._replicas[number] = None
+        life = self._lives[number]
+        self._lives[number] += 1
+        self._run(self._bring_up(number, life, delay_s))
+
+    async def _bring_up(self, number: int, life: int, delay_s: float) -> None:
+        def is_void() -> bool:
+            return number not in self._replicas or self._lives[number] != life + 1
+
+        await asyncio.sleep(delay_s)
+        if is_void():
+            return  # it has been scaled away
+        self._begun_s[number] = time.monotonic()
+        host = self._placement.choose(number, (each.host for each in self._replicas.values() if each is not None))
+        try:
+            replica = await Replica.start(self._blueprint, number, life, host)
+        except ActorError as error:
+            self._me.abort(f"replica {number} of {self._blueprint.service}: {error.cause or error}")
+            return
+        except SupervisionError as error:  # its host is lost
+            if not self._try_again(number, is_early=True):
+                self._me.abort(f"replica {number} of {self._blueprint.service}: {error}")
+            return
+        if is_void():
+            await replica.end()
+            return
+        self._replicas[number] = replica
+        self._publish()
+        try:
+            await replica.come_up()
+        except SupervisionError:
+            return  # a failure of its mesh, of which this actor is told
+        except ControlError as error:
+            if self._replicas.get(number) is replica and not self._lose(replica, f"setup failed: {error}"):
+                self._me.abort(f"{replica.name} cannot be set up: {error}")
+            return
+        if replica.state is ReplicaState.STARTING:
+            replica.state = ReplicaState.READY
+            self._came_up_s[number] = time.monotonic()
+            self._publish()
+
+    def _lose(self, replica: Replica, reason: str) -> bool:
+        """Have a replica replaced; False where that has been done in vain too often."""
+        number = replica.number
+        _log.warning("%s is being replaced: %s", replica.name, reason)
+        self._run(replica.stop(_GRACE_S))
+        if replica.state is ReplicaState.DRAINING:
+            self._replicas[number] = None  # whoever drains it goes on
+            self._publish()
+            return True
+        return self._try_again(number, is_early=not replica.has_been_of_use(self._options.stable_s))
+
+    def _try_again(self, number: int, *, is_early: bool) -> bool:
+        """Start a replica again; False where that has been done in vain too often."""
+        options = self._options
+        begun_s = self._begun_s[number]
+        others_came_up = any(at > begun_s for other, at in self._came_up_s.items() if other != number)
+        # Where others come up meanwhile, neither the class is at fault nor the machine: it was killed as they were.
+        deaths = self._deaths[number] = self._deaths[number] + 1 if is_early and not others_came_up else 0
+        if deaths > options.max_restarts:
+            return False
+        self._restarts[number] += 1
+        delay_s = min(options.backoff_s * 2 ** (deaths - 2), _LONGEST_BACKOFF_S) if deaths > 1 else 0.0
+        self._begin(number, delay_s)
+        self._publish()
+        return True
+
+    async def _drain(self, number: int) -> None:
+        """Let a replica finish its sessions and requests, and end it; nobody has its number then."""
+        replica = self._replicas[number]
+        if replica is not None:
+            replica.state = ReplicaState.DRAINING
+            self._publish()
+            deadline = time.monotonic() + self._options.drain_timeout_s
+            await self._audience.know(self._audience.version)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+                    await self._until(lambda: not self._audience.sessions_of(number))
+            if self._replicas.get(number) is replica:
+                await replica.stop(max(deadline - time.monotonic(), 0))
+        del self._replicas[number]
+        self._publish()
+
+    async def _update(
+        self,
+        number: int,
+        places: asyncio.Semaphore,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_skipped: bool,
+    ) -> Any:
+        """Call a replica once it is up and there is a place; its successor if it dies and the endpoint allows it."""
+        while True:
+            if not is_skipped:
+                await self._until(lambda: self._is_up(number))  # others have the place meanwhile
+            async with places:
+                if self._is_up(number):
+                    result = await self._update_one(number, method, args, kwargs, is_skipped=is_skipped)
+                    if result is not _AGAIN:
+                        return result
+                elif is_skipped:
+                    return _ABSENT
+
+    async def _update_one(
+        self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_skipped: bool
+    ) -> Any:
+        """Take a replica that is up out of the routing for one call."""
+        replica = self._replicas[number]
+        assert replica is not None  # it is up
+        replica.state = ReplicaState.UPDATING
+        self._publish()
+        await self._audience.know(self._audience.version)
+        try:
+            return await replica.call(method, args, kwargs)
+        except SupervisionError as error:
+            if error.failure is None and self._replicas.get(number) is replica:
+                raise  # it lives, and has only dropped its answer
+            await self._until(lambda: self._replicas.get(number) is not replica)
+            if is_skipped:
+                return _ABSENT
+            if error.is_unhandled or getattr(replica.actors, method).spec.is_idempotent:
+                return _AGAIN
+            message = f"replica {number} of {self._blueprint.service} died in {method}: {error}"
+            raise ReplicaLostError(self._blueprint.service, number, message, error.failure) from error
+        finally:
+            if replica.state is ReplicaState.UPDATING:
+                replica.state = ReplicaState.READY
+                self._publish()
+
+    # Health
+
+    async def _check_for_ever(self, endpoint: str) -> None:
+        while True:
+            await asyncio.sleep(self._options.health_interval_s)
+            checked = (ReplicaState.READY, ReplicaState.UNHEALTHY)
+            replicas = [each for each in self._replicas.values() if each is not None and each.state in checked]
+            await asyncio.gather(*(self._check(replica, endpoint) for replica in replicas))
+
+    async def _check(self, replica: Replica, endpoint: str) -> None:
+        try:
+            complaint = await replica.check(endpoint, self._options.health_timeout_s)
+        except SupervisionError:
+            return  # a failure of its mesh, of which this actor is told
+        if self._replicas.get(replica.number) is not replica:
+            return
+        replica.misses = replica.misses + 1 if complaint else 0
+        if replica.misses >= _MISSES:
+            message = f"{replica.name} failed {_MISSES} health checks in a row: {complaint}"
+            if not self._lose(replica, message):
+                self._me.abort(message)
+        elif replica.state in (ReplicaState.READY, ReplicaState.UNHEALTHY):
+            state = ReplicaState.UNHEALTHY if complaint else ReplicaState.READY
+            if state is not replica.state:
+                replica.state = state
+                self._publish()
+
+    # What all of that stands on
+
+    def _is_up(self, number: int) -> bool:
+        replica = self._replicas.get(number)
+        return replica is not None and replica.state is ReplicaState.READY
+
+    def _table(self) -> Table:
+        return Table(
+            self._audience.version,
+            tuple(
+                Place(number, replica.state, replica.entry, replica.begins)
+                if replica
+                else Place(number, ReplicaState.DOWN, None)
+                for number, replica in sorted(self._replicas.items())
+            ),
+        )
+
+    def _overview(self) -> tables.Table:
+        """The replicas, for people who watch the job; from any thread."""
+        rows = [
+            (number, ReplicaState.DOWN.value if replica is None else replica.state.value, self._restarts[number])
+            for number, replica in sorted(self._replicas.items())
+        ]
+        return tables.Table(f"Service {self._blueprint.service}", ("replica", "state", "restarts"), rows)
+
+    def _publish(self) -> None:
+        """Tell every caller how the service is now."""
+        self._audience.publish(self._table)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        await self._audience.until(condition)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._has_ended)
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._me.abort(f"service {self._blueprint.service}: {type(error).__name__}: {error}")
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()

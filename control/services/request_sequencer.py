@@ -1,0 +1,54 @@
+"""`Conductor`: sees to it that all processes of a replica handle its requests in the same order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from skipper.control.model.actor import Actor
+from skipper.control.model.endpoint_decorators import concurrent_endpoint
+from skipper.control.model.errors import ActorError, ControlError, SupervisionError
+from skipper.control.runtime.port import Port
+from skipper.control.runtime.replies import pack_error
+from skipper.control.wire.envelope import Kind
+
+if TYPE_CHECKING:
+    from skipper.control.api.views import ActorMesh
+
+
+class Conductor(Actor):
+    """Takes the requests to a replica of several processes, from whomever, and passes each on to all of them.
+
+    Messages of one sender arrive in their order everywhere, those of several senders need not: two requests that each
+    begin with a collective could wait for one another for ever. So there is one sender, in the replica's first process.
+
+    Args:
+        actors: those of the replica.
+    """
+
+    def __init__(self, actors: ActorMesh[Any]) -> None:
+        self._actors = actors
+
+    @concurrent_endpoint(explicit_response_port=True)
+    async def conduct(self, port: Port[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call all actors, and answer with what they answer."""
+        try:
+            answers = await getattr(self._actors, method).call(*args, **kwargs)  # sent in its turn, and then awaited
+        except SupervisionError as error:
+            self._refuse(port, method, error)
+        except ActorError as error:
+            # The death of one breaks off what the others do with it, and their errors may come before the news of it.
+            try:
+                await self._actors.initialized
+            except SupervisionError as death:
+                self._refuse(port, method, death)
+            else:
+                self._pass_on(port, method, error)
+        else:
+            port.send(answers)
+
+    def _refuse(self, port: Port[Any], method: str, error: SupervisionError) -> None:
+        # Even if the dead one surely has not handled it: others may have, that are well.
+        self._pass_on(port, method, SupervisionError(error.message, error.failure))
+
+    def _pass_on(self, port: Port[Any], method: str, error: ControlError) -> None:
+        port._send(Kind.ERROR, pack_error(error, actor_id=self._actors.name, method=method))

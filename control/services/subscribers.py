@@ -1,0 +1,89 @@
+"""`Audience`: who calls a service. They are told of what changes, and tell what they have counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from skipper.control.runtime.port import Port
+from skipper.control.services.metrics import merge
+from skipper.control.services.router import Tally
+from skipper.control.services.table import Table
+
+_PATIENCE_S = 1.0
+"""How long a caller has to show that it knows of a change; one that does not is gone, or will come again."""
+
+
+class Audience:
+    """Processes that call a service. For the thread of one event loop.
+
+    Each of them has a question open here, which is answered with the next change, and asks the next one then; so the
+    keeper hears from everybody who lives after everything that it says.
+
+    Attributes:
+        version: grows with every change.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._waiting: dict[str, Port[Table]] = {}
+        self._seen: dict[str, int] = {}
+        self._tallies: dict[str, dict[int, Tally]] = {}
+        self._gone: dict[int, Tally] = {}
+        """What those have counted that are gone."""
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def listen(self, port: Port[Table], caller: str, seen: int, tallies: dict[int, Tally]) -> bool:
+        """Take a caller's question; True where there is news already, and it is to be answered now."""
+        self._seen[caller] = seen
+        has_news = seen < self.version
+        if not has_news:
+            self._waiting[caller] = port
+        self.note(caller, tallies)
+        return has_news
+
+    def note(self, caller: str, tallies: dict[int, Tally]) -> None:
+        """Take what a caller has counted."""
+        self._tallies[caller] = tallies
+        self._wake()
+
+    def publish(self, table: Callable[[], Table]) -> None:
+        """Answer everybody with what ``table`` gives, as a new version."""
+        self.version += 1
+        news = table()
+        waiting, self._waiting = self._waiting, {}
+        for port in waiting.values():
+            port.send(news)
+        self._wake()
+
+    async def know(self, version: int) -> None:
+        """Wait until every caller knows of a version; those that do not soon are forgotten."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self.until(lambda: all(seen >= version for seen in self._seen.values()))
+                return
+        for caller in [caller for caller, seen in self._seen.items() if seen < version]:
+            del self._seen[caller]
+            merge(self._gone, self._tallies.pop(caller), is_gone=True)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that can become true only by a change or by what a caller says."""
+        while not condition():
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def tallies(self) -> list[dict[int, Tally]]:
+        """What each caller has counted, as far as it has told, and those that are gone."""
+        return [self._gone, *self._tallies.values()]
+
+    def sessions_of(self, number: int) -> int:
+        """Open sessions that are bound to a replica."""
+        return sum(tallies[number].sessions for tallies in self._tallies.values() if number in tallies)
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

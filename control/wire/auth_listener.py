@@ -1,0 +1,183 @@
+"""`Door`: where others knock, and where they wait until they have proven themselves; `Doors`: all of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from skipper.control.wire.certificates import Certificates
+from skipper.control.wire.envelope import ProcessRef
+from skipper.control.wire.handshake import Guest
+from skipper.control.wire.identity import Role
+from skipper.control.wire.listener import Listener
+from skipper.control.wire.streams import OPTIONS, IncomingStream
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""A stranger that connects and then says nothing is turned away after this long."""
+
+MAX_STRANGERS = 256
+"""Streams that have not proven themselves yet; one more costs the oldest of them its place."""
+
+_LIMITS = (("grpc.max_concurrent_streams", 4),)
+
+
+class Door:
+    """A listener that lets in only those who know a secret.
+
+    Args:
+        addresses: where to listen, as gRPC's targets, each with the certificates for TLS or None.
+        name: what those who come have to have dialed: the id of this process, where it is one of a job.
+        secret: what they have to know.
+        on_proven: takes the stream and the process at its other end, on the listener's thread.
+        on_closed: told when nothing is left of the listener.
+        roles: whose certificates are taken, where there is TLS.
+
+    Raises:
+        WireError: an address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, Certificates | None]],
+        name: str,
+        secret: bytes,
+        *,
+        on_proven: Callable[[Guest, ProcessRef], None],
+        on_closed: Callable[[], None],
+        roles: Collection[Role] = (),
+    ) -> None:
+        self._certificates = next((each for _, each in addresses if each is not None), None)
+        """Of all addresses that have any: a process has one folder of them."""
+        self._roles = roles
+        self._name = name
+        self._secret = secret
+        self._on_proven = on_proven
+        self._strangers: dict[Guest, float] = {}
+        """Until when each may prove itself, those first who came first; on the listener's thread."""
+        self._listener = Listener(
+            addresses,
+            greeting_s=HANDSHAKE_TIMEOUT_S,
+            options=(*OPTIONS, ("grpc.max_connection_idle_ms", int(1000 * HANDSHAKE_TIMEOUT_S)), *_LIMITS),
+            on_stream=self._came,
+            patience=self._lose_patience,
+            on_closed=on_closed,
+        )
+        self.ports = self._listener.ports
+        """The TCP port of each address."""
+
+    def close(self) -> None:
+        """Let nobody in any more; returns at once."""
+        self._listener.close()
+
+    def cut(self) -> None:
+        """End all streams that have come, whatever they are doing."""
+        self._listener.cut()
+
+    def _came(self, stream: IncomingStream) -> None:
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._turn_away(next(iter(self._strangers)))
+        guest = Guest(
+            stream,
+            self._name,
+            self._secret,
+            on_proven=self._let_in,
+            on_gone=self._forget,
+            certificates=self._certificates,
+            roles=self._roles,
+        )
+        if guest.receive():
+            self._strangers[guest] = time.monotonic() + HANDSHAKE_TIMEOUT_S
+
+    def _let_in(self, guest: Guest, peer: ProcessRef) -> None:
+        self._forget(guest)
+        self._on_proven(guest, peer)
+
+    def _forget(self, guest: Guest) -> None:
+        self._strangers.pop(guest, None)
+
+    def _turn_away(self, guest: Guest) -> None:
+        self._forget(guest)
+        guest.stream.turn_away("deadline_exceeded", "no proof came")
+
+    def _lose_patience(self) -> float | None:
+        """Turn away those who took too long; seconds until it is somebody's turn again."""
+        while self._strangers:
+            guest, until = next(iter(self._strangers.items()))
+            remaining = until - time.monotonic()
+            if remaining > 0:
+                return remaining
+            self._turn_away(guest)
+        return None
+
+
+class Doors:
+    """The doors of one process of a job, opened one by one and closed together.
+
+    Args:
+        name: the id of the process.
+        secret: the job's secret.
+        loop: on which they are closed.
+        on_proven: takes the stream and the process at its other end, on the thread of the door's listener.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        secret: bytes,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_proven: Callable[[Guest, ProcessRef], None],
+    ) -> None:
+        self._name = name
+        self._secret = secret
+        self._loop = loop
+        self._on_proven = on_proven
+        self._all: list[Door] = []
+        self._closed = 0
+        self._gone = asyncio.Event()
+        """Set once nothing is left of any."""
+
+    def open(
+        self, addresses: Sequence[tuple[str, Certificates | None]], roles: Collection[Role] = ()
+    ) -> tuple[int, ...]:
+        """Open one more, at addresses and for roles as `Door` takes them; from any thread.
+
+        Returns:
+            The TCP port of each address.
+
+        Raises:
+            WireError: an address cannot be listened on.
+        """
+        door = Door(
+            addresses,
+            self._name,
+            self._secret,
+            on_proven=self._on_proven,
+            on_closed=self._one_closed,
+            roles=roles,
+        )
+        self._all.append(door)
+        return door.ports
+
+    async def close(self, patience_s: float) -> None:
+        """Let nobody in any more, and wait until all streams have ended; after ``patience_s`` they are cut."""
+        for door in self._all:
+            door.close()
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._gone.wait()
+        except TimeoutError:  # there are strangers, or peers that do not move
+            for door in self._all:
+                door.cut()
+            await self._gone.wait()
+
+    def _one_closed(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+            self._loop.call_soon_threadsafe(self._count_closed)
+
+    def _count_closed(self) -> None:
+        self._closed += 1
+        if self._closed == len(self._all):
+            self._gone.set()

@@ -1,0 +1,1 @@
+"""The backend on UCX, by our own binding of libucp."""

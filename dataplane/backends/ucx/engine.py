@@ -1,0 +1,392 @@
+"""UCX in one process: the library, its context, its workers and their threads.
+
+The *server* worker serves peers: a daemon thread progresses it and sleeps in `ucp_worker_wait` in between. What this
+process initiates is carried by *lanes*, each a worker of its own: one for short operations, so that none waits behind
+a large copy, and as many as there are copy threads for large ones, which share the bytes out between them. A
+short operation runs in the thread that submits it; what is not over after a brief spin is driven to its end by the
+lane's thread, which also keeps the deadlines. All of it starts with the first use, so that a process that only copies
+within memory never pays for it.
+"""
+
+import atexit
+import ctypes
+import importlib.util
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from skipper.dataplane import memfd
+from skipper.dataplane.backends import own_sockets, socket_filter
+from skipper.dataplane.backends.exchange import WireUpKeys
+from skipper.dataplane.backends.own_sockets import Place
+from skipper.dataplane.backends.ucx import admission_server
+from skipper.dataplane.backends.ucx.lane import Lane
+from skipper.dataplane.backends.ucx.segments import Segments
+from skipper.dataplane.config import HOST_VARIABLE, Config
+from skipper.dataplane.epochs import Epoch
+from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
+from skipper.dataplane.identity import limit_hint
+from skipper.dataplane.memory import HOST, MemoryKind, Region, Storage
+
+if TYPE_CHECKING:
+    from skipper.dataplane.backends.ucx import _ucp
+
+_WITHOUT_TCP = "^sysv,tcp"
+"""What is used within a host alone. UCX's port of TCP asks for no proof: whoever finds it may read and write what its
+owner can. Peers of one host would need it only to be told of each other's failures, which posix can do as well."""
+_WITHOUT_TCP_SINCE = (1, 22, 0)
+"""1.13 ignores the option for posix, where it is set in code. The versions between have not been tried."""
+
+# Each where the environment says nothing about it and the library knows it.
+_DEFAULTS = {
+    # With peer error handling UCX would otherwise give up zero-copy within a host (CMA) and emulate every get over TCP.
+    "RNDV_THRESH": "inf",
+    # Nothing may listen beyond this host unless somebody asks for it.
+    "NET_DEVICES": "lo",
+    # Its segments of System V are open to the owner's group.
+    "TLS": "^sysv",
+    # So that processes of one host can do without TCP.
+    "POSIX_ERROR_HANDLING": "y",
+    # To connect must not block (no deadline would hold against a silent host), and a connection that is refused at once
+    # leaks its socket.
+    "TCP_CONN_NB": "y",
+    # So that a message of ours fits into one: fewer calls of the system for as many bytes.
+    "TCP_TX_SEG_SIZE": "256k",
+    "TCP_RX_SEG_SIZE": "256k",
+    # A copy within the host is one system call per piece that we post, not one per 512 KiB with a look at all sockets
+    # in between; many short ones are done between two such looks.
+    "CMA_SEG_SIZE": "16m",
+    "CMA_TX_QUOTA": "16",
+}
+# Before 1.14 an endpoint with keepalive that is closed before it is connected aborts the process, by an assertion that
+# openucx/ucx#8175 took out. Closing is how a deadline is kept; deadlines also find out what keepalive would.
+_KEEPALIVE_SINCE = (1, 14, 0)
+_SHARED_MEMORY = frozenset({"all", "shm", "sm", "mm", "posix", "cma", "xpmem", "knem"})
+_LOG_LEVEL = "LOG_LEVEL"
+_JOIN_S = 5.0
+_DESCRIPTORS = 48  # of two workers with a connection each over TCP, and of UCX's own thread
+
+
+def find_library(configured: str | None) -> str:
+    """Path or name of libucp to load: as configured, from the wheel, or whatever the loader finds."""
+    if configured is not None:
+        return configured
+    spec = importlib.util.find_spec("libucx")
+    if spec is not None and spec.origin is not None:
+        library = Path(spec.origin).parent / "lib" / "libucp.so.0"
+        if library.exists():
+            return str(library)
+    return "libucp.so.0"
+
+
+def has_cuda_modules(library: str) -> bool:
+    """Whether this UCX comes with what it needs for CUDA memory; whether that loads depends on the driver."""
+    return any((Path(library).parent / "ucx").glob("libuct_cuda.so*"))
+
+
+def load(library: str) -> ModuleType:
+    """Load libucp from where it was asked for, then the binding, which takes what is loaded by its soname.
+
+    Raises:
+        BackendUnavailableError: There is no such library, or the binding was not built.
+    """
+    try:
+        ctypes.CDLL(library)
+        from skipper.dataplane.backends.ucx import _ucp
+    except (OSError, ImportError) as error:
+        raise BackendUnavailableError(
+            f"UCX cannot be loaded: {error}. Install libucx-cu12, or name a libucp.so.0 by "
+            "dataplane.configure(ucx_library=...)"
+        ) from error
+    return _ucp
+
+
+def options(config: Config, version: tuple[int, int, int]) -> dict[str, str]:
+    """What is set in code for a version of UCX: ours below the environment's, the caller's above all."""
+    chosen = dict(_DEFAULTS)
+    names_devices = "NET_DEVICES" in config.ucx or "UCX_NET_DEVICES" in os.environ
+    if not names_devices and version >= _WITHOUT_TCP_SINCE:
+        chosen["TLS"] = _WITHOUT_TCP
+    if version < _KEEPALIVE_SINCE:
+        chosen["KEEPALIVE_INTERVAL"] = "inf"
+    chosen = {name: value for name, value in chosen.items() if f"UCX_{name}" not in os.environ}
+    chosen.update(config.ucx)
+    return chosen
+
+
+def lacks_shared_memory(chosen: Mapping[str, str], version: tuple[int, int, int]) -> bool:
+    """Whether processes of this host reach this one over TCP as well, for all that the options tell.
+
+    Those that find out later only take longer to connect.
+    """
+    named = chosen.get("TLS", os.environ.get("UCX_TLS", "all"))
+    return version < _WITHOUT_TCP_SINCE or not (named.startswith("^") or _SHARED_MEMORY.intersection(named.split(",")))
+
+
+def check_options(config: Config) -> None:
+    """See that UCX knows the caller's options. Loads the library, starts nothing.
+
+    Raises:
+        ConfigurationError: It knows one of them not, or not that value.
+    """
+    try:
+        ucp = load(find_library(config.ucx_library))
+    except BackendUnavailableError:
+        return  # whoever tries to use it learns why it cannot be
+    for name, value in config.ucx.items():
+        if name != _LOG_LEVEL and not ucp.takes(name, value):
+            version = ".".join(map(str, ucp.library_version()))
+            raise ConfigurationError(f"UCX {version} has no option {name} that can be {value!r} (see ucx_info -cf)")
+
+
+class Engine:
+    """UCX, started. Thread-safe.
+
+    Attributes:
+        ucp: The binding.
+        wire_up_keys: As given.
+        address: Of the server worker, for peers.
+        contact: Where they ask to be let in to its port of TCP (see `ucx_admission.Contact`); empty where it has none.
+        segments: What this process sends and takes over TCP.
+        memory_types: Bit mask of what it can move.
+        width: Lanes that a large operation may use.
+    """
+
+    def __init__(self, config: Config, wire_up_keys: WireUpKeys) -> None:
+        """Load and initialise the library, start the server.
+
+        Args:
+            config: With UCX's options.
+            wire_up_keys: For the conversations that let peers connect over TCP.
+
+        Raises:
+            BackendUnavailableError: It cannot be loaded, or refuses an option.
+        """
+        ucp = load(find_library(config.ucx_library))
+        _require_descriptors()
+        ucp.guard()
+        self.ucp = ucp
+        self.wire_up_keys = wire_up_keys
+        self.width = config.threads
+        chosen = options(config, ucp.library_version())
+        # Its own messages would repeat on stderr what the typed errors say, once per request.
+        level = chosen.pop(_LOG_LEVEL, None if "UCX_LOG_LEVEL" in os.environ else "fatal")
+        chosen = {name: value for name, value in chosen.items() if name in config.ucx or ucp.takes(name, value)}
+        self.segments = Segments.of(chosen)
+        try:
+            if level is not None:
+                ucp.set_global_option(_LOG_LEVEL, level)
+            self._context: _ucp.Context = ucp.Context(chosen)
+            with _opening:
+                known = own_sockets.descriptors()
+                self._server: _ucp.Worker = ucp.Worker(self._context)
+                self.address = self._server.address()
+                listeners = _listeners(known, self.address)
+                within_host = lacks_shared_memory(chosen, ucp.library_version())
+                self._admission = _admission(listeners, wire_up_keys, within_host=within_host)
+            self._exports: _ucp.Exports = ucp.Exports()
+            self._server.answer(self._exports)
+            self._lanes = [self._new_lane(0)]
+        except ucp.UcxError as error:
+            raise BackendUnavailableError(f"UCX does not start with {chosen}: {error}") from error
+        self.contact = b"" if self._admission is None else self._admission.contact.pack()
+        self.memory_types = self._context.memory_types()
+        self._pid = os.getpid()
+        self._memory: dict[tuple[int, int, int], weakref.ref[_Registered]] = {}
+        self._anchored: dict[tuple[int, int, int], _Registered] = {}
+        self._pages: dict[int, _Registered] = {}
+        self._retired: weakref.WeakSet[Lane] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._closing = False
+        self._thread = threading.Thread(target=self._server.serve, name="dataplane-ucx-server", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def lane(self, number: int) -> Lane:
+        """Number 0 is for short operations, those from 1 on are for large ones and made when first asked for.
+
+        Raises:
+            UcxError: There cannot be another worker.
+        """
+        if number < len(self._lanes):
+            return self._lanes[number]
+        with self._lock:
+            while len(self._lanes) <= number:
+                self._lanes.append(self._new_lane(len(self._lanes)))
+            return self._lanes[number]
+
+    def lane_instead(self, number: int, used: Lane) -> Lane:
+        """Another one than `used`, by that number: the present one, or a new one that takes its place.
+
+        Raises:
+            UcxError: There cannot be another worker.
+        """
+        with self._lock:
+            if self._lanes[number] is used:
+                self._lanes[number] = self._new_lane(number)
+                self._retired.add(used)
+                used.retire()
+            return self._lanes[number]
+
+    def register(self, storage: Storage, region: Region) -> "_Registered":
+        """Register a region; the storage around it is registered once, for as long as the storage lives.
+
+        Raises:
+            RegistrationError: UCX refuses, as it does when the limit of locked memory is reached.
+        """
+        key = (storage.address, storage.nbytes, region.kind)
+        reference = self._memory.get(key)
+        known = None if reference is None else reference()
+        if known is None:
+            known = self._map(storage.address, storage.nbytes, region.kind)
+            self._memory[key] = weakref.ref(known)
+            if storage.anchor is not None:
+                self._anchored[key] = known
+                weakref.finalize(storage.anchor, self._anchored.pop, key, None).atexit = False
+        return known
+
+    def register_page(self, page: memfd.Mapping) -> "_Registered":
+        """Register a page of epoch words, for ever."""
+        known = self._pages.get(page.token)
+        if known is not None:
+            return known
+        with self._lock:
+            known = self._pages.get(page.token)
+            if known is None:
+                known = self._map(page.address, page.nbytes, HOST)
+                self._exports.cover(page.address, page.nbytes)
+                self._pages[page.token] = known
+            return known
+
+    def expose(self, epoch: Epoch, region: Region, *, writable: bool) -> bool:
+        """Let peers name host memory in messages; its page of words is registered. Returns whether that is new."""
+        return self._exports.add(epoch.address, epoch.value, region.address, region.nbytes, writable)
+
+    def conceal(self, epoch: Epoch) -> None:
+        """Let them no longer. When this returns, no message touches the memory any more."""
+        self._exports.remove(epoch.address, epoch.value)
+
+    def close(self) -> None:
+        """Stop all threads; for the end of the process. Idempotent.
+
+        Contexts and workers are left to the end of the process: a daemon thread of the caller's may be inside of them.
+        """
+        if self._closing or os.getpid() != self._pid:
+            return
+        self._closing = True
+        for lane in [*self._lanes, *self._retired]:
+            lane.close()
+        if self._admission is not None:
+            self._admission.close()
+        self._server.stop()
+        self._thread.join(_JOIN_S)
+
+    def _new_lane(self, number: int) -> Lane:
+        with _opening:
+            known = own_sockets.descriptors()
+            worker = self.ucp.Worker(self._context)
+            sources = _stop_listening(_listeners(known, worker.address()))
+        return Lane(worker, f"dataplane-ucx-client-{number}", self.ucp.RUNNING, sources)
+
+    def _map(self, address: int, nbytes: int, kind: MemoryKind) -> "_Registered":
+        try:
+            return _Registered(self.ucp.MemoryHandle(self._context, address, nbytes, int(kind)))
+        except self.ucp.UcxError as error:
+            raise RegistrationError(
+                f"UCX cannot register {nbytes} bytes of {kind.name.lower()} memory: {error}. "
+                "Where a network card is in use, see the limit of locked memory (ulimit -l)"
+            ) from error
+
+
+def _require_descriptors() -> None:
+    """UCX ends the process where it finds no descriptor for its own thread, so see that there are some."""
+    found: list[int] = []
+    try:
+        while len(found) < _DESCRIPTORS:
+            found.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"UCX needs some {_DESCRIPTORS} file descriptors to start: {error.strerror}{limit_hint(error)}"
+        ) from error
+    finally:
+        for descriptor in found:
+            os.close(descriptor)
+
+
+_opening = threading.Lock()
+"""Held while a worker is made, so that the sockets that are new afterwards are those of that one."""
+
+
+def _listeners(known: Mapping[int, str], address: bytes) -> dict[int, Place]:
+    """The descriptors at which a new worker listens on TCP; that is what UCX tells nobody but its peers."""
+    return {
+        fd: place
+        for fd, place in own_sockets.listening(known).items()
+        if place.port.to_bytes(2, "big") in address  # else another thread of this process has begun to listen
+    }
+
+
+def _stop_listening(listeners: Mapping[int, Place]) -> tuple[Place, ...]:
+    """Close the port of a worker that only connects to others. Returns the addresses from which it will."""
+    places = tuple(listeners.values())
+    if listeners:
+        with open(os.devnull, "rb") as instead:  # UCX goes on to hold the descriptor, and would close whatever it is
+            for fd in listeners:
+                os.dup2(instead.fileno(), fd, inheritable=False)
+        own_sockets.hang_up_on(places)
+    return places
+
+
+def _admission(
+    listeners: Mapping[int, Place], wire_up_keys: WireUpKeys, *, within_host: bool
+) -> admission_server.Server | None:
+    """Keep everybody from the port of a worker that serves peers until they are let in. None: it has none.
+
+    Nobody has progressed the worker so far, so that nothing was read from whoever has connected already.
+    """
+    if not listeners:
+        return None
+    copies = [socket.socket(fileno=os.dup(fd)) for fd in listeners]
+    for copy in copies:
+        socket_filter.admit(copy, ())
+        _refuse_queued(copy)
+    places = tuple(listeners.values())
+    own_sockets.hang_up_on(places)
+    hosts = [str(place.address.ipv4_mapped or place.address) for place in places]
+    beyond = [host for place, host in zip(places, hosts, strict=True) if not _is_loopback(place)]
+    told = os.environ.get(HOST_VARIABLE, "")
+    try:
+        address = told if told in hosts else [*beyond, *hosts][0]
+        return admission_server.Server(copies, address, wire_up_keys, within_host=within_host)
+    except BaseException:
+        for copy in copies:
+            copy.close()
+        raise
+
+
+def _refuse_queued(listener: socket.socket) -> None:
+    """Hang up on whoever was quicker than the filter. UCX's sockets do not block."""
+    while True:
+        try:
+            listener.accept()[0].close()
+        except OSError:
+            return
+
+
+def _is_loopback(place: Place) -> bool:
+    return (place.address.ipv4_mapped or place.address).is_loopback
+
+
+class _Registered:
+    """A memory handle of UCX, closed with its last reference."""
+
+    __slots__ = ("__weakref__", "handle", "key")
+
+    def __init__(self, handle: "_ucp.MemoryHandle") -> None:
+        self.handle = handle
+        self.key = handle.key

@@ -1,0 +1,222 @@
+"""One operation over UCX from its submission to its end: who drives it, and what a failure means.
+
+A failed copy to a living owner is tried once more over new connections: then the words tell a buffer that was dropped
+from a transport that does not work, and a connection that was cut to keep another operation's deadline does no harm to
+this one. An atomic operation is tried again only where UCX has not been given it.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from skipper.dataplane.atomic import FetchOperation
+from skipper.dataplane.backends.base import Done, Remote
+from skipper.dataplane.backends.ucx.lane import Lane
+from skipper.dataplane.copying import dropped
+from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
+from skipper.dataplane.memory import Region
+from skipper.dataplane.operation import Helper
+
+if TYPE_CHECKING:
+    from skipper.dataplane.backends.ucx import _ucp
+    from skipper.dataplane.backends.ucx.peer import UcxPeer
+
+SPIN_S = 100e-6
+"""A round trip over loopback takes some 10 us, waking another thread as long again."""
+
+_EXPIRED = math.inf
+
+Batches = Sequence[tuple[Lane, "_ucp.Batch"]]
+"""What the lanes of one operation are to carry."""
+
+
+class Run:
+    """One operation under way: its present batches, and what to do when all of them are over."""
+
+    def __init__(
+        self,
+        peer: "UcxPeer",
+        make: Callable[[], Batches],
+        remotes: tuple[Remote, ...],
+        pinned: tuple[Region, ...],
+        deadline: float,
+        done: Done,
+    ) -> None:
+        self.deadline = deadline
+        self.expired = False
+        self.lost = False
+        self._peer = peer
+        self._make = make
+        self._remotes = remotes
+        self._pinned = pinned
+        self._done = done
+        self._tries = 0
+        self._lock = threading.Lock()
+        self._parts: list[Part] = []
+        self._left = 0
+
+    def begin(self, batches: Batches, *, begun: bool) -> Helper | None:
+        """Go on after the submitting thread has done (`begun`) or not done its share of the only batch."""
+        self._take(batches)
+        if begun:
+            self._parts[0].go_on()
+            return None
+        for part in self._parts:
+            part.lane.adopt(part)
+        return self._help
+
+    def owner_lost(self) -> bool:
+        """Whether the kernel knows that the owner is gone; what is under way then fails for that reason."""
+        self.lost = self.lost or not self._peer.usable()
+        return self.lost
+
+    def cut(self, batch: "_ucp.Batch") -> None:
+        """End the connection of one of the batches, and so the batch."""
+        self._peer.cut(batch.endpoint)
+
+    def part_over(self) -> None:
+        """One of the batches is over."""
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._conclude()
+
+    def _take(self, batches: Batches) -> None:
+        self._parts = [Part(self, lane, batch) for lane, batch in batches]
+        self._left = len(self._parts)
+
+    def _help(self) -> None:
+        """Drive in the thread that waits what nobody has begun."""
+        for part in self._parts:
+            part.help()
+
+    def _conclude(self) -> None:
+        ucp = self._peer.engine.ucp
+        results = [part.batch.result for part in self._parts]
+        changed = [part.batch for part in self._parts if part.batch.result == ucp.CHANGED]
+        if changed:
+            self._done(dropped(self._remotes[changed[0].changed()[0]].handle))
+        elif all(result == ucp.FINISHED for result in results):
+            self._succeed()
+        elif ucp.NOT_ALLOWED in results:
+            message = "its owner has no such memory registered for that: the handle was not made by it"
+            refused = [part.batch for part in self._parts if part.batch.result == ucp.NOT_ALLOWED]
+            self._done(TransferError(f"{self._remotes[refused[0].changed()[0]].handle} was refused: {message}"))
+        else:
+            self._fail([result for result in results if result < 0])
+
+    def _succeed(self) -> None:
+        self._done(None)
+
+    def _fail(self, statuses: list[int]) -> None:
+        ucp = self._peer.engine.ucp
+        own = [status for status in statuses if status != ucp.CANCELED]
+        status = own[0] if own else statuses[0]
+        # One that UCX itself has given up was not cut by anybody, whatever the status says.
+        alone = any(part.batch.endpoint.failed for part in self._parts)
+        if self.expired or time.monotonic() >= self.deadline:
+            message = f"the deadline passed before the transfer with {self._peer.owner} was complete"
+            self._done(TransferTimeoutError(message + self._fate(), status=status))
+            return
+        for part in self._parts:
+            if part.batch.result < 0:
+                self.cut(part.batch)
+        if self.lost or ((own or alone) and self._peer.wait_for_exit()):
+            self._done(OwnerDiedError(f"{self._peer.owner} is gone", status=status))
+            return
+        self._tries += bool(own or alone)  # one that another operation's deadline has cut says nothing about this one
+        if self._tries > 1 or self._fate():
+            self._done(self._peer.failure(ucp.status_text(status) + self._fate(), status))
+            return
+        if self._peer.asks_first:
+            # The owner may let this thread wait for it, and it may be the one that keeps the deadlines of others.
+            threading.Thread(target=self._try_again, name="dataplane-ucx-retry", daemon=True).start()
+        else:
+            self._try_again()
+
+    def _try_again(self) -> None:
+        try:
+            batches = self._make()
+        except TransferError as error:
+            self._done(error)
+            return
+        self._take(batches)
+        for part in self._parts:
+            part.lane.adopt(part)
+
+    def _fate(self) -> str:
+        """What more there is to say about an operation that must not be repeated."""
+        return ""
+
+
+class AtomicRun(Run):
+    """One atomic operation: never given to UCX twice."""
+
+    operation: FetchOperation
+
+    def _succeed(self) -> None:
+        self.operation.previous = self._parts[0].batch.previous
+        self._done(None)
+
+    def _fate(self) -> str:
+        return "; the atomic operation may have taken place or not" if self._parts[0].batch.sent else ""
+
+
+class Part:
+    """What one lane carries of a run. Whoever claims it drives it: a thread that waits for the end, or the lane's."""
+
+    __slots__ = ("_claimed", "_handed_over", "_run", "batch", "deadline", "lane")
+
+    def __init__(self, run: Run, lane: Lane, batch: "_ucp.Batch") -> None:
+        self.lane = lane
+        self.batch = batch
+        self.deadline = run.deadline
+        self._run = run
+        self._claimed = threading.Lock()
+        self._handed_over = False
+
+    def claim(self) -> bool:
+        """See `ucx_lane.Driven`: one that nobody has begun, or that was handed over. Only the lane calls it."""
+        if self._handed_over:
+            self._handed_over = False  # the same part may be queued from before it was claimed: it counts once
+            return True
+        return self._claimed.acquire(blocking=False)
+
+    def help(self) -> None:
+        """Drive it in the calling thread for as long as that needs no sleep, if nobody has begun."""
+        if self._claimed.acquire(blocking=False):
+            self.batch.advance(SPIN_S, self.deadline)
+            self._settle_or_hand_over()
+
+    def go_on(self) -> None:
+        """Take it as begun by the calling thread, which has done what it wanted to."""
+        self._claimed.acquire()
+        self._settle_or_hand_over()
+
+    def settle(self) -> None:
+        """See `ucx_lane.Driven`."""
+        self._run.part_over()
+
+    def look(self) -> None:
+        """See `ucx_lane.Driven`. UCX may try a device for as long as it is told to before it says that."""
+        if self._run.owner_lost():
+            self._run.cut(self.batch)
+
+    def expire(self) -> None:
+        """See `ucx_lane.Driven`.
+
+        UCX cannot cancel a transfer, but to close the connection by force completes all that is on it.
+        """
+        self.deadline = _EXPIRED
+        self._run.expired = True
+        self._run.cut(self.batch)
+
+    def _settle_or_hand_over(self) -> None:
+        if self.batch.result != self.lane.running:
+            self.settle()
+            return
+        self._handed_over = True
+        self.lane.adopt(self)

@@ -1,0 +1,1 @@
+"""The backend on RDMA verbs, by pyverbs."""

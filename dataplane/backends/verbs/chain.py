@@ -1,0 +1,285 @@
+"""Work requests, made once and posted as often as needed: rows and epoch words as chains for queue pairs.
+
+A *program* is what one transfer does: for each rail that it uses a few *chunks*, each a chain of work requests that is
+posted by one call and of which only the last one completes. A chunk fills no more than half of a queue, so that the
+next one can be posted while it runs.
+"""
+
+import itertools
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from skipper.dataplane.atomic import Atomic, AtomicKind
+from skipper.dataplane.backends.base import Remote
+from skipper.dataplane.backends.verbs.device import Device, pyverbs
+from skipper.dataplane.backends.verbs.memory import Memory, WordRoom, Words
+from skipper.dataplane.layout import Rows
+
+STRIPE_BYTES = 2 << 20
+"""From here on a transfer is dealt out over all rails; a smaller one takes one of them, in turn."""
+
+_LOCAL, _REMOTE, _RUN, _KEY, _NDIM, _DIMS = range(6)  # columns of rows, see rows.h
+_WORD = 8
+
+Piece = tuple[int, int, tuple[int, ...]]  # address, bytes, local keys
+
+
+@dataclass(slots=True)
+class Request:
+    """One RDMA READ or WRITE: a contiguous range of the peer, scattered to or gathered from pieces of this side.
+
+    Attributes:
+        remote: Where the range begins.
+        rkeys: The peer's keys, one per rail.
+        nbytes: Its length.
+        pieces: Of this side.
+        write: Whether it is written.
+        atomic: What is done to it instead, where it is one word.
+    """
+
+    remote: int
+    rkeys: tuple[int, ...]
+    nbytes: int
+    pieces: list[Piece]
+    write: bool = False
+    atomic: Atomic | None = None
+
+
+class Chunk:
+    """A chain of work requests.
+
+    Attributes:
+        first: Its head, to be posted.
+        last: Its end, the only one that completes.
+        count: Its length.
+    """
+
+    __slots__ = ("__weakref__", "count", "first", "last")
+
+    def __init__(self, device: Device, rail: int, requests: Sequence[Request]) -> None:
+        made = [_work_request(device, rail, request) for request in requests]
+        for this, following in itertools.pairwise(made):
+            this.next_wr = following
+        self.first, self.last, self.count = made[0], made[-1], len(made)
+        self.last.send_flags = device.enums.IBV_SEND_SIGNALED
+        # pyverbs allocates their lists of pieces and leaves it to its user to free them.
+        weakref.finalize(self, _free, made).atexit = False
+
+
+Phase = dict[int, tuple[Chunk, ...]]
+"""Chunks that may be posted together, by the rail that they are for."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Program:
+    """Everything that a transfer posts.
+
+    Attributes:
+        data: The transfer itself; on every rail that takes part, the words follow it.
+        probe: Fetches only the words, on the first of these rails.
+        words: Where the words arrive: first those of the first rail, and so on; for an atomic, its result at last.
+        memories: The local memory that it uses, which must stay open.
+        sole: The rail and the chunk that are all of the transfer, where there is only one.
+    """
+
+    data: Phase
+    probe: Phase
+    words: Words
+    memories: tuple[Memory, ...]
+    sole: tuple[int, Chunk] | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether its local memory is still registered."""
+        return all(memory.open for memory in self.memories)
+
+
+def compile_program(
+    devices: Sequence[Device],
+    rails: Sequence[int],
+    rows: Rows,
+    remotes: Sequence[Remote],
+    memories: tuple[Memory, ...],
+    room: WordRoom,
+    *,
+    to_remote: bool,
+    turn: int,
+) -> Program:
+    """Chains for rows whose `key` column counts `remotes`, and for the word of each remote.
+
+    The words are fetched behind the data, by every rail behind its own: a reliable connection executes requests in
+    order, two of them know nothing of each other.
+
+    Args:
+        devices: Of all rails of this process.
+        rails: Those to use.
+        rows: What goes where.
+        remotes: What they lie in.
+        memories: What their local sides lie in.
+        room: For the words.
+        to_remote: Whether to write.
+        turn: Of this program among all, so that small ones take turns on the rails.
+
+    Raises:
+        RegistrationError: There is no room for the words.
+    """
+    limit = min(devices[rail].message_bytes for rail in rails)
+    gather = min(devices[rail].gather for rail in rails)
+    requests = list(_requests(rows, remotes, memories, limit, gather, to_remote))
+    if len(rails) > 1 and sum(request.nbytes for request in requests) >= STRIPE_BYTES:
+        used = rails[: len(requests)]
+    else:
+        used = (rails[turn % len(rails)],)
+    words = room.take(len(remotes) * len(used))
+    data: Phase = {}
+    for at, rail in enumerate(used):
+        fetch = _fetch(remotes, words, at * len(remotes))
+        data[rail] = _chunks(devices[rail], rail, requests[at :: len(used)] + fetch)
+    first = data[used[0]]
+    sole = (used[0], first[0]) if len(used) == len(first) == 1 else None
+    return Program(data, _probe(devices, used[0], remotes, words), words, memories, sole)
+
+
+def compile_atomic(device: Device, remote: Remote, address: int, atomic: Atomic, room: WordRoom) -> Program:
+    """A chain for one atomic operation, whose result is the second of the words.
+
+    Always on rail 0: operations through two devices of the owner would not be atomic with each other.
+
+    Raises:
+        RegistrationError: There is no room for the words.
+    """
+    words = room.take(2)
+    result = (words.address + _WORD, _WORD, words.lkeys)
+    request = Request(address, remote.key.memory, _WORD, [result], atomic=atomic)
+    data = {0: _chunks(device, 0, [request, *_fetch((remote,), words, 0)])}
+    return Program(data, _probe((device,), 0, (remote,), words), words, ())
+
+
+def reuse_atomic(program: Program, remote: Remote, address: int, atomic: Atomic) -> Program:
+    """A program of `compile_atomic` that has run, for the same word and kind of operation, with other operands."""
+    _set_operands(program.data[0][0].first, remote.key.memory[0], address, atomic)
+    return program
+
+
+def _probe(devices: Sequence[Device], rail: int, remotes: Sequence[Remote], words: Words) -> Phase:
+    return {rail: _chunks(devices[rail], rail, _fetch(remotes, words, 0))}
+
+
+def _fetch(remotes: Sequence[Remote], words: Words, first: int) -> list[Request]:
+    """Requests for the words of remotes, to arrive from the `first` place on."""
+    return [
+        Request(remote.word, remote.key.page, _WORD, [(words.address + at * _WORD, _WORD, words.lkeys)])
+        for at, remote in enumerate(remotes, first)
+    ]
+
+
+def _chunks(device: Device, rail: int, requests: list[Request]) -> tuple[Chunk, ...]:
+    most = max(1, device.depth // 2)
+    return tuple(Chunk(device, rail, requests[at : at + most]) for at in range(0, len(requests), most))
+
+
+def _requests(
+    rows: Rows, remotes: Sequence[Remote], memories: tuple[Memory, ...], limit: int, gather: int, write: bool
+) -> Iterator[Request]:
+    """The fewest requests for the rows: what is contiguous at the peer is joined, however scattered it is here."""
+    find = _finder(memories)
+    present: Request | None = None
+    for local, remote, nbytes, key in _segments(rows, limit):
+        rkeys = remotes[key].key.memory
+        while nbytes:
+            # Neighbours that were allocated apart are registered apart, even where a row runs across both.
+            memory = find(local)
+            part = min(nbytes, memory.address + memory.nbytes - local)
+            piece = (local - memory.address + memory.begin, part, memory.lkeys)
+            if (
+                present is not None
+                and present.rkeys is rkeys
+                and present.remote + present.nbytes == remote
+                and len(present.pieces) < gather
+                and present.nbytes + part <= limit
+            ):
+                present.pieces.append(piece)
+                present.nbytes += part
+            else:
+                if present is not None:
+                    yield present
+                present = Request(remote, rkeys, part, [piece], write)
+            local, remote, nbytes = local + part, remote + part, nbytes - part
+    if present is not None:
+        yield present
+
+
+def _finder(memories: tuple[Memory, ...]) -> Callable[[int], Memory]:
+    """Which memory an address lies in."""
+    ordered = sorted(memories, key=lambda memory: memory.address)
+    starts = [memory.address for memory in ordered]
+
+    def find(address: int) -> Memory:
+        at = bisect_right(starts, address) - 1
+        while ordered[at].address + ordered[at].nbytes <= address:
+            at -= 1  # a shorter one that overlaps the one that is meant
+        return ordered[at]
+
+    return find
+
+
+def _segments(rows: Rows, most: int) -> Iterator[tuple[int, int, int, int]]:
+    """(local, remote, bytes, key) of every contiguous run, none longer than `most`."""
+    for row in rows:
+        run, key = int(row[_RUN]), int(row[_KEY])
+        if row[_NDIM] == 0 and run <= most:
+            yield int(row[_LOCAL]), int(row[_REMOTE]), run, key
+            continue
+        locals_, remotes = _starts(row)
+        for local, remote in zip(locals_.tolist(), remotes.tolist(), strict=True):
+            for begin in range(0, run, most):
+                yield local + begin, remote + begin, min(most, run - begin), key
+
+
+def _starts(row: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Addresses of the runs of a row, on either side, in order."""
+    locals_, remotes = row[_LOCAL : _LOCAL + 1], row[_REMOTE : _REMOTE + 1]
+    for dim in range(int(row[_NDIM])):
+        count, local_stride, remote_stride = row[_DIMS + 3 * dim : _DIMS + 3 * dim + 3]
+        steps = np.arange(count)
+        locals_ = np.add.outer(locals_, steps * local_stride).ravel()
+        remotes = np.add.outer(remotes, steps * remote_stride).ravel()
+    return locals_, remotes
+
+
+def _work_request(device: Device, rail: int, request: Request) -> Any:
+    wr, e = pyverbs("wr"), device.enums
+    pieces = [wr.SGE(address, nbytes, lkeys[rail]) for address, nbytes, lkeys in request.pieces]
+    atomic = request.atomic
+    if atomic is None:
+        opcode = e.IBV_WR_RDMA_WRITE if request.write else e.IBV_WR_RDMA_READ
+    elif atomic.kind is AtomicKind.FETCH_ADD:
+        opcode = e.IBV_WR_ATOMIC_FETCH_AND_ADD
+    else:
+        opcode = e.IBV_WR_ATOMIC_CMP_AND_SWP
+    made = wr.SendWR(opcode=opcode, num_sge=len(pieces), sg=pieces, send_flags=0)
+    if atomic is None:
+        made.set_wr_rdma(request.rkeys[rail], request.remote)
+    else:
+        _set_operands(made, request.rkeys[rail], request.remote, atomic)
+    for piece in pieces:
+        piece.close()  # the request holds a copy
+    return made
+
+
+def _set_operands(made: Any, rkey: int, address: int, atomic: Atomic) -> None:
+    if atomic.kind is AtomicKind.FETCH_ADD:
+        made.set_wr_atomic(rkey, address, atomic.operand)
+    else:
+        made.set_wr_atomic(rkey, address, atomic.compare, atomic.operand)
+
+
+def _free(made: Iterable[Any]) -> None:
+    for request in made:
+        request.close()

@@ -1,0 +1,148 @@
+"""How two processes tell each other their queue pairs: a short, authenticated conversation over a stream socket.
+
+This file has what is said, and the initiator's side of it; the owner's is `verbs_server`.
+
+The owner listens on a unix socket without a file (an abstract name, reachable on its host only), or on the TCP address
+that `configure(verbs={"listen": ...})` names. All messages have a fixed size, nothing is unpickled.
+
+    initiator  magic, its rails, nonce
+    owner      magic, its rails, nonce
+    initiator  endpoints, name, for each of its keys HMAC-SHA256(key, "initiator" + all before + endpoints + name)
+    owner      endpoints, HMAC-SHA256(key, "owner" + all before + endpoints)
+
+A key is HMAC-SHA256(what a secret of the job or the user gives for this, token + address of the owner), where the token
+and the address are those of the handle; the owner uses the first key of its own that a proof is good under.
+
+A rail is a port that a side uses; rails are numbered by their order on each side, told as a set of bits, and those that
+both sides named are connected, each to the one of the same number. There is one endpoint for each of them.
+
+A connection's name is the initiator's nonce. The name that the initiator sends is that of the connection which this one
+replaces. The owner destroys its end of that before it answers: packets of a write that was given up, and that are still
+on their way, can then not arrive after those of a later one.
+
+So who knows a secret and holds a handle of that owner can connect, and nobody else. The socket stays open as long as
+the queue pairs: its end tells either side that the other one is gone.
+"""
+
+import secrets
+import socket
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from skipper.dataplane.backends import exchange
+from skipper.dataplane.backends.exchange import DIGEST_BYTES, proof_keys, prove_by_each, proved_by
+from skipper.dataplane.backends.verbs.device import ENDPOINT
+from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
+
+NOBODY = bytes(16)
+"""Name of a connection that does not exist."""
+
+HELLO = struct.Struct("<4sB16s")
+MAGIC = b"SKv4"
+
+Endpoints = Mapping[int, bytes]
+"""What one side must know of the other, by rail; see `verbs_device.ENDPOINT`."""
+
+
+class Dialled(NamedTuple):
+    """A connection as its initiator has it.
+
+    Attributes:
+        socket: To be kept as long as the queue pairs.
+        endpoints: The owner's, on each rail that both sides have.
+        name: For the connection that replaces it.
+        key: That of the proofs, which both sides know, for what else is to be proved.
+    """
+
+    socket: socket.socket
+    endpoints: dict[int, bytes]
+    name: bytes
+    key: bytes
+
+
+def dial(
+    address: str,
+    token: bytes,
+    wire_up_keys: Sequence[bytes],
+    endpoints: Endpoints,
+    deadline: float,
+    *,
+    replaces: bytes = NOBODY,
+) -> Dialled:
+    """Connect to an owner.
+
+    Args:
+        address: Where it listens.
+        token: Of the handle.
+        wire_up_keys: One of which the owner has, too; see `exchange.WireUpKeys`.
+        endpoints: Of this side, on the rails that it would use.
+        deadline: On CLOCK_MONOTONIC.
+        replaces: Name of an earlier connection to this owner, over which nothing must arrive any more.
+
+    Raises:
+        OwnerDiedError: Nobody listens there any more.
+        TransferError: The owner hangs up: it knows none of the keys, has another token or no queue pair left, or is of
+            another version. Or both sides have no rail in common.
+        TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed.
+    """
+    try:
+        connection = exchange.socket_for(address)
+    except OSError as error:  # no file descriptor is left
+        raise TransferError(f"no socket for a connection to {address}: {error}", status=error.errno) from error
+    try:
+        exchange.set_timeout(connection, deadline)
+        connection.connect(exchange.target(address))
+        name = secrets.token_bytes(len(NOBODY))
+        mine = HELLO.pack(MAGIC, bits_of(endpoints), name)
+        connection.sendall(mine)
+        theirs = exchange.receive(connection, HELLO.size, deadline)
+        magic, bits, _ = HELLO.unpack(theirs)
+        if magic != MAGIC:
+            raise TransferError(f"who listens on {address} is no owner of buffers of this version of Skipper")
+        used = tuple(rail for rail in endpoints if bits >> rail & 1)
+        if not used:
+            raise TransferError("the owner uses other RDMA ports, none of those that would be tried from here")
+        keys = proof_keys(wire_up_keys, token, address)
+        own = b"".join(endpoints[rail] for rail in used) + replaces
+        said = mine + theirs + own
+        connection.sendall(own + prove_by_each(keys, b"initiator", said))
+        answer = exchange.receive(connection, len(used) * ENDPOINT.size + DIGEST_BYTES, deadline)
+        other, proof = answer[:-DIGEST_BYTES], answer[-DIGEST_BYTES:]
+        key = proved_by(proof, keys, b"owner", said, other)
+        if key is None:
+            raise TransferError(f"who listens on {address} is not the owner that the handle names")
+    except TimeoutError:
+        connection.close()
+        raise TransferTimeoutError(f"the deadline passed before the owner had answered on {address}") from None
+    except ConnectionRefusedError:
+        connection.close()
+        raise OwnerDiedError(f"nobody listens on {address} any more: the owner is gone") from None
+    except OSError as error:
+        connection.close()
+        raise TransferError(f"no connection to the owner on {address}: {error}", status=error.errno) from error
+    except BaseException:
+        connection.close()
+        raise
+    connection.setblocking(False)
+    return Dialled(connection, by_rail(other, used), name, key)
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Whether the other end of an idle connection is gone."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def bits_of(rails: Iterable[int]) -> int:
+    """A set of rails as one number."""
+    return sum(1 << rail for rail in rails)
+
+
+def by_rail(endpoints: bytes, rails: Iterable[int]) -> dict[int, bytes]:
+    """The endpoints of a message, by rail."""
+    return {rail: endpoints[at * ENDPOINT.size :][: ENDPOINT.size] for at, rail in enumerate(rails)}

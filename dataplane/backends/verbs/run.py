@@ -1,0 +1,275 @@
+"""One start of a program, and what becomes of it when its connection fails.
+
+The device's own status tells why. Flushed by another run's failure, a run begins again on a new connection. Refused
+access, it asks for the words first, which tell a buffer that was dropped from a key that never was good. A rail that
+does not answer is left out where there is another; else it has been tried often enough by the device itself. All that
+holds for what can be repeated: an atomic operation is not, from the moment that it may have been sent.
+"""
+
+import asyncio
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from skipper.dataplane.atomic import FetchOperation
+from skipper.dataplane.backends.base import Done, Remote
+from skipper.dataplane.backends.verbs.chain import Chunk, Phase, Program
+from skipper.dataplane.backends.verbs.link import EXPIRED, FLUSHED, NO_WAY, Link
+from skipper.dataplane.copying import dropped
+from skipper.dataplane.errors import DataplaneError, OwnerDiedError, TransferError, TransferTimeoutError
+from skipper.dataplane.memory import Region
+
+if TYPE_CHECKING:
+    from skipper.dataplane.backends.verbs.peer import VerbsPeer
+
+_WORD = struct.Struct("=Q")
+_TRIES = 8
+_ACCESS = 10
+_REFUSED = frozenset({9, _ACCESS})  # the peer's device has looked at it and done nothing
+_UNKNOWN = "whether the atomic operation took place is not known, and it is not tried again"
+_TEXTS = {
+    1: "a local length error",
+    2: "a local queue pair error, as when its own link is down",
+    4: "a local protection error",
+    FLUSHED: "its connection failed again and again under other transfers",
+    9: "the peer's device refused the request",
+    _ACCESS: "the peer's device refused access to that memory",
+    11: "the peer's device failed",
+    12: "no answer after all retries: the peer or the link to it is down",
+}
+
+
+class VerbsRun:
+    """One start of a transfer; see `verbs_link.Run`.
+
+    Attributes:
+        needs: Rails that its link must have.
+        error: With what it ended.
+    """
+
+    needs: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        peer: "VerbsPeer",
+        make: Callable[[tuple[int, ...]], Program],
+        remotes: tuple[Remote, ...],
+        epochs: bytes,
+        pinned: tuple[Region, ...],
+        timeout: float,
+        done: Done,
+    ) -> None:
+        """Get ready.
+
+        Args:
+            peer: Whom it is for.
+            make: Gives the program for some rails.
+            remotes: What it reads or writes.
+            epochs: What their words must be.
+            pinned: Local memory, kept alive meanwhile.
+            timeout: Seconds.
+            done: Told once how it ended, unless it was over when `begin` returned.
+        """
+        self.timeout = timeout
+        self.deadline: float | None = None
+        # An event loop awaits; other threads mostly call `get`, which leads by itself.
+        self.attended = asyncio._get_running_loop() is None
+        self.link: Link | None = None
+        self.outstanding = 0
+        self.over = False
+        self.error: DataplaneError | None = None
+        self._peer = peer
+        self._make = make
+        self._remotes = remotes
+        self._epochs = epochs
+        self._pinned = pinned
+        self._done = done
+        self._program: Program
+        self._rails: tuple[int, ...] = ()
+        self._phases: list[Phase] = []  # the present one last
+        self._left: dict[int, list[Chunk]] = {}  # of the present phase, the next one last
+        self._probed = False
+        self._tries = 0
+
+    def begin(self) -> bool:
+        """Post it; whether it is over already, with `error` or well.
+
+        Raises:
+            DataplaneError: There is no connection, or no room for the words.
+        """
+        link = self._peer.link(self)
+        self._prepare(link, probe=False)
+        return self._peer.engine.start(self, link)
+
+    def resume(self, link: Link, program: Program) -> None:
+        """Be what was posted there already, all of it."""
+        self._rails, self._program, self._phases = link.rails, program, [program.data]
+        self._left = {rail: [] for rail in program.data}
+
+    def due(self) -> float:
+        """Its deadline, from now on fixed."""
+        if self.deadline is None:
+            self.deadline = time.monotonic() + self.timeout
+        return self.deadline
+
+    def help(self) -> bool:
+        """What a waiting thread can do, and whether there is more of it."""
+        self._peer.engine.lead(self)
+        return not self.over
+
+    def rails(self) -> Iterable[int]:
+        """See `Run`."""
+        return tuple(self._left)
+
+    def next_chunk(self, rail: int) -> Chunk | None:
+        """See `Run`."""
+        left = self._left[rail]
+        return left[-1] if left else None
+
+    def posted(self, rail: int) -> None:
+        """See `Run`."""
+        self._left[rail].pop()
+
+    def all_posted(self) -> bool:
+        """See `Run`."""
+        return not any(self._left.values())
+
+    def phase_over(self) -> bool:
+        """See `Run`. Every phase fetches the words, on each of its rails."""
+        expected = self._epochs * len(self._left)
+        if self._program.words.bytes[: len(expected)] != expected:
+            self.error = self._dropped(np.frombuffer(expected, np.uint64))
+            return False
+        self._phases.pop()
+        if not self._phases:
+            return False
+        self._load()
+        return True
+
+    def finish(self) -> None:
+        """See `Run`."""
+        self._done(self.error)
+
+    def failed(self, status: int) -> None:
+        """See `Run`."""
+        peer = self._peer
+        self._tries += 1
+        again = self._tries < _TRIES
+        if status == EXPIRED:
+            self._report(TransferTimeoutError(f"the deadline passed before {peer.owner} had answered"))
+        elif again and (status == FLUSHED or (status == _ACCESS and not self._probed)):
+            self._again()
+        elif peer.gone():
+            self._report(OwnerDiedError(f"{peer.owner} is gone", status=status))
+        elif again and status in NO_WAY and len(self._rails) > 1:
+            self._again()
+        else:
+            self._report(self._verdict(status))
+
+    def _prepare(self, link: Link, *, probe: bool) -> None:
+        self._rails = link.rails
+        self._program = program = self._make(link.rails)
+        self._probed = probe
+        self._phases = [program.data, program.probe] if probe else [program.data]
+        self._load()
+
+    def _load(self) -> None:
+        self._left = {rail: [*reversed(chunks)] for rail, chunks in self._phases[-1].items()}
+
+    def _again(self) -> None:
+        """Over a new connection: first the words, and only if they are as they should be, the rest."""
+        try:
+            link = self._peer.link(self)
+            self._prepare(link, probe=True)
+        except DataplaneError as error:
+            self._report(error)
+        else:
+            if self._peer.engine.start(self, link):
+                self.finish()
+
+    def _report(self, error: DataplaneError) -> None:
+        self._done(error)
+        self._peer.engine.over(self)
+
+    def _verdict(self, status: int) -> TransferError:
+        """The error for a status of the device after which there is no more to try."""
+        text = _TEXTS.get(status, "a status that is never expected")
+        return TransferError(f"transfer with {self._peer.owner} failed: {text} (status {status})", status=status)
+
+    def _dropped(self, expected: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> DataplaneError:
+        changed = np.flatnonzero(self._program.words.found[: len(expected)] != expected)
+        return dropped(self._remotes[changed[0] % len(self._remotes)].handle)
+
+
+class AtomicRun(VerbsRun):
+    """An atomic operation: posted only once.
+
+    The word of the buffer is looked at after it; before, only where it is begun again. What was dropped the device
+    refuses by itself.
+    """
+
+    needs = (0,)
+
+    def __init__(
+        self,
+        peer: "VerbsPeer",
+        make: Callable[[tuple[int, ...]], Program],
+        remote: Remote,
+        timeout: float,
+        operation: FetchOperation,
+        spare: deque[Program],
+    ) -> None:
+        """See `VerbsRun`; the program goes to `spare` when the operation has succeeded."""
+        super().__init__(peer, make, (remote,), epochs_of((remote,)), (), timeout, operation.part_done)
+        self._operation = operation
+        self._spare = spare
+        self._sent = False
+        self._refusal: TransferError | None = None
+
+    @property
+    def previous(self) -> int:
+        """What the word held before."""
+        return int(self._program.words.found[1])
+
+    def posted(self, rail: int) -> None:
+        """See `Run`."""
+        super().posted(rail)
+        self._sent = self._sent or len(self._phases) == 1
+
+    def finish(self) -> None:
+        """See `Run`."""
+        self.error = self.error or self._refusal
+        if self.error is None:
+            self._operation.previous = self.previous
+            self._spare.append(self._program)
+        super().finish()
+
+    def failed(self, status: int) -> None:
+        """See `Run`."""
+        owner = self._peer.owner
+        if not self._sent:
+            super().failed(status)
+        elif status in _REFUSED and self._refusal is None:
+            self._refusal = self._verdict(status)
+            self._again()  # only for the words, which tell a buffer that was dropped
+        elif status == EXPIRED:
+            self._report(TransferTimeoutError(f"the deadline passed before {owner} had answered; {_UNKNOWN}"))
+        elif self._peer.gone():
+            self._report(OwnerDiedError(f"{owner} is gone; {_UNKNOWN}", status=status))
+        else:
+            self._report(TransferError(f"{self._verdict(status)}; {_UNKNOWN}", status=status))
+
+    def _prepare(self, link: Link, *, probe: bool) -> None:
+        super()._prepare(link, probe=probe)
+        if self._refusal is not None:
+            self._phases = [self._program.probe]
+            self._load()
+
+
+def epochs_of(remotes: Iterable[Remote]) -> bytes:
+    """What the words of remotes must be, as they lie in memory."""
+    return b"".join([_WORD.pack(remote.handle.epoch) for remote in remotes])

@@ -1,0 +1,176 @@
+"""The active mesh and stream: where the tensors go that are made from nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from skipper.control import ProcMesh
+from skipper.tensor_engine.errors import NoActiveMeshError
+from skipper.tensor_engine.script.instruction_stream import MAIN, Lane, StreamKey
+from skipper.tensor_engine.script.session import session_of
+from skipper.tensor_engine.script.tensor import Tensor
+
+
+class Active:
+    """An active mesh.
+
+    Attributes:
+        mesh: as it was activated.
+        lane: to its workers, on the active stream.
+    """
+
+    __slots__ = ("lane", "mesh")
+
+    def __init__(self, mesh: ProcMesh, lane: Lane) -> None:
+        self.mesh = mesh
+        self.lane = lane
+
+
+class _Here(threading.local):
+    active: Active | None = None
+    mode: _Mode | None = None
+    stream: StreamKey = MAIN
+
+
+_here = _Here()
+
+
+def current() -> Active | None:
+    """What is active in this thread."""
+    return _here.active
+
+
+def require_active(what: str) -> Active:
+    """What is active in this thread.
+
+    Raises:
+        NoActiveMeshError: nothing is.
+    """
+    active = _here.active
+    if active is None:
+        raise NoActiveMeshError(f"{what} needs an active mesh: do it under `with mesh.activate():`")
+    return active
+
+
+def current_stream() -> StreamKey:
+    """The stream that is active in this thread."""
+    return _here.stream
+
+
+def get_active_mesh() -> ProcMesh:
+    """The active mesh.
+
+    Raises:
+        NoActiveMeshError: there is none.
+    """
+    return require_active("get_active_mesh").mesh
+
+
+_Dispatch = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode of torch's that has nothing to do with its compiler."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch would import its compiler, for seconds, to keep it away from here
+
+
+class _Mode(DispatchMode):
+    """Takes every operation of torch while a mesh is active, those without tensors included.
+
+    Attributes:
+        active: what is active in the thread that it belongs to.
+    """
+
+    def __init__(self, dispatch: _Dispatch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dispatch = dispatch
+        self.active: Active | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if _here.mode is None:
+            return self._lent(func, types, args, kwargs)
+        if _here.active is None and Tensor not in types:
+            return func(*args, **(kwargs or {}))  # under `no_mesh`
+        return self._dispatch(func, args, kwargs or {})
+
+    def _lent(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+        """In a thread of autograd's, which takes the modes along from the thread that waits for it, and no more."""
+        _here.active, _here.mode = self.active, self
+        try:
+            return self.__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            _here.active = _here.mode = None
+
+
+_dispatch: _Dispatch
+
+
+def connect(dispatch: _Dispatch) -> None:
+    """Set what is done with operations; the module that does it needs this one."""
+    global _dispatch
+    _dispatch = dispatch
+
+
+@contextlib.contextmanager
+def activate(mesh: ProcMesh, stream: StreamKey | None = None) -> Iterator[ProcMesh]:
+    """Make a mesh, or a slice of one, the active one of this thread; may be nested.
+
+    Args:
+        mesh: the processes. Their workers are started with the first use.
+        stream: None keeps the active one.
+    """
+    before, before_stream = _here.active, _here.stream
+    key = before_stream if stream is None else stream
+    active = Active(mesh, session_of(mesh).lane(mesh, key))
+    # One mode is enough, and a second would take what the first one does itself.
+    mode_before = _here.mode
+    mode = _here.mode = mode_before or _Mode(_dispatch)
+    _here.stream = key
+    _set(active)
+    try:
+        with contextlib.nullcontext() if mode is mode_before else mode:
+            yield mesh
+    finally:
+        _set(before)
+        _here.mode, _here.stream = mode_before, before_stream
+
+
+@contextlib.contextmanager
+def activate_stream(stream: StreamKey) -> Iterator[None]:
+    """Make a stream the active one of this thread, on the active mesh and on those that are activated within."""
+    before, before_stream = _here.active, _here.stream
+    if before is not None:
+        _set(Active(before.mesh, before.lane.session.lane(before.mesh, stream)))
+    _here.stream = stream
+    try:
+        yield
+    finally:
+        _set(before)
+        _here.stream = before_stream
+
+
+@contextlib.contextmanager
+def no_mesh() -> Iterator[None]:
+    """Have torch work in the script itself within an active mesh."""
+    before = _here.active
+    _set(None)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(active: Active | None) -> None:
+    _here.active = active
+    if _here.mode is not None:
+        _here.mode.active = active

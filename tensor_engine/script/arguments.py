@@ -1,0 +1,166 @@
+"""Arguments of remote functions: tensors of a mesh, wherever they are in them, and everything else, pickled."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import torch
+
+from skipper.control import ProcMesh
+from skipper.tensor_engine.errors import LocalTensorError
+from skipper.tensor_engine.script import activation
+from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.opaque_ref import OpaqueRef
+from skipper.tensor_engine.script.process_groups import RemoteProcessGroup
+from skipper.tensor_engine.script.tensor import Tensor, Value, refuse_mixture, value_of
+
+_INPUT, _GROUP = "input", "group"
+
+
+class Packed:
+    """Arguments as they are sent.
+
+    Attributes:
+        data: the arguments, pickled, with numbers in place of tensors and references to objects on the workers.
+        values: what these numbers mean.
+        tensors: the tensors, by the number of their values; None for references to objects.
+        groups: the process groups among the arguments.
+    """
+
+    __slots__ = ("data", "groups", "tensors", "values")
+
+    def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Pack arguments.
+
+        Raises:
+            LocalTensorError: a tensor of the script is among them.
+            DroppedTensorError: a tensor has been dropped.
+            BorrowedTensorError: a tensor is lent, or has been given back.
+            TypeError: one of them cannot be pickled.
+        """
+        self.values: list[Value] = []
+        self.tensors: list[Tensor | None] = []
+        self.groups: list[RemoteProcessGroup] = []
+        self._sink_to(args, dict(kwargs))
+
+    def _sink_to(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        sink = io.BytesIO()
+        try:
+            _Pickler(sink, self).dump((tuple(args), kwargs))
+        except LocalTensorError:
+            raise
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise TypeError(f"an argument of a remote function cannot be pickled: {error}") from error
+        self.data = sink.getvalue()
+
+    def load(self, stand_ins: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments again, with other things in place of the values, and process groups that do nothing."""
+        return unpack(self.data, stand_ins, RemoteProcessGroup.stand_in)
+
+    def place(self, what: str) -> tuple[Lane, ProcMesh]:
+        """Where it runs: where its tensors are, or on the active mesh.
+
+        Raises:
+            MeshMismatchError: they are not all on one mesh, or a process group is of another one.
+            StreamMismatchError: they are not all of one stream.
+            NoActiveMeshError: there are none, and no mesh is active.
+        """
+        lane, mesh = place_of(self.values, what)
+        for group in self.groups:
+            group.check(lane, mesh)
+        return lane, mesh
+
+    def pattern(self) -> tuple[object, ...]:
+        """What the metadata of results can depend on; hashable."""
+        numbers: dict[int, int] = {}
+        storages: dict[int, int] = {}
+        alike = tuple(
+            (
+                value.meta,
+                numbers.setdefault(value.ref, index),
+                storages.setdefault(id(value.storage), index),
+            )
+            for index, value in enumerate(self.values)
+        )
+        return (self.data, alike)
+
+
+def place_of(values: Sequence[Value], what: str) -> tuple[Lane, ProcMesh]:
+    """The lane and the mesh that values have in common; those that are active if there are none.
+
+    Raises:
+        As `Packed.place`.
+    """
+    if not values:
+        active = activation.require_active(what)
+        return active.lane, active.mesh
+    first = values[0]
+    for other in values:
+        if other.lane is not first.lane:
+            refuse_mixture(f"{what}: arguments", first, other)
+    return first.lane, first.mesh
+
+
+def unpack(
+    data: bytes, inputs: Sequence[Any], group_of: Callable[[RemoteProcessGroup], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that `Packed` packed.
+
+    Args:
+        data: as packed.
+        inputs: what to put in place of the values.
+        group_of: makes a process group of what stands for it.
+    """
+    args, kwargs = _Unpickler(io.BytesIO(data), inputs, group_of).load()
+    return args, kwargs
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed
+    def __init__(self, sink: io.BytesIO, packed: Packed) -> None:
+        super().__init__(sink, protocol=5)
+        self._packed = packed
+        self._numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> tuple[str, Any] | None:
+        if isinstance(obj, torch.Tensor):
+            if not isinstance(obj, Tensor):
+                raise LocalTensorError(
+                    f"a tensor of the script, {list(obj.shape)} of {obj.dtype}, is among the arguments of a remote "
+                    "function: make it on the mesh, by torch.tensor(data) under `with mesh.activate():`, or bring it "
+                    "there, by to_mesh(tensor, mesh)"
+                )
+            return _INPUT, self._number(obj, value_of(obj), obj)
+        if isinstance(obj, OpaqueRef) and obj._value is not None:
+            obj._value.check()
+            return _INPUT, self._number(obj, obj._value, None)
+        if isinstance(obj, RemoteProcessGroup):
+            self._packed.groups.append(obj)
+            return _GROUP, obj.told()
+        return None
+
+    def _number(self, obj: object, value: Value, tensor: Tensor | None) -> int:
+        number = self._numbers.get(id(obj))
+        if number is None:
+            number = self._numbers[id(obj)] = len(self._packed.values)
+            self._packed.values.append(value)
+            self._packed.tensors.append(tensor)
+        return number
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(
+        self, source: io.BytesIO, inputs: Sequence[Any], group_of: Callable[[RemoteProcessGroup], Any]
+    ) -> None:
+        super().__init__(source)
+        self._inputs = inputs
+        self._group_of = group_of
+
+    def persistent_load(self, found: tuple[str, Any]) -> Any:
+        kind, what = found
+        if kind == _INPUT:
+            return self._inputs[what]
+        return self._group_of(RemoteProcessGroup.of(what))

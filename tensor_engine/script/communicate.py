@@ -1,0 +1,318 @@
+"""Reductions over the axes of a mesh, and tensors that move from one mesh to another: the script's part.
+
+Gradients go the opposite way: each of these is a linear map from what all ranks of a mesh have to what all ranks of a
+mesh get, and its gradient is the transposed map. So ``x.backward()`` gives the gradients of the *sum of x over the
+ranks*, here as everywhere in the engine; of a loss that all ranks have in common, take one rank's
+(``loss.slice_mesh(gpus=0).backward()``), or ``avg`` the gradients that every rank has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from skipper.control import ProcMesh
+from skipper.tensor_engine.errors import MeshMismatchError, ReductionError, StreamMismatchError
+from skipper.tensor_engine.script import activation, recording
+from skipper.tensor_engine.script.issue import issue_call, ship
+from skipper.tensor_engine.script.plans import mesh_axes, plan_move, plan_reduction
+from skipper.tensor_engine.script.session import session_of
+from skipper.tensor_engine.script.tensor import Tensor, Value, value_of
+from skipper.tensor_engine.shared import reductions
+from skipper.tensor_engine.shared.metadata import metadata
+from skipper.tensor_engine.worker.communication import Reduction
+
+
+def reduce(
+    tensor: torch.Tensor,
+    axes: str | Sequence[str],
+    reduction: str = "sum",
+    *,
+    scatter: bool = False,
+    mesh: ProcMesh | None = None,
+    out: torch.Tensor | None = None,
+) -> Tensor:
+    """Combine the values that ranks have along axes of the mesh.
+
+    Every rank gets the result, unless ``mesh`` says otherwise; it is computed in the order of the ranks, so that all
+    get the same bits. Returns at once.
+
+    Args:
+        tensor: of a mesh.
+        axes: over which; along several of them ranks count with the last one fastest.
+        reduction: ``"sum"``, ``"avg"``, ``"product"``, ``"min"``, ``"max"`` (where one value is NaN, so is the result),
+            ``"band"``, ``"bor"``, ``"bxor"``; or ``"stack"``, which puts all values along a new outermost dim.
+        scatter: cut the result along dim 0 into as many parts as there are ranks, and give each rank its own. With
+            ``"stack"`` it is an all-to-all: rank j gets the parts number j of all, put together along dim 0.
+        mesh: a slice of the tensor's mesh: only its ranks get the result, which is a tensor of it.
+        out: a tensor of the same mesh, of the shape and dtype of the result, into which it is written.
+
+    Returns:
+        A new contiguous tensor, or ``out``.
+
+    Raises:
+        KeyError: the mesh has no such axis.
+        ValueError: there is no such reduction, an axis is named twice, dim 0 cannot be cut evenly, ``out`` has another
+            shape or dtype, or arguments exclude each other.
+        ReductionError: (a `TypeError`) the reduction has no meaning for the dtype, or it needs a gradient and has none.
+        MeshMismatchError: (a `ValueError`) ``mesh`` is no part of the tensor's mesh, or ``out`` is of another mesh.
+        LocalTensorError: this is no tensor of a mesh.
+        RuntimeError: ``out`` requires a gradient, and gradients are being recorded.
+    """
+    value = value_of(tensor)
+    names = mesh_axes(value.mesh, axes)
+    reductions.require(reduction, value.meta.dtype)
+    if mesh is not None and (scatter or out is not None):
+        raise ValueError("mesh= cannot be combined with scatter= or out=")
+    plan = _reduction(value, names, reduction, scatter, mesh)
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        if out is not None:
+            raise ValueError("reduce(out=...) has no gradient: leave out= away, or reduce tensor.detach()")
+        if reduction not in _WITH_GRADIENT:
+            raise ReductionError(
+                f"{reduction} has no gradient here: reduce tensor.detach(), or take one of {', '.join(_WITH_GRADIENT)}"
+            )
+        result: Tensor = _Reduce.apply(tensor, names, reduction, scatter, mesh)  # type: ignore[no-untyped-call]
+        return result
+    if out is None:
+        return _issue_reduce(value, plan, mesh)
+    return _write(value, plan, out)
+
+
+def reduce_(tensor: torch.Tensor, axes: str | Sequence[str], reduction: str = "sum") -> Tensor:
+    """`reduce` into the tensor itself, where the result has its shape, which is for all but ``"stack"``.
+
+    Raises:
+        RuntimeError: the tensor requires a gradient, and gradients are being recorded.
+        Exception: as `reduce`.
+    """
+    value = value_of(tensor)
+    names = mesh_axes(value.mesh, axes)
+    reductions.require(reduction, value.meta.dtype)
+    return _write(value, _reduction(value, names, reduction), tensor)
+
+
+def all_to_all(tensor: torch.Tensor, axes: str | Sequence[str]) -> Tensor:
+    """``reduce(tensor, axes, "stack", scatter=True)``: the parts number j along dim 0 of all ranks go to rank j.
+
+    Raises:
+        Exception: as `reduce`.
+    """
+    return reduce(tensor, axes, reductions.STACK, scatter=True)
+
+
+def to_mesh(tensor: torch.Tensor, mesh: ProcMesh) -> Tensor:
+    """Bring a tensor to another mesh, which may be of other processes.
+
+    Each rank of ``mesh`` gets what the rank of the same coordinates has. Along axes that only ``mesh`` has, all get the
+    same. Returns at once; the ranks that have it do not wait for those that get it.
+
+    Args:
+        tensor: of a mesh; or of the script, which all ranks get then.
+        mesh: has at least the axes of the tensor's mesh, of the same sizes.
+
+    Returns:
+        A new contiguous tensor on the same stream.
+
+    Raises:
+        MeshMismatchError: (a `ValueError`) ``mesh`` lacks an axis, or has it in another size.
+    """
+    if not isinstance(tensor, Tensor):
+        recording.refuse("to_mesh of a tensor of the script", "bring it there outside, and pass it as an argument")
+        return ship(tensor, lane=session_of(mesh).lane(mesh, activation.current_stream()), mesh=mesh)
+    value = value_of(tensor)
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        result: Tensor = _ToMesh.apply(tensor, mesh)  # type: ignore[no-untyped-call]
+        return result
+    return _issue_move(value, mesh)
+
+
+def slice_mesh(tensor: torch.Tensor, **selection: int | slice) -> Tensor:
+    """The same tensor on a part of its mesh: ``t.slice_mesh(gpus=0)``. Nothing moves, and memory is shared.
+
+    Args:
+        tensor: of a mesh.
+        **selection: as of ``ProcMesh.slice``.
+
+    Raises:
+        KeyError: the mesh has no such axis.
+        IndexError: nothing is selected.
+    """
+    value = value_of(tensor)
+    mesh = value.mesh.slice(**selection)
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        result: Tensor = _Slice.apply(tensor, mesh)  # type: ignore[no-untyped-call]
+        return result
+    return _issue_part(value, mesh)
+
+
+_WITH_GRADIENT = ("sum", "avg", reductions.STACK)
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, axes: tuple[str, ...], reduction: str, scatter: bool, mesh: ProcMesh | None
+    ) -> Tensor:
+        value = value_of(tensor)
+        ctx.plan = (axes, reduction, scatter, value.mesh)
+        return _issue_reduce(value, _reduction(value, axes, reduction, scatter, mesh), mesh)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        axes, reduction, scatter, mesh = ctx.plan
+        back: torch.Tensor
+        if value_of(grad).mesh.ranks != mesh.ranks:
+            # From the ranks that got the result back to all; what others would have got has no gradient.
+            grad = _issue_spread(value_of(grad), mesh)
+        if scatter and reduction == reductions.STACK:
+            back = reduce(grad, axes, reductions.STACK, scatter=True)
+        elif scatter:
+            back = reduce(grad, axes, reductions.STACK).flatten(0, 1)
+        elif reduction == reductions.STACK:
+            back = reduce(grad, axes, "sum", scatter=True).squeeze(0)
+        else:
+            back = reduce(grad, axes, "sum")
+        if reduction == "avg":
+            back = back / math.prod(mesh.extent[axis] for axis in axes)
+        return back, None, None, None, None
+
+
+class _ToMesh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, mesh: ProcMesh) -> Tensor:
+        value = value_of(tensor)
+        ctx.mesh = value.mesh
+        return _issue_move(value, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        source: ProcMesh = ctx.mesh
+        back: torch.Tensor = grad
+        here = value_of(grad).mesh
+        broadcast = tuple(axis for axis in here.extent if axis not in source.extent)
+        if broadcast:
+            back = reduce(grad, broadcast, "sum", mesh=here.slice(**dict.fromkeys(broadcast, 0)))
+        return to_mesh(back, source), None
+
+
+class _Slice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, mesh: ProcMesh) -> Tensor:
+        value = value_of(tensor)
+        ctx.mesh = value.mesh
+        return _issue_part(value, mesh)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        return _issue_spread(value_of(grad), ctx.mesh), None
+
+
+def _reduction(
+    value: Value, axes: tuple[str, ...], kind: str, scatter: bool = False, onto: ProcMesh | None = None
+) -> Reduction:
+    """What workers are told of a reduction. Sessions have numbers of their own, also those of the same mesh."""
+    return plan_reduction(value.lane.session.number, value.mesh, axes, kind, scatter, value.meta, onto)
+
+
+def _issue_reduce(value: Value, plan: Reduction, onto: ProcMesh | None) -> Tensor:
+    owner = None if onto is None else value.lane.session.lane(onto, value.lane.stream)
+    return issue_call(
+        "skipper.tensor_engine.worker.communication:reduce",
+        (value,),
+        (metadata(plan.result_shape(), value.meta.dtype, value.meta.device),),
+        lane=value.lane,
+        mesh=value.mesh if onto is None else onto,
+        owner=owner,
+        name=_name(plan),
+        static=plan,
+        sees_poison=True,
+    )[0]
+
+
+def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
+    """Reduce into ``out``."""
+    if torch.is_grad_enabled() and out.requires_grad:
+        raise RuntimeError(
+            "a reduction into a tensor that requires a gradient is unseen by autograd: use what reduce returns, or "
+            "do it under torch.no_grad()"
+        )
+    into = value_of(out)
+    if into.lane is not value.lane:
+        if into.lane.ranks == value.lane.ranks and into.lane.session is value.lane.session:
+            raise StreamMismatchError("out= belongs to another stream than the tensor: borrow one of them")
+        raise MeshMismatchError(f"out= is a tensor of {into.mesh!r}, and the reduced one of {value.mesh!r}")
+    shape = plan.result_shape()
+    if into.meta.shape != shape or into.meta.dtype != value.meta.dtype:
+        raise ValueError(f"the result is {value.meta.dtype} {list(shape)}; into {into.meta!r} it cannot be written")
+    issue_call(
+        "skipper.tensor_engine.worker.communication:reduce",
+        (value, into),
+        (),
+        lane=value.lane,
+        mesh=value.mesh,
+        name=_name(plan),
+        static=plan,
+        sees_poison=True,
+        writes=(1,),
+    )
+    torch.autograd.graph.increment_version(out)  # what autograd has kept of it is not that any more
+    assert isinstance(out, Tensor)  # by value_of
+    return out
+
+
+def _issue_move(value: Value, mesh: ProcMesh) -> Tensor:
+    source, target = value.lane.session, session_of(mesh)
+    plan = plan_move(source.number, value.mesh, target.number, mesh, value.meta)
+    if plan.groups:
+        issue_call(
+            "skipper.tensor_engine.worker.communication:send",
+            (value,),
+            (),
+            lane=value.lane,
+            mesh=value.mesh,
+            name="to_mesh (sending)",
+            static=plan,
+            sees_poison=True,
+        )
+    return issue_call(
+        "skipper.tensor_engine.worker.communication:receive",
+        (value,) if source is target else (),
+        (value.meta.contiguous(),),
+        lane=target.lane(mesh, value.lane.stream),
+        mesh=mesh,
+        name="to_mesh",
+        static=plan,
+        sees_poison=True,
+    )[0]
+
+
+def _issue_part(value: Value, mesh: ProcMesh) -> Tensor:
+    tensor = issue_call(
+        "skipper.tensor_engine.worker.communication:part",
+        (value,),
+        (value.meta,),
+        lane=value.lane.session.lane(mesh, value.lane.stream),
+        mesh=mesh,
+        name="slice_mesh",
+    )[0]
+    tensor._value.storage = value.storage
+    return tensor
+
+
+def _issue_spread(value: Value, mesh: ProcMesh) -> Tensor:
+    return issue_call(
+        "skipper.tensor_engine.worker.communication:spread",
+        (value,),
+        (value.meta.contiguous(),),
+        lane=value.lane.session.lane(mesh, value.lane.stream),
+        mesh=mesh,
+        name="the gradient of a part of the mesh",
+    )[0]
+
+
+def _name(plan: Reduction) -> str:
+    return f"reduce({plan.kind!r}{', scatter=True' if plan.scatter else ''})"

@@ -1,0 +1,178 @@
+"""`compile`: a function whose instructions are recorded once, sent to the workers once, and replayed by one message."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from types import MethodType
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+import torch
+
+from skipper.dataplane.uncollected import uncollected
+from skipper.tensor_engine.errors import CompileError
+from skipper.tensor_engine.script import recording
+from skipper.tensor_engine.script.guards import Guarding, Key, Surroundings, gradients, look_at
+from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.recording import Recorder
+from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.script.traced import Traced
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_log = logging.getLogger("skipper.tensor_engine")
+
+_tracing = threading.Lock()
+
+
+class CompiledFunction(Generic[P, R]):
+    """A function that is traced by the first call of a kind, and replayed by later ones. Made by `compile`."""
+
+    def __init__(self, function: Callable[P, R], programs: int, worker_compile: str | None) -> None:
+        functools.update_wrapper(self, function)
+        self.__wrapped__ = function
+        self._function = function
+        self._limit = programs
+        self._backend = worker_compile
+        self._able: set[int] = set()  # numbers of the lanes whose workers can compile by it
+        self._programs: dict[Key, list[Traced]] = {}
+        self._order: list[tuple[Key, Traced]] = []
+        self._unsettled: set[Key] = set()
+        self._has_warned = False
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function, by a replay if there has been a call like this one."""
+        if recording.is_tracing():
+            return self._function(*args, **kwargs)  # becomes a part of the other one's program
+        key, tensors = look_at(args, kwargs)
+        for traced in reversed(self._programs.get(key, ())):
+            if traced.holds():
+                return cast(R, traced.replay(tensors))
+        return cast(R, self._trace(key, tensors, args, kwargs))
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    @property
+    def programs(self) -> int:
+        """How many programs it has."""
+        return len(self._order)
+
+    def clear(self) -> None:
+        """Forget all programs, here and on the workers. The next call traces anew."""
+        self._programs.clear()
+        self._order.clear()
+        self._unsettled.clear()
+
+    def _trace(self, key: Key, tensors: list[Tensor], args: Any, kwargs: Any) -> Any:
+        with _tracing, uncollected():
+            surroundings = Surroundings()
+            before = gradients()
+            recorder = recording.current = Recorder()
+            try:
+                with surroundings, Guarding(), torch.autograd.set_multithreading_enabled(False):
+                    result = [self._function(*args, **kwargs)]  # nobody else is to hold it
+            finally:
+                recording.current = None
+            if recorder.refusal is not None:
+                raise recorder.refusal
+            name = getattr(self._function, "__qualname__", repr(self._function))
+            traced = Traced(name, recorder, tensors, result, before, surroundings, self._backend)
+        if self._backend is not None:
+            for lane in traced.lanes:
+                self._require_backend(lane, self._backend)
+        # What a first call leaves behind may be made by it alone, as the state of optimizers is: look at another one.
+        if traced.leaves_more and key not in self._unsettled:
+            self._unsettled.add(key)
+            return traced.take_result()
+        self._unsettled.discard(key)
+        self._programs.setdefault(key, []).append(traced)
+        self._order.append((key, traced))
+        if len(self._order) > self._limit:
+            self._drop_oldest()
+        return traced.take_result()
+
+    def _require_backend(self, lane: Lane, backend: str) -> None:
+        """Ask workers, once, whether they can compile."""
+        if lane.number in self._able:
+            return
+        with lane.session.lock:
+            lane.session.check()
+            answers = lane.actors.ask.call("skipper.tensor_engine.worker.compiled_regions:refusal", 0, backend)
+        for rank, refusal in zip(lane.ranks, answers.get(), strict=True):
+            if refusal is not None:
+                raise CompileError(f"rank {rank} cannot compile by worker_compile={backend!r}: {refusal}")
+        self._able.add(lane.number)
+
+    def _drop_oldest(self) -> None:
+        key, oldest = self._order.pop(0)
+        self._programs[key].remove(oldest)
+        if not self._programs[key]:
+            del self._programs[key]
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s has been traced for more than %d kinds of calls; each new one costs an eager call. Arguments and "
+                "settings of optimizers that change with every call can be made tensors of the mesh",
+                getattr(self._function, "__qualname__", self._function),
+                self._limit,
+            )
+
+
+@overload
+def compile(
+    function: Callable[P, R], *, programs: int = ..., worker_compile: str | None = ...
+) -> CompiledFunction[P, R]: ...
+
+
+@overload
+def compile(
+    *, programs: int = ..., worker_compile: str | None = ...
+) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
+
+
+def compile(
+    function: Callable[..., Any] | None = None, *, programs: int = 16, worker_compile: str | None = None
+) -> Any:
+    """Have a function replayed by one message in place of one instruction for each of its operations.
+
+    The first call runs eagerly, and its instructions are recorded. A later call with arguments of the same kind sends
+    the number of the program and the numbers of its tensors; the workers do the rest. A whole training step can be
+    compiled: forward, ``backward()``, reductions, ``optimizer.step()`` and ``zero_grad()``.
+
+    A call is of the same kind if its tensors agree in shape, dtype, strides, mesh, stream, ``requires_grad`` and in
+    which of them share memory; its other arguments are equal; and grad mode, autocast, the active mesh and stream, the
+    modes of the modules and the settings of the optimizers that it uses, and which of the tensors that it uses require
+    or have a gradient, are the same. Other calls are traced in their turn. What else the function takes from the script
+    remains as it was in the trace: numbers in variables, ``torch.tensor(data)``, and which tensors are attributes of
+    what. Python code of the function, such as a counter, runs at a trace only.
+
+    Tensors that the function finds outside, as parameters and the state of optimizers, are the same ones in each
+    replay, and changed in place as usual. What it returns is new each time. Other tensors that it leaves behind, as
+    the ``grad`` of parameters, are overwritten by each replay; a trace that makes such other than gradients is done
+    once more, since state may be made at the first call only.
+
+    Args:
+        function: to be compiled. It must not fetch values.
+        programs: how many kinds of calls are remembered; the oldest one goes first, here and on the workers.
+        worker_compile: a backend of `torch.compile`, such as ``"inductor"``, by which each worker compiles the program:
+            stretches of operations between collectives, remote functions, random numbers and changes of tensors that
+            were there before. Memory is shared as without it; numbers are those of the backend, equal but for
+            rounding. What it cannot compile runs as without it, and the worker logs a warning.
+
+    Returns:
+        The function; or, without one, a decorator.
+
+    Raises:
+        CompileError: at a call: the function does what cannot be replayed, or a worker cannot compile by that backend,
+            since it has no C++ compiler for instance; the message says what.
+        ValueError: ``programs`` is not positive.
+    """
+    if programs < 1:
+        raise ValueError(f"programs= has to be at least 1, not {programs}")
+    if function is None:
+        return functools.partial(compile, programs=programs, worker_compile=worker_compile)
+    return CompiledFunction(function, programs, worker_compile)

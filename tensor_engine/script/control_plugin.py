@@ -1,0 +1,61 @@
+"""What `control` finds by the entry point: the methods of its meshes that are about tensors."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from skipper.control import Actor, ActorMesh, Endpoint, ProcMesh
+from skipper.tensor_engine.script import activation, sending
+from skipper.tensor_engine.script.issue import issue_call
+from skipper.tensor_engine.script.rref import rref as remote_rref
+from skipper.tensor_engine.script.session import session_of
+from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.shared.metadata import metadata
+
+
+def activate(mesh: ProcMesh) -> AbstractContextManager[ProcMesh]:
+    """`ProcMesh.activate`."""
+    return activation.activate(mesh)
+
+
+def rank_tensor(mesh: ProcMesh, axis: str) -> Tensor:
+    """`ProcMesh.rank_tensor`."""
+    return rank_tensors(mesh, (axis,))[axis]
+
+
+def rank_tensors(mesh: ProcMesh, axes: tuple[str, ...] | None = None) -> dict[str, Tensor]:
+    """`ProcMesh.rank_tensors`."""
+    lane = session_of(mesh).lane(mesh, activation.current_stream())
+    tensors: dict[str, Tensor] = {}
+    for axis in mesh.extent if axes is None else axes:
+        if axis not in mesh.extent:
+            raise KeyError(f"no axis {axis!r} in {mesh.extent!r}")
+        places = tuple((rank, point[axis]) for rank, point in zip(mesh.ranks, mesh.extent.points(), strict=True))
+        tensors[axis] = issue_call(
+            "skipper.tensor_engine.worker.data:place",
+            (),
+            (metadata((), torch.int64),),
+            lane=lane,
+            mesh=mesh,
+            name=f"rank_tensor({axis!r})",
+            static=places,
+        )[0]
+    return tensors
+
+
+def rref(endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`Endpoint.rref`."""
+    return remote_rref(endpoint, args, kwargs)
+
+
+def send(endpoint: Endpoint[..., Any], adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An adverb of `Endpoint`, with tensors of a mesh among the arguments."""
+    return sending.send(endpoint, adverb, args, kwargs)
+
+
+def spawn(mesh: ProcMesh, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh[Any]:
+    """`ProcMesh.spawn`, with tensors of a mesh among the arguments."""
+    return sending.spawn(mesh, name, cls, args, kwargs)

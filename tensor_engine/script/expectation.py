@@ -1,0 +1,154 @@
+"""What the script takes a remote function to return, found out by a run on fake tensors, or from a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedFakeTensorException,
+)
+
+from skipper.tensor_engine.errors import MisuseError, NotPropagatableError
+from skipper.tensor_engine.script.activation import no_mesh
+from skipper.tensor_engine.script.arguments import Packed
+from skipper.tensor_engine.script.opaque_ref import OPAQUE_META, OpaqueRef
+from skipper.tensor_engine.script.propagation import fake_inputs, fake_mode, propagating
+from skipper.tensor_engine.shared.metadata import Metadata, metadata, metadata_of
+
+TENSOR, INPUT, OBJECT = range(3)
+"""Kinds of results: ``(TENSOR, the input that it is a view of, or None)``, ``(INPUT, which)``, ``(OBJECT, None)``."""
+
+Kind = tuple[int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a function returns.
+
+    Attributes:
+        spec: how the parts are put together.
+        leaves: the parts in their order; None in place of a tensor or a reference to an object.
+        places: where in ``leaves`` these are.
+        kinds: what they are.
+        metas: what is known of those that are new.
+        writes: which inputs the function changes.
+    """
+
+    spec: Any
+    leaves: tuple[Any, ...]
+    places: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    metas: tuple[Metadata, ...]
+    writes: tuple[int, ...] = ()
+
+    def assemble(self, found: Sequence[Any]) -> Any:
+        """The result, with what stands for tensors and objects put in."""
+        leaves = list(self.leaves)
+        for place, each in zip(self.places, found, strict=True):
+            leaves[place] = each
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+def expect(what: str, function: Callable[..., Any], packed: Packed, *, is_real: bool) -> Expected:
+    """Run a function on fake tensors.
+
+    Args:
+        what: for people.
+        function: gets the arguments with fake tensors in place of those of the mesh.
+        packed: the arguments.
+        is_real: whether this is what the workers run: results that share memory with inputs do so there, too.
+
+    Raises:
+        NotPropagatableError: what it returns depends on values that only the workers have.
+        LocalTensorError: it asked for an object that only they have.
+        MisuseError: it has returned a tensor that is not fake.
+    """
+    with propagating, no_mesh(), fake_mode(), torch.no_grad():
+        fakes = fake_inputs([value for value in packed.values if value.meta is not OPAQUE_META])
+        supply = iter(fakes)
+        inputs = [OpaqueRef() if value.meta is OPAQUE_META else next(supply) for value in packed.values]
+        args, kwargs = packed.load(inputs)
+        versions = [each._version if isinstance(each, torch.Tensor) else 0 for each in inputs]
+        try:
+            result = function(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise NotPropagatableError(
+                f"what {what} returns depends on values that only the workers have: say what it is by a propagate "
+                'function, or ask the workers by propagate="inspect"'
+            ) from error
+        except UnsupportedFakeTensorException as error:
+            raise NotPropagatableError(f"{what} cannot be run on fake tensors: {error}") from error
+        leaves, spec = pytree.tree_flatten(result)
+        changed = [
+            index
+            for index, (each, version) in enumerate(zip(inputs, versions, strict=True))
+            if isinstance(each, torch.Tensor) and each._version != version
+        ]
+        return _read(what, leaves, spec, inputs, tuple(changed), is_real=is_real)
+
+
+def _read(
+    what: str, leaves: list[Any], spec: Any, inputs: Sequence[Any], writes: tuple[int, ...], *, is_real: bool
+) -> Expected:
+    numbers = {id(each): index for index, each in reversed(list(enumerate(inputs)))}
+    storages = {
+        each.untyped_storage()._cdata: index
+        for index, each in reversed(list(enumerate(inputs)))
+        if isinstance(each, torch.Tensor)
+    }
+    places: list[int] = []
+    kinds: list[Kind] = []
+    metas: list[Metadata] = []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, OpaqueRef):
+            places.append(place)
+            kinds.append((OBJECT, None))
+            metas.append(OPAQUE_META)
+        elif isinstance(leaf, FakeTensor):
+            places.append(place)
+            if is_real and id(leaf) in numbers:
+                kinds.append((INPUT, numbers[id(leaf)]))
+                continue
+            base = storages.get(leaf.untyped_storage()._cdata) if is_real else None
+            kinds.append((TENSOR, base))
+            metas.append(metadata_of(leaf) if base is not None else _fresh(leaf))
+        elif isinstance(leaf, torch.Tensor):
+            raise MisuseError(
+                f"the propagate function of {what} has returned a tensor that it did not make from its arguments or by "
+                "torch's functions within it"
+            )
+    known = set(places)
+    given = tuple(None if place in known else leaf for place, leaf in enumerate(leaves))
+    return Expected(spec, given, tuple(places), tuple(kinds), tuple(metas), writes)
+
+
+def _fresh(leaf: torch.Tensor) -> Metadata:
+    return metadata(leaf.shape, leaf.dtype, leaf.device, leaf.stride())
+
+
+def described(result: Any) -> Any:
+    """A result with what is known of tensors and objects in their place, on a worker; picklable if the rest is."""
+    return pytree.tree_map(_known, result)
+
+
+def _known(leaf: Any) -> Any:
+    if isinstance(leaf, OpaqueRef):
+        return OPAQUE_META
+    return metadata(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def as_described(told: Any) -> Expected:
+    """What `described` tells, in the script: each tensor is another one than the inputs."""
+    leaves, spec = pytree.tree_flatten(told)
+    places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, Metadata))
+    metas = tuple(leaves[place] for place in places)
+    kinds = tuple((OBJECT if meta is OPAQUE_META else TENSOR, None) for meta in metas)
+    given = tuple(None if isinstance(leaf, Metadata) else leaf for leaf in leaves)
+    return Expected(spec, given, places, kinds, metas)

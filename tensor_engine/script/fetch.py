@@ -1,0 +1,200 @@
+"""Fetching: values of one rank come to the script, once everything has run there that they depend on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from skipper.control import Future, ProcMesh
+from skipper.dataplane import RDMABuffer
+from skipper.dataplane import empty as shared_empty
+from skipper.tensor_engine.errors import EngineClosedError
+from skipper.tensor_engine.script import recording
+from skipper.tensor_engine.script.activation import no_mesh
+from skipper.tensor_engine.script.session import Session, home_of
+from skipper.tensor_engine.script.tensor import Value, value_of
+from skipper.tensor_engine.worker.data import tensor_of
+from skipper.tensor_engine.worker.heap import Poison
+
+T = TypeVar("T")
+
+_LARGE_NBYTES = 256 << 10
+"""From here on the worker writes into the script's memory; what is smaller comes with its answer."""
+
+
+class Fetched(Generic[T]):
+    """What a fetch brings; wait for it by `get`, or ``await`` it."""
+
+    def __init__(self, answers: list[Future[Any]], open_answers: Callable[[list[Any]], T]) -> None:
+        self._answers = answers
+        self._open = open_answers
+        self._result: list[T] = []
+
+    def done(self) -> bool:
+        """Whether it is there."""
+        return all(answer.done() for answer in self._answers)
+
+    def get(self, timeout: float | None = None) -> T:
+        """Wait for it in this thread.
+
+        Args:
+            timeout: seconds; None waits for as long as it takes, which ends when a worker is found dead.
+
+        Raises:
+            RemoteError: the operation that was to make it failed, or one that it depends on.
+            DeadlineError: (a `TimeoutError`) it did not come in time.
+            SupervisionError: the worker is gone.
+        """
+        if not self._result:
+            self._result.append(self._open([answer.get(timeout) for answer in self._answers]))
+        return self._result[0]
+
+    result = get
+
+    def __await__(self) -> Generator[Any, None, T]:
+        for answer in self._answers:
+            yield from answer.__await__()
+        return self.get()
+
+
+def fetch_shard(
+    tensor: torch.Tensor, shard: Mapping[str, int] | None = None, *, strict: bool = False, **coordinates: int
+) -> Fetched[torch.Tensor]:
+    """Bring one rank's shard of a tensor to the script.
+
+    It is the tensor as it is at this place of the program. Returns at once.
+
+    Args:
+        tensor: a tensor of a mesh.
+        shard: coordinates in its mesh; an axis that is not named counts as 0.
+        strict: wait until every rank of the mesh is as far, and raise if any of them has no value; else only the rank
+            that is fetched from is waited for.
+        **coordinates: the same as ``shard``, by name: ``fetch_shard(t, gpus=1)``.
+
+    Returns:
+        The future of a tensor in the script's own memory, on the CPU.
+
+    Raises:
+        LocalTensorError: this is no tensor of a mesh.
+        KeyError: the mesh has no such axis.
+        IndexError: a coordinate lies outside of its axis.
+    """
+    value = value_of(tensor)
+    return _fetch(value, mesh_rank(value.mesh, {**(shard or {}), **coordinates}), strict=strict)
+
+
+def inspect(
+    tensor: torch.Tensor,
+    shard: Mapping[str, int] | None = None,
+    *,
+    strict: bool = False,
+    timeout: float | None = None,
+    **coordinates: int,
+) -> torch.Tensor:
+    """`fetch_shard`, and wait for it."""
+    return fetch_shard(tensor, {**(shard or {}), **coordinates}, strict=strict).get(timeout)
+
+
+def show(
+    tensor: torch.Tensor, shard: Mapping[str, int] | None = None, *, timeout: float | None = None, **coordinates: int
+) -> None:
+    """Print one rank's shard, with its place."""
+    value = value_of(tensor)
+    place = {**(shard or {}), **coordinates}
+    rank = mesh_rank(value.mesh, place)
+    found = inspect(tensor, place, timeout=timeout)
+    sys.stdout.write(f"{value.mesh.extent.point(rank)!r}: {found}\n")
+
+
+def fetch_first(value: Value) -> torch.Tensor:
+    """The shard of the first rank."""
+    value.check()
+    return _fetch(value, 0, strict=False).get()
+
+
+def ask(value: Value, rank: int, function: str, argument: object = None) -> Future[Any]:
+    """Have a worker answer for a value that it has, once everything before has run there (see `Worker.ask`).
+
+    Args:
+        value: the value.
+        rank: in the mesh of the value.
+        function: ``module:name``, called there as ``function(interpreter, value, argument)``.
+        argument: for it.
+    """
+    recording.refuse(
+        "a fetch of values, as by inspect() or .item(),",
+        "return the tensor and fetch it outside (of torch's optimizers, those with fused=True, or on GPUs with "
+        "capturable=True, read no values)",
+    )
+    lane = value.lane
+    session = lane.session
+    with session.lock:
+        session.check()
+        session.turn_to(lane)
+        lane.flush(is_last=True)
+        answer: Future[Any] = lane.one(rank).ask.call_one(function, value.ref, argument)
+        return answer
+
+
+def open_answer(session: Session, answer: Any) -> Any:
+    """What a worker has answered.
+
+    Raises:
+        RemoteError: it is poison.
+    """
+    if type(answer) is Poison:
+        raise home_of(answer, session).failures.error(answer)
+    return answer
+
+
+def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
+    meta, session = value.meta, value.lane.session
+    buffer: RDMABuffer | None = None
+    if meta.nbytes >= _LARGE_NBYTES:
+        with no_mesh():
+            memory = shared_empty(meta.shape, meta.dtype)
+        buffer = RDMABuffer(memory)
+        answers = [ask(value, rank, "skipper.tensor_engine.worker.data:large", buffer)]
+    else:
+        answers = [ask(value, rank, "skipper.tensor_engine.worker.data:small")]
+    if strict:
+        answers += [
+            ask(value, other, "skipper.tensor_engine.script.fetch:is_there")
+            for other in range(len(value.lane.ranks))
+            if other != rank
+        ]
+
+    @no_mesh()
+    def open_answers(found: list[Any]) -> torch.Tensor:
+        if buffer is not None:
+            buffer.drop()
+        for answer in found:
+            open_answer(session, answer)
+        first = found[0]
+        if not isinstance(first, bytes):
+            raise EngineClosedError(f"rank {value.lane.ranks[rank]} has no such tensor any more")
+        return memory if buffer is not None else tensor_of(first, meta.dtype, meta.shape)
+
+    return Fetched(answers, open_answers)
+
+
+def is_there(worker: object, value: object, argument: None) -> bool:
+    """Whether the worker has a value; poison is answered before this is asked."""
+    return value is not None
+
+
+def mesh_rank(mesh: ProcMesh, coordinates: Mapping[str, int]) -> int:
+    """The rank in a mesh at some coordinates; an axis that is not named counts as 0.
+
+    Raises:
+        KeyError: the mesh has no such axis.
+        IndexError: a coordinate lies outside of its axis.
+    """
+    extent = mesh.extent
+    for axis in coordinates:
+        if axis not in extent:
+            raise KeyError(f"no axis {axis!r} in {extent!r}")
+    return extent.rank_of({axis: coordinates.get(axis, 0) for axis in extent})

@@ -1,0 +1,212 @@
+"""What a compiled program takes for granted, and how it is seen whether that still holds."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Hashable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from skipper.tensor_engine.errors import CompileError, LocalTensorError
+from skipper.tensor_engine.script import activation, recording
+from skipper.tensor_engine.script.tensor import Tensor
+
+Key = tuple[Hashable, ...]
+
+
+def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[Tensor]]:
+    """What a call looks like, to find programs for its like.
+
+    Returns:
+        What has to be equal; and the tensors that go in, each followed by its gradient where it has one that the
+        function may add to.
+
+    Raises:
+        LocalTensorError: an argument is a tensor of the script.
+        CompileError: an argument cannot be compared, or hangs on autograd's graph of something outside.
+        DroppedTensorError: an argument has been dropped.
+        BorrowedTensorError: an argument is lent, or was borrowed and given back.
+    """
+    active = activation.current()
+    with_grad = torch.is_grad_enabled()
+    key: list[Any] = [
+        with_grad,
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.get_default_dtype(),
+    ]
+    if active is not None:
+        key += (active.mesh, active.lane)
+    tensors: list[Tensor] = []
+    for argument in args:
+        _look(argument, key, tensors, with_grad)
+    for name, argument in kwargs.items():
+        key.append(name)
+        _look(argument, key, tensors, with_grad)
+    if len(tensors) > 1:
+        places: dict[int, int] = {}
+        for index, tensor in enumerate(tensors):
+            places.setdefault(id(tensor._value.storage), index)
+            places.setdefault(tensor._value.ref, index)
+            places.setdefault(-id(tensor), index)
+        if len(places) < 3 * len(tensors):
+            key += (
+                (places[id(tensor._value.storage)], places[tensor._value.ref], places[-id(tensor)])
+                for tensor in tensors
+            )
+    return tuple(key), tensors
+
+
+def _look(argument: Any, key: list[Any], tensors: list[Tensor], with_grad: bool) -> None:
+    kind = type(argument)
+    if isinstance(argument, Tensor):
+        value = argument._value
+        if value.barred is not None or value.storage.barred is not None:
+            value.check()
+        key += (value.meta, value.lane, value.mesh)
+        tensors.append(argument)
+        if not argument.requires_grad:
+            return
+        key.append(nn.Parameter if isinstance(argument, nn.Parameter) else Tensor)
+        if with_grad:
+            if not argument.is_leaf:
+                raise CompileError(
+                    "an argument of a compiled function is the result of operations that autograd has recorded, and "
+                    "gradients do not flow out of the function: compile these operations too, or pass x.detach()"
+                )
+            if isinstance(argument.grad, Tensor):
+                key.append("grad")
+                _look(argument.grad, key, tensors, with_grad=False)
+    elif isinstance(argument, torch.Tensor):
+        raise LocalTensorError(
+            "an argument of a compiled function is a tensor of the script: bring it to the mesh by "
+            "to_mesh(tensor, mesh)"
+        )
+    elif isinstance(argument, list | tuple):
+        key += (kind, len(argument))
+        for item in argument:
+            _look(item, key, tensors, with_grad)
+    elif kind is dict:
+        key += (kind, len(argument))
+        for name, item in argument.items():
+            key.append(name)
+            _look(item, key, tensors, with_grad)
+    else:
+        try:
+            hash(argument)
+        except TypeError as error:
+            raise CompileError(
+                f"an argument of a compiled function is of {kind.__name__}, which cannot be compared with that of "
+                "another call: pass numbers, strings, tensors, and lists, tuples and dictionaries of these"
+            ) from error
+        key += (kind, argument)
+
+
+def gradients() -> dict[int, tuple[Tensor, torch.Tensor | None]]:
+    """The gradient of every tensor of a mesh that may get one, by the identity of the tensor."""
+    return {
+        id(found): (found, found.grad)
+        for found in _all_objects()
+        if type(found) is Tensor and found.requires_grad and found.is_leaf
+    }
+
+
+def _all_objects() -> list[Any]:
+    """What the garbage collector knows, with what `gc.freeze` keeps from it."""
+    if not gc.get_freeze_count():
+        return gc.get_objects()
+    gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        gc.freeze()
+
+
+class Surroundings:
+    """What a function met while it was traced, and what replays depend on: modules' modes, and optimizers' settings."""
+
+    def __init__(self) -> None:
+        self._modules: dict[int, tuple[nn.Module, bool]] = {}
+        self._optimizers: dict[int, tuple[Optimizer, list[dict[str, Any]]]] = {}
+        self._settings: list[tuple[dict[str, Any], str, Any]] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Surroundings:
+        self._hooks = [
+            register_module_forward_pre_hook(self._meet_module),
+            register_optimizer_step_pre_hook(self._meet_optimizer),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def hold(self) -> bool:
+        """Whether all of it is as it was."""
+        for module, training in self._modules.values():
+            if module.training is not training:
+                return False
+        for optimizer, groups in self._optimizers.values():
+            if optimizer.param_groups is not groups:
+                return False
+        for group, name, value in self._settings:
+            now = group.get(name)
+            if now is not value and (isinstance(now, torch.Tensor) or type(now) is not type(value) or now != value):
+                return False
+        return True
+
+    def _meet_module(self, module: nn.Module, inputs: Any) -> None:
+        self._modules.setdefault(id(module), (module, module.training))
+
+    def _meet_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if id(optimizer) in self._optimizers:
+            return
+        self._optimizers[id(optimizer)] = (optimizer, optimizer.param_groups)
+        self._settings += [
+            (group, name, value)
+            for group in optimizer.param_groups
+            for name, value in group.items()
+            if name != "params"
+        ]
+
+
+class Guarding(activation.DispatchMode):
+    """Refuses what a trace would take from the script for ever: values of its tensors, and changes to them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._own: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            recording.refuse(
+                "the value of a tensor, as .item() and `if tensor:` want it,",
+                "replays would not see it change. Keep it a tensor (torch.where), or return it and look outside; of "
+                "torch's optimizers, those with fused=True, or on GPUs with capturable=True, read no values",
+            )
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written = args[index] if index < len(args) else kwargs.get(argument.name)
+                for each in written if isinstance(written, list | tuple) else (written,):
+                    if isinstance(each, torch.Tensor) and not isinstance(each, Tensor) and id(each) not in self._own:
+                        recording.refuse(
+                            "a change to a tensor of the script", "it would happen once. Make it a tensor of the mesh"
+                        )
+        result = func(*args, **kwargs)
+        for each in result if isinstance(result, list | tuple) else (result,):
+            if isinstance(each, torch.Tensor) and not isinstance(each, Tensor):
+                self._own[id(each)] = each
+        return result

@@ -1,0 +1,338 @@
+"""From an operation of torch to an instruction for the workers: the path that each operation takes, kept short."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from skipper.control import ProcMesh
+from skipper.tensor_engine.errors import LocalTensorError
+from skipper.tensor_engine.script import activation, recording, tensor
+from skipper.tensor_engine.script.dispatch_key import PLAIN, Facts, Special, note_aliases, walk
+from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.propagation import NEW, SAME, SEQUENCE, CallSite, propagate
+from skipper.tensor_engine.script.session import all_sessions
+from skipper.tensor_engine.script.tensor import Tensor, Value, refuse_mixture, value_of, wrap
+from skipper.tensor_engine.shared.encoding import Form
+from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
+from skipper.tensor_engine.worker.calls import Call
+
+_MOST_SITES = 4096
+"""Kinds of operations and arguments that are remembered."""
+
+new_ref: Callable[[], int] = itertools.count(1).__next__
+"""The number of a new value."""
+
+_facts: dict[int, Facts] = {}
+"""By the identity of the overload: there is one object for each, which lives as long as torch does."""
+
+_sites: dict[tuple[Hashable, ...], CallSite] = {}
+_sites_lock = threading.Lock()
+
+
+def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Issue an operation of torch.
+
+    Raises:
+        LocalTensorError: tensors of the script are among the arguments.
+        MeshMismatchError: its tensors are not all on one mesh.
+        StreamMismatchError: its tensors are not all of one stream.
+        NotPropagatableError: the script cannot know what it returns.
+    """
+    facts = _facts.get(id(func)) or _learn(func)
+    if facts.special is not None:
+        return facts.special(func, args, kwargs)
+    key: list[Any] = [facts]
+    tensors: list[Tensor] = []
+    constants: list[Any] = []
+    by_type = facts.by_type
+    for position, argument in enumerate(args):
+        kind = type(argument)
+        if kind is Tensor:
+            key.append(argument._value.meta)
+            tensors.append(argument)
+        elif kind in PLAIN:
+            key.append(kind)
+            if position in by_type and argument is not None:
+                constants.append(argument)
+            else:
+                key.append(argument)
+        elif not walk(func, argument, position in by_type, key, tensors, constants):
+            return _local(func, args, kwargs)
+    for name, argument in kwargs.items():
+        key.append(name)
+        if not walk(func, argument, name in by_type, key, tensors, constants):
+            return _local(func, args, kwargs)
+
+    if tensors:
+        value = tensors[0]._value
+        lane, mesh = value.lane, value.mesh
+        for each in tensors:
+            value = each._value
+            if value.lane is not lane:
+                refuse_mixture(f"{_name(func)}: tensors", tensors[0]._value, value)
+            if value.barred is not None or value.storage.barred is not None:
+                value.check()
+        if len(tensors) > 2 or (len(tensors) == 2 and value.storage is tensors[0]._value.storage):
+            note_aliases(tensors, key)
+    else:
+        active = activation.current()
+        if active is None:
+            return func(*args, **kwargs)  # under no_mesh
+        lane, mesh = active.lane, active.mesh
+    if (recorder := recording.current) is not None:
+        for each in tensors:
+            recorder.note_tensor(each)
+
+    site = _sites.get(tuple(key))
+    if site is None:
+        site = _new_site(tuple(key), func, args, kwargs, facts)
+    else:
+        site.is_in_use = True
+    for index in site.form.writes:
+        if tensors[index]._value.storage.frozen is not None:
+            tensors[index]._value.storage.refuse_change()
+    inputs = [each._value.ref for each in tensors]
+    single = site.single
+    if single is not None:
+        meta, base = single
+        result = wrap(Value(new_ref(), meta, lane, mesh, None if base is None else tensors[base]._value.storage))
+        lane.put(site, (result._value.ref,), inputs, constants, 3)
+        return result
+    if site.same is not None:
+        lane.put(site, (), inputs, constants, 3)
+        return tensors[site.same]
+    outputs = [
+        Value(new_ref(), meta, lane, mesh, None if base is None else tensors[base]._value.storage)
+        for meta, base in site.outputs
+    ]
+    lane.put(site, [value.ref for value in outputs], inputs, constants, 3)
+    for index, output in site.reshaped:
+        _reshape(func, args, kwargs)
+        tensors[index]._value = outputs[output]
+    return _assemble(site.result, outputs, tensors)
+
+
+def _learn(func: Any) -> Facts:
+    special = _here if func.namespace == "profiler" else _specials.get(func)
+    return _facts.setdefault(id(func), Facts(func, special))
+
+
+def _new_site(
+    key: tuple[Hashable, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], facts: Facts
+) -> CallSite:
+    return _remember(key, propagate(func, args, kwargs, facts.by_type, facts.writes))
+
+
+def _remember(key: tuple[Hashable, ...], site: CallSite) -> CallSite:
+    """Keep a site, unless another thread has just done so; the one to be used from now on."""
+    with _sites_lock:
+        evicted = _evict() if len(_sites) >= _MOST_SITES else None
+        site = _sites.setdefault(key, site)
+    if evicted is not None:
+        for session in all_sessions():
+            session.forget_site(evicted.number)
+    return site
+
+
+def _evict() -> CallSite:
+    """Take the oldest site that has not been used since its turn came the last time.
+
+    So those in use stay, as if the order were that of the last use; and a use costs a mark, not a change of the order.
+    """
+    while True:
+        oldest = next(iter(_sites))
+        site = _sites.pop(oldest)
+        if not site.is_in_use:
+            return site
+        site.is_in_use = False
+        _sites[oldest] = site
+
+
+def _reshape(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Give the script's tensor the shape that the operation gives it there."""
+    included = torch._C._meta_in_tls_dispatch_include()
+    with torch._C._DisableTorchDispatch():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            func(*args, **kwargs)
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(included)
+
+
+def _assemble(result: tuple[int, Any], outputs: Sequence[Value], tensors: Sequence[Tensor]) -> Any:
+    kind, what = result
+    if kind == NEW:
+        return wrap(outputs[what])
+    if kind == SAME:
+        return tensors[what]
+    if kind == SEQUENCE:
+        return what[0]([_assemble(item, outputs, tensors) for item in what[1]])
+    return what
+
+
+def _name(func: Any) -> str:
+    return str(func._schema.name)
+
+
+def issue_call(
+    function: str,
+    inputs: Sequence[Tensor | Value],
+    outputs: Sequence[Metadata],
+    *,
+    lane: Lane,
+    mesh: ProcMesh,
+    owner: Lane | None = None,
+    name: str | None = None,
+    static: Hashable = None,
+    constant: object = None,
+    has_constant: bool = False,
+    sees_poison: bool = False,
+    writes: Sequence[int] = (),
+) -> list[Tensor]:
+    """Have the workers of a lane call a function of this package, in its turn among the operations.
+
+    Args:
+        function: where it lies, ``module:name`` (see `calls.Call.function` for how it is called).
+        inputs: its inputs; a worker of the lane that does not have one gets None for it.
+        outputs: what is known of the tensors that it makes.
+        lane: whose workers call it.
+        mesh: those workers as the user laid them out, which is the mesh of the outputs.
+        owner: the lane of the outputs, where only some of the workers have any; ``mesh`` is of these then.
+        name: for people; the function's own when None.
+        static: for `calls.Call.static`; sent once, and part of the key by which the site is remembered.
+        constant: sent with the instruction; anything that can be pickled.
+        has_constant: whether there is one.
+        sees_poison: for `calls.Call.sees_poison`.
+        writes: which inputs it changes.
+
+    Returns:
+        The outputs.
+    """
+    values = [each if isinstance(each, Value) else value_of(each) for each in inputs]
+    for index in writes:
+        values[index].storage.refuse_change()
+    if (recorder := recording.current) is not None:
+        for value in values:
+            recorder.note_value(value)
+    call = Call(
+        function,
+        name or function.partition(":")[2],
+        len(values),
+        tuple(outputs),
+        static,
+        has_constant,
+        sees_poison,
+        tuple(writes),
+    )
+    key = ("call", call)
+    site = _sites.get(key)
+    if site is None:
+        form = Form(
+            "skipper.tensor_engine.worker.calls:call_site",
+            call.name,
+            len(outputs),
+            len(values),
+            int(has_constant),
+            call.writes,
+        )
+        site = _remember(key, CallSite(form, call, [(meta, None) for meta in outputs], (SEQUENCE, (list, ()))))
+    else:
+        site.is_in_use = True
+    made = [Value(new_ref(), meta, owner or lane, mesh) for meta in outputs]
+    refs, given = [value.ref for value in made], [value.ref for value in values]
+    if has_constant:
+        lane.put_call(site, refs, given, constant)
+    else:
+        lane.put(site, refs, given, (), 3)
+    return [wrap(value) for value in made]
+
+
+def ship(data: torch.Tensor, *, lane: Lane, mesh: ProcMesh) -> Tensor:
+    """Send a tensor of the script to all workers of a lane; it is copied before this returns."""
+    source = data.detach()
+    device = source.device
+    meta = metadata_of(source).contiguous()
+    host = source.to("cpu").contiguous()
+    raw = bytes(host.flatten().view(torch.uint8).numpy()) if host.numel() else b""
+    return issue_call(
+        "skipper.tensor_engine.worker.data:receive",
+        (),
+        (meta,),
+        lane=lane,
+        mesh=mesh,
+        name="a tensor from the script",
+        static=(meta.dtype, meta.shape, device.type),
+        constant=raw,
+        has_constant=True,
+    )[0]
+
+
+def _lift(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`torch.tensor(data)`: the data have just been read into a tensor of the script."""
+    data = args[0]
+    if isinstance(data, Tensor):
+        return data
+    active = activation.current()
+    if active is None:
+        return func(*args, **kwargs)
+    return ship(data, lane=active.lane, mesh=active.mesh)
+
+
+def _detach(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Another tensor of the script for the same value: the workers know nothing of autograd."""
+    source = args[0]
+    if not isinstance(source, Tensor):
+        return _local(func, args, kwargs)
+    return wrap(value_of(source))
+
+
+def _item(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    source = args[0]
+    if not isinstance(source, Tensor):
+        return _local(func, args, kwargs)
+    return tensor._fetch_first(value_of(source)).item()
+
+
+def _here(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What concerns the script and not the workers."""
+    return func(*args, **kwargs)
+
+
+def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An operation with tensors of the script: it runs here, unless there are others, too.
+
+    Raises:
+        LocalTensorError: there are.
+    """
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+        return func(*args, **kwargs)
+    here = next(leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not isinstance(leaf, Tensor))
+    raise LocalTensorError(
+        f"{_name(func)}: a tensor of the script, {list(here.shape)} of {here.dtype}, cannot be mixed with tensors of a "
+        "mesh: make it there, by torch.tensor(data) under `with mesh.activate():`, or bring it there, by "
+        "to_mesh(tensor, mesh)"
+    )
+
+
+_aten = torch.ops.aten
+_specials: dict[Any, Special] = {
+    _aten.lift_fresh.default: _lift,
+    _aten.lift.default: _lift,
+    _aten.detach.default: _detach,
+    _aten._local_scalar_dense.default: _item,
+}
+
+
+def drop(value: Value) -> None:
+    """Free a value now."""
+    from skipper.tensor_engine.errors import DroppedTensorError
+
+    if value.barred is None:
+        value.barred = DroppedTensorError("this tensor has been dropped: its memory on the workers is gone")
+        value.lane.freed.append(value.ref)

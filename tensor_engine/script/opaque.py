@@ -1,0 +1,232 @@
+"""Objects and modules that live on the workers only, used from the script."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.utils._pytree as pytree
+
+from skipper.tensor_engine.script.fetch import Fetched
+from skipper.tensor_engine.script.grad_function import grad_function
+from skipper.tensor_engine.script.opaque_ref import OpaqueRef
+from skipper.tensor_engine.script.remote import Propagate, call_on_shard_and_fetch, remote
+from skipper.tensor_engine.worker.user_code import resolve
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def opaque_method(function: F) -> F:
+    """Make a method of an `OpaqueObject` call the method of its name on the workers.
+
+    Args:
+        function: what it is in the script: its propagation, called on fake tensors.
+    """
+
+    @functools.wraps(function)
+    def call(self: OpaqueObject, *args: Any, **kwargs: Any) -> Any:
+        return self.call_method(function.__name__, functools.partial(function, self), *args, **kwargs)
+
+    return cast(F, call)
+
+
+class OpaqueObject:
+    """An object on each worker, made there, whose methods the script calls.
+
+    >>> class Counter(OpaqueObject):
+    ...     @opaque_method
+    ...     def add(self, x):
+    ...         return torch.empty_like(x)
+    >>> counter = Counter("my_package.counters.Counter", start)
+    >>> total = counter.add(x)
+
+    Args:
+        constructor: the class or function that makes it, or the path to one; or a reference to an object that is there.
+        *args: for the constructor; tensors of a mesh among them.
+        **kwargs: for the constructor.
+    """
+
+    def __init__(
+        self, constructor: Callable[..., Any] | str | OpaqueRef | OpaqueObject, *args: Any, **kwargs: Any
+    ) -> None:
+        if isinstance(constructor, OpaqueObject):
+            constructor = constructor.ref
+        self.ref: OpaqueRef = (
+            constructor if isinstance(constructor, OpaqueRef) else _construct(constructor, args, kwargs)
+        )
+
+    def call_method(self, name: str, propagate: Propagate, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method on all workers.
+
+        Args:
+            name: of the method.
+            propagate: how the script knows what it returns, as of `remote`; a function is called with the arguments.
+            *args: for it.
+            **kwargs: for it.
+
+        Raises:
+            ValueError: ``propagate`` asks for a run of the method in the script, where there is no object.
+        """
+        if propagate in ("cached", "mocked"):
+            raise ValueError('the object is on the workers: give a function to propagate=, or "inspect"')
+        told = (lambda ref, name, *args, **kwargs: propagate(*args, **kwargs)) if callable(propagate) else propagate
+        return remote(_call_method, propagate=told)(self.ref, name, *args, **kwargs)
+
+    def call_method_on_shard_and_fetch(
+        self, name: str, /, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
+    ) -> Fetched[Any]:
+        """Call a method on one rank and bring what it returns: see `call_on_shard_and_fetch`."""
+        return call_on_shard_and_fetch(_call_method, self.ref, name, *args, shard=shard, **kwargs)
+
+
+class OpaqueModule:
+    """A `torch.nn.Module` on each worker, made and called there; parameters and gradients are those of the script.
+
+    >>> linear = OpaqueModule("torch.nn.Linear", 3, 3)
+    >>> optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+    >>> linear(x).sum().backward()
+    >>> optimizer.step()
+
+    Autograd runs on the workers within the module, and in the script around it.
+
+    Args:
+        constructor: the class or function that makes it, or the path to one.
+        *args: for the constructor.
+        **kwargs: for the constructor.
+    """
+
+    def __init__(self, constructor: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> None:
+        self.object = OpaqueObject(constructor, *args, **kwargs)
+        self._parameters: dict[str, torch.Tensor] | None = None
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The module's own parameters, which share their memory with it: what changes them changes the module.
+
+        The first call waits for the first worker to say what there is.
+        """
+        if self._parameters is None:
+            looks = call_on_shard_and_fetch(_look_at_parameters, self.object.ref).get()
+
+            def like(ref: OpaqueRef) -> dict[str, torch.Tensor]:
+                return {name: torch.empty_strided(*look[:2], dtype=look[2]) for name, (look, _) in looks.items()}
+
+            found = remote(_parameters, propagate=like)(self.object.ref)
+            self._parameters = {name: each.requires_grad_(looks[name][1]) for name, each in found.items()}
+        yield from self._parameters.items()
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """`named_parameters` without the names."""
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    def call_method(self, name: str, propagate: Propagate, /, *args: Any, **kwargs: Any) -> Any:
+        """See `OpaqueObject.call_method`."""
+        return self.object.call_method(name, propagate, *args, **kwargs)
+
+    def __call__(self, *args: Any, propagator: Callable[..., Any] | None = None, **kwargs: Any) -> Any:
+        """Call the module.
+
+        Args:
+            *args: for it.
+            propagator: a function of the same arguments, called on fake tensors, that returns the like of what the
+                module returns. None waits for the first worker to tell.
+            **kwargs: for it.
+        """
+        parameters = list(self.parameters())
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if not torch.is_grad_enabled() or not any(each.requires_grad for each in (*tensors, *parameters)):
+            return self.object.call_method("__call__", propagator or "inspect", *args, **kwargs)
+        wanted = [each.requires_grad for each in (*tensors, *parameters)]
+
+        @grad_function
+        def run(args: Any, kwargs: Any, parameters: Sequence[torch.Tensor]) -> tuple[Any, Callable[..., Any]]:
+            def like(ref: OpaqueRef, wanted: Any, args: Any, kwargs: Any) -> tuple[OpaqueRef, Any]:
+                assert propagator is not None  # or it is not called
+                return OpaqueRef(), propagator(*args, **kwargs)
+
+            forward = remote(_forward, propagate="inspect" if propagator is None else like)
+            graph, outputs = forward(self.object.ref, wanted, args, kwargs)
+
+            def backward(*grads: torch.Tensor) -> list[torch.Tensor | None]:
+                asked = [each for each, is_wanted in zip((*tensors, *parameters), wanted, strict=True) if is_wanted]
+                made = iter(remote(_backward, propagate=_like_last)(graph, grads, [each.detach() for each in asked]))
+                return [next(made) if is_wanted else None for is_wanted in wanted]
+
+            return outputs, backward
+
+        return run(args, kwargs, parameters)
+
+
+def _like_last(*args: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(each) for each in args[-1]]
+
+
+def _construct(constructor: Callable[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpaqueRef:
+    made: OpaqueRef = remote(_make, propagate=lambda *args: OpaqueRef())(constructor, tuple(args), dict(kwargs))
+    return made
+
+
+def _make(constructor: Callable[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpaqueRef:
+    return OpaqueRef((resolve(constructor) if isinstance(constructor, str) else constructor)(*args, **kwargs))
+
+
+def _call_method(ref: OpaqueRef, name: str, /, *args: Any, **kwargs: Any) -> Any:
+    return getattr(ref.value, name)(*args, **kwargs)
+
+
+def _look_at_parameters(ref: OpaqueRef) -> dict[str, Any]:
+    return {
+        name: ((tuple(each.shape), each.stride(), each.dtype), each.requires_grad)
+        for name, each in ref.value.named_parameters()
+    }
+
+
+def _parameters(ref: OpaqueRef) -> dict[str, torch.Tensor]:
+    return {name: each.detach() for name, each in ref.value.named_parameters()}
+
+
+class _Graph:
+    """What a worker keeps between forward and backward: edges of autograd's graph, which hold what it needs."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        self._inputs = [torch.autograd.graph.get_gradient_edge(each) for each in inputs]
+        self._outputs = [
+            torch.autograd.graph.get_gradient_edge(each) if each.requires_grad else None for each in outputs
+        ]
+
+    def backward(self, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        pairs = [(edge, grad) for edge, grad in zip(self._outputs, grads, strict=True) if edge is not None]
+        if not pairs:
+            return [None] * len(self._inputs)
+        return torch.autograd.grad(
+            [edge for edge, _ in pairs],
+            self._inputs,
+            [grad for _, grad in pairs],
+            allow_unused=True,
+        )
+
+
+def _forward(
+    ref: OpaqueRef, wanted: Sequence[bool], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[OpaqueRef, Any]:
+    """Run the module; keep what its backward needs."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    asked = iter(wanted)
+    inputs = []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor):
+            leaves[place] = leaf.detach().requires_grad_() if next(asked) else leaf
+            if leaves[place].requires_grad:
+                inputs.append(leaves[place])
+    inputs += [each for each, is_wanted in zip(ref.value.parameters(), asked, strict=True) if is_wanted]
+    again, named = pytree.tree_unflatten(leaves, spec)
+    outputs = ref.value(*again, **named)
+    tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    return OpaqueRef(_Graph(inputs, tensors)), outputs
+
+
+def _backward(graph: OpaqueRef, grads: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    found = graph.value.backward(grads)
+    return [torch.zeros_like(each) if grad is None else grad for grad, each in zip(found, like, strict=True)]

@@ -1,0 +1,99 @@
+"""Which workers meet in a reduction or a move, worked out once for each kind."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from skipper.control import ProcMesh
+from skipper.tensor_engine.errors import MeshMismatchError
+from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.worker.communication import Move, Reduction, worker_number
+
+_PLANS = 1024
+"""Reductions and moves that are remembered; who needs another one tells the workers again."""
+
+
+def mesh_axes(mesh: ProcMesh, axes: str | Sequence[str]) -> tuple[str, ...]:
+    """Axes of a mesh, as a tuple.
+
+    Raises:
+        KeyError: the mesh has no such axis.
+        ValueError: an axis is named twice.
+    """
+    names = (axes,) if isinstance(axes, str) else tuple(axes)
+    for axis in names:
+        if axis not in mesh.extent:
+            raise KeyError(f"no axis {axis!r} in {mesh.extent!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"an axis is named twice: {', '.join(names)}")
+    return names
+
+
+@functools.lru_cache(maxsize=_PLANS)
+def plan_reduction(
+    session: int,
+    mesh: ProcMesh,
+    axes: tuple[str, ...],
+    kind: str,
+    scatter: bool,
+    expected: Metadata,
+    onto: ProcMesh | None,
+) -> Reduction:
+    """Who reduces with whom.
+
+    Args:
+        session: number of the session of ``mesh``.
+        mesh: that the values are on.
+        axes: over which, the last one fastest.
+        kind: the reduction.
+        scatter: whether each gets a part of the result.
+        expected: metadata of the values.
+        onto: the slice that gets the result, None for all.
+
+    Raises:
+        MeshMismatchError: ``onto`` is no part of ``mesh``.
+        ValueError: dim 0 cannot be cut evenly.
+    """
+    if onto is not None and not (onto.uid == mesh.uid and set(onto.ranks) <= set(mesh.ranks)):
+        raise MeshMismatchError(f"mesh= has to be a slice of the tensor's mesh, {mesh!r}; {onto!r} is none")
+    groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+    for rank, point in zip(mesh.ranks, mesh.extent.points(), strict=True):
+        others = tuple(point[axis] for axis in mesh.extent if axis not in axes)
+        along = tuple(point[axis] for axis in axes)
+        groups.setdefault(others, []).append((along, worker_number(session, rank)))
+    ordered = tuple(tuple(number for _, number in sorted(members)) for members in groups.values())
+    if scatter and (not expected.shape or expected.shape[0] % len(ordered[0])):
+        raise ValueError(f"scatter= cuts dim 0 of {expected!r} into {len(ordered[0])} parts, which does not go evenly")
+    to = None if onto is None else frozenset(worker_number(session, rank) for rank in onto.ranks)
+    return Reduction(ordered, kind, scatter, expected, to)
+
+
+@functools.lru_cache(maxsize=_PLANS)
+def plan_move(here: int, source: ProcMesh, there: int, target: ProcMesh, expected: Metadata) -> Move:
+    """Who gets what from whom.
+
+    Args:
+        here: number of the session of ``source``.
+        source: that the values are on.
+        there: number of the session of ``target``.
+        target: where they go.
+        expected: metadata of the values.
+
+    Raises:
+        MeshMismatchError: ``target`` lacks an axis of ``source``, or has it in another size.
+    """
+    for axis, size in source.extent.items():
+        if target.extent.get(axis) != size:
+            raise MeshMismatchError(
+                f"to_mesh keeps coordinates: {target!r} has no axis {axis!r} of size {size}, as {source!r} has. "
+                "Slice the tensor's mesh first, or rename, split or flatten axes"
+            )
+    readers: dict[int, list[int]] = {worker_number(here, rank): [] for rank in source.ranks}
+    for rank, point in zip(target.ranks, target.extent.points(), strict=True):
+        place = source.extent.rank_of({axis: point[axis] for axis in source.extent})
+        sender, reader = worker_number(here, source.ranks[place]), worker_number(there, rank)
+        if sender != reader:
+            readers[sender].append(reader)
+    groups = tuple((sender, *theirs) for sender, theirs in readers.items() if theirs)
+    return Move(groups, expected)

@@ -1,0 +1,264 @@
+"""What an operation returns, found out by running it once on fake tensors, and remembered for its like."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+
+from skipper.tensor_engine.errors import NotPropagatableError
+from skipper.tensor_engine.script.tensor import Tensor, Value
+from skipper.tensor_engine.shared.encoding import Form
+from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
+from skipper.tensor_engine.worker.operations import CONSTANT, FIXED, INPUT, LIST, TUPLE, Description, Node
+
+_log = logging.getLogger("torch._subclasses.fake_tensor")
+
+_numbers = itertools.count(1)
+
+
+NEW, SAME, GIVEN, SEQUENCE = range(4)
+"""Kinds of results: a new value ``(NEW, index)``, an input ``(SAME, index)``, anything else, and lists of results."""
+
+
+class CallSite:
+    """An operation on arguments of one kind: what it returns, and how the workers are told of it.
+
+    Attributes:
+        number: of the site.
+        form: how its instructions look.
+        description: what makes the worker's part of it.
+        outputs: what is known of each new value, and the input that it is a view of, or None.
+        single: the one element of ``outputs`` where the result is that and nothing else.
+        result: how the result is put together.
+        reshaped: inputs whose shape the operation changes in place: their index, and the output that they become.
+        is_in_use: whether it has been used since it was last looked over for one to forget.
+    """
+
+    __slots__ = (
+        "description",
+        "form",
+        "is_in_use",
+        "number",
+        "outputs",
+        "reshaped",
+        "result",
+        "same",
+        "single",
+    )
+
+    def __init__(
+        self,
+        form: Form,
+        description: Any,
+        outputs: Sequence[tuple[Metadata, int | None]],
+        result: tuple[int, Any],
+        reshaped: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.number = next(_numbers)
+        self.form = form
+        self.description = description
+        self.outputs = tuple(outputs)
+        self.result = result
+        self.reshaped = tuple(reshaped)
+        self.single = self.outputs[0] if len(self.outputs) == 1 and result == (NEW, 0) and not reshaped else None
+        self.is_in_use = False
+        self.same = result[1] if result[0] == SAME and not self.outputs else None
+
+
+_fake_mode: FakeTensorMode | None = None
+
+propagating = threading.RLock()
+"""Held while the fake mode is in use: there is one, and it is not made for several threads."""
+
+
+def fake_mode() -> FakeTensorMode:
+    """The one in which everything is found out."""
+    global _fake_mode
+    if _fake_mode is None:
+        _fake_mode = FakeTensorMode()
+    return _fake_mode
+
+
+class _Template:
+    """The arguments of an operation, with tensors and constants numbered in the order in which they come."""
+
+    def __init__(self, by_type: frozenset[int | str]) -> None:
+        self.values: list[Value] = []
+        self.constants = 0
+        self._by_type = by_type
+
+    def node(self, argument: Any, where: int | str) -> Node:
+        if isinstance(argument, Tensor):
+            self.values.append(argument._value)
+            return INPUT, len(self.values) - 1
+        if isinstance(argument, list | tuple):
+            kind = LIST if isinstance(argument, list) else TUPLE
+            return kind, [self.node(item, where) for item in argument]
+        if where in self._by_type and isinstance(argument, int | float | complex):
+            self.constants += 1
+            return CONSTANT, self.constants - 1
+        return FIXED, argument
+
+
+def propagate(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    by_type: frozenset[int | str],
+    writes: Sequence[int | str],
+) -> CallSite:
+    """Run an operation on fake tensors.
+
+    Args:
+        func: the overload.
+        args: its arguments, with tensors of a mesh among them.
+        kwargs: those given by name.
+        by_type: the arguments whose numbers do not matter for the shape of the result: they travel as constants.
+        writes: the arguments that it changes.
+
+    Raises:
+        NotPropagatableError: what it returns depends on values that only the workers have.
+    """
+    name = func._schema.name + (f".{func._overloadname}" if func._overloadname != "default" else "")
+    template = _Template(by_type)
+    arg_nodes = [template.node(argument, index) for index, argument in enumerate(args)]
+    kwarg_nodes = {key: template.node(argument, key) for key, argument in kwargs.items()}
+    mode = fake_mode()
+    with propagating, mode, torch.no_grad():
+        fakes = fake_inputs(template.values)
+        supply = iter(fakes)
+        fake_args = [_replace(argument, supply) for argument in args]
+        fake_kwargs = {key: _replace(argument, supply) for key, argument in kwargs.items()}
+        before = [metadata_of(fake) for fake in fakes]
+        _log.disabled = True  # what is raised says it all
+        try:
+            result = func(*fake_args, **fake_kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise NotPropagatableError(
+                f"what {name} returns depends on values that only the workers have, so that the script cannot know "
+                "its shape: put this part into a remote function and give it propagate=, or fetch what it needs"
+            ) from error
+        except UnsupportedFakeTensorException as error:
+            raise NotPropagatableError(f"{name} cannot be run on fake tensors: {error}") from error
+        finally:
+            _log.disabled = False
+        after = [metadata_of(fake) for fake in fakes]
+    written = frozenset(_inputs_at(arg_nodes, kwarg_nodes, writes))
+    reading = _Reading(name, fakes)
+    shape = reading.read(result, ())
+    reshaped = _reshaped(func, name, before, after, reading)
+    views = frozenset(index for index, (_, base) in enumerate(reading.outputs) if base is not None)
+    description = Description(
+        (func._schema.name, func._overloadname),
+        arg_nodes,
+        kwarg_nodes,
+        outputs=[(path, meta) for path, (meta, _) in zip(reading.paths, reading.outputs, strict=True)],
+        views=views,
+        reshapes=frozenset(index for index, _ in reshaped),
+    )
+    form = Form(
+        "skipper.tensor_engine.worker.operations:operation_site",
+        name,
+        outputs=len(reading.outputs),
+        inputs=len(fakes),
+        constants=template.constants,
+        writes=tuple(sorted(written)),
+    )
+    return CallSite(form, description.packed(), reading.outputs, shape, reshaped)
+
+
+class _Reading:
+    """Takes the result of a run on fake tensors apart."""
+
+    def __init__(self, name: str, fakes: Sequence[torch.Tensor]) -> None:
+        self.outputs: list[tuple[Metadata, int | None]] = []
+        self.paths: list[tuple[int, ...]] = []
+        self._name = name
+        self._inputs = {id(fake): index for index, fake in reversed(list(enumerate(fakes)))}
+        self._storages = {fake.untyped_storage()._cdata: index for index, fake in reversed(list(enumerate(fakes)))}
+
+    def read(self, result: Any, path: tuple[int, ...]) -> tuple[int, Any]:
+        if isinstance(result, FakeTensor):
+            if (index := self._inputs.get(id(result))) is not None:
+                return SAME, index
+            if result.layout is not torch.strided:
+                raise NotPropagatableError(f"{self._name} returns a tensor that is {result.layout}, not strided")
+            return NEW, self.add(metadata_of(result), self._storages.get(result.untyped_storage()._cdata), path)
+        if isinstance(result, list | tuple):
+            return SEQUENCE, (type(result), [self.read(item, (*path, index)) for index, item in enumerate(result)])
+        if isinstance(result, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise NotPropagatableError(f"{self._name} returns a number that only the workers can know")
+        return GIVEN, result
+
+    def add(self, meta: Metadata, base: int | None, path: tuple[int, ...]) -> int:
+        self.outputs.append((meta, base))
+        self.paths.append(path)
+        return len(self.outputs) - 1
+
+
+def _reshaped(
+    func: Any, name: str, before: Sequence[Metadata], after: Sequence[Metadata], reading: _Reading
+) -> list[tuple[int, int]]:
+    changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new]
+    if changed and (torch.Tag.inplace_view not in func.tags or len(changed) != 1):
+        raise NotPropagatableError(
+            f"{name} would change a tensor from {before[changed[0]]!r} to {after[changed[0]]!r} in place, which a "
+            "tensor of a mesh cannot do: make it of the right shape to begin with"
+        )
+    return [(index, reading.add(after[index], index, ())) for index in changed]
+
+
+def fake_inputs(values: Sequence[Value]) -> list[torch.Tensor]:
+    """A fake tensor for each value; those that share a storage do so here, too."""
+    extents: dict[tuple[int, torch.dtype, torch.device], int] = {}
+    for value in values:
+        key = (id(value.storage), value.meta.dtype, value.meta.device)
+        extents[key] = max(extents.get(key, 0), value.meta.extent)
+    bases = {key: torch.empty((extent,), dtype=key[1], device=key[2]) for key, extent in extents.items()}
+    fakes: dict[int, torch.Tensor] = {}
+    for value in values:
+        if value.ref not in fakes:
+            meta = value.meta
+            base = bases[id(value.storage), meta.dtype, meta.device]
+            fakes[value.ref] = base.as_strided(meta.shape, meta.stride, meta.offset)
+    return [fakes[value.ref] for value in values]
+
+
+def _replace(argument: Any, supply: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return next(supply)
+    if isinstance(argument, list | tuple):
+        return type(argument)(_replace(item, supply) for item in argument)
+    return argument
+
+
+def _inputs_at(args: Sequence[Node], kwargs: Mapping[str, Node], writes: Sequence[int | str]) -> list[int]:
+    """Numbers of the inputs in these arguments."""
+    found: list[int] = []
+
+    def collect(node: Node) -> None:
+        if node[0] == INPUT:
+            found.append(node[1])
+        elif node[0] in (LIST, TUPLE):
+            for item in node[1]:
+                collect(item)
+
+    for where in writes:
+        if isinstance(where, int):
+            if where < len(args):
+                collect(args[where])
+        elif where in kwargs:
+            collect(kwargs[where])
+    return found

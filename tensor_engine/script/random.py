@@ -1,0 +1,136 @@
+"""Random numbers: each worker draws from torch's default generator of its process, and each differs from the others.
+
+A worker's generator begins with torch's default seed plus its rank, so that runs of a script repeat. All streams of a
+worker, and actors in its process, share it: where they draw at the same time, who gets what is left to chance.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+
+from skipper.control import ProcMesh, context
+from skipper.tensor_engine.script.activation import get_active_mesh, no_mesh
+from skipper.tensor_engine.script.remote import remote
+from skipper.tensor_engine.script.tensor import Tensor
+
+__all__ = ["get_state", "make_deterministic", "manual_seed", "new_state", "set_state"]
+
+
+def manual_seed(seed: int | torch.Tensor, *, same: bool = False, mesh: ProcMesh | None = None) -> None:
+    """Seed the generators of the workers, as `torch.manual_seed` does for those of one process.
+
+    Args:
+        seed: a number, or an integer tensor of the mesh with each worker's own.
+        same: give all the same seed; else a number counts up with the rank, from the first worker of the mesh on.
+        mesh: whose workers; None for those of the active mesh.
+
+    Raises:
+        NoActiveMeshError: no mesh is given or active.
+    """
+    places = None if isinstance(seed, Tensor) or same else _places(mesh)
+    with _on(mesh):
+        _seed(seed, places)
+
+
+def make_deterministic(seed: int = 0, *, same: bool = False, mesh: ProcMesh | None = None) -> None:
+    """Have the workers draw the same numbers, and compute the same results, in each run.
+
+    Seeds their generators as `manual_seed` does, and has torch use deterministic algorithms alone there: an operation
+    that has none fails.
+
+    Args:
+        seed: for `manual_seed`.
+        same: for `manual_seed`.
+        mesh: for `manual_seed`.
+    """
+    manual_seed(seed, same=same, mesh=mesh)
+    with _on(mesh):
+        _use_deterministic_algorithms()
+
+
+def get_state(device: str = "cpu", *, mesh: ProcMesh | None = None) -> torch.Tensor:
+    """The states of the generators, as a tensor of bytes on the CPU of each worker.
+
+    Args:
+        device: whose generator: ``"cpu"`` or ``"cuda"``.
+        mesh: whose workers; None for those of the active mesh.
+    """
+    with _on(mesh):
+        result: torch.Tensor = _get(device)
+        return result
+
+
+def set_state(state: torch.Tensor, device: str = "cpu") -> None:
+    """Put generators into a state: what `get_state` or `new_state` has returned."""
+    _set(state, device)
+
+
+def new_state(seed: int | torch.Tensor, device: str = "cpu", *, mesh: ProcMesh | None = None) -> torch.Tensor:
+    """The state that a generator has when it has just been seeded, for `set_state`.
+
+    Args:
+        seed: a number, or an integer tensor of the mesh with each worker's own.
+        device: of the generator.
+        mesh: whose workers; None for those of the active mesh.
+    """
+    with _on(mesh):
+        result: torch.Tensor = _new(seed, device)
+        return result
+
+
+def _places(mesh: ProcMesh | None) -> dict[int, int]:
+    ranks = (mesh or get_active_mesh()).ranks
+    return {rank: place for place, rank in enumerate(ranks)}
+
+
+def _on(mesh: ProcMesh | None) -> Any:
+    return contextlib.nullcontext() if mesh is None else mesh.activate()
+
+
+@functools.cache
+def _state_nbytes(device: str) -> int:
+    with no_mesh():
+        # Of CUDA's generators a seed and an offset; the script may be without such a device.
+        return torch.get_rng_state().numel() if device == "cpu" else 16
+
+
+def _like_state(*args: Any) -> torch.Tensor:
+    return torch.empty(_state_nbytes(args[-1]), dtype=torch.uint8)
+
+
+@remote
+def _seed(seed: int | torch.Tensor, places: dict[int, int] | None) -> None:
+    offset = 0 if places is None else places[_root_rank()]
+    torch.manual_seed(int(seed) + offset)
+
+
+@remote
+def _use_deterministic_algorithms() -> None:
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+@remote(propagate=_like_state)
+def _get(device: str) -> torch.Tensor:
+    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state()
+
+
+@remote
+def _set(state: torch.Tensor, device: str) -> None:
+    if device == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state)
+
+
+@remote(propagate=_like_state)
+def _new(seed: int | torch.Tensor, device: str) -> torch.Tensor:
+    return torch.Generator(device).manual_seed(int(seed)).get_state()
+
+
+def _root_rank() -> int:
+    return int(context().actor_instance.rank.rank)

@@ -1,0 +1,297 @@
+"""Remote functions: the user's own code on the workers, in its turn among the operations."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, overload
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from skipper.control import Endpoint, ProcMesh
+from skipper.tensor_engine.script.activation import no_mesh
+from skipper.tensor_engine.script.arguments import Packed
+from skipper.tensor_engine.script.expectation import INPUT as GIVEN_INPUT
+from skipper.tensor_engine.script.expectation import TENSOR, Expected, as_described, expect
+from skipper.tensor_engine.script.fetch import Fetched, ask, mesh_rank, open_answer
+from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.issue import issue_call
+from skipper.tensor_engine.script.opaque_ref import OPAQUE_META, OpaqueRef, refer_to
+from skipper.tensor_engine.worker.user_code import ANSWER, EXPECTED, IGNORED, WHOLE, Source, Task, is_worker, resolve
+
+Propagate = Callable[..., Any] | Literal["cached", "mocked", "inspect"] | None
+
+_WAYS = ("cached", "mocked", "inspect")
+_CACHED = 1024
+"""Kinds of arguments whose results a function remembers."""
+
+
+class Remote:
+    """A function that runs on the workers; `remote` makes it. Call it as the function itself."""
+
+    def __init__(self, function: Callable[..., Any] | str, propagate: Propagate) -> None:
+        self.__remote_function__ = function
+        self.propagate = propagate
+        self.name = function if isinstance(function, str) else getattr(function, "__qualname__", repr(function))
+        self._source: Source | None = None
+        self._cache: dict[tuple[object, ...], Expected] = {}
+        if not isinstance(function, str):
+            functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Have the workers call it, and return at once (but see ``propagate="inspect"``).
+
+        Within a remote function, on a worker, it is the function itself.
+
+        Raises:
+            LocalTensorError: a tensor of the script is among the arguments.
+            MeshMismatchError: its tensors are not all on one mesh.
+            StreamMismatchError: its tensors are not all of one stream.
+            NoActiveMeshError: it has no tensors, and no mesh is active.
+            NotPropagatableError: the script cannot know what it returns.
+            TypeError: an argument cannot be pickled.
+        """
+        if is_worker():
+            return resolve_given(self.__remote_function__)(*args, **kwargs)
+        packed = Packed(args, kwargs)
+        lane, mesh = packed.place(self.name)
+        if self.propagate is None:
+            self._issue(packed, (), lane, mesh, Task(self.source, IGNORED, (), bool(packed.groups)))
+            return None
+        if self.propagate == "inspect":
+            return self._inspect(packed, lane, mesh)
+        expected = self._expect(packed)
+        task = Task(self.source, EXPECTED, expected.kinds, bool(packed.groups))
+        made = self._issue(packed, expected.metas, lane, mesh, task, expected.writes)
+        return give(packed, expected, made)
+
+    rref = __call__
+
+    @property
+    def source(self) -> Source:
+        """The function as it is sent: by its path where workers can import it, else by value.
+
+        Raises:
+            TypeError: it cannot be pickled.
+        """
+        if self._source is None:
+            self._source = _source(self.__remote_function__, self)
+        return self._source
+
+    def fetch(self, args: Sequence[Any], kwargs: Mapping[str, Any], shard: Mapping[str, int] | None) -> Fetched[Any]:
+        """See `call_on_shard_and_fetch`."""
+        packed = Packed(args, kwargs)
+        lane, mesh = packed.place(self.name)
+        one = mesh.slice(**mesh.extent.point(mesh_rank(mesh, shard or {})))
+        alone = lane.session.lane(one, lane.stream)
+        for group in packed.groups:
+            group.check(alone, one)
+        task = Task(self.source, ANSWER, (), bool(packed.groups))
+        (answer,) = self._issue(packed, (OPAQUE_META,), alone, one, task)
+        session = lane.session
+
+        @no_mesh()
+        def open_answers(found: list[Any]) -> Any:
+            return pickle.loads(open_answer(session, found[0]))
+
+        return Fetched([ask(answer._value, 0, "skipper.tensor_engine.worker.user_code:take")], open_answers)
+
+    def _issue(
+        self,
+        packed: Packed,
+        metas: Sequence[Any],
+        lane: Lane,
+        mesh: ProcMesh,
+        task: Task,
+        writes: tuple[int, ...] = (),
+    ) -> list[Any]:
+        return issue_call(
+            "skipper.tensor_engine.worker.user_code:call",
+            packed.values,
+            metas,
+            lane=lane,
+            mesh=mesh,
+            name=self.name,
+            static=task,
+            constant=packed.data,
+            has_constant=True,
+            sees_poison=True,
+            writes=writes,
+        )
+
+    def _expect(self, packed: Packed) -> Expected:
+        if callable(self.propagate):
+            return expect(self.name, self.propagate, packed, is_real=False)
+        run = resolve_given(self.__remote_function__)
+        if self.propagate == "mocked":
+            return expect(self.name, run, packed, is_real=True)
+        key = packed.pattern()
+        found = self._cache.get(key)
+        if found is None:
+            if len(self._cache) >= _CACHED:
+                self._cache.pop(next(iter(self._cache)))
+            found = self._cache[key] = expect(self.name, run, packed, is_real=True)
+        return found
+
+    def _inspect(self, packed: Packed, lane: Lane, mesh: ProcMesh) -> Any:
+        task = Task(self.source, WHOLE, (), bool(packed.groups))
+        (whole,) = self._issue(packed, (OPAQUE_META,), lane, mesh, task)
+        return take_apart(self.name, whole, packed, look_at(whole))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Remote, (self.__remote_function__, self.propagate))
+
+    def __repr__(self) -> str:
+        return f"<remote function {self.name}>"
+
+
+def resolve_given(function: Callable[..., Any] | str) -> Callable[..., Any]:
+    """The function that somebody has named by its path, or given."""
+    return resolve(function) if isinstance(function, str) else function
+
+
+def look_at(whole: Any) -> Expected:
+    """Wait for the first rank to tell what a result is that the workers have as a whole.
+
+    Raises:
+        RemoteError: the function has failed there.
+    """
+    value = whole._value
+    answer = ask(value, 0, "skipper.tensor_engine.worker.user_code:describe")
+    with no_mesh():
+        return as_described(pickle.loads(open_answer(value.lane.session, answer.get())))
+
+
+def take_apart(name: str, whole: Any, packed: Packed, expected: Expected) -> Any:
+    """Make tensors of a result that the workers have as a whole."""
+    value = whole._value
+    made = issue_call(
+        "skipper.tensor_engine.worker.user_code:parts",
+        (value, *packed.values),
+        expected.metas,
+        lane=value.lane,
+        mesh=value.mesh,
+        name=name,
+        static=Task("", EXPECTED, expected.kinds),
+    )
+    return give(packed, expected, made)
+
+
+def give(packed: Packed, expected: Expected, made: Sequence[Any]) -> Any:
+    """The script's part of a result."""
+    fresh = iter(made)
+    found: list[Any] = []
+    for kind, base in expected.kinds:
+        if kind == GIVEN_INPUT:
+            assert base is not None  # by `Kind`
+            found.append(packed.tensors[base])
+            continue
+        each = next(fresh)
+        if kind != TENSOR:
+            found.append(refer_to(each._value))
+            continue
+        if base is not None:
+            each._value.storage = packed.values[base].storage
+        found.append(each)
+    return expected.assemble(found)
+
+
+@overload
+def remote(function: Callable[..., Any] | str, *, propagate: Propagate = None) -> Remote: ...
+@overload
+def remote(*, propagate: Propagate = None) -> Callable[[Callable[..., Any]], Remote]: ...
+def remote(
+    function: Callable[..., Any] | str | None = None, *, propagate: Propagate = None
+) -> Remote | Callable[[Callable[..., Any]], Remote]:
+    """Make a function of the user's run on the workers: ``remote(f)(x)``, or as a decorator.
+
+    Each worker calls it with its own shards, as plain tensors, in its turn among the operations. Tensors of a mesh and
+    references to objects on the workers may be anywhere in the arguments, process groups too (`process_group`);
+    everything else is pickled. It runs where its tensors are, or else on the active mesh. Gradients do not pass through
+    it by themselves: see `grad_function`.
+
+    What workers can import is imported there, so that globals of its module are state of the worker; functions of the
+    script itself, and lambdas, are sent by value, with a copy of the globals that they use. If it raises, what it
+    returns is poison, and so are those of its tensors that it has changed.
+
+    Args:
+        function: the function, or the path to it: ``"module.name"``.
+        propagate: how the script knows what it returns:
+
+            - None: it is run for its effect, and returns nothing;
+            - a function, called in the script with the same arguments, where tensors are fake ones without data: it
+              returns the like of what the function returns;
+            - ``"cached"``: the function itself is run on fake tensors, once for each kind of arguments;
+            - ``"mocked"``: the same at each call;
+            - ``"inspect"``: the script waits until the first rank has run it and tells what came out, whose shapes may
+              depend on values. They have to be the same on all ranks.
+
+            Process groups do nothing in runs on fake tensors.
+
+    Raises:
+        TypeError: this is no function; or ``propagate`` is none of these.
+    """
+    if propagate is not None and not callable(propagate) and propagate not in _WAYS:
+        raise TypeError(f"propagate is a function, None, or one of {', '.join(map(repr, _WAYS))}, not {propagate!r}")
+    if function is None:
+        return lambda given: remote(given, propagate=propagate)
+    if isinstance(function, Remote):
+        return Remote(function.__remote_function__, propagate)
+    if isinstance(function, str):
+        if not all(part.isidentifier() for part in function.split(".")) or "." not in function:
+            raise TypeError(f'the path of a function is "module.name", not {function!r}')
+    elif not callable(function) or isinstance(function, Endpoint):
+        raise TypeError(f"remote takes a function or the path to one, not {function!r}")
+    return Remote(function, propagate)
+
+
+def call_on_shard_and_fetch(
+    function: Remote | Callable[..., Any] | str, /, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
+) -> Fetched[Any]:
+    """Call a function on one rank only, and bring what it returns to the script.
+
+    Args:
+        function: a remote function, or what could be one.
+        *args: as for a remote function.
+        shard: coordinates of the rank in the mesh; an axis that is not named counts as 0.
+        **kwargs: as for a remote function.
+
+    Returns:
+        The future of what it returns, which is pickled; tensors come to the CPU.
+
+    Raises:
+        KeyError: the mesh has no such axis.
+        IndexError: a coordinate lies outside of its axis.
+        MeshMismatchError: a process group is among the arguments that has more members.
+        Exception: as calls of remote functions.
+    """
+    called = function if isinstance(function, Remote) else remote(function)
+    return called.fetch(args, kwargs, shard)
+
+
+def _source(function: Callable[..., Any] | str, known_as: object) -> Source:
+    if isinstance(function, str):
+        return function
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<>")
+    if module is not None and module != "__main__" and "<" not in name and _is(module, name, (function, known_as)):
+        return f"{module}:{name}"
+    try:
+        return bytes(cloudpickle.dumps(function))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise TypeError(f"the remote function {name} cannot be pickled: {error}") from error
+
+
+def _is(module: str, name: str, wanted: Sequence[object]) -> bool:
+    """Whether a module that workers can import, too, has one of these under a name."""
+    found: Any = sys.modules.get(module)
+    if found is None or importlib.util.find_spec(module.partition(".")[0]) is None:
+        return False
+    for each in name.split("."):
+        found = getattr(found, each, None)
+    return any(found is each for each in wanted)
+
+
+__all__ = ["OpaqueRef", "Remote", "call_on_shard_and_fetch", "remote"]

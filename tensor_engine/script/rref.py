@@ -1,0 +1,111 @@
+"""`Endpoint.rref`: endpoints of actors that take tensors of a mesh and return them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from skipper.control import Endpoint
+from skipper.control.wire.envelope import ProcessRef
+from skipper.tensor_engine.errors import MeshMismatchError
+from skipper.tensor_engine.script import recording
+from skipper.tensor_engine.script.arguments import Packed
+from skipper.tensor_engine.script.expectation import Expected, expect
+from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.issue import issue_call
+from skipper.tensor_engine.script.opaque_ref import OPAQUE_META
+from skipper.tensor_engine.script.remote import give, look_at, take_apart
+from skipper.tensor_engine.worker.handover import Order, in_actor, in_async_actor
+from skipper.tensor_engine.worker.user_code import EXPECTED, IGNORED, WHOLE, Task
+
+_CACHED = 4096
+"""Kinds of calls whose results are remembered."""
+
+new_number: Callable[[], int] = itertools.count(1).__next__
+"""The number of a call that workers and actors take part in."""
+
+turn = threading.Lock()
+"""Actors and workers have to see calls in one order, from whichever thread they come."""
+
+_cache: dict[tuple[object, ...], Expected] = {}
+
+
+def rref(endpoint: Endpoint[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """`Endpoint.rref`.
+
+    Raises:
+        MeshMismatchError: the tensors are not on the processes of the actors.
+        ValueError: the endpoint is ``propagate="mocked"``, which has no meaning without its actor.
+        As calls of remote functions.
+    """
+    recording.refuse("a call of an actor's endpoint", "make it beside the compiled function")
+    actors, propagate, name = endpoint.mesh, endpoint.propagate, f"{endpoint.mesh.name}.{endpoint.spec.name}"
+    packed = Packed(args, kwargs)
+    lane, mesh = packed.place(name)
+    if not is_on_all(lane, actors.members):
+        refuse_place(lane, f"{name}: the actors {actors!r}")
+    if propagate is None:
+        _issue(endpoint, packed, lane, mesh, (), Task("", IGNORED))
+        return None
+    if callable(propagate):
+        return _known(endpoint, packed, lane, mesh, expect(name, propagate, packed, is_real=False))
+    if propagate not in ("cached", "inspect"):
+        raise ValueError(
+            f"{name} is an endpoint with propagate={propagate!r}: a method needs its actor, and cannot be run in the "
+            'script. Give a function, "cached" or "inspect"'
+        )
+    key = (actors.uid, endpoint.spec.name, *packed.pattern())
+    if propagate == "cached" and (expected := _cache.get(key)) is not None:
+        return _known(endpoint, packed, lane, mesh, expected)
+    (whole,) = _issue(endpoint, packed, lane, mesh, (OPAQUE_META,), Task("", WHOLE))
+    expected = look_at(whole)
+    if propagate == "cached":
+        if len(_cache) >= _CACHED:
+            _cache.pop(next(iter(_cache)))
+        _cache[key] = expected
+    return take_apart(name, whole, packed, expected)
+
+
+def _known(endpoint: Endpoint[..., Any], packed: Packed, lane: Lane, mesh: Any, expected: Expected) -> Any:
+    made = _issue(endpoint, packed, lane, mesh, expected.metas, Task("", EXPECTED, expected.kinds))
+    return give(packed, expected, made)
+
+
+def _issue(
+    endpoint: Endpoint[..., Any], packed: Packed, lane: Lane, mesh: Any, metas: Sequence[Any], task: Task
+) -> Sequence[Any]:
+    """Send the call to the actors, and tell the workers when it is their turn."""
+    run = endpoint.wrapped(in_async_actor if endpoint.spec.is_async else in_actor)
+    session = lane.session
+    number = new_number()
+    with turn:
+        session.check()
+        run.call((session.number, number), packed.data)
+        return issue_call(
+            "skipper.tensor_engine.worker.handover:call",
+            packed.values,
+            metas,
+            lane=lane,
+            mesh=mesh,
+            name=f"{endpoint.mesh.name}.{endpoint.spec.name}",
+            static=Order(endpoint.mesh, task),
+            constant=number,
+            has_constant=True,
+            sees_poison=True,
+        )
+
+
+def is_on_all(lane: Lane, members: Sequence[ProcessRef]) -> bool:
+    """Whether these are all the processes of a lane, and no others."""
+    everywhere = lane.session.procs.root_members
+    return {everywhere[rank].id for rank in lane.ranks} == {member.id for member in members}
+
+
+def refuse_place(lane: Lane, what: str) -> NoReturn:
+    """Raise `MeshMismatchError`: these actors are elsewhere."""
+    raise MeshMismatchError(
+        f"{what} are not in the processes where the tensors are, or that are active, "
+        f"{len(lane.ranks)} of {lane.session.procs!r}: take the same slice of both"
+    )

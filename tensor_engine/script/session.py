@@ -1,0 +1,279 @@
+"""`Session`: the workers of one mesh of processes, and what the script has to keep in mind about them."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import secrets
+import threading
+import time
+import weakref
+
+from skipper.control import ActorMesh, Channel, ControlError, Future, ProcMesh
+from skipper.control.model.future import unheard
+from skipper.tensor_engine.errors import EngineClosedError
+from skipper.tensor_engine.script.failures import Failures
+from skipper.tensor_engine.script.instruction_stream import MAIN, Lane, StreamKey
+from skipper.tensor_engine.shared.rendezvous import watch
+from skipper.tensor_engine.worker.communication import worker_number
+from skipper.tensor_engine.worker.heap import Poison
+from skipper.tensor_engine.worker.worker import Worker
+
+_FLUSH_S = 0.0002
+"""Where nothing follows for about this long, what waits leaves."""
+
+_QUIET = 20
+"""So often nothing was found to be sent before the flusher goes to sleep."""
+
+_IDLE_S = 0.1
+"""While it sleeps, it looks this often for values to free."""
+
+
+class Session:
+    """The workers of one root mesh: the first `activate` of it, or of a slice, makes it.
+
+    Attributes:
+        number: unique among all that drive the same processes, the script and actors.
+        procs: the root mesh.
+        lock: guards the lanes; whoever issues takes it.
+        newest: the lane that got the last instruction.
+        is_flushing: whether the flusher is awake, so that it need not be woken.
+        failures: what has gone wrong on the workers.
+    """
+
+    def __init__(self, procs: ProcMesh) -> None:
+        self.number = secrets.randbits(40)
+        self.procs = procs
+        self.lock = threading.RLock()
+        self.newest: Lane | None = None
+        self.is_flushing = False
+        self.is_closed = False
+        self.failures = Failures(self)
+        self.lanes: dict[tuple[tuple[int, ...], StreamKey], Lane] = {}
+        self._workers: dict[StreamKey, ActorMesh[Worker]] = {}
+        self._wake = threading.Event()
+        self._port, self._receiver = Channel[Poison].open()
+        self._listen()
+        self.workers(MAIN)
+        watch(worker_number(self.number, 0), procs)
+        threading.Thread(
+            target=_keep_flushing, args=(weakref.ref(self), self._wake), name="tensor-engine", daemon=True
+        ).start()
+
+    def workers(self, stream: StreamKey) -> ActorMesh[Worker]:
+        """The actors of a stream, one in each process of the root mesh; the first call makes them."""
+        with self.lock:
+            known = self._workers.get(stream)
+            if known is None:
+                name = "tensor_engine" if stream == MAIN else f"tensor_engine.{stream.name}"
+                known = self.procs.spawn(name, Worker, self.number, stream.number, self._port)
+                self._workers[stream] = known
+            return known
+
+    def lane(self, mesh: ProcMesh, stream: StreamKey = MAIN) -> Lane:
+        """The lane to the processes of a mesh, or slice, on a stream."""
+        key = (mesh.ranks, stream)
+        lane = self.lanes.get(key)
+        if lane is None:
+            with self.lock:
+                self.check()
+                lane = self.lanes.setdefault(key, Lane(self, stream, mesh.ranks, self.workers(stream).over(mesh)))
+        return lane
+
+    def check(self) -> None:
+        """See whether it is still open.
+
+        Raises:
+            EngineClosedError: it is not.
+        """
+        if self.is_closed:
+            raise EngineClosedError("the tensor engine of this mesh has been shut down; activate a mesh anew")
+
+    def turn_to(self, lane: Lane) -> None:
+        """Send first what waits for the same workers in other lanes."""
+        self.check()
+        for other in list(self.lanes.values()):
+            if other is not lane and other.count and other.stream == lane.stream and other.members & lane.members:
+                other.flush()
+        self.newest = lane
+
+    def wake(self) -> None:
+        """Have the flusher look after what waits."""
+        self.is_flushing = True
+        self._wake.set()
+
+    def flush(self) -> None:
+        """Send everything that waits."""
+        with self.lock:
+            for lane in self._by_urgency():
+                lane.flush()
+
+    def synchronize(self, timeout: float | None = None) -> None:
+        """Wait until every worker has run what was issued so far.
+
+        Raises:
+            TimeoutError: they have not in time.
+            SupervisionError: one is gone.
+        """
+        with self.lock:
+            self.check()
+            for lane in self._by_urgency():
+                lane.flush(is_last=True)
+            waiting = [workers.sync.call() for workers in self._workers.values()]
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for future in waiting:
+            future.get(None if deadline is None else max(deadline - time.monotonic(), 0))
+
+    def forget_site(self, number: int) -> None:
+        """Have all workers forget a site that has fallen out of the cache."""
+        with self.lock:
+            for lane in list(self.lanes.values()):
+                lane.forget_site(number)
+
+    def close(self, timeout: float) -> None:
+        """Run what was issued, report the errors that nobody has seen, and stop the workers. May be called again."""
+        with self.lock:
+            if self.is_closed:
+                return
+        with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
+            self.synchronize(timeout)  # who is gone, or hangs, is told of by control
+        with self.lock:
+            self.is_closed = True
+            self.newest = None
+            stopping = [workers.stop() for workers in self._workers.values()]
+        self._wake.set()
+        self.failures.report_unobserved()
+        for future in stopping:
+            with contextlib.suppress(ControlError, TimeoutError), unheard():  # it was gone already
+                future.get(timeout)
+        self._receiver.close()
+
+    def flush_waiting(self, seen: dict[int, int]) -> bool:
+        """Send what waits if nothing follows, on behalf of the flusher.
+
+        Args:
+            seen: how many instructions each lane had had at the last look, by its number; this look is noted there.
+
+        Returns:
+            Whether there was anything.
+        """
+        waiting = [lane for lane in list(self.lanes.values()) if lane.count or lane.freed or lane.unused]
+        if not waiting:
+            return False
+        grown = {lane.number: lane.issued for lane in waiting}
+        is_busy = any(seen.get(number) != issued for number, issued in grown.items())
+        seen.update(grown)
+        if is_busy:
+            return True  # the script is at it: the batch fills up, or has not grown at the next look
+        with self.lock:
+            for lane in self._by_urgency():
+                if (lane.count or lane.freed or lane.unused) and not self.is_closed and lane.lost is None:
+                    lane.flush(is_last=True)
+        return True
+
+    def _by_urgency(self) -> list[Lane]:
+        """Lanes with instructions before those with values to free, which such an instruction may still need."""
+        return sorted(self.lanes.values(), key=lambda lane: not lane.count)
+
+    def _listen(self) -> None:
+        """Take what the workers report, in the thread in which it arrives."""
+        failures, receiver = weakref.ref(self.failures), self._receiver
+
+        def listen() -> None:
+            kept = failures()
+            if kept is not None:
+                # Who forgets the future forgets to receive.
+                kept.next_report = receiver.recv()
+                kept.next_report.add_done_callback(take)
+
+        def take(future: Future[Poison]) -> None:
+            kept = failures()
+            with contextlib.suppress(ControlError):  # the channel is closed
+                if kept is not None:
+                    kept.add(future.get(0))
+                    listen()
+
+        listen()
+
+
+def _keep_flushing(session: weakref.ref[Session], wake: threading.Event) -> None:
+    """Send what waits though nothing follows. The thread ends with the session."""
+    while True:
+        wake.wait(_IDLE_S)
+        wake.clear()
+        quiet = 0
+        seen: dict[int, int] = {}
+        while quiet < _QUIET:
+            time.sleep(_FLUSH_S)
+            here = session()
+            if here is None or here.is_closed:
+                return
+            quiet = 0 if _flush(here, seen) else quiet + 1
+            if quiet == _QUIET:
+                with here.lock:
+                    # From now on who issues wakes this thread; who has just done so has not.
+                    here.is_flushing = any(lane.count for lane in here.lanes.values())
+                    quiet = 0 if here.is_flushing else quiet
+            del here
+
+
+def _flush(session: Session, seen: dict[int, int]) -> bool:
+    try:
+        return session.flush_waiting(seen)
+    except (ControlError, EngineClosedError):
+        return False  # the next operation in the script meets the same error, and raises it
+
+
+_sessions: dict[int, Session] = {}
+_sessions_lock = threading.Lock()
+
+
+def session_of(procs: ProcMesh) -> Session:
+    """The session of the root mesh of these processes; the first call starts its workers."""
+    with _sessions_lock:
+        session = _sessions.get(procs.uid)
+        if session is None or session.is_closed:
+            _register_exit()
+            session = _sessions[procs.uid] = Session(procs.root)
+        return session
+
+
+def all_sessions() -> list[Session]:
+    """Those that are open."""
+    return [session for session in list(_sessions.values()) if not session.is_closed]
+
+
+def home_of(poison: Poison, session: Session) -> Session:
+    """The session whose instruction failed: where poison was met, or another one from which it came by `to_mesh`."""
+    for known in (session, *all_sessions()):
+        if any(lane.number == poison.lane for lane in list(known.lanes.values())):
+            return known
+    return session
+
+
+def shutdown(*, timeout: float = 10.0) -> None:
+    """End the engine: run what was issued, report errors that nobody has seen, stop the workers.
+
+    The processes stay, and `activate` starts the engine anew. It runs by itself at the end of the script.
+
+    Args:
+        timeout: seconds that the workers of a mesh get to run what was issued.
+    """
+    sessions = all_sessions()
+    if len(sessions) > 1:
+        # All first: what one has sent, workers of another may still have to take.
+        for session in sessions:
+            with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
+                session.synchronize(timeout)
+    for session in sessions:
+        session.close(timeout)
+    with _sessions_lock:
+        for number in [number for number, session in _sessions.items() if session.is_closed]:
+            del _sessions[number]
+
+
+@functools.cache
+def _register_exit() -> None:
+    """Have `shutdown` run at the end of the script: before that of control, which was registered earlier."""
+    atexit.register(shutdown)

@@ -1,0 +1,1 @@
+"""What the script and its workers must agree on."""

@@ -1,0 +1,86 @@
+"""What reductions there are, which dtypes they are for, and how rows are reduced: always as torch itself does it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from skipper.tensor_engine.errors import ReductionError
+
+STACK = "stack"
+"""The reduction that keeps every value: results have a new outermost dim."""
+
+_FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_COMPLEX = frozenset({torch.complex64, torch.complex128})
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+_BOOL = frozenset({torch.bool})
+
+
+def _bitwise(function: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    def reduce(rows: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(functools.reduce(function, rows.unbind(0)))
+
+    return reduce
+
+
+def _sum(rows: torch.Tensor, out: torch.Tensor) -> None:
+    if rows.shape[0] == 2:
+        torch.add(rows[0], rows[1], out=out)  # the same, in a third of the time; a tenth for bfloat16
+    else:
+        torch.sum(rows, 0, dtype=rows.dtype, out=out)
+
+
+def _avg(rows: torch.Tensor, out: torch.Tensor) -> None:
+    torch.mean(rows, 0, out=out)
+
+
+def _product(rows: torch.Tensor, out: torch.Tensor) -> None:
+    torch.prod(rows, 0, dtype=rows.dtype, out=out)
+
+
+def _min(rows: torch.Tensor, out: torch.Tensor) -> None:
+    torch.amin(rows, 0, out=out)
+
+
+def _max(rows: torch.Tensor, out: torch.Tensor) -> None:
+    torch.amax(rows, 0, out=out)
+
+
+_Reduce = Callable[[torch.Tensor, torch.Tensor], None]
+_REDUCTIONS: dict[str, tuple[_Reduce, frozenset[torch.dtype], str]] = {
+    "sum": (_sum, _FLOATS | _COMPLEX | _INTEGERS, "numbers; of bools take bor, or convert them first"),
+    "avg": (_avg, _FLOATS | _COMPLEX, "floating and complex numbers; convert integers first"),
+    "product": (_product, _FLOATS | _COMPLEX | _INTEGERS, "numbers; of bools take band, or convert them first"),
+    "min": (_min, _FLOATS | _INTEGERS | _BOOL, "what has an order"),
+    "max": (_max, _FLOATS | _INTEGERS | _BOOL, "what has an order"),
+    "band": (_bitwise(torch.bitwise_and), _INTEGERS | _BOOL, "integers and bools"),
+    "bor": (_bitwise(torch.bitwise_or), _INTEGERS | _BOOL, "integers and bools"),
+    "bxor": (_bitwise(torch.bitwise_xor), _INTEGERS | _BOOL, "integers and bools"),
+}
+
+
+def require(reduction: str, dtype: torch.dtype) -> None:
+    """Refuse what has no meaning, before anything is sent.
+
+    Raises:
+        ValueError: there is no such reduction.
+        ReductionError: (a `TypeError`) it is not for that dtype.
+    """
+    if reduction == STACK:
+        return
+    known = _REDUCTIONS.get(reduction)
+    if known is None:
+        raise ValueError(f"there is no reduction {reduction!r}; there are {', '.join(_REDUCTIONS)} and {STACK}")
+    if dtype not in known[1]:
+        raise ReductionError(f"{reduction} of {dtype} tensors has no meaning here: it is for {known[2]}")
+
+
+def combine(reduction: str, rows: torch.Tensor, out: torch.Tensor) -> None:
+    """Reduce ``rows``, of shape (members, n), over the members into ``out``, of shape (n,).
+
+    Always in the order of the ranks, so that all who reduce the same rows get the same bits. Sums of float16 and
+    bfloat16 are rounded once, in the end.
+    """
+    _REDUCTIONS[reduction][0](rows, out)

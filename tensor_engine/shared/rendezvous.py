@@ -1,0 +1,307 @@
+"""How workers find each other: by an actor of the script, over the job's own links. No port is opened for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from torch._C._distributed_c10d import HashStore, Store
+
+from skipper.control import (
+    Actor,
+    ActorError,
+    ControlError,
+    Future,
+    ProcMesh,
+    concurrent_endpoint,
+    get_or_spawn_controller,
+)
+from skipper.control.support.gathering import Gatherings
+from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError, MemberLostError
+
+T = TypeVar("T")
+
+_NAME = "skipper-engine-rendezvous"
+_GRACE_S = 10.0
+"""What an answer may take on its way, beyond the wait that it is about."""
+
+_MOST_LOST = 100_000
+"""Workers that are remembered to have ended; nobody waits for those of long ago."""
+
+
+class Rendezvous(Actor):
+    """Where workers wait for each other and keep the keys of their stores: one actor of the job, in the script."""
+
+    def __init__(self) -> None:
+        self._gatherings: Gatherings[Any] = Gatherings()
+        self._stores: dict[str, HashStore] = {}
+        self._left: dict[str, int] = {}  # of stores that some members have done with: how many have not
+        self._changed = asyncio.Condition()
+        self._waiting: dict[object, tuple[str, tuple[int, ...]]] = {}  # by call: the gathering, and who is to come
+        self._lost: dict[int, str] = {}  # workers that have ended, and their processes
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @concurrent_endpoint
+    async def watch(self, first: int, procs: ProcMesh) -> None:
+        """Have those who wait for a worker of these processes told when its process ends.
+
+        Args:
+            first: the number of the first worker; those of the others follow it.
+            procs: where they are, all of a mesh.
+        """
+        loop = asyncio.get_running_loop()
+        for rank, point in zip(procs.ranks, procs.extent.points(), strict=True):
+            ended = partial(self._soon, loop, first + rank, f"{procs.name}{dict(point)}")
+            procs.slice(**point).ended.add_done_callback(ended)
+
+    @concurrent_endpoint
+    async def gather(
+        self, key: str, brought: dict[int, Any], members: tuple[int, ...], timeout_s: float
+    ) -> dict[int, Any]:
+        """Bring something, and wait for what all members bring: see `Gatherings.gather`.
+
+        Raises:
+            AbsentError: (a `TimeoutError`) some have not come.
+            MemberLostError: one of them has ended.
+            ValueError: they disagree on who is to come.
+        """
+        self._check(members)
+        call = object()
+        self._waiting[call] = key, members
+        try:
+            ranks = range(len(members))
+            return await self._gatherings.gather(key, brought, expected=ranks, timeout_s=timeout_s)
+        finally:
+            del self._waiting[call]
+
+    @concurrent_endpoint
+    async def change(self, store: str, operation: str, arguments: tuple[Any, ...]) -> Any:
+        """Run an operation of a store that waits for nothing, by its name there."""
+        result = getattr(self._stores.setdefault(store, HashStore()), operation)(*arguments)
+        await self._tell()
+        return result
+
+    @concurrent_endpoint
+    async def read(self, store: str, keys: list[str], members: tuple[int, ...], timeout_s: float) -> list[bytes]:
+        """What stands under these keys, once all are there.
+
+        Raises:
+            MemberLostError: one of the members of the store has ended.
+            TimeoutError: some are not there in time.
+        """
+        kept = self._stores.setdefault(store, HashStore())
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                await self._changed.wait_for(lambda: kept.check(keys) or not self._lost.keys().isdisjoint(members))
+        except TimeoutError:
+            missing = [key for key in keys if not kept.check([key])]
+            raise TimeoutError(f"nobody has set {', '.join(missing)} within {timeout_s:g} s") from None
+        if not kept.check(keys):
+            self._check(members)
+        return [kept.get(key) for key in keys]
+
+    @concurrent_endpoint
+    async def forget(self, store: str, members: int) -> None:
+        """A member reads a store no more; the last of so many has it forgotten."""
+        left = self._left.pop(store, members) - 1
+        if left:
+            self._left[store] = left
+        else:
+            self._stores.pop(store, None)
+
+    def _soon(self, loop: asyncio.AbstractEventLoop, number: int, worker: str, ended: Future[None]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._lose, number, worker)
+
+    def _lose(self, number: int, worker: str) -> None:
+        self._lost[number] = worker
+        if len(self._lost) > _MOST_LOST:
+            del self._lost[next(iter(self._lost))]
+        for key, members in self._waiting.values():
+            if number in members:
+                self._gatherings.fail(key, MemberLostError(worker))
+        task = asyncio.get_running_loop().create_task(self._tell())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _check(self, members: Collection[int]) -> None:
+        for number in members:
+            if number in self._lost:
+                raise MemberLostError(self._lost[number])
+
+
+def watch(first: int, procs: ProcMesh) -> None:
+    """Have those who wait for a worker told when its process ends. Returns at once.
+
+    Args:
+        first: the number of the worker in the first of the processes; those of the others follow it.
+        procs: all processes of a mesh.
+    """
+
+    def begin(found: Future[Any]) -> None:
+        with contextlib.suppress(ControlError):  # the job is over
+            found.get(0).watch.broadcast(first, procs)
+
+    get_or_spawn_controller(_NAME, Rendezvous).add_done_callback(begin)
+
+
+class MeetingPoint:
+    """The job's `Rendezvous`, as a worker uses it.
+
+    Args:
+        timeout_s: bound of each wait.
+
+    Raises:
+        CommunicationError: the script cannot be asked.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.actor = answer(get_or_spawn_controller(_NAME, Rendezvous), timeout_s)
+
+    def gather(self, key: str, brought: Mapping[int, T], members: Sequence[int]) -> dict[int, T]:
+        """Bring something, and wait for what all members bring, by rank.
+
+        Args:
+            key: the same for all of them.
+            brought: by rank.
+            members: the numbers of the workers, in the order of their ranks.
+
+        Raises:
+            CommunicationTimeoutError: some have not come in time; the message names them.
+            MemberLostError: one of them has ended.
+            CommunicationError: the script cannot be asked.
+        """
+        return answer(self.begin_gathering(key, brought, members), self.timeout_s)
+
+    def begin_gathering(self, key: str, brought: Mapping[int, T], members: Sequence[int]) -> Future[dict[int, T]]:
+        """As `gather`, without waiting."""
+        gather: Any = self.actor.gather
+        begun: Future[dict[int, T]] = gather.call_one(key, dict(brought), tuple(members), self.timeout_s)
+        return begun
+
+
+def answer(future: Future[T], timeout_s: float) -> T:
+    """What the script answers to something that may take ``timeout_s`` there.
+
+    Raises:
+        CommunicationTimeoutError: it took too long; or a worker did not come, and the message names it.
+        MemberLostError: a worker has ended that is to come.
+        CommunicationError: the script cannot be asked, or refuses.
+    """
+    try:
+        return future.get(timeout_s + _GRACE_S)
+    except ActorError as error:
+        if isinstance(error.cause, MemberLostError):
+            raise MemberLostError(error.cause.worker) from error
+        kind = CommunicationTimeoutError if isinstance(error.cause, TimeoutError) else CommunicationError
+        raise kind(error.summary if error.cause is None else str(error.cause)) from error
+    except TimeoutError as error:
+        raise CommunicationTimeoutError(f"the script has not answered: {error}") from error
+    except ControlError as error:
+        raise CommunicationError(f"the script cannot be asked: {error}") from error
+
+
+class JobStore(Store):
+    """A store of `torch.distributed` that lies in the script's process. torch calls these methods from C++.
+
+    Args:
+        point: by which the script is asked.
+        name: of the store; members of a group give the same.
+        members: the numbers of those workers.
+        is_written_once: whether what has been read of a key holds for ever, so that nobody asks for it again.
+
+    Raises:
+        CommunicationTimeoutError: (from all methods) a key is not there in time.
+        MemberLostError: (from all methods) a member has ended, and a key is not there.
+        CommunicationError: (from all methods) the script cannot be asked.
+    """
+
+    def __init__(
+        self, point: MeetingPoint, name: str, members: tuple[int, ...], *, is_written_once: bool = False
+    ) -> None:
+        super().__init__()
+        self._members = members
+        self._point = point
+        self._name = name
+        self._is_written_once = is_written_once
+        self._known: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Put a value there."""
+        self._change("set", key, value)
+
+    def get(self, key: str) -> bytes:
+        """The value, once it is there."""
+        return self._read([key], self._point.timeout_s)[0]
+
+    def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
+        """Return once all are there."""
+        self._read(keys, self._point.timeout_s if timeout is None else timeout.total_seconds())
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all are there."""
+        return bool(self._change("check", list(keys)))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number; what it is then."""
+        return int(self._change("add", key, amount))
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        """Put a value in place of the expected one; what is there then."""
+        return bytes(self._change("compare_set", key, expected, desired))
+
+    def append(self, key: str, value: bytes | str) -> None:
+        """Put more behind a value."""
+        self._change("append", key, value)
+
+    def delete_key(self, key: str) -> bool:
+        """Take it away; whether it was there."""
+        return bool(self._change("delete_key", key))
+
+    def num_keys(self) -> int:
+        """How many there are."""
+        return int(self._change("num_keys"))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values, once all are there."""
+        return self._read(keys, self._point.timeout_s)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
+        """Put values there."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def has_extended_api(self) -> bool:
+        """It has `append`, `multi_get` and `multi_set`."""
+        return True
+
+    def clone(self) -> JobStore:
+        """Another one of the same keys."""
+        return JobStore(self._point, self._name, self._members, is_written_once=self._is_written_once)
+
+    def forget(self) -> None:
+        """This member reads no key any more; when all have said so, all keys are forgotten."""
+        answer(self._point.actor.forget.call_one(self._name, len(self._members)), self._point.timeout_s)
+
+    def _change(self, operation: str, *arguments: Any) -> Any:
+        return answer(self._point.actor.change.call_one(self._name, operation, arguments), self._point.timeout_s)
+
+    def _read(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
+        unknown = [key for key in keys if key not in self._known]
+        found = dict(self._known)
+        if unknown:
+            read = self._point.actor.read.call_one(self._name, unknown, self._members, timeout_s)
+            values = answer(read, timeout_s)
+            found.update(zip(unknown, values, strict=True))
+        if self._is_written_once:
+            self._known = found
+        return [found[key] for key in keys]

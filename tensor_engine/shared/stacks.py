@@ -1,0 +1,69 @@
+"""Where the script issued an operation: taken in a microsecond or two, written out only when it is needed."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+Stack = list[Any]
+"""Code objects and positions in them by turns, the innermost first. Frames would keep alive what they see."""
+
+
+class Replayed(Stack):
+    """The stack of the replay of a program.
+
+    Attributes:
+        traced: the stack of each of the program's instructions, from when it was traced.
+    """
+
+    traced: Sequence[Stack]
+
+
+_DEPTH = 40
+_OWN = str(Path(__file__).parents[1])
+
+
+def capture(depth: int = 2) -> Stack:
+    """The stack of the caller, ``depth`` frames up."""
+    frame: FrameType | None = sys._getframe(depth)
+    stack: Stack = []
+    append = stack.append
+    left = _DEPTH
+    while frame is not None and left:
+        append(frame.f_code)
+        append(frame.f_lasti)
+        frame = frame.f_back
+        left -= 1
+    return stack
+
+
+def describe(stack: Stack, step: int | None = None) -> str:
+    """The stack as text, the innermost last, without the frames of this package.
+
+    Args:
+        stack: of an instruction.
+        step: where that was the replay of a program, the instruction of it that is meant.
+    """
+    if isinstance(stack, Replayed) and step is not None:
+        return f"{describe(list(stack))}\n  replayed there; traced here:\n{describe(stack.traced[step])}"
+    lines: list[str] = []
+    for index in range(len(stack) - 2, -2, -2):
+        code, position = stack[index], stack[index + 1]
+        if code.co_filename.startswith(_OWN):
+            continue
+        line = _line(code, position)
+        lines.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}')
+        if text := linecache.getline(code.co_filename, line).strip():
+            lines.append(f"    {text}")
+    return "\n".join(lines)
+
+
+def _line(code: CodeType, position: int) -> int:
+    for begin, end, line in code.co_lines():
+        if begin <= position < end and line is not None:
+            return line
+    return code.co_firstlineno

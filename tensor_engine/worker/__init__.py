@@ -1,0 +1,1 @@
+"""The workers' side of the engine: memory, and torch itself."""

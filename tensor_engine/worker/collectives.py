@@ -1,0 +1,243 @@
+"""What the workers of a group do together: reductions, gathering, all-to-all.
+
+Each takes this worker's value: a tensor, or what stands for one where the operation that should have made it failed.
+Such a worker takes part all the same (see `exchange`), and the result on every member is what the one of lowest rank
+has in place of a tensor. Nobody waits for a worker that has nothing to give.
+
+The script has checked the arguments before it sent anything. A value that is not as the script expects, which only a
+function of the user's that makes something else than it promised can give, is an error on all members.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from skipper.tensor_engine.errors import CommunicationError
+from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.reductions import combine
+from skipper.tensor_engine.worker.exchange import exchange
+from skipper.tensor_engine.worker.groups import Group
+
+Value = Any
+"""A tensor, or a picklable object that stands for one that could not be made."""
+
+SEGMENT_NBYTES = 16 << 20
+"""Larger values go in pieces of this size: shared memory for them stays bounded, and in the caches."""
+ONE_PHASE_NBYTES = 64 << 10
+"""Up to this size everybody gets everything and reduces it: one message in place of two."""
+
+
+def all_reduce(
+    group: Group, value: Value, expected: Metadata, reduction: str, *, to: Sequence[int] | None = None
+) -> Value:
+    """The values of all members reduced to one of the same shape, contiguous and fresh.
+
+    Args:
+        group: this worker and the others.
+        value: of this worker.
+        expected: metadata of the value on every member.
+        reduction: any of `reductions` but ``"stack"``.
+        to: the ranks that need the result, None for all. The others get None.
+
+    Raises:
+        CommunicationError: a member is gone or late, or has a value of another shape or dtype.
+    """
+    with group.guard(f"{reduction} of {expected}"):
+        flat, fault = _flat(group, value, expected)
+        out = torch.empty(expected.shape, dtype=expected.dtype, device=group.device)
+        if to is None and group.size > 2 and expected.nbytes > ONE_PHASE_NBYTES:
+            missing = _reduce_in_two_phases(group, flat, out.view(-1), reduction)
+        else:
+            missing = _reduce_in_one_phase(group, flat, out.view(-1), reduction, _wanted(group, to))
+        result = _agreed(group, missing, fault, out if _wanted(group, to) else None)
+    return settled(result)
+
+
+def all_gather(group: Group, value: Value, expected: Metadata, *, to: Sequence[int] | None = None) -> Value:
+    """The values of all members in the order of their ranks, along a new outermost dim.
+
+    Args:
+        group: this worker and the others.
+        value: of this worker.
+        expected: metadata of the value on every member.
+        to: the ranks that need the result, None for all. The others get None.
+
+    Raises:
+        CommunicationError: a member is gone or late, or has a value of another shape or dtype.
+    """
+    with group.guard(f"stack of {expected}"):
+        flat, fault = _flat(group, value, expected)
+        wanted = _wanted(group, to)
+        shape = (group.size, *expected.shape)
+        out = torch.empty(shape if wanted else (0, *shape), dtype=expected.dtype, device=group.device)
+        into = out.view(group.size, -1) if wanted and expected.numel else None
+        missing: list[int] = []
+        for begin, end in _segments(expected.numel, expected.dtype.itemsize):
+            place = _rows(group, end - begin, expected.dtype) if into is None else into[:, begin:end]
+            missing = exchange(group, None if flat is None else flat[None, begin:end], place, wanted=wanted)
+            if missing:
+                break
+        result = _agreed(group, missing, fault, out if wanted else None)
+    return settled(result)
+
+
+def reduce_scatter(group: Group, value: Value, expected: Metadata, reduction: str) -> Value:
+    """Part i of the reduced values for the member of rank i; dim 0 is cut into one part for each member.
+
+    Args:
+        group: this worker and the others.
+        value: of this worker.
+        expected: metadata of the value on every member; dim 0 is a multiple of the number of members.
+        reduction: any of `reductions` but ``"stack"``.
+
+    Raises:
+        CommunicationError: a member is gone or late, or has a value of another shape or dtype.
+    """
+
+    def reduce(rows: torch.Tensor, begin: int, end: int) -> None:
+        combine(reduction, rows, out.view(-1)[begin:end])
+
+    with group.guard(f"scattered {reduction} of {expected}"):
+        flat, fault = _flat(group, value, expected)
+        shape = (expected.shape[0] // group.size, *expected.shape[1:])
+        out = torch.empty(shape, dtype=expected.dtype, device=group.device)
+        missing = _cross(group, flat, expected, reduce)
+        result = _agreed(group, missing, fault, out)
+    return settled(result)
+
+
+def all_to_all(group: Group, value: Value, expected: Metadata) -> Value:
+    """Part j of every member's value for the member of rank j, put together in the order of the ranks.
+
+    Dim 0 is cut into as many parts as there are members; the result has the shape of the value.
+
+    Args:
+        group: this worker and the others.
+        value: of this worker.
+        expected: metadata of the value on every member; dim 0 is a multiple of the number of members.
+
+    Raises:
+        CommunicationError: a member is gone or late, or has a value of another shape or dtype.
+    """
+
+    def put(rows: torch.Tensor, begin: int, end: int) -> None:
+        out.view(group.size, -1)[:, begin:end].copy_(rows)
+
+    with group.guard(f"all-to-all of {expected}"):
+        flat, fault = _flat(group, value, expected)
+        out = torch.empty(expected.shape, dtype=expected.dtype, device=group.device)
+        missing = _cross(group, flat, expected, put)
+        result = _agreed(group, missing, fault, out)
+    return settled(result)
+
+
+def checked(value: Value, expected: Metadata, device: torch.device) -> tuple[torch.Tensor | None, Value]:
+    """The value if it is as the script expects; else None, and what is there in place of it."""
+    if not isinstance(value, torch.Tensor):
+        return None, value
+    if (tuple(value.shape), value.dtype, value.device.type) != (expected.shape, expected.dtype, device.type):
+        there = f"{value.dtype} {list(value.shape)} on {value.device}"
+        return None, CommunicationError(f"a worker has {there} where the script expects {expected}")
+    return value, None
+
+
+def _flat(group: Group, value: Value, expected: Metadata) -> tuple[torch.Tensor | None, Value]:
+    tensor, fault = checked(value, expected, group.device)
+    return (None if tensor is None else tensor.detach().reshape(-1)), fault
+
+
+def _wanted(group: Group, to: Sequence[int] | None) -> bool:
+    return to is None or group.rank in to
+
+
+def _segments(n: int, itemsize: int) -> list[tuple[int, int]]:
+    """Bounds of the pieces in which ``n`` elements go; of no elements there is one, which carries the flag."""
+    step = SEGMENT_NBYTES // itemsize
+    return [(begin, min(begin + step, n)) for begin in range(0, max(n, 1), step)]
+
+
+def _rows(group: Group, n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Room for a row from each member, used again by the next who asks."""
+    nbytes = group.size * n * dtype.itemsize
+    room: torch.Tensor | None = group.scratch.get("rows")
+    if room is None or room.numel() < nbytes:
+        room = group.scratch["rows"] = torch.empty(nbytes, dtype=torch.uint8, device=group.device)
+    return room[:nbytes].view(dtype).view(group.size, n)
+
+
+def _reduce_in_one_phase(
+    group: Group, flat: torch.Tensor | None, out: torch.Tensor, reduction: str, wanted: bool
+) -> list[int]:
+    """Everybody gets all values and reduces them."""
+    for begin, end in _segments(out.numel(), out.itemsize):
+        rows = _rows(group, end - begin, out.dtype)
+        missing = exchange(group, None if flat is None else flat[None, begin:end], rows, wanted=wanted)
+        if missing:
+            return missing
+        if wanted and end > begin:
+            combine(reduction, rows, out[begin:end])
+    return []
+
+
+def _reduce_in_two_phases(group: Group, flat: torch.Tensor | None, out: torch.Tensor, reduction: str) -> list[int]:
+    """Everybody reduces a part of the values, and gives it to all."""
+    for begin, end in _segments(out.numel(), out.itemsize):
+        part = -(-(end - begin) // group.size)
+        padding = part * group.size - (end - begin)
+        rows = _rows(group, part, out.dtype)
+        mine = None if flat is None else flat[begin:end]
+        if mine is not None and padding:
+            mine = torch.cat((mine, mine.new_zeros(padding)))
+        missing = exchange(group, None if mine is None else mine.view(group.size, part), rows)
+        if missing:
+            return missing
+        reduced = out.new_empty(part)
+        combine(reduction, rows, reduced)
+        exchange(group, reduced[None], rows if padding else out[begin:end].view(group.size, part))
+        if padding:
+            out[begin:end] = rows.view(-1)[: end - begin]
+    return []
+
+
+def _cross(
+    group: Group, flat: torch.Tensor | None, expected: Metadata, use: Callable[[torch.Tensor, int, int], None]
+) -> list[int]:
+    """Give part i to member i, and use what comes, piece by piece."""
+    part = expected.numel // group.size
+    parts = None if flat is None else flat.view(group.size, part)
+    for begin, end in _segments(part, expected.dtype.itemsize * group.size):
+        rows = _rows(group, end - begin, expected.dtype)
+        missing = exchange(group, None if parts is None else parts[:, begin:end], rows)
+        if missing:
+            return missing
+        if end > begin:
+            use(rows, begin, end)
+    return []
+
+
+def _agreed(group: Group, missing: list[int], fault: Value, out: torch.Tensor | None) -> Value:
+    """The result; if values are missing, what the first member without one has in its place."""
+    if not missing or group.size == 1:
+        return fault if missing else out
+    first = missing[0]
+    raw = pickle.dumps(fault) if group.rank == first else b""
+    lengths = torch.empty((group.size, 1), dtype=torch.int64, device=group.device)
+    group.swap(torch.full_like(lengths, len(raw)).view(torch.uint8), lengths.view(torch.uint8))
+    outgoing = torch.zeros((group.size, int(lengths[first, 0])), dtype=torch.uint8, device=group.device)
+    if raw:
+        outgoing[:] = torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(group.device)
+    incoming = torch.empty_like(outgoing)
+    group.swap(outgoing, incoming)
+    # It comes from a worker of the same script, over a connection of the engine's own.
+    return pickle.loads(incoming[first].cpu().numpy().tobytes())
+
+
+def settled(result: Value) -> Value:
+    """What a collective returns: an error that all members agree on is raised on all, and leaves the group whole."""
+    if isinstance(result, CommunicationError):
+        raise result
+    return result

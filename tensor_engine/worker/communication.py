@@ -1,0 +1,143 @@
+"""The workers' part of reductions and of moving tensors between them: the functions that instructions name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.reductions import STACK
+from skipper.tensor_engine.worker import collectives
+from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.worker.device import local
+from skipper.tensor_engine.worker.groups import Group, Groups
+from skipper.tensor_engine.worker.heap import Poison, poison_storage
+from skipper.tensor_engine.worker.interpreter import Interpreter
+from skipper.tensor_engine.worker.point_to_point import transfer
+
+_RANKS = 1 << 20
+
+
+def worker_number(session: int, rank: int) -> int:
+    """The number of a worker, unique in the script."""
+    return session * _RANKS + rank
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reduction:
+    """What workers are told of a reduction, once. Equal only to itself: the script makes each of them once, too.
+
+    Attributes:
+        groups: the numbers of those who reduce with each other.
+        kind: the reduction.
+        scatter: whether each gets a part of the result.
+        expected: metadata of the values.
+        to: the numbers of those who need the result; None for all.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    kind: str
+    scatter: bool
+    expected: Metadata
+    to: frozenset[int] | None = None
+
+    def result_shape(self) -> tuple[int, ...]:
+        """Of what each gets."""
+        shape, size = self.expected.shape, len(self.groups[0])
+        if self.kind == STACK:
+            return shape if self.scatter else (size, *shape)
+        return (shape[0] // size, *shape[1:]) if self.scatter else shape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Move:
+    """What workers are told of a move from one mesh to another, once. Equal only to itself.
+
+    Attributes:
+        groups: a sender, and after it those who get what it has, itself not among them.
+        expected: metadata of the values.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    expected: Metadata
+
+
+def reduce(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """Reduce ``inputs[0]`` over the groups of the `Reduction`; into ``inputs[-1]`` if the call has no outputs."""
+    plan: Reduction = call.static
+    groups = _groups(worker, plan.expected)
+    group = next(groups.get(members) for members in plan.groups if groups.number in members)
+    result = _reduce(group, plan, inputs[0])
+    if call.outputs:
+        return [result]
+    written = inputs[-1]
+    if isinstance(result, Poison):
+        if isinstance(written, torch.Tensor):
+            poison_storage(worker.heap, written, result)
+    elif isinstance(written, torch.Tensor) and result is not None:
+        written.copy_(result)
+    return []
+
+
+def send(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """Give ``inputs[0]`` to those who are to get it, without waiting for them."""
+    plan: Move = call.static
+    for group in _meet(worker, plan):
+        if group.rank == 0:
+            transfer(group, inputs[0], plan.expected)
+    return []
+
+
+def receive(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """Get what a sender has; who keeps what it has copies ``inputs[0]``."""
+    plan: Move = call.static
+    for group in _meet(worker, plan):
+        if group.rank:
+            return [transfer(group, None, plan.expected)]
+    kept = inputs[0]
+    return [kept.clone(memory_format=torch.contiguous_format) if isinstance(kept, torch.Tensor) else kept]
+
+
+def part(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """The same tensor, for a mesh that is a part of the one that it belongs to."""
+    return [inputs[0].detach()]
+
+
+def spread(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """A copy of what a part of the mesh has, and zeros elsewhere."""
+    (meta,) = call.outputs
+    if inputs[0] is None:
+        return [torch.zeros(meta.shape, dtype=meta.dtype, device=local(meta.device))]
+    return [inputs[0].clone(memory_format=torch.contiguous_format)]
+
+
+def _reduce(group: Group, plan: Reduction, value: Any) -> Any:
+    if plan.scatter:
+        if plan.kind == STACK:
+            return collectives.all_to_all(group, value, plan.expected)
+        return collectives.reduce_scatter(group, value, plan.expected, plan.kind)
+    to = None if plan.to is None else [rank for rank, number in enumerate(group.members) if number in plan.to]
+    if plan.kind == STACK:
+        return collectives.all_gather(group, value, plan.expected, to=to)
+    return collectives.all_reduce(group, value, plan.expected, plan.kind, to=to)
+
+
+def _meet(worker: Interpreter, plan: Move) -> list[Group]:
+    """The groups that this worker is in, made in one order by all, before anything is sent."""
+    groups = _groups(worker, plan.expected)
+    return [groups.get(members) for members in plan.groups if groups.number in members]
+
+
+def _groups(worker: Interpreter, expected: Metadata) -> Groups:
+    key = f"groups of {expected.device.type}"
+    groups: Groups | None = worker.own.get(key)
+    if groups is None:
+        groups = worker.own[key] = Groups(
+            worker_number(worker.session, worker.rank),
+            stream=f"{worker.stream}/{expected.device.type}",
+            device=local(expected.device),
+        )
+    return groups

@@ -1,0 +1,227 @@
+"""Stretches of a program that `torch.compile` makes one function of, on a worker.
+
+A stretch is a run of operations that change no memory but what they have made themselves, and draw no random numbers.
+So it can be run twice without anybody noticing: its compiled function is tried beside the plain steps first, and where
+it fails later on, the plain steps say which operation is to blame. Everything else runs as it does in other programs:
+collectives, calls, changes of tensors from outside, random numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
+from skipper.tensor_engine.shared.program import OPERATION, Program, Step
+from skipper.tensor_engine.worker.device import local
+from skipper.tensor_engine.worker.interpreter import Interpreter
+from skipper.tensor_engine.worker.operations import CONSTANT, INPUT, LIST, TUPLE, Description, Node, find
+
+_log = logging.getLogger("skipper.tensor_engine")
+
+_SHORTEST = 2
+"""Operations from which there is something to gain."""
+
+
+class Stretch:
+    """Some steps of a program, one after the other.
+
+    Args:
+        program: the program.
+        begin: its first step here.
+        end: its first step that is not here any more.
+
+    Attributes:
+        begin: as given.
+        end: as given.
+        inputs: slots that it uses and does not make.
+        outputs: slots that it makes and that are needed after it.
+        is_compiled: whether `run` can be called.
+    """
+
+    def __init__(self, program: Program, begin: int, end: int) -> None:
+        self.begin = begin
+        self.end = end
+        self._program = program
+        steps = program.steps[begin:end]
+        made = dict.fromkeys(slot for step in steps for slot in step.outputs)
+        used = dict.fromkeys(slot for step in steps for slot in step.inputs)
+        needed = {slot for step in program.steps[end:] for slot in step.inputs} | {*program.outputs, *program.kept}
+        self.inputs = tuple(slot for slot in used if slot not in made)
+        self.outputs = tuple(slot for slot in made if slot in needed)
+        self.is_compiled = False
+        self._is_tried = False
+        self._function: Callable[..., Sequence[torch.Tensor]] | None = None
+        self._again: tuple[Metadata | None, ...] = ()
+
+    def attempt(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Compile it, and see whether it makes what the steps have made, laid out and sharing memory in the same way.
+
+        Where it does not, or the compiler gives up, the steps are run as they are from now on, and a warning is logged.
+
+        Args:
+            inputs: what is in the slots of the inputs.
+            outputs: what the steps have put into those of the outputs.
+        """
+        if self._is_tried or not all(isinstance(each, torch.Tensor) for each in (*inputs, *outputs)):
+            return
+        self._is_tried = True
+        backend = cast(str, self._program.backend)
+        count = self.end - self.begin
+        try:
+            function = torch.compile(self._graph(), backend=backend, fullgraph=True, dynamic=False)
+            found = function(*inputs)
+        except Exception as error:  # noqa: BLE001  (compilers raise whatever they like; the steps have run)
+            why = _reason(error)
+        else:
+            again = _compare(inputs, outputs, found)
+            if again is not None:
+                self._function, self._again, self.is_compiled = function, again, True
+                return
+            why = "its results would share memory in another way"
+        _log.warning("%d operations of the program %s stay as they are: %s", count, self._program.name, why)
+
+    def run(self, *inputs: Any) -> Sequence[torch.Tensor]:
+        """Run the compiled function.
+
+        Raises:
+            TypeError: an input is no tensor: the steps have to be run one by one.
+        """
+        for each in inputs:
+            if not isinstance(each, torch.Tensor):
+                raise TypeError("there is something else in place of a tensor")
+        made = cast(Callable[..., Sequence[torch.Tensor]], self._function)(*inputs)
+        return [
+            each if meta is None else _laid_out_again(each, meta) for each, meta in zip(made, self._again, strict=True)
+        ]
+
+    def _graph(self) -> torch.fx.GraphModule:
+        graph = torch.fx.Graph()
+        nodes: dict[int, Any] = {slot: graph.placeholder(f"v{slot}") for slot in self.inputs}
+        for step in self._program.steps[self.begin : self.end]:
+            description = _description(self._program, step)
+            values = [_argument(each, step, nodes) for each in description.args]
+            named = {key: _argument(each, step, nodes) for key, each in description.kwargs.items()}
+            result = graph.call_function(find(description.operation), tuple(values), named)
+            for slot, (path, _) in zip(step.outputs, description.outputs, strict=True):
+                nodes[slot] = functools.reduce(
+                    lambda whole, place: graph.call_function(operator.getitem, (whole, place)), path, result
+                )
+        graph.output(tuple(nodes[slot] for slot in self.outputs))
+        return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def stretches_of(program: Program) -> list[Stretch]:
+    """Those of a program, in their order; none if it is not to be compiled."""
+    if program.backend is None:
+        return []
+    found = (Stretch(program, begin, end) for begin, end in _bounds(program) if end - begin >= _SHORTEST)
+    return [stretch for stretch in found if stretch.outputs]
+
+
+def refusal(worker: Interpreter, value: object, backend: str) -> str | None:
+    """Why a worker cannot compile; None if it can."""
+    return _refusal(backend, "cuda" if torch.cuda.is_available() else "cpu")
+
+
+@functools.cache
+def _refusal(backend: str, device: str) -> str | None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (x, x)),))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    try:
+        with torch.no_grad():
+            torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(torch.ones(8, device=device))
+    except Exception as error:  # noqa: BLE001  (compilers raise whatever they like)
+        return _reason(error)
+    return None
+
+
+def _reason(error: Exception) -> str:
+    """What a compiler says, without its advice on how to look into the compiler."""
+    return f"{type(error).__name__}: {str(error).partition('Set TORCH')[0].strip()}"
+
+
+def _bounds(program: Program) -> Iterator[tuple[int, int]]:
+    begin = 0
+    own: set[int] = set()  # slots all of whose memory this stretch has made
+    for index, step in enumerate(program.steps):
+        form, _ = program.sites[step.site]
+        description = _description(program, step) if form.maker == OPERATION else None
+        if (
+            description is None
+            or description.reshapes
+            or torch.Tag.nondeterministic_seeded in find(description.operation).tags
+            or any(step.inputs[place] not in own for place in form.writes)
+        ):
+            yield begin, index
+            begin = index + 1
+            own.clear()
+            continue
+        is_own = all(slot in own for slot in step.inputs)
+        own.update(slot for place, slot in enumerate(step.outputs) if is_own or place not in description.views)
+    yield begin, len(program.steps)
+
+
+@functools.lru_cache(maxsize=256)
+def _unpacked(packed: bytes) -> Description:
+    return Description.unpacked(packed)
+
+
+def _description(program: Program, step: Step) -> Description:
+    return _unpacked(program.sites[step.site][1])
+
+
+def _argument(node: Node, step: Step, nodes: dict[int, Any]) -> Any:
+    kind, value = node
+    if kind == INPUT:
+        return nodes[step.inputs[value]]
+    if kind == CONSTANT:
+        return step.constants[value]
+    if kind in (LIST, TUPLE):
+        items = [_argument(each, step, nodes) for each in value]
+        return items if kind == LIST else tuple(items)
+    return local(value) if isinstance(value, torch.device) else value
+
+
+def _compare(
+    inputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+) -> tuple[Metadata | None, ...] | None:
+    """See whether results are the like of those that are wanted.
+
+    Returns:
+        For each result None, or how it has to be laid out anew. None if that does not help.
+    """
+    shared = _shared(inputs, wanted)
+    if shared != _shared(inputs, found):
+        return None
+    again: list[Metadata | None] = []
+    for place, (want, have) in enumerate(zip(wanted, found, strict=True)):
+        if (want.shape, want.dtype, want.device) != (have.shape, have.dtype, have.device):
+            return None
+        if (want.stride(), want.storage_offset()) == (have.stride(), have.storage_offset()):
+            again.append(None)
+        elif shared.count(shared[place]) == 1 and shared[place] >= len(inputs):
+            again.append(metadata_of(want))
+        else:
+            return None
+    return tuple(again)
+
+
+def _shared(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> list[int]:
+    """For each output the first tensor, of inputs and outputs together, whose memory it has."""
+    first: dict[int, int] = {}
+    storages = [each.untyped_storage()._cdata for each in (*inputs, *outputs)]
+    for place, storage in enumerate(storages):
+        first.setdefault(storage, place)
+    return [first[storage] for storage in storages[len(inputs) :]]
+
+
+def _laid_out_again(tensor: torch.Tensor, like: Metadata) -> torch.Tensor:
+    return torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device=tensor.device).copy_(tensor)

@@ -1,0 +1,293 @@
+"""`make_gloo`: gloo among the members of a group, each of whom is known by the job's links before a byte goes to it.
+
+A member connects to those of lower rank, and they listen. gloo lets the member with the greater address connect, so
+each listens at an address of the loopback of its own, in the order of the ranks. It goes through the others in that
+order, too, so no member waits for one that connects to it before it has connected to all that it connects to itself.
+That is why they need not be let in one by one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from skipper.control import Future, context
+from skipper.control.runtime.join_file import this_network
+from skipper.dataplane.backends.own_sockets import Place
+from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError, UnreachableMembersError
+from skipper.tensor_engine.shared.rendezvous import JobStore, MeetingPoint, answer
+from skipper.tensor_engine.worker.gloo_port import LOOPBACK, GlooPort
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+_THREADS = 2  # one for what comes while another is at work: all that a stream ever has under way
+_LOOK_S = 0.001
+"""How long to wait before another look at this process's sockets: a connection within a host takes less."""
+_MOST_LOOKS_S = 0.05
+
+
+def make_gloo(point: MeetingPoint, name: str, rank: int, members: tuple[int, ...]) -> Any:
+    """Gloo's backend for a group. All members call it, and it returns once they are connected.
+
+    They meet four times over the job's links, however many they are: all are here; the addresses that gloo wants to
+    know; who has connected from which port; and that data is taken on those connections.
+
+    Args:
+        point: where they find each other.
+        name: of the group.
+        rank: of this member.
+        members: the numbers of the workers, in the order of their ranks.
+
+    Raises:
+        CommunicationTimeoutError: others did not come in time; the message names them.
+        MemberLostError: one of them has ended.
+        UnreachableMembersError: they do not have the same loopback.
+        CommunicationError: one of them has failed.
+    """
+    size = len(members)
+    port = GlooPort.open(str(ipaddress.IPv4Address(LOOPBACK) + rank))
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = datetime.timedelta(seconds=point.timeout_s)
+    options._threads = _THREADS
+    options._devices = [port.device]
+    try:
+        if size == 1:
+            return dist.ProcessGroupGloo(HashStore(), 0, 1, options)
+        mine = _Seat(secrets.token_hex(8), this_network(), _where(), port.place.pack())
+        here = point.gather(f"{name}/here", {rank: mine}, members)
+        if len({seat.network for seat in here.values()}) > 1:
+            raise UnreachableMembersError(tuple(seat.where for seat in here.values()))
+        meeting = here[0].meeting
+        places = [Place.parse(seat.place) for seat in here.values()]
+        store = _Addresses(point, f"{name}/{meeting}", rank, members)
+        port.let_in()
+        with _Admission(point, f"{name}/{meeting}", port, places, rank, members) as admission:
+            backend = _connect(lambda: dist.ProcessGroupGloo(store, rank, size, options), admission)
+        store.forget_all()
+        return backend
+    finally:
+        port.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """What a member tells the others when it comes.
+
+    Attributes:
+        meeting: under what they meet from then on, if this is the first of them.
+        network: the host and the network namespace that it is in.
+        where: that, for people.
+        place: where it listens.
+    """
+
+    meeting: str
+    network: str
+    where: str
+    place: bytes
+
+
+def _where() -> str:
+    namespace = os.stat("/proc/thread-self/ns/net").st_ino
+    return f"{context().actor_instance.actor_id} on {socket.gethostname()}, network namespace {namespace}"
+
+
+def _connect(make: Callable[[], Any], admission: _Admission) -> Any:
+    """Run gloo's constructor in a thread: where a member fails meanwhile it may wait for ever, and is left there.
+
+    Raises:
+        CommunicationError: the group has failed.
+    """
+    ended: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            ended.put((make(), None))
+        except Exception as error:  # noqa: BLE001  (raised by the caller)
+            ended.put((None, error))
+            admission.give_up()
+
+    threading.Thread(target=run, name="gloo-connect", daemon=True).start()
+    admission.wait()
+    try:
+        backend, error = ended.get(timeout=admission.point.timeout_s)
+    except queue.Empty:
+        raise CommunicationTimeoutError(
+            f"the group was not made within {admission.point.timeout_s:g} s of its members' coming"
+        ) from None
+    if error is not None:
+        raise error
+    return backend
+
+
+class _Addresses(JobStore):
+    """The store that gloo's constructor uses: each member sets one key that ends in its rank, and reads all of them.
+
+    So these keys are told in one gathering. Others, which gloo of older torch has, go the way of all stores.
+
+    Args:
+        point: by which the script is asked.
+        name: of what the members are making.
+        rank: of this member.
+        members: the numbers of all.
+    """
+
+    def __init__(self, point: MeetingPoint, name: str, rank: int, members: tuple[int, ...]) -> None:
+        super().__init__(point, name, members, is_written_once=True)
+        self._begin = partial(point.begin_gathering, f"{name}/addresses", members=members)
+        self._timeout_s = point.timeout_s
+        self._rank = rank
+        self._addresses: Future[dict[int, bytes]] | None = None
+        self._has_others = False
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Tell the other members."""
+        if _rank_of(key) == self._rank:
+            told = value.encode() if isinstance(value, str) else value
+            self._addresses = self._begin(brought={self._rank: told})
+        else:
+            self._has_others = True
+            super().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """The value, once all have told theirs."""
+        rank = _rank_of(key)
+        if rank is None or self._addresses is None:
+            return super().get(key)
+        return answer(self._addresses, self._timeout_s)[rank]
+
+    def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
+        """Return once all are there."""
+        for key in keys:
+            self.get(key)
+
+    def forget_all(self) -> None:
+        """This member reads no key any more."""
+        if self._has_others:
+            self.forget()
+
+
+def _rank_of(key: str) -> int | None:
+    last = key.rpartition("/")[2]
+    return int(last) if last.isdecimal() else None
+
+
+class _GivenUpError(CommunicationError):
+    """gloo's constructor has failed, and tells why itself."""
+
+
+class _Admission:
+    """Lets the other members in while gloo waits for them: a thread, since gloo keeps the one that it is called by.
+
+    Attributes:
+        failure: why the group has failed.
+
+    Args:
+        point: where members meet.
+        name: of what they are making.
+        port: of this member.
+        places: where all of them listen, in the order of their ranks.
+        rank: of this member.
+        members: the numbers of all.
+    """
+
+    def __init__(
+        self,
+        point: MeetingPoint,
+        name: str,
+        port: GlooPort,
+        places: Sequence[Place],
+        rank: int,
+        members: tuple[int, ...],
+    ) -> None:
+        self.failure: CommunicationError | None = None
+        self.point = point
+        self._name = name
+        self._port = port
+        self._places = places
+        self._rank = rank
+        self._members = members
+        self._is_given_up = False
+        self._wakes = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gloo-admission", daemon=True)
+
+    def wait(self) -> None:
+        """Until all are connected.
+
+        Raises:
+            CommunicationError: they are not.
+        """
+        self._thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def give_up(self) -> None:
+        """Let nobody in any more."""
+        self._is_given_up = True
+        self._wakes.set()
+
+    def __enter__(self) -> _Admission:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.give_up()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._let_in()
+        except _GivenUpError:
+            return
+        except CommunicationError as error:
+            self.failure = error
+        except OSError as error:
+            self.failure = CommunicationError(f"the connections of the group cannot be looked at: {error}")
+
+    def _let_in(self) -> None:
+        rank, port = self._rank, self._port
+        lower = self._places[:rank]
+        connected = self._meet("connected", self._look(lambda: port.outgoing(lower)))
+        incoming = [connected[member][rank] for member in range(rank + 1, len(self._places))]
+        self._look(lambda: port.take(incoming) or None)
+        self._meet("taken", None)
+        port.kick(lower)
+
+    def _look(self, look: Callable[[], T | None]) -> T:
+        """What is found at this process's sockets, once it is there."""
+        deadline = time.monotonic() + self.point.timeout_s
+        pause_s = _LOOK_S
+        while (found := look()) is None:
+            if time.monotonic() > deadline:
+                raise CommunicationTimeoutError(
+                    f"members of the group did not connect within {self.point.timeout_s:g} s"
+                )
+            self._wait(pause_s)
+            pause_s = min(1.1 * pause_s, _MOST_LOOKS_S)
+        return found
+
+    def _meet(self, what: str, brought: V) -> dict[int, V]:
+        """What all members bring, this one included."""
+        self._wakes.clear()
+        meeting = self.point.begin_gathering(f"{self._name}/{what}", {self._rank: brought}, self._members)
+        meeting.add_done_callback(lambda _: self._wakes.set())
+        self._wait(self.point.timeout_s)
+        return answer(meeting, 0)
+
+    def _wait(self, most_s: float) -> None:
+        self._wakes.wait(most_s)
+        if self._is_given_up:
+            raise _GivenUpError

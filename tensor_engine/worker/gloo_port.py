@@ -1,0 +1,202 @@
+"""The port that gloo listens at while it connects the members of a group, closed to everybody else.
+
+gloo asks nobody who connects for anything. So from its first moment the listener has a filter in the kernel that drops
+what comes to it (`dataplane.backends.socket_filter`). While members connect it lets connections be made, but no byte of
+data through. The members tell each other over the job's links which ones are theirs; only on those the filter is taken
+off, and all others are ended. Then nobody has to connect any more, and the port is closed for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import tempfile
+import threading
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from skipper.dataplane.backends import own_sockets, socket_filter
+from skipper.dataplane.backends.own_sockets import Place
+from skipper.tensor_engine.errors import CommunicationError
+
+LOOPBACK = "127.0.0.1"
+_SOURCE = own_sockets.as_ipv6(LOOPBACK)
+"""From where the kernel connects to every address of the loopback."""
+_ATTEMPTS = 5
+_QUEUED_AT = 24  # of tcp_info, linux/tcp.h: tcpi_unacked, which counts what a listener has not accepted yet
+_KICK = b"\0"
+
+_making = threading.Lock()
+"""Held while a device is made: what it opens is told from what was open before."""
+
+
+class GlooPort:
+    """A device of gloo on the loopback, and its listener.
+
+    Attributes:
+        device: for the options of a group.
+        place: where it listens.
+    """
+
+    def __init__(self, device: Any, fd: int, place: Place, known: dict[int, str]) -> None:
+        self.device = device
+        self.place = place
+        self._fd: int | None = fd
+        self._known = known
+
+    @classmethod
+    def open(cls, address: str = LOOPBACK) -> GlooPort:
+        """Make one that lets nobody in.
+
+        Args:
+            address: of the loopback. Who connects to it does so from `LOOPBACK`, whichever it is.
+
+        Raises:
+            CommunicationError: the kernel takes no filter, or the listener cannot be found.
+        """
+        with _making:
+            for _ in range(_ATTEMPTS):
+                known = own_sockets.descriptors()
+                device = dist.ProcessGroupGloo.create_device(hostname=address)
+                found = [
+                    (fd, place)
+                    for fd, place in own_sockets.listening(known).items()
+                    if place.address == own_sockets.as_ipv6(address)
+                ]
+                if len(found) == 1:  # else something else of this process has begun to listen meanwhile
+                    port = cls(device, *found[0], known)
+                    port._admit()
+                    if not port._is_touched():
+                        return port
+                del device
+        raise CommunicationError("gloo's listener cannot be told from others: something keeps opening or trying ports")
+
+    def let_in(self) -> None:
+        """Let connections be made from this host, without data."""
+        self._admit(LOOPBACK)
+
+    def outgoing(self, places: Sequence[Place]) -> list[int] | None:
+        """The ports from which this process is connected to these places; None where it is not to all of them yet."""
+        found = {there: here.port for here, there in self._connections() if here.address == _SOURCE}
+        return [found[place] for place in places] if found.keys() >= set(places) else None
+
+    def take(self, ports: Collection[int]) -> bool:
+        """Take data on the connections from these ports of this host; whether gloo has accepted all of them by now."""
+        left = set(ports)
+        for _, copy in own_sockets.opened(self._known):
+            both = own_sockets.ends(copy)
+            if both is not None and both[0] == self.place and both[1].address == _SOURCE and both[1].port in left:
+                socket_filter.lift(copy)
+                left.discard(both[1].port)
+        return not left
+
+    def kick(self, places: Collection[Place]) -> None:
+        """Have the kernel send again at once what was dropped of what this process has sent to these places.
+
+        It does when something later is acknowledged, and else after 200 ms. A byte of urgent data (tcp(7)) is no part
+        of the stream that its receiver reads.
+        """
+        for _, copy in own_sockets.opened(self._known):
+            both = own_sockets.ends(copy)
+            if both is not None and both[0].address == _SOURCE and both[1] in places:
+                with contextlib.suppress(OSError):  # then it has ended, as whoever uses it is going to find
+                    copy.send(_KICK, socket.MSG_OOB)
+
+    def close(self) -> None:
+        """Listen no more, and end the connections on which no data was taken. Idempotent.
+
+        gloo aborts the process if its listener is shut down. So another socket takes its place, one that nobody can
+        reach, and gloo waits for that.
+
+        Raises:
+            CommunicationError: the system refuses, as without a descriptor left, or room for temporary files. The port
+                lets nobody in then; it may be closed again.
+        """
+        if self._fd is None:
+            return
+        self._admit()
+        try:
+            with _unreachable_listener() as quiet:
+                self._end_strangers()
+                self._replace(self._fd, quiet)
+        except OSError as error:
+            raise CommunicationError(f"gloo's port lets nobody in any more, but cannot be closed: {error}") from error
+
+    def _end_strangers(self) -> None:
+        for _, copy in own_sockets.opened(self._known):
+            both = own_sockets.ends(copy)
+            if both is not None and both[0] == self.place and socket_filter.restricted(copy):
+                own_sockets.shut(copy)
+
+    def _replace(self, fd: int, quiet: socket.socket) -> None:
+        with _making:
+            loop = _event_loop_of(fd, os.fstat(fd).st_ino)
+            os.dup2(quiet.fileno(), fd, inheritable=False)
+            self._fd = None
+            if loop is not None:
+                # gloo is going to take it out again; with no event asked for, it is woken by none.
+                with contextlib.closing(select.epoll.fromfd(os.dup(loop))) as events:
+                    events.register(fd, 0)
+
+    def _connections(self) -> list[tuple[Place, Place]]:
+        found = [own_sockets.ends(copy) for _, copy in own_sockets.opened(self._known)]
+        return [both for both in found if both is not None]
+
+    def _admit(self, *sources: str) -> None:
+        assert self._fd is not None  # it has not been closed
+        try:
+            with contextlib.closing(socket.socket(fileno=os.dup(self._fd))) as listener:
+                socket_filter.admit(listener, [own_sockets.as_ipv6(source) for source in sources])
+        except OSError as error:
+            raise CommunicationError(
+                f"gloo's port cannot be closed to other users by a socket filter of the kernel: {error}"
+            ) from error
+
+    def _is_touched(self) -> bool:
+        """Whether somebody has connected before there was a filter."""
+        assert self._fd is not None  # it was opened just now
+        with contextlib.closing(socket.socket(fileno=os.dup(self._fd))) as listener:
+            told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _QUEUED_AT + 4)
+        queued = int.from_bytes(told[_QUEUED_AT : _QUEUED_AT + 4], "little")
+        return queued > 0 or any(here == self.place for here, _ in self._connections())
+
+
+def _unreachable_listener() -> socket.socket:
+    """A socket that listens under a name that is gone: whoever accepts from it is told that nobody is there.
+
+    Raises:
+        OSError: there is no descriptor left for it, or no folder for temporary files.
+    """
+    with contextlib.ExitStack() as stack:
+        quiet = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        with tempfile.TemporaryDirectory(prefix="skipper-") as folder:
+            place = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+            try:
+                quiet.bind(f"/proc/self/fd/{place}/l")  # its whole path may be too long for a socket
+            finally:
+                os.close(place)
+            quiet.listen(1)
+        quiet.setblocking(False)
+        stack.pop_all()
+    return quiet
+
+
+def _event_loop_of(fd: int, inode: int) -> int | None:
+    """The epoll descriptor that waits for another descriptor: proc_pid_fdinfo(5)."""
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{entry}") != "anon_inode:[eventpoll]":
+                continue
+            lines = Path(f"/proc/self/fdinfo/{entry}").read_text("ascii").splitlines()
+        except OSError:
+            continue  # closed since
+        for line in lines:
+            words = line.replace(":", " ").split()
+            if words[:2] == ["tfd", str(fd)] and int(words[words.index("ino") + 1], 16) == inode:
+                return int(entry)
+    return None

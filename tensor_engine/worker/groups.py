@@ -1,0 +1,204 @@
+"""Process groups of the workers: one per set of workers and stream, made when it is first needed."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store
+
+from skipper.dataplane import DataplaneError, RDMABuffer
+from skipper.tensor_engine.errors import (
+    CommunicationError,
+    CommunicationTimeoutError,
+    MemberLostError,
+    UnreachableMembersError,
+)
+from skipper.tensor_engine.shared.rendezvous import JobStore, MeetingPoint
+from skipper.tensor_engine.worker.gloo_group import make_gloo
+
+DEFAULT_TIMEOUT_S = 1800.0  # as long as one operation of another worker may take; who is gone is found at once
+
+
+class Group:
+    """Some workers that communicate, seen from one of them.
+
+    For one thread: the workers' streams have groups of their own. All members call the same operations in the same
+    order. Once one has failed the group is broken: its connections are closed, so that the others fail at once, too.
+
+    Attributes:
+        members: the numbers of the workers; their order gives the ranks.
+        rank: of this worker in the group.
+        device: of the tensors that it moves.
+        same_host: whether all members share a kernel, and so can map each other's memory.
+        timeout_s: for each operation.
+    """
+
+    def __init__(
+        self, backend: Any, members: tuple[int, ...], rank: int, device: torch.device, timeout_s: float
+    ) -> None:
+        self.members = members
+        self.rank = rank
+        self.size = len(members)
+        self.device = device
+        self.timeout_s = timeout_s
+        self._backend = backend
+        self._broken: str | None = None
+        self.same_host = device.type == "cpu" and self._share_a_host()
+        self.scratch: dict[str, Any] = {}  # what `exchange` and `point_to_point` keep from one use to the next
+
+    @property
+    def backend(self) -> Any:
+        """The torch backend, for use under `guard`."""
+        if self._backend is None:
+            raise CommunicationError(f"{self} is closed" if self._broken is None else self._broken)
+        return self._backend
+
+    @contextlib.contextmanager
+    def guard(self, what: str) -> Iterator[None]:
+        """Turn what backends raise into our errors, and break the group with it.
+
+        Raises:
+            CommunicationTimeoutError: the others did not come in time.
+            CommunicationError: a member is gone, or the group was broken before.
+        """
+        if self._broken is not None:
+            raise CommunicationError(self._broken)
+        try:
+            yield
+        except (RuntimeError, DataplaneError) as error:
+            reason = f"{what} failed on {self}: {error}"
+            self._broken = f"{self} cannot be used any more, since {reason}"
+            self.close()
+            raise (CommunicationTimeoutError if _is_late(error) else CommunicationError)(reason) from error
+        except BaseException as error:
+            # The others wait for the rest of what this member has left in the middle.
+            self._broken = f"{self} cannot be used any more: {what} ended with {type(error).__name__}"
+            self.close()
+            raise
+
+    def swap(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+        """Send row i of ``outgoing`` to member i, whose row for this one becomes row i of ``incoming``.
+
+        Both contiguous uint8 on the group's device, of shape (size, n). Everything that goes to several members at
+        once is made of this: of gloo's collectives it is the fastest by far, and the one without gaps.
+        """
+        self.backend.alltoall_base(incoming, outgoing, [], [], dist.AllToAllOptions()).wait()
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            # On a broken connection even that may fail, and then nothing is left to close.
+            with contextlib.suppress(RuntimeError):
+                backend.abort()
+        self.scratch = {}  # only now: messages may have been under way from there
+
+    def __repr__(self) -> str:
+        return f"the group of workers {', '.join(map(str, self.members))}"
+
+    def _share_a_host(self) -> bool:
+        if self.size == 1:
+            return True
+        mine = RDMABuffer(bytearray(8)).owner.host - (1 << 63)
+        sent = torch.full((self.size, 1), mine, dtype=torch.int64)
+        got = torch.empty_like(sent)
+        with self.guard("the first exchange"):
+            self.swap(sent.view(torch.uint8), got.view(torch.uint8))
+        return bool((got == mine).all())
+
+
+class Groups:
+    """The groups of one stream of one worker.
+
+    Every worker has a number that is unique in the script, over all meshes, so that a group may span meshes.
+
+    Args:
+        number: of this worker.
+        stream: streams run beside each other, so each has groups of its own.
+        device: of the tensors: gloo moves those of ``"cpu"``, NCCL those of ``"cuda"``.
+        timeout_s: for making a group and for each operation of it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        stream: str = "main",
+        device: str | torch.device = "cpu",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self.number = number
+        self.device = torch.device(device)
+        self.timeout_s = timeout_s
+        self._stream = stream
+        self._point: MeetingPoint | None = None
+        self._groups: dict[tuple[int, ...], Group] = {}
+
+    def get(self, members: tuple[int, ...]) -> Group:
+        """The group of these workers, this one among them.
+
+        The first time, all of them make it and wait for each other. They have to make groups in the same order: they
+        do if groups are made as instructions of a script say.
+
+        Raises:
+            CommunicationTimeoutError: the others did not come in time.
+            CommunicationError: one of them is gone.
+            ValueError: this worker is not among them.
+        """
+        group = self._groups.get(members)
+        if group is None:
+            if self.number not in members:
+                raise ValueError(f"worker {self.number} is not one of {members}")
+            # One worker has nobody to talk to, and needs no backend for that.
+            backend = self.new_backend(members)[1] if len(members) > 1 else None
+            rank = members.index(self.number)
+            group = self._groups[members] = Group(backend, members, rank, self.device, self.timeout_s)
+        return group
+
+    def close(self) -> None:
+        """Close all groups. Idempotent; `get` makes them anew."""
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
+            group.close()
+        self._point = None
+
+    def new_backend(self, members: tuple[int, ...]) -> tuple[Store, Any]:
+        """A store and a torch backend for these workers, this one among them; all of them have to make it.
+
+        Raises:
+            CommunicationTimeoutError: the others did not come in time.
+            MemberLostError: one of them has ended.
+            UnreachableMembersError: they are on several hosts, or in several network namespaces, and have no GPUs.
+            CommunicationError: one of them is gone.
+        """
+        name, rank = f"{self._stream}/{'-'.join(map(str, members))}", members.index(self.number)
+        try:
+            if self._point is None:
+                self._point = MeetingPoint(self.timeout_s)
+            store = JobStore(self._point, name, members) if len(members) > 1 else HashStore()
+            return store, self._backend(self._point, store, name, rank, members)
+        except (MemberLostError, UnreachableMembersError):
+            raise
+        except RuntimeError as error:
+            kind = CommunicationTimeoutError if _is_late(error) else CommunicationError
+            raise kind(
+                f"worker {self.number} could not meet the others of {members} within {self.timeout_s} s: {error}"
+            ) from error
+
+    def _backend(self, point: MeetingPoint, store: Store, name: str, rank: int, members: tuple[int, ...]) -> Any:
+        if self.device.type != "cuda":
+            return make_gloo(point, name, rank, members)
+        nccl: Any = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = datetime.timedelta(seconds=self.timeout_s)
+        return dist.ProcessGroupNCCL(store, rank, len(members), nccl)
+
+
+def _is_late(error: Exception) -> bool:
+    """Whether a deadline has passed: torch tells by its message alone."""
+    text = str(error).lower()
+    return isinstance(error, TimeoutError) or "timed out" in text or "timeout" in text

@@ -1,0 +1,185 @@
+"""How a worker and an actor in the same process work together: the one gives tensors, the other calls its method."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from skipper.control import ActorMesh, Channel, ControlError, Future, PortReceiver, context
+from skipper.tensor_engine.script.arguments import unpack
+from skipper.tensor_engine.script.process_groups import WorkerGroups
+from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.worker.device import adopt, follow, mark, move_to
+from skipper.tensor_engine.worker.heap import Poison
+from skipper.tensor_engine.worker.interpreter import Interpreter
+from skipper.tensor_engine.worker.rendezvous_point import Key, Meeting, fail, forget, meet, settle
+from skipper.tensor_engine.worker.user_code import Task, use
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a worker is told of calls of an endpoint.
+
+    Attributes:
+        actors: whose method it is.
+        task: what becomes of the result.
+    """
+
+    actors: ActorMesh[Any]
+    task: Task
+
+
+def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
+    """Give the inputs to the actor of this process and wait for what its method makes of them."""
+    order: Order = told.static
+    key = (worker.session, constant)
+    meeting = meet(key)
+    poison = next((value for value in inputs if isinstance(value, Poison)), None)
+    if poison is not None:
+        meeting.given.set_result(poison)
+        return [poison] * len(told.outputs)
+    groups = WorkerGroups.of(worker)
+    _Watch.of(worker, order.actors).expect(meeting)
+    here = mark()
+
+    def fill_in(data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        move_to(here)
+        return unpack(data, inputs, groups.get)
+
+    meeting.given.set_result(fill_in)
+    try:
+        result, there = meeting.returned.result()
+    finally:
+        forget(key)
+    follow(there)
+    adopt(result)
+    return use(order.task, told.outputs, result, inputs)
+
+
+def in_actor(method: Callable[..., Any], key: Key, data: bytes) -> None:
+    """In place of an endpoint: call its method once the worker is as far, and give the result to that one."""
+    meeting = meet(key)
+    fill_in = meeting.given.result()
+    if isinstance(fill_in, Poison):
+        forget(key)
+        return
+    with _answering(meeting) as give:
+        args, kwargs = fill_in(data)
+        give(method(*args, **kwargs))
+
+
+async def in_async_actor(method: Callable[..., Awaitable[Any]], key: Key, data: bytes) -> None:
+    """`in_actor` for an ``async`` endpoint."""
+    meeting = meet(key)
+    fill_in = await asyncio.wrap_future(meeting.given)
+    if isinstance(fill_in, Poison):
+        forget(key)
+        return
+    with _answering(meeting) as give:
+        args, kwargs = fill_in(data)
+        give(await method(*args, **kwargs))
+
+
+def as_plain(method: Callable[..., Any], key: Key, data: bytes) -> Any:
+    """In place of an endpoint that is called plainly: the caller gets what it returns, and the worker goes on then."""
+    with arguments(key, data) as (args, kwargs):
+        return method(*args, **kwargs)
+
+
+async def as_plain_async(method: Callable[..., Awaitable[Any]], key: Key, data: bytes) -> Any:
+    """`as_plain` for an ``async`` endpoint."""
+    given = asyncio.wrap_future(meet(key).given)
+    await asyncio.wait((given,))
+    given.exception()  # seen: `arguments` raises it
+    with arguments(key, data) as (args, kwargs):
+        return await method(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def arguments(key: Key, data: bytes) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Wait for the worker to be as far, and give the arguments with its tensors; it goes on when this is left.
+
+    Raises:
+        PoisonedError: one of them could not be made.
+        EngineClosedError: the engine has been shut down.
+    """
+    meeting = meet(key)
+    fill_in = meeting.given.result()
+    if isinstance(fill_in, Poison):
+        forget(key)
+        raise PoisonedError(f"an argument could not be made: {fill_in.operation} failed: {fill_in.summary}")
+    try:
+        yield fill_in(data)
+    finally:
+        settle(meeting, (None, mark()))
+
+
+@contextlib.contextmanager
+def _answering(meeting: Meeting) -> Iterator[Callable[[Any], None]]:
+    """Tell the worker, who waits, how a method ends: what it returns is given to the function that this yields."""
+    try:
+        yield lambda result: settle(meeting, (result, mark()))
+    except Exception as error:  # noqa: BLE001  (whatever it raises is its result's poison)
+        fail(meeting, error)
+    except BaseException as error:
+        fail(meeting, ActorEndedError(f"the method has ended with {type(error).__name__}: {error}"))
+        raise
+
+
+class PoisonedError(RuntimeError):
+    """A tensor among the arguments of an endpoint could not be made, since an operation before has failed."""
+
+
+class ActorEndedError(RuntimeError):
+    """The actor whose endpoint was to be called is gone."""
+
+
+class _Watch:
+    """Sees that the actor of this process ends, and ends the calls that wait for it."""
+
+    def __init__(self, actors: ActorMesh[Any]) -> None:
+        here = context().actor_instance.proc_id
+        index = next(index for index, member in enumerate(actors.members) if member.id == here)
+        self._name = actors.name
+        self._error: Exception | None = None
+        self._expected: Meeting | None = None
+        self._guard = threading.Lock()
+        port, receiver = Channel[None].open()
+        self._receiver: PortReceiver[None] = receiver
+        port.link(actors.slice(**actors.extent.point(index)))
+        self._end: Future[None] = receiver.recv()
+        self._end.add_done_callback(self._ended)
+
+    @staticmethod
+    def of(worker: Interpreter, actors: ActorMesh[Any]) -> _Watch:
+        """The one for an actor."""
+        key = f"actor {actors.uid}"
+        watch: _Watch | None = worker.own.get(key)
+        if watch is None:
+            watch = worker.own[key] = _Watch(actors)
+        return watch
+
+    def expect(self, meeting: Meeting) -> None:
+        """Fail this call if the actor ends, or has ended."""
+        with self._guard:
+            self._expected = meeting
+        if self._error is not None:
+            fail(meeting, self._error)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._receiver.close()
+
+    def _ended(self, done: Future[None]) -> None:
+        try:
+            done.get(0)
+        except ControlError as error:
+            with self._guard:
+                self._error = ActorEndedError(f"actor {self._name!r} of this process has ended: {error}")
+                expected = self._expected
+            if expected is not None:
+                fail(expected, self._error)

@@ -1,0 +1,151 @@
+"""Sites of torch's own operations on a worker: for each a function of a few lines, written for it and compiled once."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.worker.device import local
+from skipper.tensor_engine.worker.heap import Heap
+from skipper.tensor_engine.worker.interpreter import Interpreter, Run, Site
+
+INPUT, CONSTANT, FIXED, LIST, TUPLE = range(5)
+"""Kinds of nodes of a template: ``(INPUT, index)``, ``(CONSTANT, index)``, ``(FIXED, value)``, ``(LIST, nodes)``."""
+
+Node = tuple[int, Any]
+
+
+class Description:
+    """An operation as the worker has to know it; picklable.
+
+    Attributes:
+        operation: ``namespace::name`` and the name of the overload.
+        args: a template for each positional argument.
+        kwargs: a template for each argument that is given by name.
+        outputs: for each new value, where in the result it is, and what the script expects of it.
+        views: which of these are views.
+        reshapes: which inputs get another shape in place; a fresh alias is changed in their stead.
+    """
+
+    __slots__ = ("args", "kwargs", "operation", "outputs", "reshapes", "views")
+
+    def __init__(
+        self,
+        operation: tuple[str, str],
+        args: Sequence[Node],
+        kwargs: dict[str, Node],
+        *,
+        outputs: Sequence[tuple[tuple[int, ...], Metadata]],
+        views: frozenset[int],
+        reshapes: frozenset[int],
+    ) -> None:
+        self.operation = operation
+        self.args = args
+        self.kwargs = kwargs
+        self.outputs = outputs
+        self.views = views
+        self.reshapes = reshapes
+
+    def packed(self) -> bytes:
+        """As bytes, once for all workers."""
+        return pickle.dumps([getattr(self, name) for name in self.__slots__], protocol=5)
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Description:
+        """What `packed` gave."""
+        description = cls.__new__(cls)
+        for name, value in zip(cls.__slots__, pickle.loads(packed), strict=True):
+            setattr(description, name, value)
+        return description
+
+
+def operation_site(worker: Interpreter, site: Site, packed: bytes) -> Run:
+    """The maker of the worker's part of torch's operations."""
+    description = Description.unpacked(packed)
+    run = _compile(description, checked=False)
+    return _checking(site, description, run) if description.outputs else run
+
+
+def find(operation: tuple[str, str]) -> Any:
+    """The overload of torch that a `Description` names."""
+    namespace, _, name = operation[0].partition("::")
+    return getattr(getattr(getattr(torch.ops, namespace), name), operation[1])
+
+
+def _checking(site: Site, description: Description, run: Run) -> Run:
+    """Runs the first instruction, and sees whether what comes out is what the script takes it to be.
+
+    Kernels may lay out their results in other ways than the rules by which the script knows them say. The results of a
+    site that does so are laid out anew from then on.
+    """
+
+    def check(heap: Heap, code: Sequence[int], at: int, constants: Sequence[Any], constant: int) -> None:
+        run(heap, code, at, constants, constant)
+        differs = False
+        for index, (_, expected) in enumerate(description.outputs):
+            result = heap[code[at + 1 + index]]
+            if tuple(result.shape) != expected.shape or result.dtype != expected.dtype:
+                raise RuntimeError(
+                    f"the script expects {expected!r} of {site.name}, and it has returned "
+                    f"{str(result.dtype).removeprefix('torch.')}{list(result.shape)}"
+                )
+            if index not in description.views and result.stride() != expected.stride:
+                heap[code[at + 1 + index]] = laid_out(result, expected)
+                differs = True
+        site.run = _compile(description, checked=True) if differs else run
+        site.is_laid_out = differs
+
+    return check
+
+
+def laid_out(result: torch.Tensor, expected: Metadata) -> torch.Tensor:
+    """The tensor, with the strides that the script takes it to have."""
+    if result.stride() == expected.stride:
+        return result
+    return torch.empty_strided(expected.shape, expected.stride, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def _compile(description: Description, *, checked: bool) -> Run:
+    """The function that runs an instruction, written out; names of operations and values come by its namespace."""
+    namespace: dict[str, Any] = {"alias": torch.ops.aten.alias.default}
+    namespace["op"] = find(description.operation)._op  # without the Python function around it
+    first = 1 + len(description.outputs)
+
+    def fixed(value: object) -> str:
+        name = f"v{len(namespace)}"
+        namespace[name] = local(value) if isinstance(value, torch.device) else value
+        return name
+
+    def text(node: Node) -> str:
+        kind, value = node
+        if kind == INPUT:
+            found = f"heap[code[at + {first + value}]]"
+            return f"alias({found})" if value in description.reshapes else found
+        if kind == CONSTANT:
+            return f"constants[constant + {value}]"
+        if kind == FIXED:
+            return fixed(value)
+        inner = ", ".join(map(text, value))
+        return f"[{inner}]" if kind == LIST else f"({inner},)" if value else "()"
+
+    arguments = [text(node) for node in description.args]
+    # By position in a dictionary: a name of an argument may be one of Python's own words, such as "from".
+    named = ", ".join(f"{name!r}: {text(node)}" for name, node in description.kwargs.items())
+    call = f"op({', '.join([*arguments, f'**{{{named}}}'] if named else arguments)})"
+    lines = ["def run(heap, code, at, constants, constant):"]
+    if len(description.outputs) == 1 and not description.outputs[0][0] and not checked:
+        lines.append(f"    heap[code[at + 1]] = {call}")
+    else:
+        lines.append(f"    result = {call}")
+        for index, (path, expected) in enumerate(description.outputs):
+            found = "result" + "".join(f"[{step}]" for step in path)
+            if checked and index not in description.views:
+                namespace["laid_out"] = laid_out
+                found = f"laid_out({found}, {fixed(expected)})"
+            lines.append(f"    heap[code[at + {1 + index}]] = {found}")
+    exec("\n".join(lines), namespace)
+    return cast(Run, namespace["run"])

@@ -1,0 +1,76 @@
+"""Where threads of a process meet that work for a session: promises, under numbers that the script gives."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future as Promise
+from concurrent.futures import InvalidStateError
+from dataclasses import dataclass, field
+from typing import Any
+
+from skipper.tensor_engine.errors import EngineClosedError
+
+Key = tuple[int, int]
+"""A session, and a number that is unique in the script."""
+
+
+@dataclass(slots=True)
+class Meeting:
+    """Where two threads meet.
+
+    Attributes:
+        given: what the one brings.
+        returned: what the other one makes of it, or raises.
+    """
+
+    given: Promise[Any] = field(default_factory=Promise)
+    returned: Promise[Any] = field(default_factory=Promise)
+
+
+_meetings: dict[Key, Meeting] = {}
+_ended: set[int] = set()
+_lock = threading.Lock()
+
+
+def meet(key: Key) -> Meeting:
+    """The meeting of this number; whoever comes first makes it.
+
+    Raises:
+        EngineClosedError: the session has ended.
+    """
+    with _lock:
+        if key[0] in _ended:
+            raise EngineClosedError("the tensor engine has been shut down")
+        return _meetings.setdefault(key, Meeting())
+
+
+def forget(key: Key) -> None:
+    """The meeting is over: the last one to leave says so."""
+    with _lock:
+        _meetings.pop(key, None)
+
+
+def settle(meeting: Meeting, result: Any) -> None:
+    """Say what was made."""
+    try:
+        meeting.returned.set_result(result)
+    except InvalidStateError:
+        return  # it has been given up
+
+
+def fail(meeting: Meeting, error: BaseException) -> None:
+    """Say that nothing is made."""
+    try:
+        meeting.returned.set_exception(error)
+    except InvalidStateError:
+        return  # it came before the end
+
+
+def end(session: int) -> None:
+    """A session ends: who waits for something to be brought waits no more."""
+    with _lock:
+        _ended.add(session)
+        left = [_meetings.pop(key) for key in list(_meetings) if key[0] == session]
+    for meeting in left:
+        if not meeting.given.done():
+            meeting.given.set_exception(EngineClosedError("the tensor engine has been shut down"))

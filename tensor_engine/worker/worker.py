@@ -1,0 +1,67 @@
+"""`Worker`: the actor that runs a stream's instructions in a process of the mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skipper.control import Actor, Port, context, endpoint
+from skipper.tensor_engine.shared.encoding import unpack_code, unpack_constants, unpack_definitions
+from skipper.tensor_engine.shared.seeds import seed_worker
+from skipper.tensor_engine.worker import rendezvous_point
+from skipper.tensor_engine.worker.device import choose
+from skipper.tensor_engine.worker.heap import Poison, forget_heap, heap_of
+from skipper.tensor_engine.worker.interpreter import Interpreter, resolve
+from skipper.tensor_engine.worker.lending import use_own_cuda_stream
+
+
+class Worker(Actor):
+    """Runs instructions in the order in which they come, and answers for the values that they make.
+
+    Args:
+        session: number of the session.
+        stream: number of the stream; 0 is the main one.
+        errors: where failed instructions are reported.
+    """
+
+    def __init__(self, session: int, stream: int, errors: Port[Poison]) -> None:
+        here = context().actor_instance.rank
+        choose(here.rank)
+        if stream:
+            use_own_cuda_stream()
+        else:
+            seed_worker(here.rank)
+        self._interpreter = Interpreter(session, stream, here.rank, here.extent, heap_of(session), errors.send)
+
+    @endpoint
+    def run(self, lane: int, first: int, definitions: bytes, code: bytes, constants: Any) -> int:
+        """Run a batch of instructions (see `Interpreter.execute`)."""
+        interpreter = self._interpreter
+        forgotten: list[int] = []
+        if definitions:
+            forgotten = interpreter.define(unpack_definitions(definitions))
+        reached = interpreter.execute(lane, first, unpack_code(code), unpack_constants(constants))
+        if forgotten:
+            interpreter.forget(forgotten)
+        return reached
+
+    @endpoint
+    def sync(self) -> None:
+        """Answer, once everything before has been run."""
+
+    @endpoint
+    def ask(self, function: str, ref: int, argument: Any) -> Any:
+        """Answer with ``function(worker, value, argument)``, for the function ``module:name`` and a value by number.
+
+        Poison is answered as it is. A value that is not here is None, and so is number 0.
+        """
+        value = self._interpreter.heap.get(ref)
+        if type(value) is Poison:
+            return value
+        return resolve(function)(self._interpreter, value, argument)
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        """Let go of the values."""
+        self._interpreter.close()
+        if self._interpreter.stream == 0:
+            rendezvous_point.end(self._interpreter.session)
+            forget_heap(self._interpreter.session)

@@ -1,0 +1,1 @@
+"""What is known of tensors without a store: boxes, plans, names, sums. No I/O."""

@@ -1,0 +1,248 @@
+"""What a publisher tells the store about a value: the records that travel over control.
+
+A *manifest* says what there is: names, dtypes, shapes, which boxes this publisher holds and where they lie
+in its buffers. It is the same in every step of a training run. A *binding* says in which memory: handles of
+registered buffers. It is the same as long as the memory is (direct mode: always; snapshot mode: one per
+arena). A *publication* puts both together with a version, and with what is small enough to travel along.
+
+Manifests and bindings have ids and are sent once: a warm publication, and the answer to a warm reader, hold
+ids only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from skipper.dataplane import RemoteLayout
+from skipper.torchstore.algebra.layout import Box, Ints, Piece
+from skipper.torchstore.algebra.state_dict import Path
+
+if TYPE_CHECKING:
+    from skipper.dataplane import RDMABuffer
+
+Mode = Literal["snapshot", "direct"]
+Kind = Literal["value", "state_dict"]
+
+_SMALL_BYTES = 512  # of an encoded manifest: that of a plain value
+
+
+@dataclass(frozen=True, slots=True)
+class TensorItem:
+    """One tensor of a manifest: what it is as a whole, and the part that this publisher holds.
+
+    Attributes:
+        dtype: As torch prints it, "torch.bfloat16".
+        global_shape: Of the whole tensor.
+        pieces: The boxes that lie in this publisher's local tensor; none for an empty shard.
+        buffer: Index of the buffer (in the binding) in which the local tensor lies.
+        offset: Bytes from the start of that buffer to the local tensor's first element.
+        strides: Of the local tensor, in bytes.
+        itemsize: Bytes of one element.
+        pickled: The bytes are not a tensor but an object too large to travel in a message.
+        scales: Block-FP8: the name of the tensor that holds the scales; "" for a tensor that is what it is.
+        block: How many elements share a scale, by dim.
+    """
+
+    dtype: str
+    global_shape: Ints
+    pieces: tuple[Piece, ...]
+    buffer: int
+    offset: int
+    strides: Ints
+    itemsize: int
+    pickled: bool = False
+    scales: str = ""
+    block: Ints = ()
+
+    def block_at(self, local: Ints, shape: Ints) -> RemoteLayout:
+        """Where the block of the local tensor that begins at these indices lies in its buffer."""
+        start = self.offset + sum(index * stride for index, stride in zip(local, self.strides, strict=True))
+        return RemoteLayout(offset=start, shape=shape, strides=self.strides, itemsize=self.itemsize)
+
+    def piece_at(self, local: Ints) -> tuple[int, Piece]:
+        """The piece of the local tensor that an element lies in, and its number.
+
+        Raises:
+            LookupError: There is none.
+        """
+        for number, piece in enumerate(self.pieces):
+            if all(low <= at < low + size for low, at, size in zip(piece.local, local, piece.box.shape, strict=True)):
+                return number, piece
+        raise LookupError(f"no piece of the local tensor holds the element {local}")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which rank of which mesh a publication comes from; a publication that stands alone has no axes.
+
+    Attributes:
+        sharded_axes: The axes along which ranks hold different elements: a version is complete when every
+            coordinate along these has published. Along the others ranks are replicas of each other.
+    """
+
+    coordinate: Ints = ()
+    mesh_shape: Ints = ()
+    sharded_axes: Ints = ()
+
+    def shard(self) -> Ints:
+        """The coordinate without the axes of replicas."""
+        return tuple(self.coordinate[axis] for axis in self.sharded_axes)
+
+
+WHOLE = Part()
+"""That of whatever a process publishes alone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Manifest:
+    """Everything about a value but its bytes.
+
+    Attributes:
+        id: A digest of the rest: equal manifests have equal ids.
+        tensors: By name; a plain value (`put`) has the only name "".
+        objects: Names of the entries that are not tensors.
+        paths: How names lead back into the nested dict.
+        sums: Buffer index and offset of the checksums of the tensors' cells; None where there are none.
+        encoded: All of it as it travels. Whoever passes a manifest on passes these bytes on.
+    """
+
+    id: str
+    kind: Kind
+    part: Part
+    tensors: Mapping[str, TensorItem]
+    objects: tuple[str, ...]
+    paths: Mapping[str, Path]
+    sums: tuple[int, int] | None
+    encoded: bytes
+
+    @staticmethod
+    def of(
+        kind: Kind,
+        part: Part,
+        tensors: Mapping[str, TensorItem],
+        objects: tuple[str, ...],
+        paths: Mapping[str, Path],
+        sums: tuple[int, int] | None = None,
+    ) -> Manifest:
+        """Make a manifest, its encoding and its id."""
+        # Plain tuples: the C pickler writes and reads them without a step in Python. Tensors of one layout
+        # share their pieces, and so do the tuples that stand for them: they are written once.
+        shared: dict[int, _PlainPieces] = {}
+        plain = [_plain(name, item, shared) for name, item in tensors.items()]
+        place = (part.coordinate, part.mesh_shape, part.sharded_axes)
+        encoded = pickle.dumps((kind, place, plain, objects, dict(paths), sums), protocol=5)
+        return Manifest(_digest(encoded), kind, part, tensors, objects, paths, sums, encoded)
+
+    @staticmethod
+    def decode(encoded: bytes) -> Manifest:
+        """Undo the encoding. Only for bytes from this job, which control has authenticated."""
+        return _decode_small(encoded) if len(encoded) <= _SMALL_BYTES else Manifest._decode(encoded)
+
+    @staticmethod
+    def _decode(encoded: bytes) -> Manifest:
+        kind, place, plain, objects, paths, sums = pickle.loads(encoded)
+        shared: dict[int, tuple[Piece, ...]] = {}
+        tensors = {
+            name: TensorItem(dtype, shape, _pieces(pieces, shared), *rest)
+            for name, dtype, shape, pieces, *rest in plain
+        }
+        return Manifest(_digest(encoded), kind, Part(*place), tensors, objects, paths, sums, encoded)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Manifest.decode, (self.encoded,)
+
+    def boxes(self, name: str) -> frozenset[Box]:
+        """The boxes that this publisher holds of one tensor."""
+        return frozenset(piece.box for piece in self.tensors[name].pieces)
+
+
+@lru_cache(maxsize=4096)
+def _decode_small(encoded: bytes) -> Manifest:
+    """Values of one dtype and shape have equal manifests: they are read, and kept, once."""
+    return Manifest._decode(encoded)
+
+
+_PlainPieces = tuple[tuple[Ints, Ints, Ints], ...]
+
+
+def _digest(encoded: bytes) -> str:
+    return hashlib.blake2b(encoded, digest_size=16).hexdigest()
+
+
+def _plain(name: str, item: TensorItem, shared: dict[int, _PlainPieces]) -> tuple[Any, ...]:
+    pieces = shared.get(id(item.pieces))
+    if pieces is None:
+        pieces = tuple((piece.box.offsets, piece.box.shape, piece.local) for piece in item.pieces)
+        shared[id(item.pieces)] = pieces
+    rest = (item.buffer, item.offset, item.strides, item.itemsize, item.pickled, item.scales, item.block)
+    return name, sys.intern(item.dtype), item.global_shape, pieces, *rest
+
+
+def _pieces(plain: _PlainPieces, shared: dict[int, tuple[Piece, ...]]) -> tuple[Piece, ...]:
+    pieces = shared.get(id(plain))
+    if pieces is None:
+        pieces = shared[id(plain)] = tuple(Piece(Box(offsets, shape), local) for offsets, shape, local in plain)
+    return pieces
+
+
+class Binding:
+    """The memory behind a manifest.
+
+    Handles are pickled once, by the process that owns the memory, and unpickled by those that read it: the
+    controller passes their bytes on.
+
+    Attributes:
+        id: Unique; a publisher or volume that restarts, and memory that moves, make a new one.
+        mode: Who owns the memory: a volume (snapshot) or the publisher (direct).
+        volume: Id of the volume in snapshot mode, "" in direct mode.
+    """
+
+    __slots__ = ("_memory", "_packed", "id", "mode", "volume")
+
+    def __init__(
+        self, name: str, mode: Mode, volume: str, buffers: tuple[RDMABuffer, ...], seal: RDMABuffer | None = None
+    ) -> None:
+        self.id = name
+        self.mode: Mode = mode
+        self.volume = volume
+        self._memory: tuple[tuple[RDMABuffer, ...], RDMABuffer | None] | None = (buffers, seal)
+        self._packed = b""
+
+    @property
+    def arena_id(self) -> str:
+        """Names what has to be kept while any of it is used: all of this memory, or the arena that it is a part of."""
+        return self.id
+
+    @property
+    def buffers(self) -> tuple[RDMABuffer, ...]:
+        """Registered memory; a manifest's items point into it by index."""
+        return self._unpacked()[0]
+
+    @property
+    def seal(self) -> RDMABuffer | None:
+        """Direct mode: one 8-byte word in the publisher's memory.
+
+        It holds the generation that is published, or 0 while the publisher may be writing.
+        """
+        return self._unpacked()[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._packed = self._packed or pickle.dumps(self._memory, protocol=5)
+        return Binding._arrived, (self.id, self.mode, self.volume, self._packed)
+
+    @staticmethod
+    def _arrived(name: str, mode: Mode, volume: str, packed: bytes) -> Binding:
+        binding = Binding(name, mode, volume, ())
+        binding._memory, binding._packed = None, packed
+        return binding
+
+    def _unpacked(self) -> tuple[tuple[RDMABuffer, ...], RDMABuffer | None]:
+        if self._memory is None:
+            self._memory = pickle.loads(self._packed)
+        return self._memory

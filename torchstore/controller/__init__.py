@@ -1,0 +1,1 @@
+"""What runs in the actor that knows all versions of a store."""

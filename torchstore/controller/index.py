@@ -1,0 +1,289 @@
+"""All keys of one store and their histories: found, listed, deleted. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from skipper.torchstore.algebra.key_names import SEPARATORS, is_below
+from skipper.torchstore.algebra.listing import SortedKeys
+from skipper.torchstore.algebra.manifest import Binding
+from skipper.torchstore.algebra.sections import Section
+from skipper.torchstore.controller.entries import Entries
+from skipper.torchstore.controller.version import Contribution, Version
+from skipper.torchstore.controller.versions import History, Numbers
+from skipper.torchstore.errors import KeyNotFoundError, StoreError
+from skipper.torchstore.protocol.messages import Published, Share, Wanted
+from skipper.torchstore.support.process import ProcessId
+
+OnIdle = Callable[[ProcessId, Binding], None]
+OnGone = Callable[[list[tuple[ProcessId, Binding]]], None]
+OnChange = Callable[[History], None]
+
+
+class Index:
+    """Histories by key.
+
+    Args:
+        on_idle: Called with memory that no version uses any more, and the process that put it.
+        on_gone: Called, when nothing is left of a key, with all memory that its versions have ever used.
+        on_change: Called after whatever may have changed what is to be read under a key.
+
+    Attributes:
+        keep: How many ready versions a key keeps where no put of it says so.
+        retired: How often versions were let go of for the room that they took.
+    """
+
+    def __init__(self, on_idle: OnIdle, on_gone: OnGone, on_change: OnChange) -> None:
+        self._histories: dict[str, History] = {}
+        self._entries = Entries(self._histories)
+        self._sorted = SortedKeys()
+        self._with_older: dict[str, History] = {}  # those that keep more than the newest version
+        self.keep = 1
+        self.retired = 0
+        self._numbers = Numbers()
+        self._on_idle = on_idle
+        self._on_gone = on_gone
+        self._on_change = on_change
+
+    def contribute(
+        self, key: str, contribution: Contribution, version: int | None, *, keep: int | None = None
+    ) -> Published:
+        """Add a contribution to a key.
+
+        Args:
+            key: Of the value.
+            contribution: One rank's part.
+            version: Its number; None: see `History.contribute`.
+            keep: How many ready versions the key keeps from now on; None: as many as before.
+
+        Raises:
+            StoreError: See `History.contribute`. The memory of the contribution is idle again.
+        """
+        history = self._history(key)
+        history.keep = keep or history.keep
+        try:
+            found = history.contribute(contribution, version)
+        except StoreError:
+            self._drop(history, contribution)
+            raise
+        self.settle(history)
+        is_ready = found.number in history.ready
+        if is_ready:
+            self._supersede_entries(history)
+        return Published(found.number, is_ready, found.step.index if found.step is not None else 0)
+
+    def check_number(self, key: str, version: int | None) -> None:
+        """See `History.check_number`."""
+        history = self._histories.get(key)
+        if history is not None:
+            history.check_number(version)
+
+    def waits_for(self, key: str) -> str:
+        """What the next version of a key is waited for; "" where that is not known."""
+        history = self._histories.get(key)
+        return history.waits_for() if history is not None else ""
+
+    def reserve(self, key: str) -> int:
+        """See `History.reserve`."""
+        history = self._history(key)
+        number = history.reserve()
+        if history.draining:
+            self.settle(history)
+        return number
+
+    def find(self, wanted: Wanted) -> tuple[History, Version, str] | None:
+        """The version that a request means, with the name of the entry that its key leads to; None: wait.
+
+        Raises:
+            KeyNotFoundError: There is no such thing and none in the making.
+            StoreError: Its bytes are lost.
+        """
+        key, item = self._locate(wanted.key)
+        history = self._histories.get(key)
+        if history is None:
+            if wanted.selector.newer_than is not None:
+                return None
+            raise KeyNotFoundError(wanted.key)
+        version = history.select(wanted.selector)
+        return None if version is None else (history, version, item)
+
+    def overwritten(self, wanted: Wanted, history: History, version: Version, item: str) -> tuple[str, ...]:
+        """The entries of the newest state dict that have been put by themselves since; none of an exact version."""
+        if item or wanted.selector.exact is not None or version.is_plain:
+            return ()
+        return self._entries.overwritten(history, version)
+
+    def rollback(self, key: str, version: int) -> None:
+        """See `History.rollback`.
+
+        Raises:
+            KeyNotFoundError: There is no such key or version.
+        """
+        history = self._histories.get(key)
+        if history is None:
+            raise KeyNotFoundError(key)
+        history.rollback(version)
+        self.settle(history)
+        self._supersede_entries(history)
+
+    def retire_oldest(self, volume: str) -> bool:
+        """Let go of the oldest version in a volume that is neither read nor the newest of its key, if there is one."""
+        found = [
+            (version.ready_as, version, history)
+            for history in self._with_older.values()
+            for version in history.idle_versions(volume)
+        ]
+        if not found:
+            return False
+        self.retired += 1
+        _, oldest, _ = min(found, key=lambda entry: entry[0])
+        arenas = {binding.arena_id for _, binding in oldest.bindings()}
+        for _, version, history in found:  # what came in one batch goes with it: alone it is only some pages
+            if version is oldest or arenas.intersection(binding.arena_id for _, binding in version.bindings()):
+                history.retire(version)
+                self.settle(history)
+        return True
+
+    def histories(self) -> list[History]:
+        """Those of all keys."""
+        return list(self._histories.values())
+
+    def get(self, key: str) -> History | None:
+        """The history of a key."""
+        return self._histories.get(key)
+
+    def finish(self, key: str, lease: int, share: Share | None, *, failed: bool) -> None:
+        """Give a lease back, and perhaps offer what was read."""
+        history = self._histories.get(key)
+        if history is not None:
+            history.finish(lease, share, failed=failed)
+            self.settle(history)
+
+    def release(self, key: str, lease: int) -> None:
+        """Give a lease back."""
+        history = self._histories.get(key)
+        if history is not None:
+            history.release(lease)
+            self.settle(history)
+
+    def delete(self, keys: tuple[str, ...], *, missing_ok: bool) -> None:
+        """Forget keys; an entry of a state dict can be deleted by itself, the last one takes the rest along.
+
+        Raises:
+            KeyNotFoundError: A key does not exist; none has been deleted.
+        """
+        absent = [key for key in keys if self._locate(key)[0] not in self._histories]
+        if absent and not missing_ok:
+            raise KeyNotFoundError(absent[0])
+        for key in keys:
+            entry, history = self._entries.of(key), self._histories.get(key)
+            if history is not None:
+                singly = self._entries.overwritten(history, history.newest) if history.newest is not None else ()
+                self._delete([history, *(self._histories[f"{key}/{name}"] for name in singly)])
+            if entry is not None:
+                history, item = entry
+                history.hidden.add(item)
+                if not history.names():
+                    self._delete([history])
+
+    def _delete(self, histories: list[History]) -> None:
+        for history in histories:
+            history.delete()
+            self.settle(history)
+
+    def keys(self, prefix: str | None) -> list[str]:
+        """Every key below ``prefix`` (see `is_below`), sorted; entries of state dicts as ``key/name``."""
+        begin = prefix or ""
+        around = (begin[:end] for end, letter in enumerate(begin) if letter == "/")  # state dicts with such entries
+        keys = [key for key in around if key in self._histories]
+        if prefix is None or prefix.endswith(SEPARATORS):
+            keys += self._sorted.starting_with(begin)
+        else:
+            keys += self._sorted.below(begin, SEPARATORS)
+        listed = {f"{key}/{name}" if name else key for key in keys for name in self._histories[key].names()}
+        return sorted(key for key in listed if is_below(key, prefix))
+
+    def exists(self, key: str) -> bool:
+        """Whether there is a ready version to read under a key."""
+        history = self._histories.get(self._locate(key)[0])
+        return history is not None and history.newest is not None
+
+    def process_died(self, process: ProcessId, volumes: list[str]) -> set[str]:
+        """Drop what a dead process has begun, and mark what was lost with it and with its volumes.
+
+        Returns:
+            Ids of the memory that it has put and that versions still use.
+        """
+        kept: set[str] = set()
+        concerned = [history for history in self._histories.values() if history.concerns(process, volumes)]
+        for history in concerned:  # few of many: nobody is answered meanwhile
+            history.process_died(process, f"{process} has died")
+            for volume in volumes:
+                history.volume_died(volume, f"{process} has died")
+            kept.update(history.bindings_of(process))
+            self.settle(history)
+        return kept
+
+    def memory_of(self, writers: Collection[ProcessId]) -> dict[ProcessId, set[str]]:
+        """Ids of the memory that versions use, for each of these processes that has put it."""
+        found: dict[ProcessId, set[str]] = {writer: set() for writer in writers}
+        for history in self._histories.values():
+            for writer, _ in history.memory.values():
+                if writer in found:
+                    found[writer].update(history.bindings_of(writer))
+        return found
+
+    def clear(self) -> None:
+        """Forget everything, without telling anybody."""
+        self._histories.clear()
+        self._entries.clear()
+        self._sorted.clear()
+        self._with_older.clear()
+
+    def _locate(self, key: str) -> tuple[str, str]:
+        """The key itself, or the state dict that it names an entry of, with the entry's name; the newer of the two."""
+        if "/" not in key or self._entries.is_newer(key):
+            return key, ""
+        entry = self._entries.of(key)
+        return (key, "") if entry is None else (entry[0].key, entry[1])
+
+    def _history(self, key: str) -> History:
+        """The history of a key, begun where there is none."""
+        history = self._histories.get(key)
+        if history is None:
+            history = self._histories[key] = History(key, keep=self.keep, numbers=self._numbers)
+            self._sorted.add(key)
+        return history
+
+    def _supersede_entries(self, history: History) -> None:
+        """The newest version of a state dict takes the place of the entries that have been put by themselves."""
+        for value in self._entries.became_ready(history):
+            value.delete()
+            self.settle(value)
+
+    def _drop(self, history: History, refused: Contribution) -> None:
+        """Nothing came of a contribution: its memory is its writer's again."""
+        self.settle(history)
+        for binding in refused.holders if history.key in self._histories else ():
+            if not history.uses(binding.id):
+                self._on_idle(refused.writer, binding)
+
+    def settle(self, history: History) -> None:
+        """Let go of what no version of a key uses any more, and of the key itself if it has none."""
+        self._on_change(history)
+        idle = history.reap()
+        if not history.ready and not history.staging and not history.draining and not history.steps.given_up():
+            del self._histories[history.key]
+            self._entries.forget(history.key)
+            self._sorted.remove(history.key)
+            self._with_older.pop(history.key, None)
+            self._on_gone(list(history.memory.values()))
+            return
+        if len(history.ready) > 1:
+            self._with_older[history.key] = history
+        elif self._with_older:
+            self._with_older.pop(history.key, None)
+        for writer, binding in idle:
+            if isinstance(binding, Section):  # its next version will lie elsewhere
+                history.memory.pop(binding.id, None)
+            self._on_idle(writer, binding)

@@ -1,0 +1,125 @@
+"""What a store's controller remembers of its clients: which processes they are, and the records that it was sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+from skipper.torchstore.algebra.manifest import Binding, Manifest
+from skipper.torchstore.protocol.messages import Share, StaleClientError, UnknownIdError
+from skipper.torchstore.support.process import ProcessId
+from skipper.torchstore.support.recent import Recent
+from skipper.torchstore.support.serial import Serial
+
+R = TypeVar("R", Manifest, Binding)
+
+_REMEMBERED = 4096
+
+
+class Members:
+    """The clients of one store, by number: shorter to say than which process it is.
+
+    Args:
+        store_name: Named in errors.
+    """
+
+    def __init__(self, store_name: str) -> None:
+        self._store_name = store_name
+        self._processes: dict[int, ProcessId] = {}
+        self._alive: set[ProcessId] = set()
+        self._numbers = Serial()
+
+    def begin(self, first: int) -> None:
+        """There is a store from now on, with clients of this number and above."""
+        self._numbers = Serial(first)
+
+    def welcome(self, process: ProcessId) -> int:
+        """A new client. Returns its number."""
+        number = next(self._numbers)
+        self._processes[number] = process
+        self._alive.add(process)
+        return number
+
+    def holds(self, process: ProcessId) -> bool:
+        """Whether a process has a client, and has not died."""
+        return process in self._alive
+
+    def processes(self) -> tuple[ProcessId, ...]:
+        """Those of all clients."""
+        return tuple(dict.fromkeys(self._processes.values()))
+
+    def process_of(self, client: int) -> ProcessId:
+        """The process of a client.
+
+        Raises:
+            StaleClientError: It is of a store that was shut down since.
+        """
+        if client not in self._processes:
+            raise StaleClientError(f"this client is of an earlier store {self._store_name!r}")
+        return self._processes[client]
+
+    def bury(self, process: ProcessId) -> list[int]:
+        """A process has died: what still comes from it is nobody's. Returns its clients."""
+        self._alive.discard(process)
+        gone = [number for number, who in self._processes.items() if who == process]
+        for number in gone:
+            del self._processes[number]
+        return gone
+
+    def find(self, client: int) -> ProcessId | None:
+        """The process of a client; None for one of an earlier store."""
+        return self._processes.get(client)
+
+    def clear(self) -> None:
+        """The store is shut down."""
+        self._processes.clear()
+        self._alive.clear()
+
+
+class KnownRecords:
+    """Manifests and bindings by id: they are sent once, a bounded number is remembered."""
+
+    def __init__(self) -> None:
+        self._known: Recent[str, Manifest | Binding] = Recent(_REMEMBERED)
+
+    def manifest(self, given: Manifest | str | None) -> Manifest | None:
+        """The manifest behind an id; one that came whole is remembered.
+
+        Raises:
+            UnknownIdError: It is not remembered.
+        """
+        return None if given is None else self._resolve(given, Manifest)
+
+    def binding(self, given: Binding | str | None) -> Binding | None:
+        """The same for a binding.
+
+        Raises:
+            UnknownIdError: It is not remembered.
+        """
+        return None if given is None else self._resolve(given, Binding)
+
+    def bindings(self, given: tuple[Binding | str, ...]) -> tuple[Binding, ...]:
+        """The same for several.
+
+        Raises:
+            UnknownIdError: One is not remembered.
+        """
+        return tuple(self._resolve(one, Binding) for one in given)
+
+    def share(self, given: Share) -> Share | None:
+        """A share with the records in the place of their ids; None: one is not remembered."""
+        try:
+            manifest, binding = self.manifest(given.manifest), self.binding(given.binding)
+        except UnknownIdError:
+            return None
+        return replace(given, manifest=manifest or given.manifest, binding=binding)
+
+    def clear(self) -> None:
+        """The store is shut down."""
+        self._known.clear()
+
+    def _resolve(self, given: R | str, kind: type[R]) -> R:
+        record = self._known.get(given) if isinstance(given, str) else self._known.put(given.id, given)
+        if not isinstance(record, kind):
+            raise UnknownIdError(given)
+        return record

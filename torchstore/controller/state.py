@@ -1,0 +1,317 @@
+"""All that the controller of one store knows, and every way in which that changes. No I/O, no clock, no actor.
+
+Each change is a command: the name of a method and plain arguments. The same commands, given to an empty state in the
+same order, make the same state again in any process; that is what a journal (`torchstore.controller.journal`) rests on.
+What a command means for others, memory of volumes that is to be freed, is only noted here: see `Effects`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from skipper.control import ProcMesh
+from skipper.torchstore.algebra.manifest import WHOLE
+from skipper.torchstore.controller.answers import Answers
+from skipper.torchstore.controller.budget import make_room
+from skipper.torchstore.controller.granting import grant_all
+from skipper.torchstore.controller.index import Index
+from skipper.torchstore.controller.ledger import Ledger
+from skipper.torchstore.controller.members import KnownRecords, Members
+from skipper.torchstore.controller.offers import Patience
+from skipper.torchstore.controller.shared_arenas import SharedArenas
+from skipper.torchstore.controller.sharing import BatchDesk
+from skipper.torchstore.controller.version import Contribution
+from skipper.torchstore.controller.versions import History
+from skipper.torchstore.errors import StoreError
+from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication
+from skipper.torchstore.protocol.messages import ArenaFreedError, Grant, Publication, Published, Retired, Share, Wanted
+from skipper.torchstore.protocol.origin import ALONE
+from skipper.torchstore.support.process import ProcessId
+from skipper.torchstore.support.recent import Recent
+
+_BURIED = 256
+
+Leases = set[tuple[str, int]]
+"""By key and number."""
+
+
+class Command(NamedTuple):
+    """One change of the state.
+
+    Attributes:
+        name: Of a method of `StoreState`.
+        arguments: Of that.
+        client: Who asked for it; 0 where nobody will ask again.
+        request: The client's number for it.
+        oldest: The client's number for the oldest request of which it still waits for an answer.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+    client: int = 0
+    request: int = 0
+    oldest: int = 0
+
+
+@dataclass(slots=True)
+class Effects:
+    """What volumes are to be told. Telling them twice does no harm.
+
+    Attributes:
+        freed: Arenas, and stretches of arenas, by volume.
+        dead: Processes that will not use their memory any more, each with what versions still use of it.
+    """
+
+    freed: dict[str, list[str]] = field(default_factory=dict)
+    dead: list[tuple[ProcessId, tuple[str, ...]]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.freed or self.dead)
+
+
+class StoreState:
+    """What one store's controller knows.
+
+    Args:
+        store_name: Named in errors.
+
+    Attributes:
+        on_change: Called after whatever may have changed what is to be read under a key. Not part of the state.
+    """
+
+    def __init__(self, store_name: str) -> None:
+        self._ledger = Ledger(self._free, self._is_member)
+        self._shared = SharedArenas(self._ledger, self._cut)
+        self.index = Index(self._shared.idle, self._shared.gone, self._changed)
+        self.members = Members(store_name)
+        self.homes: dict[ProcessId, ProcMesh] = {}
+        self._known = KnownRecords()
+        self._batches = BatchDesk(self.index, self._known, self._ledger, self._shared)
+        self._answers = Answers()
+        self._buried: Recent[ProcessId, bool] = Recent(_BURIED)
+        self._effects: Effects | None = None
+        self.on_change: Callable[[History], None] = _nothing
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "on_change": _nothing, "_effects": None}
+
+    def clear(self) -> None:
+        """The store is shut down; clients from before are known as such."""
+        self.index.clear()
+        self._ledger.clear()
+        self._shared.clear()
+        self._batches.clear()
+        self._known.clear()
+        self.members.clear()
+        self.homes.clear()
+        self._answers.clear()
+
+    # Commands -------------------------------------------------------------------------------------------
+
+    def apply(self, command: Command) -> Any:
+        """Do what a command says, and return or raise what it does; a request that was answered is answered alike."""
+        if not command.request:
+            return self._do(command)
+        found = self._answers.find(command.client, command.request)
+        if found is None:
+            outcome: Any
+            try:
+                outcome = self._do(command)
+            except StoreError as error:
+                outcome = error
+            found = self._answers.put(*command[2:], outcome)
+        return found.open()
+
+    def was_answered(self, command: Command) -> bool:
+        """Whether this request has been done before."""
+        return bool(command.request) and self._answers.find(command.client, command.request) is not None
+
+    def _do(self, command: Command) -> Any:
+        try:
+            return getattr(self, command.name)(*command.arguments)
+        finally:
+            self._shared.give_back()
+
+    def take_effects(self) -> Effects | None:
+        """What volumes are to be told since this was asked last, if anything."""
+        effects, self._effects = self._effects, None
+        return effects
+
+    def all_effects(self) -> Effects:
+        """What volumes may not have been told by a controller that is gone."""
+        kept = self.index.memory_of([process for process, _ in self._buried.items()])
+        return Effects(self._ledger.freed_by_volume(), [(process, tuple(arenas)) for process, arenas in kept.items()])
+
+    def mark(self) -> tuple[int, int]:
+        """Another one after memory was freed, or versions were let go of for that."""
+        return self._ledger.clock, self.index.retired
+
+    # Clients --------------------------------------------------------------------------------------------
+
+    def welcome(self, process: ProcessId, home: ProcMesh | None) -> int:
+        """A new client. Returns its number."""
+        if home is not None:
+            self.homes[process] = home
+        return self.members.welcome(process)
+
+    def process_died(self, process: ProcessId, volumes: tuple[str, ...]) -> None:
+        """A process is gone, and with it these volumes."""
+        for client in self.members.bury(process):
+            self._answers.forget(client)
+        self.homes.pop(process, None)
+        self._buried.put(process, True)
+        self._ledger.forget(process)
+        self._batches.process_died(process)
+        kept = self.index.process_died(process, list(volumes))
+        if not volumes:
+            self._noted().dead.append((process, tuple(kept)))
+
+    # Publishing -----------------------------------------------------------------------------------------
+
+    def publish(
+        self, now: float, client: int, publications: tuple[Publication | BatchPublication, ...]
+    ) -> tuple[Published, ...]:
+        """See `StoreController.publish`; it is ``now`` by the clock that stamps shares."""
+        writer = self.members.process_of(client)
+        plain = [p for p in publications if isinstance(p, Publication)]
+        resolved = [(publication, self._contribution(publication, now)) for publication in plain]
+        batches = [self._batches.contributions(p, now) for p in publications if isinstance(p, BatchPublication)]
+        resolved.sort(key=lambda pair: pair[0].turn == ALONE)  # shares can be refused: before all else is visible
+        answers: list[Published] = []
+        waiting = deque(resolved)
+        try:
+            for publication in plain:
+                if publication.turn == ALONE:  # and so can numbers
+                    self.index.check_number(publication.key, publication.version)
+            while waiting:
+                publication, contribution = waiting.popleft()
+                answers.append(
+                    self.index.contribute(publication.key, contribution, publication.version, keep=publication.keep)
+                )
+        except StoreError:
+            for _, unused in waiting:
+                for binding in unused.holders:
+                    self._shared.idle(unused.writer, binding)
+            raise
+        answers += [Published(self._batches.add(batch), True) for batch in batches]
+        if answers:
+            answers[-1] = replace(answers[-1], retired=self._ledger.news_for(writer))
+        return tuple(answers)
+
+    def _contribution(self, publication: Publication, now: float) -> Contribution:
+        manifest, binding = self._known.manifest(publication.manifest), self._known.binding(publication.binding)
+        copies = self._known.bindings(publication.copies)
+        for holder in (binding, *copies) if binding is not None else ():
+            if self._ledger.is_freed(holder):
+                raise ArenaFreedError(holder.id)
+            self._ledger.in_use(holder)
+        return Contribution.of(publication, manifest, binding, now, copies)
+
+    def put_inline(self, client: int, key: str, value: bytes) -> int:
+        """See `StoreController.put_inline`."""
+        contribution = Contribution(self.members.process_of(client), WHOLE, None, None, inline=value)
+        return self.index.contribute(key, contribution, None).version
+
+    def reserve(self, client: int, key: str) -> int:
+        """See `StoreController.reserve`."""
+        self.members.process_of(client)
+        return self.index.reserve(key)
+
+    def reclaim(self, client: int) -> tuple[Retired, ...]:
+        """See `StoreController.reclaim`."""
+        return self._ledger.news_for(self.members.process_of(client))
+
+    def make_room(self, client: int, volume: str, since: int) -> tuple[int, tuple[str, ...]] | None:
+        """See `budget.make_room`."""
+        self.members.process_of(client)
+        return make_room(self._ledger, self.index, self._shared, volume, since)
+
+    # Reading --------------------------------------------------------------------------------------------
+
+    def grant(
+        self, client: int, wanted: tuple[Wanted, ...], waited_s: float = 0.0, patience: Patience | None = None
+    ) -> tuple[Grant, ...] | None:
+        """See `granting.grant_all`."""
+        return grant_all(self.index, wanted, self.members.process_of(client), waited_s, patience)
+
+    def grant_values(self, client: int, keys: tuple[str, ...], waited_s: float = 0.0) -> BatchGrant | None:
+        """See `BatchDesk.grant`."""
+        return self._batches.grant(keys, self.members.process_of(client), waited_s)
+
+    def release(self, leases: tuple[tuple[str, int], ...], batch: int) -> None:
+        """Take leases back, and those of a batch."""
+        self._batches.release(batch)
+        for key, lease in leases:
+            self.index.release(key, lease)
+
+    def leases(self) -> dict[ProcessId, tuple[Leases, set[int]]]:
+        """Who reads: the leases of each process on single versions, and those on batches."""
+        found: dict[ProcessId, tuple[Leases, set[int]]] = {}
+        batches, within = self._batches.leases()
+        for process, numbers in batches.items():
+            found[process] = (set(), numbers)
+        for history in self.index.histories():
+            for lease, reader in history.leases():
+                if lease not in within:
+                    found.setdefault(reader, (set(), set()))[0].add((history.key, lease))
+        return found
+
+    def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
+        """Take a lease back, and what its reader offers to others; see `Offers.finish`."""
+        known = None
+        if share is not None and self.members.find(client) is not None:
+            known = self._known.share(share)  # None: it is no offer, the circle goes to the publisher
+        self.index.finish(key, lease, known, failed=failed)
+
+    def withdraw(self, client: int, key: str) -> None:
+        """See `StoreController.withdraw`."""
+        history, process = self.index.get(key), self.members.find(client)
+        if history is not None and process is not None:
+            history.withdraw(process)
+
+    def void_offers(self) -> None:
+        """Nobody begins to read a copy that was offered before: its reader may have taken it back unheard."""
+        for history in self.index.histories():
+            history.void_offers()
+
+    # Taking back ----------------------------------------------------------------------------------------
+
+    def close(self, client: int, key: str) -> None:
+        """Nobody begins to read from this client's process any more."""
+        history, process = self.index.get(key), self.members.find(client)
+        if history is not None and process is not None:
+            history.close(process)
+
+    def rollback(self, key: str, version: int) -> None:
+        """See `Index.rollback`."""
+        self.index.rollback(key, version)
+
+    def delete(self, keys: tuple[str, ...], missing_ok: bool) -> None:
+        """See `Index.delete`."""
+        self.index.delete(keys, missing_ok=missing_ok)
+
+    # What follows from it -------------------------------------------------------------------------------
+
+    def _noted(self) -> Effects:
+        if self._effects is None:
+            self._effects = Effects()
+        return self._effects
+
+    def _free(self, volume: str, arena: str) -> None:
+        self._noted().freed.setdefault(volume, []).append(arena)
+
+    def _cut(self, volume: str, stretches: tuple[str, ...]) -> None:
+        self._noted().freed.setdefault(volume, []).extend(stretches)
+
+    def _is_member(self, process: ProcessId) -> bool:
+        return self.members.holds(process)
+
+    def _changed(self, history: History) -> None:
+        self.on_change(history)
+
+
+def _nothing(_history: History) -> None:
+    """No reader is told beforehand."""

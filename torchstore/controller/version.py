@@ -1,0 +1,256 @@
+"""One version of one key: which ranks have contributed, and whether anything is missing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from skipper.torchstore.algebra.agreement import disagreement
+from skipper.torchstore.algebra.layout import uncovered
+from skipper.torchstore.algebra.manifest import WHOLE, Binding, Manifest, Part
+from skipper.torchstore.controller.offers import Offers
+from skipper.torchstore.controller.steps import Step, name_ranks
+from skipper.torchstore.errors import PartiallyPublishedError, ReplicaMismatchError, ShareMismatchError, StoreError
+from skipper.torchstore.protocol.messages import Change, Digests, Publication
+from skipper.torchstore.protocol.origin import ALONE, Turn
+from skipper.torchstore.support.process import ProcessId
+from skipper.torchstore.support.recent import Recent
+
+
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each small put, and that would take twice as long
+class Contribution:
+    """What one rank has put into one version; never changed.
+
+    Attributes:
+        arrived: When, by the controller's monotonic clock.
+        stamp: As that of the publication, and so is the change.
+        copies: The same bytes in other volumes.
+    """
+
+    writer: ProcessId
+    part: Part
+    manifest: Manifest | None
+    binding: Binding | None
+    generation: int = 0
+    objects: bytes = b""
+    inline: bytes = b""
+    arrived: float = 0.0
+    stamp: str = ""
+    change: Change | None = None
+    turn: Turn = ALONE
+    digests: Digests = field(default_factory=dict)
+    copies: tuple[Binding, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """Of the writer in its group."""
+        return self.turn.origin.rank
+
+    @staticmethod
+    def of(
+        publication: Publication,
+        manifest: Manifest | None,
+        binding: Binding | None,
+        now: float,
+        copies: tuple[Binding, ...] = (),
+    ) -> Contribution:
+        """What a publication says, with the records in the place of their ids."""
+        return Contribution(
+            writer=publication.writer,
+            part=manifest.part if manifest is not None else WHOLE,
+            manifest=manifest,
+            binding=binding,
+            generation=publication.generation,
+            objects=publication.objects,
+            inline=publication.inline,
+            arrived=now,
+            stamp=publication.stamp,
+            change=publication.change,
+            turn=publication.turn,
+            digests=publication.digests,
+            copies=copies,
+        )
+
+    @property
+    def holders(self) -> tuple[Binding, ...]:
+        """All memory that holds its bytes: any of them will do."""
+        return (self.binding, *self.copies) if self.binding is not None else ()
+
+
+@dataclass(slots=True)
+class Version:
+    """One version of one key.
+
+    Attributes:
+        contributions: By rank in the publishing group.
+        step: The step of that group; None for a process that publishes alone.
+        is_familiar: All contributions are laid out as those of a version that is known to fit together.
+        leases: Who reads it now, by lease number.
+        closed: Direct mode: taken back; nobody may start to read it.
+        lost: Set when part of the bytes is gone: makes the error that readers get.
+        offers: Copies of readers that other readers may read.
+        is_disputed: Shares say different things of a tensor.
+        ready_as: The how-manieth version of the store it was that became ready; 0 before.
+    """
+
+    number: int
+    key: str = ""
+    contributions: dict[int, Contribution] = field(default_factory=dict)
+    step: Step | None = None
+    is_familiar: bool = True
+    leases: dict[int, ProcessId] = field(default_factory=dict)
+    closed: bool = False
+    lost: Callable[[], StoreError] | None = None
+    ready_as: int = 0
+    offers: Offers = field(default_factory=Offers)
+    is_disputed: bool = False
+
+    def bindings(self) -> Iterator[tuple[ProcessId, Binding]]:
+        """The memory that this version uses, with the process that put it."""
+        for contribution in self.contributions.values():
+            for binding in contribution.holders:
+                yield contribution.writer, binding
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a value by itself, and no state dict."""
+        return any(c.manifest is None or c.manifest.kind == "value" for c in self.contributions.values())
+
+    def leave(self, volume: str) -> bool:
+        """A volume is gone, and with it what it held. Returns whether some part is left without a copy."""
+        for at, contribution in self.contributions.items():
+            left = tuple(holder for holder in contribution.holders if holder.volume != volume)
+            if len(left) == len(contribution.holders):
+                continue
+            if not left:
+                return True
+            self.contributions[at] = replace(contribution, binding=left[0], copies=left[1:])
+        return False
+
+    def conflict(self, new: Contribution) -> StoreError | None:
+        """Why a contribution cannot belong to this version; None: it can. `is_familiar` speaks for it too."""
+        for rank, old in self.contributions.items() if not self.is_familiar else ():
+            if rank == new.rank or old.manifest is None or new.manifest is None or old.manifest.id == new.manifest.id:
+                continue
+            is_replica = self.step is not None and self.step.alone and _is_filled(old) and _is_filled(new)
+            check = (_replicates, _disagree_as_replicas) if is_replica else (_agreement, _disagree)
+            if _remembered(check[0], (old.manifest, new.manifest), check[1]):
+                if disagreement(self.key, {rank: old.manifest, new.rank: new.manifest}, new.rank, more=False) is None:
+                    problem = check[1]((old.manifest, new.manifest))  # said in this order
+                    return ShareMismatchError(
+                        self.key, f"the share of rank {new.rank} does not fit that of rank {rank}: {problem}"
+                    )
+                self.is_disputed = True
+        if self.is_disputed:
+            odd = self._odd(new)
+            if odd is not None:
+                return odd
+        for rank, old in self.contributions.items() if new.digests else ():
+            for name, *box in old.digests.keys() & new.digests.keys() if rank != new.rank else ():
+                at = (name, box[0], box[1])
+                if old.digests[at] != new.digests[at]:
+                    return ReplicaMismatchError(self.key, name, (box[0], box[1]), (rank, new.rank))
+        return None
+
+    def _odd(self, new: Contribution) -> ShareMismatchError | None:
+        """The error that names the rank that differs from others; None while it is for other ranks to tell which."""
+        shares = {**self.contributions, new.rank: new}
+        manifests = {rank: share.manifest for rank, share in shares.items() if share.manifest is not None}
+        more = self.step is not None and not set(self.step.absent()) <= {new.rank}
+        return disagreement(self.key, manifests, new.rank, more=more)
+
+    def missing(self) -> tuple[str, ...]:
+        """What is not there yet, one line each; empty when the version is complete."""
+        absent = self.step.absent() if self.step is not None else ()
+        if absent:
+            return (f"the share of {name_ranks(absent, self.step.size)}",) if self.step is not None else ()
+        return _missing_of(self.contributions.values())
+
+    def incomplete(self) -> PartiallyPublishedError:
+        """The error of those who want to read it before it is whole."""
+        waits = self.step is not None and self.step.absent()
+        return PartiallyPublishedError(self.key, self.number, self.missing(), _HINT if waits else "")
+
+    def without(self, process: ProcessId) -> dict[int, Contribution] | None:
+        """The contributions of others, if they hold all of the version; else None."""
+        others = {rank: old for rank, old in self.contributions.items() if old.writer != process}
+        names, rest = (
+            {name for c in some if c.manifest is not None for name in (*c.manifest.tensors, *c.manifest.objects)}
+            for some in (self.contributions.values(), others.values())
+        )
+        return others if others and names == rest and not _missing_of(others.values()) else None
+
+
+def _missing_of(contributions: Collection[Contribution]) -> tuple[str, ...]:
+    manifests = tuple(c.manifest for c in contributions if c.manifest is not None)
+    return _remembered(_coverage, manifests, _holes) if manifests else ()
+
+
+def _is_filled(contribution: Contribution) -> bool:
+    manifest = contribution.manifest
+    return manifest is None or bool(manifest.tensors or manifest.objects)
+
+
+_HINT = (
+    "every rank of the process group puts each step, those that have nothing to give an empty state dict; where only "
+    "some ranks put, they say so: publisher=(index, count)"
+)
+
+A = TypeVar("A")
+
+# Every step of a training run asks the same of the same manifests again. By their ids.
+_agreement: Recent[frozenset[str], str] = Recent(4096)
+_replicates: Recent[frozenset[str], str] = Recent(256)
+_coverage: Recent[frozenset[str], tuple[str, ...]] = Recent(256)
+
+
+def _remembered(
+    answers: Recent[frozenset[str], A], manifests: tuple[Manifest, ...], ask: Callable[[tuple[Manifest, ...]], A]
+) -> A:
+    ids = frozenset(manifest.id for manifest in manifests)
+    known = answers.get(ids)
+    return known if known is not None else answers.put(ids, ask(manifests))
+
+
+def _disagree(manifests: tuple[Manifest, ...]) -> str:
+    """What two manifests of one version say differently of a tensor; "" if nothing."""
+    left, right = manifests
+    if left.kind != right.kind:
+        return f"it is a {right.kind} and not a {left.kind}"
+    for name in left.tensors.keys() & right.tensors.keys():
+        old, new = left.tensors[name], right.tensors[name]
+        if (old.dtype, old.global_shape) != (new.dtype, new.global_shape):
+            said = (f"{item.dtype.removeprefix('torch.')}{list(item.global_shape)}" for item in (new, old))
+            return f"{name or 'the tensor'} is {' and not '.join(said)}"
+    return ""
+
+
+def _disagree_as_replicas(manifests: tuple[Manifest, ...]) -> str:
+    """The same for two of which each holds the whole value."""
+    names = [{*manifest.tensors, *manifest.objects} for manifest in manifests]
+    differing = sorted(names[0] ^ names[1])
+    if differing:
+        return (
+            f"they have put different names, {differing[0]!r} for one, and neither has DTensors; ranks that put parts "
+            "of one version say so: publisher=(rank, ranks)"
+        )
+    return _disagree(manifests)
+
+
+def _holes(manifests: tuple[Manifest, ...]) -> tuple[str, ...]:
+    """The boxes that these manifests leave open: none is the proof that the version is whole."""
+    lines: list[str] = []
+    for name in dict.fromkeys(name for manifest in manifests for name in manifest.tensors):
+        holders = [manifest for manifest in manifests if name in manifest.tensors]
+        shape = holders[0].tensors[name].global_shape
+        boxes = frozenset(box for manifest in holders for box in manifest.boxes(name))
+        lines.extend(
+            f"{name or 'the tensor'}[offsets {box.offsets}, shape {box.shape}]" for box in uncovered(shape, boxes)
+        )
+    return tuple(lines)
+
+
+def lives_in(version: Version, process: ProcessId) -> bool:
+    """Whether bytes of the version lie in this process' own memory (direct mode)."""
+    return any(writer == process and binding.mode == "direct" for writer, binding in version.bindings())

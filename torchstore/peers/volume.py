@@ -1,0 +1,105 @@
+"""A storage volume: an actor that owns memory into which publishers write one-sidedly.
+
+It is asked twice in the life of an arena, to allocate and to free it; writing and reading pass it by.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from skipper import dataplane
+from skipper.control import Actor, endpoint
+from skipper.dataplane import RDMABuffer
+from skipper.torchstore.algebra.manifest import Binding
+from skipper.torchstore.algebra.sections import open_section_id
+from skipper.torchstore.errors import VolumeFullError
+from skipper.torchstore.support.process import ProcessId, this_process
+
+
+@dataclass(slots=True)
+class _Arena:
+    writer: ProcessId
+    memory: torch.Tensor
+    buffer: RDMABuffer
+    cut: dict[str, int] = field(default_factory=dict)  # bytes given back to the system, by stretch
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes - sum(self.cut.values())
+
+
+class StorageVolume(Actor):
+    """Keeps arenas: pieces of shared, registered memory, each given to one publisher.
+
+    Args:
+        id_func: Names this volume; called here, in the volume's process (`TorchStoreStrategy.get_volume_id`).
+        limit: How many bytes all arenas together may have; None: as many as the system gives.
+    """
+
+    def __init__(self, id_func: Callable[[], str], limit: int | None) -> None:
+        self._id = id_func()
+        self._limit = limit
+        self._arenas: dict[str, _Arena] = {}
+
+    @endpoint
+    def identify(self) -> tuple[str, ProcessId]:
+        """The volume's id and the process that its memory lives and dies with."""
+        return self._id, this_process()
+
+    @endpoint
+    def allocate(self, writer: ProcessId, nbytes: int) -> Binding:
+        """Make an arena of ``nbytes`` that ``writer`` may write to until it is freed.
+
+        Returns:
+            A binding whose only buffer is the arena; its id is what `free` takes.
+
+        Raises:
+            VolumeFullError: It would not fit beside the others.
+        """
+        if self._limit is not None and nbytes + self._nbytes() > self._limit:
+            raise VolumeFullError(self._id, nbytes, self._limit)
+        memory = dataplane.empty((nbytes,), torch.uint8)
+        buffer = RDMABuffer(memory)
+        binding = Binding(uuid.uuid4().hex, "snapshot", self._id, (buffer,))
+        self._arenas[binding.id] = _Arena(writer, memory, buffer)
+        return binding
+
+    @endpoint
+    def free(self, arenas: tuple[str, ...]) -> None:
+        """Drop arenas: whoever still holds a handle gets an error from it. Unknown ids are ignored.
+
+        Stretches (`sections.section_id`) of an arena give their pages back to the system: they are not read any more.
+        """
+        for name in arenas:
+            whole, offset, nbytes = open_section_id(name)
+            if nbytes and whole in self._arenas and name not in self._arenas[whole].cut:
+                arena = self._arenas[whole]
+                arena.cut[name] = dataplane.release_pages(arena.memory[offset : offset + nbytes])
+            elif not nbytes and whole in self._arenas:
+                self._arenas.pop(whole).buffer.drop()
+
+    @endpoint
+    def free_writer(self, writer: ProcessId, keep: tuple[str, ...]) -> None:
+        """Drop the arenas of a dead publisher, but those that hold versions: they outlive it."""
+        self._drop(lambda name, arena: arena.writer == writer and name not in keep)
+
+    @endpoint
+    def reset(self) -> None:
+        """Drop everything (the store is shut down)."""
+        self._drop(lambda _name, _arena: True)
+
+    @endpoint
+    def usage(self) -> tuple[int, int]:
+        """How many arenas there are, and their bytes."""
+        return len(self._arenas), self._nbytes()
+
+    def _nbytes(self) -> int:
+        return sum(arena.nbytes for arena in self._arenas.values())
+
+    def _drop(self, condition: Callable[[str, _Arena], bool]) -> None:
+        for name in [name for name, arena in self._arenas.items() if condition(name, arena)]:
+            self._arenas.pop(name).buffer.drop()

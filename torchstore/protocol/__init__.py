@@ -1,0 +1,1 @@
+"""What travels between the clients and the controller of a store."""

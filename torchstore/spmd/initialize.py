@@ -1,0 +1,370 @@
+"""`initialize_spmd`: a store for the ranks of an SPMD job, which all make the same calls, whoever has started them.
+
+Rank 0 becomes the root of a control job and starts the store in it; the others come into that job.
+`torchstore.spmd.ranks` says which rank a process is, `torchstore.spmd.launch` how it finds the job,
+`torchstore.spmd.meeting` what ranks tell each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from skipper import control
+from skipper.control import (
+    ActorMesh,
+    ControlError,
+    Extent,
+    HostError,
+    ProcMesh,
+    Shape,
+    SupervisionError,
+    get_or_spawn_controller,
+    this_proc,
+)
+from skipper.control.cluster.hosts.companion import Companion
+from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.join_file import this_network
+from skipper.torchstore import api
+from skipper.torchstore.client.clients import DEFAULT_STORE_NAME, controller_of, reset_client
+from skipper.torchstore.client.desk import ask
+from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.errors import RendezvousError, StoreError, StoreTimeoutError, StrategyError
+from skipper.torchstore.protocol import origin
+from skipper.torchstore.protocol.strategy import HostStrategy, LocalRankStrategy, TorchStoreStrategy
+from skipper.torchstore.spmd.launch import Entered, Opened, Trust, enter_job, open_job
+from skipper.torchstore.spmd.meeting import Meeting, Seat
+from skipper.torchstore.spmd.ranks import Launch, Place, SPMDEnv, note_place
+from skipper.torchstore.spmd.volumes_of_ranks import HostVolumes, RankVolumes
+from skipper.torchstore.support.coroutines import public
+from skipper.torchstore.support.process import this_process
+
+_GRACE_S = 5.0
+"""The meeting's own deadline gives the better message: let it be first."""
+
+_sessions: dict[str, _Session] = {}
+_beginning: set[str] = set()
+_has_joined = False
+"""Whether this process is in a job because a store here has joined it."""
+
+
+@dataclass(slots=True)
+class _Session:
+    """A store that all ranks have initialized together.
+
+    Attributes:
+        store_name: Its name.
+        place: Which rank this process is.
+        meeting: Where the ranks part.
+        number: Of the meeting's round.
+        companion: The process for a volume that this rank has brought, if any.
+    """
+
+    store_name: str
+    place: Place
+    meeting: ActorMesh[Meeting]
+    number: int
+    companion: Companion | None
+
+    async def shutdown(self, timeout: float) -> None:
+        """Rank 0 shuts the store down when all are through with it; the others wait until it has.
+
+        Raises:
+            StoreTimeoutError: Rank 0: some ranks are still there, and the message names them; the store is shut down
+                all the same. The others: rank 0 has not shut it down; this rank has left it all the same.
+            SupervisionError: (control's) rank 0 has died.
+        """
+        deadline = time.monotonic() + timeout
+        _sessions.pop(self.store_name, None)
+        note_place(self.store_name, None)
+        if not _sessions:
+            origin.dismiss()
+        try:
+            if self.place.rank == 0:
+                await self._shut_down(deadline)
+            else:
+                reset_client(self.store_name)
+                rank = self.place.rank
+                left = _left(deadline)
+                await ask(self.meeting.leave.call_one(self.number, rank, left), left + _GRACE_S)
+                with suppress(ControlError, StoreError):  # rank 0 may be gone by now
+                    await ask(self.meeting.inform.call_one(rank), _GRACE_S)
+        finally:
+            if self.companion is not None:
+                await asyncio.to_thread(self.companion.close)
+            await asyncio.to_thread(_leave_if_alone)
+
+    async def _shut_down(self, deadline: float) -> None:
+        left = _left(deadline)
+        still_there = await ask(self.meeting.wait_for_others.call_one(left), left + _GRACE_S)
+        try:
+            await api.teardown(self.store_name, max(_left(deadline), DEFAULT_TIMEOUT_S))
+        finally:
+            await ask(self.meeting.close.call_one(), DEFAULT_TIMEOUT_S)
+        if still_there:
+            who = ", ".join(f"rank {rank}" for rank in still_there)
+            raise StoreTimeoutError(f"{who} did not shut the store {self.store_name!r} down; rank 0 has done it now")
+
+
+@public
+async def initialize_spmd(
+    strategy: TorchStoreStrategy | None = None,
+    store_name: str = DEFAULT_STORE_NAME,
+    *,
+    env: SPMDEnv | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    rendezvous_timeout: timedelta = timedelta(seconds=120),
+    address: str | None = None,
+    secret_file: str | os.PathLike[str] | None = None,
+    certs: str | os.PathLike[str] | None = None,
+    insecure: bool = False,
+    data_plane: bool | None = None,
+    transport: str | None = None,
+    python_exe: str | None = None,
+    monarch_port: int | None = None,
+    ssh_args: Sequence[str] = (),
+    keep_versions: int = 1,
+    volume_nbytes: int | None = None,
+    checksum: bool = False,
+) -> None:
+    """Start a store from within an SPMD job: every rank calls it, and may use the store when it returns.
+
+    The ranks may have been started by torchrun, `torch.multiprocessing.spawn`, mpirun, srun, Ray or whatever sets RANK,
+    WORLD_SIZE, MASTER_ADDR and MASTER_PORT; with an initialized ``torch.distributed``, nothing need be set.
+
+    The volumes run in processes of their own, one for each rank with `LocalRankStrategy` and one for each host with
+    `HostStrategy`. They and the store's controller live as long as rank 0, on another host no longer than the ranks
+    there. `shutdown` is called by every rank: rank 0 shuts the store down when all have called it or ended.
+
+    Ranks of one host need nothing else. Those of several prove that they know a secret, and go by TLS or, where all of
+    the network is trusted, without.
+
+    Args:
+        strategy: `LocalRankStrategy` or `HostStrategy`.
+        store_name: Stores of different names know nothing of each other.
+        env: Which rank this is; None: what ``rank``, ``torch.distributed`` or the environment say.
+        rank: Which rank this is, together with ``world_size``.
+        world_size: How many ranks there are.
+        rendezvous_timeout: How long the ranks wait for each other.
+        address: Several hosts: where rank 0 listens, ``tcp://HOST:PORT``, the same on all ranks; None: at MASTER_ADDR,
+            on a free port where ``torch.distributed`` or torchrun have a store to tell it by, else on MASTER_PORT.
+        secret_file: Several hosts: the file with the secret (``skipper host secret`` makes one); None: the file
+            ``secret`` in ``certs``, or without certificates what SKIPPER_SECRET_FILE names.
+        certs: Several hosts: a folder with this host's certificates, for TLS: of the role script on rank 0's host, of
+            the role host on the others; None: what SKIPPER_CERTS names.
+        insecure: Go without TLS between hosts. Whoever sits on the way can then run code in the job.
+        data_plane: Whether the data plane, which encrypts nothing, may carry data between hosts; None: where there is
+            no TLS. Without it, only small values reach other hosts.
+        transport: Accepted, like the next three, for callers of Meta's torchstore; no process is started by them here.
+        python_exe: See ``transport``.
+        monarch_port: See ``transport``.
+        ssh_args: See ``transport``.
+        keep_versions: See `initialize`; what rank 0 says holds.
+        volume_nbytes: See `initialize`; what rank 0 says holds.
+        checksum: See `initialize`; what rank 0 says holds.
+
+    Raises:
+        StrategyError: (a `ValueError`) no strategy, or another one; or this process has initialized the store already.
+        RankEnvironmentError: (a `ValueError` and a `RendezvousError`) nothing says which rank this is, or a variable is
+            missing or no number; the message names it.
+        RendezvousError: Another rank has failed, and the message is its; or rank 0 is on another host and this one
+            knows no secret.
+        StoreTimeoutError: (a `TimeoutError`) not all ranks came in time; the message names those that did not.
+        InsecureHostError: (control's, a `ValueError`) several hosts, no certificates, and ``insecure`` is not set.
+        CertificateError: (control's, a `ValueError`) ``certs`` is not what TLS needs.
+        UnsafeFileError: (control's) others can read the secret.
+        AuthenticationError: (control's) rank 0 has another secret.
+        AlreadyInJobError: (control's) this process is part of another job.
+        WireError: (control's) rank 0 cannot listen where the ranks are to meet.
+    """
+    if not isinstance(strategy, HostStrategy | LocalRankStrategy):
+        raise StrategyError("initialize_spmd needs HostStrategy or LocalRankStrategy: strategy=LocalRankStrategy()")
+    if store_name in _sessions or store_name in _beginning:
+        raise StrategyError(f"this process has initialized the store {store_name!r} already; shut it down first")
+    deadline = time.monotonic() + rendezvous_timeout.total_seconds()
+    launch = Launch.find(env, rank=rank, world_size=world_size)
+    trust = Trust(address, secret_file, certs, insecure, data_plane).completed()
+    beginning = _Beginning(launch, trust, store_name, _of_ranks(strategy, store_name), deadline)
+    _beginning.add(store_name)
+    try:
+        session = await beginning.run(keep_versions=keep_versions, volume_nbytes=volume_nbytes, checksum=checksum)
+    except BaseException as error:
+        await beginning.undo(error)
+        raise
+    finally:
+        _beginning.discard(store_name)
+    if not _sessions:
+        origin.enrol(f"spmd {store_name} {session.number}", session.place.rank, session.place.world_size)
+    _sessions[store_name] = session
+    note_place(store_name, session.place)
+    api.shut_down_together[store_name] = session.shutdown
+
+
+initialize = initialize_spmd
+"""The name that it has in this module in Meta's torchstore."""
+
+
+class _Beginning:
+    """What one rank does until the store is there, and undoes if it does not get so far."""
+
+    def __init__(
+        self, launch: Launch, trust: Trust, store_name: str, strategy: TorchStoreStrategy, deadline: float
+    ) -> None:
+        self._launch = launch
+        self._trust = trust
+        self._store_name = store_name
+        self._strategy = strategy
+        self._deadline = deadline
+        self._way: Opened | Entered | None = None
+        self._meeting: ActorMesh[Meeting] | None = None
+        self._companion: Companion | None = None
+        self._has_started = False
+        self._gave_up = threading.Event()
+
+    async def run(self, **settings: Any) -> _Session:
+        """Meet the others, and start the store or wait for it."""
+        rank = self._launch.rank
+        try:
+            meeting = await self._meet()
+            seat = seat_of(rank)
+            place, number = await ask(meeting.arrive.call_one(seat, self._left()), self._left() + _GRACE_S)
+            if rank == 0:
+                await self._bring(meeting, place)
+                await self._start(meeting, place, settings)
+            else:
+                await self._bring_and_wait(meeting, place)
+            controller = await controller_of(self._store_name, self._left())
+            await ask(controller.info.call_one(this_process(), this_proc()), self._left())
+            await ask(meeting.ready.call_one(rank, self._left()), self._left() + _GRACE_S)
+        except SupervisionError as error:
+            raise RendezvousError(f"rank 0 is gone, or what it has started: {error}") from error
+        return _Session(self._store_name, place, meeting, number, self._companion)
+
+    async def undo(self, error: BaseException) -> None:
+        """Tell the others, and leave nothing behind."""
+        self._gave_up.set()
+        if self._meeting is not None:
+            reason, is_timeout = f"{type(error).__name__}: {error}", isinstance(error, TimeoutError)
+            with suppress(StoreError, ControlError):
+                await ask(self._meeting.fail.call_one(self._launch.rank, reason, is_timeout), _GRACE_S)
+        if isinstance(self._way, Opened):
+            await asyncio.to_thread(self._way.close)
+        if self._has_started:
+            with suppress(StoreError, ControlError):
+                await api.teardown(self._store_name, DEFAULT_TIMEOUT_S)
+        if self._companion is not None:
+            await asyncio.to_thread(self._companion.close)
+        await asyncio.to_thread(_leave_if_alone, but=self._store_name)
+
+    async def _meet(self) -> ActorMesh[Meeting]:
+        """Open the job, or come into it; then find the meeting."""
+        global _has_joined
+        launch, trust, name, deadline = self._launch, self._trust, self._store_name, self._deadline
+        if launch.rank:
+            is_member = _has_joined and runtime.is_running()  # the script may have left the job by itself
+            self._way = way = await asyncio.to_thread(
+                enter_job, launch, trust, name, deadline, is_member=is_member, gave_up=self._gave_up
+            )
+            _has_joined = _has_joined or way.has_joined
+        self._meeting = meeting = await ask(get_or_spawn_controller(f"torchstore/spmd/{name}", Meeting), self._left())
+        if launch.rank == 0:
+            await ask(meeting.open.call_one(launch.world_size), self._left())
+            self._way = await asyncio.to_thread(open_job, launch, trust, name, deadline)
+        return meeting
+
+    async def _bring_and_wait(self, meeting: ActorMesh[Meeting], place: Place) -> None:
+        """Bring what this rank has to, and wait for the store; when rank 0 ends meanwhile, so do both."""
+        left = self._left()
+        waiting = asyncio.ensure_future(ask(meeting.wait_for_start.call_one(left), left + _GRACE_S))
+        bringing = asyncio.ensure_future(self._bring(meeting, place))
+        try:
+            await asyncio.wait({waiting, bringing}, return_when=asyncio.FIRST_COMPLETED)
+            if not bringing.done():  # the store waits for what is brought: the others have failed
+                self._gave_up.set()
+                if self._companion is not None:
+                    self._companion.give_up()
+            with suppress(HostError):  # the death of rank 0 says more than that of a process which was to come to it
+                await bringing
+            if bringing.exception() is not None:
+                await asyncio.wait({waiting}, timeout=_GRACE_S)
+            if waiting.done() or bringing.exception() is None:
+                await waiting
+            await bringing
+        finally:
+            waiting.cancel()
+            bringing.cancel()
+
+    async def _bring(self, meeting: ActorMesh[Meeting], place: Place) -> None:
+        """Where there may be several hosts, start the process for a volume of this rank, or of its host."""
+        way = self._way
+        assert way is not None  # `_meet` has opened or entered the job
+        is_first = place.local_rank == 0 or not isinstance(self._strategy, HostStrategy)
+        if way.gate is None or not is_first:
+            return
+        self._companion = await asyncio.to_thread(
+            Companion, way.gate, way.run, f"volume of rank {place.rank}", place.local_pids, timeout=self._left()
+        )
+        if self._gave_up.is_set():
+            self._companion.give_up()
+        process_id = await asyncio.to_thread(self._companion.process_id)
+        await ask(meeting.bring.call_one(place.rank, process_id), self._left())
+
+    async def _start(self, meeting: ActorMesh[Meeting], place: Place, settings: dict[str, Any]) -> None:
+        """Start the store, once nobody is to come into the job any more."""
+        assert isinstance(self._way, Opened)  # this is rank 0
+        count = place.num_hosts if isinstance(self._strategy, HostStrategy) else place.world_size
+        mesh: ProcMesh | None = None
+        if self._way.gate is not None:
+            brought = await ask(meeting.brought.call_one(count, self._left()), self._left() + _GRACE_S)
+            mesh = _mesh_of(brought)
+        await asyncio.to_thread(self._way.close)
+        await api.initialize(count, self._strategy, self._store_name, mesh, **settings, timeout=self._left())
+        self._has_started = True
+        await ask(meeting.started.call_one(), self._left())
+
+    def _left(self) -> float:
+        return _left(self._deadline)
+
+
+def _of_ranks(strategy: TorchStoreStrategy, store_name: str) -> TorchStoreStrategy:
+    """A strategy by what the ranks have found out of each other; one of the user's own stays as it is."""
+    if type(strategy) is HostStrategy:
+        return HostVolumes()
+    return RankVolumes(store_name) if type(strategy) is LocalRankStrategy else strategy
+
+
+def _mesh_of(process_ids: Sequence[str]) -> ProcMesh:
+    """Processes that have joined the job of this one, as one mesh."""
+    process = runtime.current()
+    joined = {mesh.root_members[0].id: mesh.root_members[0] for mesh in process.members.meshes()}
+    members = tuple(joined[process_id] for process_id in process_ids if process_id in joined)
+    if len(members) < len(process_ids):
+        raise RendezvousError("a process that a rank has brought for a volume has ended")
+    extent = Extent.of({"ranks": len(members)})
+    return ProcMesh(secrets.randbits(63), "volumes of ranks", members, extent, Shape.whole(extent), process.me)
+
+
+def seat_of(rank: int) -> Seat:
+    """This process as a rank."""
+    return Seat(rank, this_network(), os.getpid(), os.stat("/proc/self/ns/pid").st_ino, this_proc())
+
+
+def _leave_if_alone(*, but: str | None = None) -> None:
+    """Leave the job that was joined for a store, with the last one; ``but``: one that is given up just now."""
+    global _has_joined
+    if _has_joined and not _sessions and not _beginning - {but}:
+        _has_joined = False
+        control.shutdown()
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.001)

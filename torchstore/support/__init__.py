@@ -1,0 +1,1 @@
+"""What both sides of a store use: deadlines, records, processes, coroutines."""

@@ -1,0 +1,41 @@
+"""The store for plain functions: coroutines run on one event loop in a thread of this process, which is waited for.
+
+`torchstore.sync` is made of it, and so are the engines of other projects (`torchstore.adapters`) and what
+`torch.distributed.checkpoint` calls (`torchstore.dcp`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from skipper.control.api.coroutine_thread import CoroutineThread
+from skipper.torchstore.errors import BlockingCallError
+
+T = TypeVar("T")
+
+_thread = CoroutineThread("torchstore-sync")
+
+
+def run(make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "run", begins_job: bool = False) -> T:
+    """Run a coroutine to its end, also where the calling thread is inside an event loop, which stands still.
+
+    Args:
+        make: Makes it, in this thread.
+        name: Of the function that waits, for the error.
+        begins_job: Whether this process begins a job if it is part of none.
+
+    Raises:
+        BlockingCallError: This is the thread itself, which would wait for itself.
+    """
+    if _thread.is_current():
+        raise BlockingCallError(name)
+    return _thread.run(make, begins_job=begins_job)
+
+
+def run_soon(function: Callable[[], object]) -> None:
+    """Call a function in that thread, soon; for finalisers, which run anywhere, and must take no lock and send nothing.
+
+    It sees the context variables of this thread. Nothing happens where the thread was never started.
+    """
+    _thread.call_soon(function)

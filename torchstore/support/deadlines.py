@@ -1,0 +1,92 @@
+"""Deadlines of waits that nearly always end long before: one timer for all waits of an event loop, not one for each."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Coroutine
+from typing import TypeVar
+
+from skipper.control.support.bounds import check_seconds
+
+T = TypeVar("T")
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """Wait for something, for so long at most; a fraction of what `asyncio.timeout` costs where it ends in time.
+
+    Raises:
+        TimeoutError: It did not; it was cancelled.
+        TypeError: That is no number of seconds.
+        ValueError: It is not a number (NaN).
+    """
+    try:
+        seconds = check_seconds("timeout", seconds)
+    except BaseException:
+        if isinstance(work, Coroutine):
+            work.close()
+        raise
+    loop = asyncio.get_running_loop()
+    clock = _clocks.get(loop) or _clock_of(loop)
+    async with asyncio.timeout(None) as limit:
+        clock.add(limit, loop.time() + seconds)
+        try:
+            return await work
+        finally:
+            clock.remove(limit)
+
+
+def check_timeout(seconds: object) -> None:
+    """See whether a user's timeout leaves any time.
+
+    Raises:
+        TypeError: It is no number of seconds.
+        ValueError: It is not above 0, or not a number (NaN).
+    """
+    if check_seconds("timeout", seconds) <= 0:
+        raise ValueError(f"timeout is {seconds!r} seconds, in which nothing can be done: give more than 0")
+
+
+class _Clock:
+    """The deadlines of one event loop. Its timer stays when the wait that it was set for ends: the next may need it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._call_at = loop.call_at
+        self._time = loop.time
+        self._ends: dict[asyncio.Timeout, float] = {}
+        self._rings_at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, limit: asyncio.Timeout, end: float) -> None:
+        """Let ``limit`` expire then."""
+        self._ends[limit] = end
+        if end < self._rings_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._set(end)
+
+    def remove(self, limit: asyncio.Timeout) -> None:
+        """Its wait is over."""
+        self._ends.pop(limit, None)
+
+    def _set(self, at: float) -> None:
+        self._rings_at = at
+        self._timer = self._call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        now = self._time()
+        for limit in [limit for limit, end in self._ends.items() if end <= now]:
+            del self._ends[limit]
+            limit.reschedule(now)
+        self._rings_at, self._timer = math.inf, None
+        if self._ends:
+            self._set(min(self._ends.values()))
+
+
+_clocks: dict[asyncio.AbstractEventLoop, _Clock] = {}
+
+
+def _clock_of(loop: asyncio.AbstractEventLoop) -> _Clock:
+    for closed in [other for other in list(_clocks) if other.is_closed()]:
+        _clocks.pop(closed, None)
+    return _clocks.setdefault(loop, _Clock(loop))

@@ -1,0 +1,193 @@
+"""What this process' puts and gets add up to: the last records of each store, and counters for Prometheus.
+
+Kept by store name, so that a client that is made anew goes on counting. An operation adds some ten numbers under a
+lock; text is made when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from itertools import accumulate
+from threading import Lock
+
+from skipper.control.runtime.figures import report_figures
+from skipper.control.support.exposition import Labels, exposition
+from skipper.torchstore.support.records import STAGES, SyncRecord
+
+KEPT_RECORDS = 256
+
+BUCKETS_S = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+"""Upper bounds of the histogram of durations: half decades, from a small value's put to a hanging job."""
+
+Samples = Iterator[tuple[str, Labels, float]]
+
+
+class _Series:
+    """The sums of one kind of operation in one mode."""
+
+    __slots__ = (
+        "buckets",
+        "compiled",
+        "ended",
+        "hits",
+        "lent_nbytes",
+        "messages",
+        "nbytes",
+        "saved_nbytes",
+        "seconds",
+        "segments",
+        "stages",
+    )
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BUCKETS_S) + 1)
+        self.seconds = 0.0
+        self.stages = [0.0] * len(STAGES)
+        self.nbytes = self.saved_nbytes = self.lent_nbytes = 0
+        self.segments = self.messages = self.hits = self.compiled = 0
+        self.ended = 0.0
+
+    def add(self, record: SyncRecord) -> None:
+        self.buckets[bisect_left(BUCKETS_S, record.seconds)] += 1
+        self.seconds += record.seconds
+        self.messages += record.control_calls
+        self.ended = record.ended
+        if record.mode == "inline":  # the shortest way has one stage and moves nothing beside the message
+            self.stages[1] += record.control_s
+            return
+        for number, spent_s in enumerate(record.stages.values()):
+            self.stages[number] += spent_s
+        self.nbytes += record.nbytes
+        self.saved_nbytes += record.saved_nbytes
+        self.lent_nbytes += record.lent_nbytes
+        self.segments += record.segments
+        if record.plan_hit:
+            self.hits += 1
+        else:
+            self.compiled += 1
+
+
+class SyncLog:
+    """What one process did with one store. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._records: deque[SyncRecord] = deque(maxlen=KEPT_RECORDS)
+        self._series: dict[tuple[str, str], _Series] = {}
+        self._errors: dict[tuple[str, str], int] = {}
+        self._lock = Lock()
+
+    def add(self, record: SyncRecord) -> None:
+        """Keep the record of a finished operation."""
+        with self._lock:
+            self._records.append(record)
+            series = self._series.get((record.op, record.mode))
+            if series is None:
+                series = self._series[record.op, record.mode] = _Series()
+            series.add(record)
+
+    def failed(self, op: str, error: Exception) -> None:
+        """Count an operation that ended in an error."""
+        with self._lock:
+            kind = (op, type(error).__name__)
+            self._errors[kind] = self._errors.get(kind, 0) + 1
+
+    def records(self) -> tuple[SyncRecord, ...]:
+        """The last records, oldest first."""
+        with self._lock:
+            return tuple(self._records)
+
+    def totals(self) -> dict[str, float]:
+        """Operations by name, errors, and tensor bytes moved."""
+        totals: dict[str, float] = {}
+        with self._lock:
+            for (op, _), series in self._series.items():
+                totals[f"{op}s"] = totals.get(f"{op}s", 0) + sum(series.buckets)
+                totals["bytes"] = totals.get("bytes", 0) + series.nbytes
+            totals["errors"] = sum(self._errors.values())
+        return totals
+
+    def samples(self, store: str) -> Samples:
+        """Every figure as (metric, labels, value), in no particular order of metrics."""
+        with self._lock:
+            for (op, mode), series in self._series.items():
+                yield from _samples(series, (("store", store), ("op", op), ("mode", mode)))
+            for (op, error), number in self._errors.items():
+                yield "torchstore_errors_total", (("store", store), ("op", op), ("error", error)), number
+            # Of the records that are kept, so that there is a bound to the number of keys.
+            newest = {(record.op, record.key): record.version for record in self._records if record.mode != "inline"}
+        for (op, key), version in newest.items():
+            yield "torchstore_version", (("store", store), ("op", op), ("key", key)), version
+
+
+def _samples(series: _Series, labels: Labels) -> Samples:
+    name = "torchstore_sync_duration_seconds"
+    bounds = [*(f"{bound:g}" for bound in BUCKETS_S), "+Inf"]
+    counts = list(accumulate(series.buckets))
+    for bound, count in zip(bounds, counts, strict=True):
+        yield f"{name}_bucket", (*labels, ("le", bound)), count
+    yield f"{name}_sum", labels, series.seconds
+    yield f"{name}_count", labels, counts[-1]
+    for stage, spent_s in zip(STAGES, series.stages, strict=True):
+        yield "torchstore_sync_stage_seconds_total", (*labels, ("stage", stage)), spent_s
+    yield "torchstore_sync_bytes_total", labels, series.nbytes
+    yield "torchstore_sync_saved_bytes_total", labels, series.saved_nbytes
+    yield "torchstore_sync_lent_bytes_total", labels, series.lent_nbytes
+    yield "torchstore_sync_segments_total", labels, series.segments
+    yield "torchstore_control_messages_total", labels, series.messages
+    yield "torchstore_plans_total", (*labels, ("result", "hit")), series.hits
+    yield "torchstore_plans_total", (*labels, ("result", "compiled")), series.compiled
+    yield "torchstore_last_sync_timestamp_seconds", labels, series.ended
+
+
+_logs: dict[str, SyncLog] = {}
+_logs_lock = Lock()
+
+
+def log_of(store_name: str) -> SyncLog:
+    """What this process did with a store; the same object for as long as the process lives."""
+    with _logs_lock:
+        if not _logs:
+            report_figures("torchstore", _totals)
+        return _logs.setdefault(store_name, SyncLog())
+
+
+def _totals() -> dict[str, float]:
+    """What all stores add up to, for the status of the job."""
+    with _logs_lock:
+        logs = list(_logs.values())
+    totals: dict[str, float] = {"errors": 0, "bytes": 0}
+    for log in logs:
+        for name, number in log.totals().items():
+            totals[name] = totals.get(name, 0) + number
+    return totals
+
+
+def metrics_text(store_name: str | None = None) -> str:
+    """This process' counters in Prometheus' text format, to be served under ``/metrics`` or written to a file.
+
+    Args:
+        store_name: One store; None: all that this process has used.
+
+    Returns:
+        Lines of text, version 0.0.4 of the format (``Content-Type: text/plain; version=0.0.4``).
+    """
+    with _logs_lock:
+        chosen = {name: log for name, log in _logs.items() if store_name in (None, name)}
+    return exposition(_FAMILIES, (sample for name, log in chosen.items() for sample in log.samples(name)))
+
+
+_FAMILIES = {
+    "torchstore_sync_duration_seconds": ("histogram", "How long puts and gets took, waiting included."),
+    "torchstore_sync_stage_seconds_total": ("counter", "Where that time went."),
+    "torchstore_sync_bytes_total": ("counter", "Tensor bytes moved by this process."),
+    "torchstore_sync_saved_bytes_total": ("counter", "Bytes that a delta did not have to move."),
+    "torchstore_sync_lent_bytes_total": ("counter", "Bytes moved that came from another reader's copy."),
+    "torchstore_sync_segments_total": ("counter", "Contiguous runs copied, after coalescing."),
+    "torchstore_control_messages_total": ("counter", "Messages sent to the store's controller and volumes."),
+    "torchstore_plans_total": ("counter", "Operations that replayed a plan, and those that compiled one."),
+    "torchstore_errors_total": ("counter", "Puts and gets that ended in an error."),
+    "torchstore_version": ("gauge", "The version of a key that was put or got last."),
+    "torchstore_last_sync_timestamp_seconds": ("gauge", "When the last put or get ended."),
+}
