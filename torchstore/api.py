@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from skipper.control import ProcMesh
+from skipper.control.model.bounds import MAX_PROCESSES, check_count
 from skipper.control.runtime import current_runtime
-from skipper.control.support.bounds import MAX_PROCESSES, check_count
 from skipper.torchstore.algebra.copies import check_copies
 from skipper.torchstore.algebra.slices import TensorSlice
 from skipper.torchstore.client.client import check_keep

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from skipper.control.model import forked
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.context import context, current_context
 from skipper.control.runtime.procs import thread_limit
-from skipper.control.support import forked
 
 T = TypeVar("T")
 

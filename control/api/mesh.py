@@ -12,6 +12,7 @@ from skipper.control.api.endpoint import Endpoint, PlainMethod
 from skipper.control.api.mesh_base import MeshBase
 from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
 from skipper.control.model.actor import Actor, ActorInterface, check_construction, interface_of
+from skipper.control.model.bounds import check_seconds
 from skipper.control.model.errors import PayloadError
 from skipper.control.model.future import Future
 from skipper.control.model.shape import Extent, Point, Shape
@@ -21,7 +22,6 @@ from skipper.control.runtime.death_watch import watch
 from skipper.control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
 from skipper.control.runtime.stops import HANDED_DOWN
 from skipper.control.runtime.supervision import ROOT_UID
-from skipper.control.support.bounds import check_seconds
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 from skipper.control.wire.payload import pack, pack_construction
 

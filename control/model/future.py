@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator, Iterator
 from time import monotonic as _now
 from typing import Any, Generic, Protocol, TypeVar, cast
 
+from skipper.control.model import forked
+from skipper.control.model.bounds import check_optional_seconds
 from skipper.control.model.errors import DeadlineError
-from skipper.control.support import forked
-from skipper.control.support.bounds import check_optional_seconds
-from skipper.control.support.exception_text import in_seconds, is_interrupt
+from skipper.control.model.exception_text import in_seconds, is_interrupt
 
 T = TypeVar("T")
 

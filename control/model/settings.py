@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skipper.control.support.bounds import LONGEST_S, check_count
+from skipper.control.model.bounds import LONGEST_S, check_count
 
 PRELOAD_VARIABLE = "SKIPPER_PRELOAD"
 """Environment variable with the modules to preload, separated by commas, where `configure` has not named any."""

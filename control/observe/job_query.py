@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.errors import ControlError, LinkError
+from skipper.control.model.exception_text import describe
 from skipper.control.model.future import Future
 from skipper.control.runtime.messages import Loss
 from skipper.control.runtime.replies import open_reply, pack_exception
-from skipper.control.support.exception_text import describe
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 from skipper.control.wire.payload import pack, unpack
 

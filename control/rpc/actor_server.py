@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from skipper.control.api import namespaces
 from skipper.control.api.mesh import ActorMesh
+from skipper.control.model.bounds import check_count, check_port, check_seconds
 from skipper.control.model.errors import CertificateError, ControlError, NoSuchMethodError
 from skipper.control.model.future import Future
 from skipper.control.rpc.catalog import Catalog
@@ -39,7 +40,6 @@ from skipper.control.rpc.wire.calls import (
     Start,
 )
 from skipper.control.runtime.loop import LoopThread
-from skipper.control.support.bounds import check_count, check_port, check_seconds
 from skipper.control.support.daemon_threads import DaemonThreads
 from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire.certificates import Certificates

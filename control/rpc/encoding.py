@@ -18,10 +18,10 @@ from skipper.control.model.errors import (
     PayloadError,
     SupervisionError,
 )
+from skipper.control.model.exception_text import describe, summarize_fully
 from skipper.control.rpc.concurrency_limit import BusyError, LateError
 from skipper.control.rpc.wire.calls import Answer, Call, Code, Failure, Segments
 from skipper.control.runtime.exception_causes import open_chain, pack_chain
-from skipper.control.support.exception_text import describe, summarize_fully
 from skipper.control.wire.payload import pack_inert, pack_inert_arguments, unpack
 
 _MAX_CAUSE_NBYTES = 1 << 20

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from skipper.control.api import namespaces
+from skipper.control.model.bounds import check_seconds
 from skipper.control.model.endpoint_decorators import idempotent
 from skipper.control.model.errors import ControlError, NameNotFoundError, ResolverError
 from skipper.control.rpc.actor_server import ActorServer
@@ -22,7 +23,6 @@ from skipper.control.rpc.registry import MAX_LEASE_S, MIN_LEASE_S, Registry
 from skipper.control.rpc.resolver import FixedResolver
 from skipper.control.rpc.rpc_client import RpcClient, RpcOptions
 from skipper.control.rpc.urls import ACTOR, ServiceUrl, split_address
-from skipper.control.support.bounds import check_seconds
 from skipper.control.wire.tls import Tls
 
 _log = logging.getLogger("skipper.control")

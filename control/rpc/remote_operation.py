@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
+from skipper.control.model.bounds import check_optional_seconds, check_seconds
 from skipper.control.model.errors import ControlError, DeadlineError
 from skipper.control.model.future import Future
 from skipper.control.rpc.attempts import Attempts
@@ -16,7 +17,6 @@ from skipper.control.rpc.encoding import error_of, open_answer
 from skipper.control.rpc.endpoints import Endpoint, Endpoints
 from skipper.control.rpc.retry import may_retry, wait_s
 from skipper.control.rpc.wire.calls import Answer, Call, OperationQuery, OperationState, Start
-from skipper.control.support.bounds import check_optional_seconds, check_seconds
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
+from skipper.control.model.bounds import check_count, check_optional_seconds
 from skipper.control.model.endpoint_decorators import is_idempotent
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
@@ -20,7 +21,6 @@ from skipper.control.rpc.resolver import Resolver
 from skipper.control.rpc.scope import deadline_after
 from skipper.control.rpc.user_secret import shared_secret
 from skipper.control.rpc.wire.calls import LARGEST_MESSAGE_NBYTES, MAX_MESSAGE_NBYTES
-from skipper.control.support.bounds import check_count, check_optional_seconds
 from skipper.control.wire.tls import Tls
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-from skipper.control.support.bounds import check_optional_seconds
+from skipper.control.model.bounds import check_optional_seconds
 
 
 class Scope:

@@ -12,9 +12,11 @@ from collections import deque
 from time import monotonic as _now
 from typing import TYPE_CHECKING, Any
 
+from skipper.control.model import forked
 from skipper.control.model.actor import Actor, ActorInterface, interface_of
 from skipper.control.model.endpoint_decorators import WRAPPED
 from skipper.control.model.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
+from skipper.control.model.exception_text import describe, summarize
 from skipper.control.model.failure import FailureKind, MeshFailure
 from skipper.control.model.future import Future
 from skipper.control.model.shape import Point
@@ -25,8 +27,6 @@ from skipper.control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequ
 from skipper.control.runtime.port import Port, ReplyAddress
 from skipper.control.runtime.replies import first_exception, pack_exception, refuse
 from skipper.control.runtime.stops import OWNED, Bound, Stage
-from skipper.control.support import forked
-from skipper.control.support.exception_text import describe, summarize
 from skipper.control.wire.envelope import Kind, Payload
 from skipper.control.wire.payload import pack, unpack
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skipper import trust
+from skipper.control.model import forked
 from skipper.control.model import settings as bounds
 from skipper.control.model.errors import AlreadyInJobError, JoinError
 from skipper.control.model.future import set_listener
@@ -21,7 +22,6 @@ from skipper.control.runtime.process import Process
 from skipper.control.runtime.procs.ending import CLOSE_TIMEOUT_S
 from skipper.control.runtime.procs.worker_config import WorkerConfig
 from skipper.control.runtime.supervision import RootCell
-from skipper.control.support import forked
 from skipper.control.wire.addresses import at, host_of, within_host
 from skipper.control.wire.auth import new_secret
 from skipper.control.wire.envelope import ProcessRef

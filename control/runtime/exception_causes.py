@@ -12,7 +12,7 @@ import threading
 from typing import Any, TypeAlias
 
 from skipper.control.model.errors import ActorError, PayloadError
-from skipper.control.support.exception_text import MOST_HEADLINE, MOST_MESSAGE, is_interrupt, shorten, summarize
+from skipper.control.model.exception_text import MOST_HEADLINE, MOST_MESSAGE, is_interrupt, shorten, summarize
 from skipper.control.wire.payload import pack_inert, unpack
 
 MOST_NBYTES = 4 << 20

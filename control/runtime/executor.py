@@ -17,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from skipper.control.model.exception_text import describe
 from skipper.control.model.failure import FailureKind
 from skipper.control.model.future import set_safe_point
 from skipper.control.runtime import interruption
@@ -25,7 +26,6 @@ from skipper.control.runtime.context import current_context
 from skipper.control.runtime.log_records import name_actors_in_records
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.procs import thread_limit
-from skipper.control.support.exception_text import describe
 
 _STUCK_S = 0.05
 """An event loop that does not run for so long when it has something to do is kept from it."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from skipper import trust
+from skipper.control.model import forked
 from skipper.control.model import settings as bounds
 from skipper.control.model.errors import BackpressureError, PayloadError
 from skipper.control.model.future import Future
@@ -17,7 +18,6 @@ from skipper.control.runtime.ports import Acknowledgements, Awaited, OneReply, P
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.runtime.procs.worker_config import WorkerConfig
 from skipper.control.runtime.supervision import RootCell
-from skipper.control.support import forked
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.envelope import NOTICE, Envelope, Kind, Payload, ProcessRef
 from skipper.control.wire.payload import in_full, pack

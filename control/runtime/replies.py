@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.endpoint_decorators import WRAPPED
 from skipper.control.model.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
+from skipper.control.model.exception_text import describe, summarize_fully
 from skipper.control.model.failure import MeshFailure
 from skipper.control.runtime.exception_causes import open_chain, pack_chain
 from skipper.control.runtime.messages import Mail
-from skipper.control.support.exception_text import describe, summarize_fully
 from skipper.control.wire.envelope import Kind, Payload
 from skipper.control.wire.payload import pack, unpack
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
+from skipper.control.model.bounds import check_count
 from skipper.control.model.endpoint_decorators import EndpointSpec, checker
 from skipper.control.model.errors import ActorError, ControlError, ReplicaLostError
 from skipper.control.model.future import Future
@@ -13,7 +14,6 @@ from skipper.control.runtime.port import Port, pack_with_ports
 from skipper.control.services.request_sequencer import Conductor
 from skipper.control.services.requests import Binding, PlaceRequest, Request, SessionRequest
 from skipper.control.services.service_client import Address, Caller
-from skipper.control.support.bounds import check_count
 from skipper.control.wire.envelope import Payload
 
 P = ParamSpec("P")

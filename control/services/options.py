@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from skipper.control.model.actor import Actor, ActorInterface, check_construction, interface_of
+from skipper.control.model.bounds import LONGEST_S, MAX_PROCESSES, check_count, check_seconds
 from skipper.control.model.endpoint_decorators import checker
 from skipper.control.model.errors import ActorDefinitionError
-from skipper.control.support.bounds import LONGEST_S, MAX_PROCESSES, check_count, check_seconds
 
 if TYPE_CHECKING:
     from skipper.control.cluster.hosts import HostMesh

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from skipper.control.api.mesh import this_proc
 from skipper.control.model.actor import Actor, ActorInterface
+from skipper.control.model.bounds import MAX_PROCESSES, check_count
 from skipper.control.model.future import Future
 from skipper.control.services.methods import ServiceMethod, SessionMethod
 from skipper.control.services.metrics import ReplicaMetrics
@@ -17,7 +18,6 @@ from skipper.control.services.replica_controller import Keeper
 from skipper.control.services.replicas import Blueprint
 from skipper.control.services.requests import Binding
 from skipper.control.services.service_client import Address, caller_of
-from skipper.control.support.bounds import MAX_PROCESSES, check_count
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh

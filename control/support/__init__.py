@@ -1,1 +1,1 @@
-"""What every layer above may use and what knows none of them: files, texts of exceptions, checks of numbers, pages."""
+"""What the layers above use and what knows none of them: files, pages over HTTP, command lines, limits of the host."""

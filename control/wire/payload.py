@@ -18,7 +18,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from skipper.control.model.errors import PayloadError
-from skipper.control.support.exception_text import is_interrupt, summarize
+from skipper.control.model.exception_text import is_interrupt, summarize
 from skipper.control.wire.bulk import BULK_NBYTES, Incoming, Outgoing
 from skipper.control.wire.envelope import Payload, Whole
 from skipper.control.wire.pickle_culprit import find_culprit

@@ -3,7 +3,7 @@ import traceback
 import pytest
 
 from skipper.control import ActorError
-from skipper.control.support.exception_text import (
+from skipper.control.model.exception_text import (
     MOST_MESSAGE,
     MOST_TEXT,
     describe,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from skipper.control.support.bounds import MAX_PROCESSES, check_count
+from skipper.control.model.bounds import MAX_PROCESSES, check_count
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.errors import StrategyError, VolumeLostError
 

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from skipper.control.model.bounds import check_flag
 from skipper.control.runtime import tracing
-from skipper.control.support.bounds import check_flag
 from skipper.torchstore.algebra.copies import check_copies, check_room
 from skipper.torchstore.algebra.key_names import check_key, check_keys
 from skipper.torchstore.algebra.manifest import Mode

@@ -13,7 +13,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from skipper.control import ActorError, ActorMesh, ControlError, Future, SupervisionError
-from skipper.control.support.bounds import check_seconds
+from skipper.control.model.bounds import check_seconds
 from skipper.torchstore.client.held import held_of
 from skipper.torchstore.errors import StoreError, StoreTimeoutError
 from skipper.torchstore.protocol.messages import StoreInfo

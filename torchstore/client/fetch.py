@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from skipper.control.support.bounds import check_seconds
+from skipper.control.model.bounds import check_seconds
 from skipper.dataplane import RDMAAction
 from skipper.dataplane.errors import DataplaneError
 from skipper.torchstore.algebra.plan import Plan, PlanCache

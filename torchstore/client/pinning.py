@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from skipper.control.support.bounds import check_seconds
+from skipper.control.model.bounds import check_seconds
 from skipper.torchstore.algebra.layout import Box, Ints, Piece
 from skipper.torchstore.algebra.state_dict import Path
 from skipper.torchstore.algebra.tensors import LocalTensor

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from skipper.control import ActorMesh, ControlError, Future, SupervisionError
-from skipper.control.support.bounds import check_seconds
+from skipper.control.model.bounds import check_seconds
 from skipper.dataplane import RDMABuffer
 from skipper.dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
 from skipper.torchstore.algebra.copies import place

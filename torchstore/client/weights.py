@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from skipper.control.support.bounds import check_flag
+from skipper.control.model.bounds import check_flag
 from skipper.torchstore.algebra.manifest import Mode
 from skipper.torchstore.algebra.naming import NameMap
 from skipper.torchstore.client.client import VersionSelector

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from skipper.control.support.bounds import check_seconds
+from skipper.control.model.bounds import check_seconds
 from skipper.torchstore.client.client import LocalClient, VersionSelector
 from skipper.torchstore.client.clients import run as run_on
 from skipper.torchstore.client.pinning import PinnedVersion

@@ -17,7 +17,7 @@ from itertools import count
 from threading import Lock
 from typing import Any
 
-from skipper.control.support.bounds import MAX_PROCESSES
+from skipper.control.model.bounds import MAX_PROCESSES
 from skipper.torchstore.errors import RendezvousError
 from skipper.torchstore.support.compact import compact
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Coroutine
 from typing import TypeVar
 
-from skipper.control.support.bounds import check_seconds
+from skipper.control.model.bounds import check_seconds
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from skipper.control.api.mesh import ProcMesh
 from skipper.control.api.namespaces import environment
+from skipper.control.model.bounds import MAX_PROCESSES, check_count
 from skipper.control.model.future import Future
 from skipper.control.model.mesh_layout import MeshLayout
 from skipper.control.model.shape import Extent, Shape
@@ -15,7 +16,6 @@ from skipper.control.runtime import tracing
 from skipper.control.runtime.context import context
 from skipper.control.runtime.procs.binding import Binding
 from skipper.control.runtime.procs.remote_launch import LaunchOrder
-from skipper.control.support.bounds import MAX_PROCESSES, check_count
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.payload import pack_inert

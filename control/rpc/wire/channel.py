@@ -19,6 +19,7 @@ from skipper.control.model.errors import (
     ProtocolError,
     UnreachableError,
 )
+from skipper.control.model.exception_text import in_seconds
 from skipper.control.rpc.wire import messages
 from skipper.control.rpc.wire.calls import (
     ActorInfo,
@@ -33,7 +34,6 @@ from skipper.control.rpc.wire.calls import (
 )
 from skipper.control.rpc.wire.session import VERSION, BadAnswerError, ClientSession
 from skipper.control.support.daemon_threads import DaemonThreads
-from skipper.control.support.exception_text import in_seconds
 from skipper.control.wire import auth
 from skipper.control.wire.grpc_core import NO_COMPRESSION
 from skipper.control.wire.tcp_state import ConnectionWatch

@@ -181,7 +181,7 @@ def run_bootstrap(packed: tuple[bytes, ...]) -> None:
     import inspect
     import traceback
 
-    from skipper.control.support import forked
+    from skipper.control.model import forked
     from skipper.control.wire.payload import unpack
 
     me = os.getpid()
