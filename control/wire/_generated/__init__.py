@@ -1,1 +1,1 @@
-"""Generated from the files of `proto/` by `python -m control.wire.regenerate`; do not edit."""
+"""Generated from the files of `proto/` by `python -m skipper.control.wire.regenerate`; do not edit."""
