@@ -48,7 +48,7 @@ def _listening(prepare: str) -> set[str]:
 
 def test_a_process_that_used_ucx_ends_cleanly() -> None:
     assert (
-        run("import dataplane, numpy; b = dataplane.RDMABuffer(numpy.zeros(9)); b.serialize(); print('end')") == "end\n"
+        run("import numpy; from skipper import dataplane; b = dataplane.RDMABuffer(numpy.zeros(9)); b.serialize(); print('end')") == "end\n"
     )
 
 
