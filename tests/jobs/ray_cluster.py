@@ -100,7 +100,10 @@ class Cluster:
         for node in self.nodes.values():
             for process in node.processes():
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    if any("control/cluster/jobs/ray_agent" in part or "control/cluster/hosts/" in part for part in process.cmdline()):
+                    if any(
+                        "control/cluster/jobs/ray_agent" in part or "control/cluster/hosts/" in part
+                        for part in process.cmdline()
+                    ):
                         found.append(process)
         return found
 

@@ -189,7 +189,8 @@ def test_an_interrupted_wait_is_over_and_the_next_call_works(tmp_path: Path) -> 
 def test_a_forked_child_is_told_so_at_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, sys\nimport torch\nfrom skipper.torchstore import sync as ts\nfrom skipper.control import ForkedProcessError\n"
+        "import os, sys\nimport torch\nfrom skipper.torchstore import sync as ts\n"
+        "from skipper.control import ForkedProcessError\n"
         "ts.initialize()\n"
         "pid = os.fork()\n"
         "if not pid:\n"
