@@ -40,7 +40,7 @@ from skipper.control import (
     this_host,
     this_proc,
 )
-from skipper.control.model.endpoint_decorators import EndpointOptions, marked
+from skipper.control.model.endpoint_spec import EndpointOptions, marked
 from skipper.control.model.value_pairs import PairMesh as ValueMesh
 
 TRANSPORTS = ("ipc", "tcp", "metatls", "metatls-hostname")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
-from skipper.control.model.endpoint_decorators import WRAPPED, EndpointSpec, checker, endpoint_options
+from skipper.control.model.endpoint_spec import WRAPPED, EndpointSpec, checker, endpoint_options
 from skipper.control.model.errors import PayloadError
 from skipper.control.model.future import Future
 from skipper.control.model.method_view import MethodView

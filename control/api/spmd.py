@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skipper.control.api.actor import Actor, concurrent_endpoint, endpoint
 from skipper.control.api.controller import get_or_spawn_controller
-from skipper.control.cluster.hosts.data_plane import device_of
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import concurrent_endpoint, endpoint
 from skipper.control.model.errors import ScriptExitError
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.context import context
 from skipper.control.runtime.join_file import this_network
 from skipper.control.support.gathering import Gatherings
-from skipper.control.wire.addresses import host_of
+from skipper.control.wire.addresses import device_of, host_of
 
 MEET_TIMEOUT_S = 60.0
 """How long the ranks of a run wait for the last of them; such as import torch by then come seconds apart."""

@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skipper.control.api.mesh import HOST_NAME
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
 from skipper.control.observe.collector import Chunk, Collector
@@ -173,8 +174,6 @@ def collects_no_more(collector: Collector) -> None:
 
 def take(sender: ProcessRef, payload: Payload) -> Future[None]:
     """In the script: take a batch of a host's relay; a future that ends when the next may be sent."""
-    from skipper.control.cluster.hosts.mesh import NAME
-
     sink, batch = unpack(payload)
     taken: Future[None] = Future()
     taker = _takers.get(sink)
@@ -186,5 +185,5 @@ def take(sender: ProcessRef, payload: Payload) -> Future[None]:
         end = taker.process.hosting.end_of(sender.id)
         if end is not None:
             end.add_done_callback(lambda _: collector.lose(sender.id))
-    collector.feed(sender.id, sender.name.removeprefix(NAME), batch, lambda: taken._settle(lambda: None))
+    collector.feed(sender.id, sender.name.removeprefix(HOST_NAME), batch, lambda: taken._settle(lambda: None))
     return taken

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skipper.control.cluster.hosts.mesh import NAME as HOST_NAME
+from skipper.control.api.mesh import HOST_NAME
 from skipper.control.observe.job_query import Answer, survey
 from skipper.control.observe.visit import visiting
 from skipper.control.runtime.history import Event

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.subscription import subscribe
-from skipper.control.model.endpoint_decorators import endpoint_options, is_idempotent
+from skipper.control.model.endpoint_spec import endpoint_options, is_idempotent
 from skipper.control.model.errors import NoSuchMethodError
 from skipper.control.rpc.concurrency_limit import LateError, Turnstile
 from skipper.control.rpc.scope import Scope, serving

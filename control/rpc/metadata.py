@@ -16,7 +16,7 @@ from types import TracebackType
 
 from skipper.control.api import namespaces
 from skipper.control.model.bounds import check_seconds
-from skipper.control.model.endpoint_decorators import idempotent
+from skipper.control.model.endpoint_spec import idempotent
 from skipper.control.model.errors import ControlError, NameNotFoundError, ResolverError
 from skipper.control.rpc.actor_server import ActorServer
 from skipper.control.rpc.registry import MAX_LEASE_S, MIN_LEASE_S, Registry

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from skipper.control.model.bounds import check_count, check_optional_seconds
-from skipper.control.model.endpoint_decorators import is_idempotent
+from skipper.control.model.endpoint_spec import is_idempotent
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
 from skipper.control.rpc.attempts import Attempts, Outcome

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 from skipper.control.model.bounds import check_count
-from skipper.control.model.endpoint_decorators import EndpointSpec, checker
+from skipper.control.model.endpoint_spec import EndpointSpec, checker
 from skipper.control.model.errors import ActorError, ControlError, ReplicaLostError
 from skipper.control.model.future import Future
 from skipper.control.model.method_view import MethodView
@@ -60,7 +60,7 @@ class ServiceMethod(Method, Generic[P, R_co]):
     """One endpoint of a service; each adverb below is a way of calling it.
 
     They check the arguments against the endpoint's signature and pickle them before anything is sent, as those of
-    meshes do, and return at once.
+    meshes do, and return at once. What type checkers know of them is in control/api/views.pyi.
     """
 
     __slots__ = ()
@@ -86,15 +86,7 @@ class ServiceMethod(Method, Generic[P, R_co]):
         """
         return self._submit(Request(*self._pack(args, kwargs)))
 
-    @overload
-    def fanout(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]: ...
-    @overload
     def fanout(
-        self, *args: Any, rolling: int | None, absent: Literal["wait", "skip"] = "wait", **kwargs: Any
-    ) -> Future[ValueMesh[R_co]]: ...
-    @overload
-    def fanout(self, *args: Any, absent: Literal["wait", "skip"], **kwargs: Any) -> Future[ValueMesh[R_co]]: ...
-    def fanout(  # type: ignore[misc]  # mypy wants P in it
         self, *args: Any, rolling: int | None = None, absent: Literal["wait", "skip"] = "wait", **kwargs: Any
     ) -> Future[ValueMesh[Any]]:
         """Call every replica.

@@ -10,19 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import concurrent_endpoint
+from skipper.control.api.actor import Actor, concurrent_endpoint
+from skipper.control.api.service import ReplicaMetrics, ReplicaState
 from skipper.control.model.errors import ActorError, ControlError, ReplicaLostError, SupervisionError
 from skipper.control.model.failure import MeshFailure
 from skipper.control.runtime import tables
 from skipper.control.runtime.context import context
 from skipper.control.runtime.port import Port
-from skipper.control.services.metrics import ReplicaMetrics, summary
+from skipper.control.services.metrics import summary
 from skipper.control.services.placement import Placement
 from skipper.control.services.replicas import Blueprint, Replica
 from skipper.control.services.router import Tally
 from skipper.control.services.subscribers import Audience
-from skipper.control.services.table import Place, ReplicaState, Table
+from skipper.control.services.table import Place, Table
 
 _log = logging.getLogger("skipper.control")
 

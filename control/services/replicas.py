@@ -8,17 +8,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from skipper.control.api.mesh import ProcMesh
-from skipper.control.cluster.hosts import HostMesh
-from skipper.control.model.actor import Actor
+from skipper.control.api.actor import Actor
+from skipper.control.api.mesh import HostMesh, ProcMesh
+from skipper.control.api.service import ReplicaState, ServiceOptions
 from skipper.control.model.errors import ActorError, ControlError
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginAddress, BeginView, ProcessGoneError
 from skipper.control.services import gpus
-from skipper.control.services.options import ServiceOptions
 from skipper.control.services.request_sequencer import Conductor
-from skipper.control.services.table import ReplicaState
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh

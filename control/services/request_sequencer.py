@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import concurrent_endpoint
+from skipper.control.api.actor import Actor, concurrent_endpoint
 from skipper.control.model.errors import ActorError, ControlError, SupervisionError
 from skipper.control.runtime.port import Port
 from skipper.control.runtime.replies import pack_error

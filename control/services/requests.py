@@ -7,7 +7,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.endpoint import Endpoint
-from skipper.control.model.endpoint_decorators import EndpointSpec
+from skipper.control.api.service import ReplicaState
+from skipper.control.model.endpoint_spec import EndpointSpec
 from skipper.control.model.errors import LinkError, ReplicaLostError, SessionLostError, SupervisionError
 from skipper.control.model.future import Future
 from skipper.control.runtime.begin_log import Fate
@@ -16,7 +17,6 @@ from skipper.control.runtime.port import Port
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.replies import open_reply, open_supervision
 from skipper.control.services.router import Router, Seat
-from skipper.control.services.table import ReplicaState
 from skipper.control.wire.envelope import Kind, Payload
 
 if TYPE_CHECKING:

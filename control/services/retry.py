@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skipper.control.model.endpoint_decorators import EndpointSpec
+from skipper.control.model.endpoint_spec import EndpointSpec
 from skipper.control.model.errors import SupervisionError
 
 

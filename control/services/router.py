@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from skipper.control.api.service import ReplicaState
 from skipper.control.runtime.begin_log import BeginView
-from skipper.control.services.table import Place, ReplicaState, Table
+from skipper.control.services.table import Place, Table
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh

@@ -7,13 +7,15 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from skipper.control.api.actor import Actor
 from skipper.control.api.mesh import this_proc
-from skipper.control.model.actor import Actor, ActorInterface
+from skipper.control.api.service import ReplicaMetrics, ServiceTemplate
+from skipper.control.model.actor import ActorInterface, check_construction, interface_of
 from skipper.control.model.bounds import MAX_PROCESSES, check_count
+from skipper.control.model.endpoint_spec import checker
+from skipper.control.model.errors import ActorDefinitionError
 from skipper.control.model.future import Future
 from skipper.control.services.methods import ServiceMethod, SessionMethod
-from skipper.control.services.metrics import ReplicaMetrics
-from skipper.control.services.options import ServiceOptions
 from skipper.control.services.replica_controller import Keeper
 from skipper.control.services.replicas import Blueprint
 from skipper.control.services.requests import Binding
@@ -174,13 +176,35 @@ class Service(Generic[A]):
 
 
 def start_service(
-    cls: type[A],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    name: str,
-    interface: ActorInterface,
-    options: ServiceOptions,
-) -> Service[A]:
-    """Start a service whose parts have been checked (see `ServiceTemplate.as_service`)."""
+    template: ServiceTemplate[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
+) -> Service[Any]:
+    """Start a service: see `ServiceTemplate.as_service`."""
+    cls, options = template.actor_class, template.options
+    interface = interface_of(cls)
+    check_construction(cls, args, kwargs)
+    _check_names(interface)
+    _check_hook(interface, "setup", options.setup, arguments=1)
+    _check_hook(interface, "health", options.health, arguments=0)
+    name = name or cls.__name__
     keeper = this_proc().spawn(name, Keeper, Blueprint(name, cls, args, kwargs, options))
     return Service(Address(name, keeper, interface, options.procs, options.retries), cls)
+
+
+def _check_names(interface: ActorInterface) -> None:
+    taken = sorted(name for name in interface.endpoints if hasattr(Service, name))
+    if taken:
+        raise ActorDefinitionError(
+            f"{interface.class_name}.{taken[0]}: a service has an attribute of that name; call the endpoint another"
+        )
+
+
+def _check_hook(interface: ActorInterface, option: str, name: str | None, *, arguments: int) -> None:
+    if name is None:
+        return
+    spec = interface.endpoints.get(name)
+    if spec is None:
+        raise ActorDefinitionError(f"{option}={name!r}: {interface.class_name} has no endpoint of that name")
+    try:
+        checker(spec)(*[None] * arguments)
+    except TypeError as error:
+        raise ActorDefinitionError(f"{option}={name!r}: {interface.class_name}.{error}") from None

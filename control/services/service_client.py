@@ -11,6 +11,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+from skipper.control.api.service import ReplicaState
 from skipper.control.model import settings as bounds
 from skipper.control.model.actor import ActorInterface
 from skipper.control.model.errors import BackpressureError, ControlError, ServiceEndedError, SupervisionError
@@ -22,7 +23,7 @@ from skipper.control.services.requests import Attempt, Binding, Request
 from skipper.control.services.retry import may_retry
 from skipper.control.services.retry_thread import Courier
 from skipper.control.services.router import Router, Seat, Tally
-from skipper.control.services.table import Place, ReplicaState, Table
+from skipper.control.services.table import Place, Table
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from skipper.control.api.service import ReplicaState
 from skipper.control.runtime.begin_log import BeginAddress
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
-
-
-class ReplicaState(enum.Enum):
-    """Where a replica is in its life."""
-
-    STARTING = "starting"
-    """Its processes or its actors are not up yet."""
-    READY = "ready"
-    """It gets requests."""
-    UPDATING = "updating"
-    """It takes its turn in a rolling fanout; it gets requests only if no other replica can."""
-    UNHEALTHY = "unhealthy"
-    """It did not answer its last health check in time; it gets none."""
-    DRAINING = "draining"
-    """It finishes what it has, and its sessions; it gets nothing else."""
-    DOWN = "down"
-    """There is none at the moment: it is about to start, again where one has died."""
 
 
 @dataclass(frozen=True, slots=True)

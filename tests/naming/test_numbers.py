@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from skipper.control import Actor, ControlError, Future, Settings, ValueMesh
+from skipper.control.api.service import ServiceOptions
 from skipper.control.model.shape import Extent
 from skipper.control.rpc import ActorServer, FixedResolver, MetadataMapping, MetadataResolver, RpcClient, RpcOptions
 from skipper.control.rpc.operations import Operations
 from skipper.control.rpc.urls import ServiceUrl
 from skipper.control.rpc.wire.calls import Answer, OperationQuery, Start
 from skipper.control.rpc.wire.calls import Call as Request
-from skipper.control.services.options import ServiceOptions
 from skipper.torchstore import serve_metrics
 from tests.numbers import NOT_NUMBERS, STRANGE, refused_well
 

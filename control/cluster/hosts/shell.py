@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from skipper.control.cluster.hosts.mesh import HostMesh
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import endpoint
+from skipper.control.api.actor import Actor, endpoint
+from skipper.control.api.mesh import HostMesh
 from skipper.control.model.errors import ControlError
 from skipper.control.runtime.port import Channel, Port, PortReceiver
 

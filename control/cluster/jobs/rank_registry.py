@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import concurrent_endpoint
+from skipper.control.api.actor import Actor, concurrent_endpoint
 from skipper.control.model.shape import Extent
 from skipper.control.wire.envelope import ProcessRef
 

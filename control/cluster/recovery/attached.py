@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from skipper.control.cluster.hosts import HostMesh
+from skipper.control.api.mesh import HostMesh
 
 
 class AttachedHosts:

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from skipper.control.api.mesh import ProcMesh
-from skipper.control.cluster.hosts import HostMesh, this_host
+from skipper.control.api.actor import Actor
+from skipper.control.api.mesh import HostMesh, ProcMesh, this_host
 from skipper.control.cluster.recovery.policy import Action, Attempt, Decision, RecoveryPolicy
-from skipper.control.model.actor import Actor
 from skipper.control.model.errors import ControlError
 from skipper.control.model.failure import FailureKind, MeshFailure
 from skipper.control.runtime import current_runtime as runtime

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from skipper.control.api.actor import Actor, endpoint
 from skipper.control.cluster.workspace.manifest import OURS, Manifest
 from skipper.control.cluster.workspace.reloading import reload_modules
 from skipper.control.cluster.workspace.replica import Replica, open_replica
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import endpoint
 from skipper.control.model.errors import WorkspaceError
 from skipper.control.model.future import Future
 from skipper.control.runtime.join_file import this_network

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from skipper.control import SupervisionError
+from skipper.control.api.service import ReplicaState
 from skipper.control.model.actor import interface_of
 from skipper.control.services.retry import may_retry
 from skipper.control.services.router import Router, Seat
-from skipper.control.services.table import Place, ReplicaState, Table
+from skipper.control.services.table import Place, Table
 from tests.control.services.parties import Worker
 
 
