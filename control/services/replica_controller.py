@@ -1,4 +1,4 @@
-"""`Keeper`: the actor that owns the replicas of a service: it replaces the dead, scales, drains, checks and updates."""
+"""`ReplicaController`: the actor that owns the replicas of a service. It replaces, scales, drains and updates them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from skipper.control.services.metrics import summary
 from skipper.control.services.placement import Placement
 from skipper.control.services.replicas import Blueprint, Replica
 from skipper.control.services.router import Tally
-from skipper.control.services.subscribers import Audience
-from skipper.control.services.table import Place, Table
+from skipper.control.services.subscribers import Subscribers
+from skipper.control.services.table import ReplicaSlot, ReplicaTable
 
 _log = logging.getLogger("skipper.control")
 
@@ -40,7 +40,7 @@ _MISSES = 2
 """Health checks in a row that a replica fails before it is replaced."""
 
 
-class Keeper(Actor):
+class ReplicaController(Actor):
     """Keeps a service. Callers send their requests past it, straight to the replicas; it tells them which there are.
 
     Args:
@@ -53,7 +53,7 @@ class Keeper(Actor):
         self._placement = Placement(blueprint.options.hosts)
         self._replicas: dict[int, Replica | None] = {}
         """By number; None where one has died and its successor is yet to start."""
-        self._audience = Audience()
+        self._subscribers = Subscribers()
         self._restarts: Counter[int] = Counter()
         self._lives: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
@@ -75,15 +75,15 @@ class Keeper(Actor):
     # For callers
 
     @concurrent_endpoint(explicit_response_port=True)
-    async def watch(self, port: Port[Table], caller: str, seen: int, tallies: dict[int, Tally]) -> None:
+    async def watch(self, port: Port[ReplicaTable], caller: str, seen: int, tallies: dict[int, Tally]) -> None:
         """Answer with the table of replicas once it is newer than what the caller has seen, and note its counts."""
-        if self._audience.listen(port, caller, seen, tallies):
+        if self._subscribers.listen(port, caller, seen, tallies):
             port.send(self._table())
 
     @concurrent_endpoint
     async def tell(self, caller: str, tallies: dict[int, Tally]) -> None:
         """Note what a caller has counted."""
-        self._audience.note(caller, tallies)
+        self._subscribers.note(caller, tallies)
 
     @concurrent_endpoint
     async def up(self) -> None:
@@ -101,7 +101,7 @@ class Keeper(Actor):
                 self._begin(number)
             await asyncio.gather(*(self._drain(number) for number in surplus))
             await self._until(lambda: all(self._is_up(number) for number in added))
-            await self._audience.know(self._audience.version)
+            await self._subscribers.know(self._subscribers.version)
 
     @concurrent_endpoint
     async def drain(self, number: int) -> None:
@@ -112,7 +112,7 @@ class Keeper(Actor):
             await self._drain(number)
             self._begin(number)
             await self._until(lambda: self._is_up(number))
-            await self._audience.know(self._audience.version)
+            await self._subscribers.know(self._subscribers.version)
 
     @concurrent_endpoint
     async def roll(
@@ -123,10 +123,10 @@ class Keeper(Actor):
         With ``is_skipping`` those are left out that are not up.
         """
         async with self._order:
-            places = asyncio.Semaphore(width)
+            slots = asyncio.Semaphore(width)
 
             async def one(number: int) -> Any:
-                return await self._update(number, places, method, args, kwargs, is_skipped=is_skipping)
+                return await self._update(number, slots, method, args, kwargs, is_skipped=is_skipping)
 
             results = await asyncio.gather(*map(one, sorted(self._replicas)), return_exceptions=True)
             for result in results:
@@ -138,10 +138,10 @@ class Keeper(Actor):
     async def metrics(self) -> list[ReplicaMetrics]:
         """What is known of each replica, in the order of their numbers."""
         self._publish()  # everybody answers with the present counts
-        await self._audience.know(self._audience.version)
+        await self._subscribers.know(self._subscribers.version)
         return [
-            summary(place.number, place.state, self._restarts[place.number], self._audience.tallies())
-            for place in self._table().places
+            summary(slot.number, slot.state, self._restarts[slot.number], self._subscribers.tallies())
+            for slot in self._table().slots
         ]
 
     @concurrent_endpoint
@@ -248,10 +248,10 @@ class Keeper(Actor):
             replica.state = ReplicaState.DRAINING
             self._publish()
             deadline = time.monotonic() + self._options.drain_timeout_s
-            await self._audience.know(self._audience.version)
+            await self._subscribers.know(self._subscribers.version)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
-                    await self._until(lambda: not self._audience.sessions_of(number))
+                    await self._until(lambda: not self._subscribers.sessions_of(number))
             if self._replicas.get(number) is replica:
                 await replica.stop(max(deadline - time.monotonic(), 0))
         del self._replicas[number]
@@ -260,18 +260,18 @@ class Keeper(Actor):
     async def _update(
         self,
         number: int,
-        places: asyncio.Semaphore,
+        slots: asyncio.Semaphore,
         method: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
         is_skipped: bool,
     ) -> Any:
-        """Call a replica once it is up and there is a place; its successor if it dies and the endpoint allows it."""
+        """Call a replica once it is up and there is a slot; its successor if it dies and the endpoint allows it."""
         while True:
             if not is_skipped:
-                await self._until(lambda: self._is_up(number))  # others have the place meanwhile
-            async with places:
+                await self._until(lambda: self._is_up(number))  # others have the slot meanwhile
+            async with slots:
                 if self._is_up(number):
                     result = await self._update_one(number, method, args, kwargs, is_skipped=is_skipped)
                     if result is not _AGAIN:
@@ -287,7 +287,7 @@ class Keeper(Actor):
         assert replica is not None  # it is up
         replica.state = ReplicaState.UPDATING
         self._publish()
-        await self._audience.know(self._audience.version)
+        await self._subscribers.know(self._subscribers.version)
         try:
             return await replica.call(method, args, kwargs)
         except SupervisionError as error:
@@ -338,13 +338,13 @@ class Keeper(Actor):
         replica = self._replicas.get(number)
         return replica is not None and replica.state is ReplicaState.READY
 
-    def _table(self) -> Table:
-        return Table(
-            self._audience.version,
+    def _table(self) -> ReplicaTable:
+        return ReplicaTable(
+            self._subscribers.version,
             tuple(
-                Place(number, replica.state, replica.entry, replica.begins)
+                ReplicaSlot(number, replica.state, replica.entry, replica.begins)
                 if replica
-                else Place(number, ReplicaState.DOWN, None)
+                else ReplicaSlot(number, ReplicaState.DOWN, None)
                 for number, replica in sorted(self._replicas.items())
             ),
         )
@@ -359,10 +359,10 @@ class Keeper(Actor):
 
     def _publish(self) -> None:
         """Tell every caller how the service is now."""
-        self._audience.publish(self._table)
+        self._subscribers.publish(self._table)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        await self._audience.until(condition)
+        await self._subscribers.until(condition)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,4 +1,4 @@
-"""`Caller`: how one process calls one service. It routes by itself; the keeper only tells it of changes."""
+"""`ServiceClient`: how one process calls one service. It routes by itself; the controller only tells it of changes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginView, Fate, ProcessGoneError
 from skipper.control.runtime.process import Process
-from skipper.control.services.requests import Attempt, Binding, Request
-from skipper.control.services.retry import may_retry
-from skipper.control.services.retry_thread import Courier
-from skipper.control.services.router import Router, Seat, Tally
-from skipper.control.services.table import Place, Table
+from skipper.control.services.requests import Request, RequestAttempt, SessionBinding
+from skipper.control.services.retry_thread import RetryThread, may_retry
+from skipper.control.services.router import KnownReplica, Router, Tally
+from skipper.control.services.table import ReplicaSlot, ReplicaTable
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
-    from skipper.control.services.replica_controller import Keeper
+    from skipper.control.services.replica_controller import ReplicaController
 
 _SOMEBODY = (0,)
 """The numbers of the replicas of a service that has ended: a request to any of them says so."""
 
-_courier = Courier()
+_retry_thread = RetryThread()
 """Sends what is sent again, and what has waited for a replica, for all services."""
 
-_callers: weakref.WeakValueDictionary[int, Caller] = weakref.WeakValueDictionary()
+_clients: weakref.WeakValueDictionary[int, ServiceClient] = weakref.WeakValueDictionary()
 _callers_lock = threading.Lock()
 
-_needed: set[Caller] = set()
+_needed: set[ServiceClient] = set()
 """Those with which requests wait, so that they stay although nobody else may hold them or their service."""
 
 
@@ -48,31 +47,31 @@ class Address:
 
     Attributes:
         name: of the service.
-        keeper: the actor that keeps it.
+        controller: the actor that keeps it.
         interface: of the replicas' actors.
         procs: see `ServiceOptions.procs`.
         retries: see `ServiceOptions.retries`.
     """
 
     name: str
-    keeper: ActorMesh[Keeper]
+    controller: ActorMesh[ReplicaController]
     interface: ActorInterface
     procs: int
     retries: int
 
 
-def caller_of(address: Address) -> Caller:
-    """The caller of this process for a service; it is made when it is asked for first."""
+def client_of(address: Address) -> ServiceClient:
+    """The client of this process for a service; it is made when it is asked for first."""
     with _callers_lock:
-        caller = _callers.get(address.keeper.uid)
-        if caller is not None:
-            return caller
-        caller = _callers[address.keeper.uid] = Caller(address)
-    caller.watch()
-    return caller
+        client = _clients.get(address.controller.uid)
+        if client is not None:
+            return client
+        client = _clients[address.controller.uid] = ServiceClient(address)
+    client.watch()
+    return client
 
 
-class Caller:
+class ServiceClient:
     """Sends requests of this process to the replicas of a service, and sees them through. For any thread.
 
     Where there is no replica to send to, requests wait here. So one that dies before it was up has had none. Requests
@@ -103,8 +102,8 @@ class Caller:
         Raises:
             BackpressureError: the replica is too far behind, or too many requests wait for one.
         """
-        while (seat := self._seat_for(request)) is not None:
-            if self._send(request, seat):
+        while (replica := self._replica_for(request)) is not None:
+            if self._send(request, replica):
                 return
 
     def when_known(self, act: Callable[[tuple[int, ...]], None]) -> None:
@@ -117,33 +116,33 @@ class Caller:
             numbers = self._router.numbers or _SOMEBODY
         act(numbers)
 
-    def bind(self, binding: Binding) -> None:
+    def bind(self, binding: SessionBinding) -> None:
         """Have a session take its replica now, if there is one."""
         with self._lock:
             binding.bind(self._router)
 
-    def unbind(self, binding: Binding) -> None:
+    def unbind(self, binding: SessionBinding) -> None:
         """End a session; may be called again."""
         with self._lock:
             was_closed, binding.is_closed = binding.is_closed, True
-            seat = binding.seat
-            if was_closed or seat is None:
+            replica = binding.replica
+            if was_closed or replica is None:
                 return
-            seat.sessions -= 1
-            somebody_waits = seat.state is ReplicaState.DRAINING
+            replica.sessions -= 1
+            somebody_waits = replica.state is ReplicaState.DRAINING
         if somebody_waits:
-            self._address.keeper.tell.call_one(self._id, self._report())
+            self._address.controller.tell.call_one(self._id, self._report())
 
-    def answered(self, attempt: Attempt, *, is_error: bool) -> bool:
+    def answered(self, attempt: RequestAttempt, *, is_error: bool) -> bool:
         """Take note of an answer; whether it is the first thing that is heard of the attempt."""
         elapsed = perf_counter_ns() - attempt.begin_ns
-        seat = attempt.seat
-        tally = seat.tally
+        replica = attempt.replica
+        tally = replica.tally
         with self._lock:
             if attempt.is_over:
                 return False
             if attempt.request.in_turn:
-                self._router.answered(seat, attempt.begin_ns, attempt.begin_ns + elapsed)
+                self._router.answered(replica, attempt.begin_ns, attempt.begin_ns + elapsed)
             self._release(attempt)
             tally.done += 1
             tally.errors += is_error
@@ -151,7 +150,7 @@ class Caller:
             tally.longest_ns = max(tally.longest_ns, elapsed)
             return True
 
-    def process_lost(self, attempt: Attempt, error: SupervisionError) -> None:
+    def process_lost(self, attempt: RequestAttempt, error: SupervisionError) -> None:
         """Take note that the replica is gone, and find out whether it had begun the request."""
 
         def judge() -> None:
@@ -163,33 +162,33 @@ class Caller:
             error.is_unhandled = fate is not Fate.PERHAPS_BEGUN and is_harmless
             self.failed(attempt, error, is_dead=True)
 
-        begins = attempt.seat.begins
+        begins = attempt.replica.begins
         if begins is None or begins.is_final():
             judge()
             return
         with self._lock:
-            self._router.lose(attempt.seat)
-        _courier.submit(judge)
+            self._router.lose(attempt.replica)
+        _retry_thread.submit(judge)
 
-    def failed(self, attempt: Attempt, error: SupervisionError, *, is_dead: bool) -> None:
+    def failed(self, attempt: RequestAttempt, error: SupervisionError, *, is_dead: bool) -> None:
         """Take note that no answer will come, and have the request sent again where that is safe."""
-        seat, request = attempt.seat, attempt.request
+        replica, request = attempt.replica, attempt.request
         with self._lock:
             if attempt.is_over:
                 return
-            seat.tally.lost += 1
+            replica.tally.lost += 1
             if is_dead:
-                self._router.lose(seat)
+                self._router.lose(replica)
             self._release(attempt)
         if not request.is_bound() and may_retry(request.spec, error, request.attempts, self._address.retries):
             self._hand_on(request)
         else:
-            request.fail(request.lost(self._address.name, seat, error) if is_dead else error)
+            request.fail(request.lost(self._address.name, replica, error) if is_dead else error)
 
-    def _seat_for(self, request: Request) -> Seat | None:
+    def _replica_for(self, request: Request) -> KnownReplica | None:
         """The replica for a request, which counts as outstanding there from now on; None if the request is kept."""
         with self._lock:
-            seat = None
+            replica = None
             if self._ended is None and self._process.closing:
                 self._ended = self._end_of_job()
             if self._ended is not None:
@@ -200,15 +199,16 @@ class Caller:
                 pass
             elif not request.in_turn:
                 if not self._is_flushing:  # nothing overtakes what waits
-                    seat = self._pick(request)
+                    replica = self._pick(request)
             elif is_full or not self._waiting:
-                seat = self._pick(request, in_turn=not is_full)  # if here is no room, the replica has the sender wait
-            if seat is None and not request.future.done():
+                # If there is no room here, the replica has the sender wait.
+                replica = self._pick(request, in_turn=not is_full)
+            if replica is None and not request.future.done():
                 if is_full:
                     count = len(self._parked) + len(self._waiting)
                     raise BackpressureError(f"{count} requests wait already for a replica of {self._address.name}")
                 self._keep(request)
-            return seat
+            return replica
 
     def _keep(self, request: Request) -> None:
         if request.in_turn:
@@ -223,43 +223,43 @@ class Caller:
         else:
             _needed.discard(self)
 
-    def _pick(self, request: Request, *, in_turn: bool = False) -> Seat | None:
+    def _pick(self, request: Request, *, in_turn: bool = False) -> KnownReplica | None:
         try:
-            seat = request.pick(self._address.name, self._router, in_turn=in_turn)
+            replica = request.pick(self._address.name, self._router, in_turn=in_turn)
         except SupervisionError as error:
             request.fail(error)
             return None
-        if seat is not None:
-            seat.outstanding += 1
-            seat.in_turn += request.in_turn
-        return seat
+        if replica is not None:
+            replica.outstanding += 1
+            replica.in_turn += request.in_turn
+        return replica
 
-    def _release(self, attempt: Attempt) -> None:
+    def _release(self, attempt: RequestAttempt) -> None:
         """Count an attempt out; the next request may take its place."""
         attempt.is_over = True
-        self._count_out(attempt.request, attempt.seat)
+        self._count_out(attempt.request, attempt.replica)
 
-    def _count_out(self, request: Request, seat: Seat) -> None:
-        seat.outstanding -= 1
-        seat.in_turn -= request.in_turn
+    def _count_out(self, request: Request, replica: KnownReplica) -> None:
+        replica.outstanding -= 1
+        replica.in_turn -= request.in_turn
         if self._waiting:
             self._begin_dispatch()
 
     def _begin_dispatch(self) -> None:
         if self._waiting and not self._is_dispatching:
             self._is_dispatching = True
-            _courier.submit(self._dispatch)
+            _retry_thread.submit(self._dispatch)
 
-    def _send(self, request: Request, seat: Seat) -> bool:
+    def _send(self, request: Request, replica: KnownReplica) -> bool:
         """Send a request to a replica; False if that is known to be dead, so that nothing was sent."""
         process = self._process
-        if _is_unreachable(process, seat):
+        if _is_unreachable(process, replica):
             with self._lock:
-                self._router.lose(seat)
-                self._count_out(request, seat)
+                self._router.lose(replica)
+                self._count_out(request, replica)
             return False
         request.attempts += 1
-        attempt = Attempt(self, request, seat)
+        attempt = RequestAttempt(self, request, replica)
         try:
             request.send(process, attempt)
         except BaseException:
@@ -276,7 +276,7 @@ class Caller:
                 self._keep(request)
                 self._begin_dispatch()
                 return
-        _courier.submit(lambda: self._submit_again(request))
+        _retry_thread.submit(lambda: self._submit_again(request))
 
     def _submit_again(self, request: Request) -> None:
         try:
@@ -284,15 +284,15 @@ class Caller:
         except ControlError as error:
             request.fail(error)
 
-    # News of the keeper
+    # What the controller tells
 
     def watch(self) -> None:
-        """Ask the keeper to tell what has changed, once something has; and tell it what has been seen from here."""
-        news: Future[Table] = self._address.keeper.watch.call_one(self._id, self._version, self._report())
+        """Ask the controller to tell what has changed, once something has; and tell it what has been seen from here."""
+        news: Future[ReplicaTable] = self._address.controller.watch.call_one(self._id, self._version, self._report())
         here = weakref.ref(self)
         news.add_done_callback(lambda told: _tell(here, told))
 
-    def told(self, table: Table) -> None:
+    def told(self, table: ReplicaTable) -> None:
         """Take the service as it is now."""
         with self._lock:
             waiting, self._when_known = self._when_known, []
@@ -303,9 +303,9 @@ class Caller:
             self._begin_dispatch()
             self._stay_if_needed()
         for act in waiting:
-            _courier.submit(lambda act=act: act(self._router.numbers))  # type: ignore[misc]
+            _retry_thread.submit(lambda act=act: act(self._router.numbers))  # type: ignore[misc]
         if has_work:
-            _courier.submit(self._flush)
+            _retry_thread.submit(self._flush)
 
     def end(self, error: ControlError) -> None:
         """The service is no more."""
@@ -337,17 +337,17 @@ class Caller:
                 ready = []
                 waiting, self._parked = self._parked, []
                 for request in waiting:
-                    seat = self._pick(request)
-                    if seat is not None:
-                        ready.append((request, seat))
+                    replica = self._pick(request)
+                    if replica is not None:
+                        ready.append((request, replica))
                     elif not request.future.done():
                         self._parked.append(request)
                 if not ready:
                     self._is_flushing = False
                     self._stay_if_needed()
                     return
-            for request, seat in ready:
-                if not self._send_kept(request, seat):
+            for request, replica in ready:
+                if not self._send_kept(request, replica):
                     with self._lock:
                         self._parked.insert(0, request)
 
@@ -355,32 +355,32 @@ class Caller:
         """Send what waits for its turn, the oldest first, as long as replicas have too little to do."""
         while True:
             with self._lock:
-                seat = self._pick(self._waiting[0], in_turn=True) if self._waiting else None
-                if seat is None:
+                replica = self._pick(self._waiting[0], in_turn=True) if self._waiting else None
+                if replica is None:
                     self._is_dispatching = False
                     self._stay_if_needed()
                     return
                 request = heapq.heappop(self._waiting)
-            if not self._send_kept(request, seat):
+            if not self._send_kept(request, replica):
                 with self._lock:
                     heapq.heappush(self._waiting, request)
 
-    def _send_kept(self, request: Request, seat: Seat) -> bool:
+    def _send_kept(self, request: Request, replica: KnownReplica) -> bool:
         """Send what has waited; False if its replica is known to be dead."""
         try:
-            return self._send(request, seat)
+            return self._send(request, replica)
         except Exception as error:  # noqa: BLE001  (whoever waits is told, and those behind it go on)
             request.fail(error)
             return True
 
-    def _prepare(self, seat: Seat, place: Place) -> None:
+    def _prepare(self, replica: KnownReplica, slot: ReplicaSlot) -> None:
         """Map what a replica writes down of the requests that it begins, before it gets any from here."""
-        if place.begins is None:
+        if slot.begins is None:
             return
         try:
-            seat.begins = BeginView(place.begins, self._process.me.id)
+            replica.begins = BeginView(slot.begins, self._process.me.id)
         except ProcessGoneError:
-            seat.is_lost = True
+            replica.is_lost = True
         except OSError:
             return  # on another machine: requests that are with it when it dies may have been handled
 
@@ -389,19 +389,19 @@ class Caller:
             return {number: dataclasses.replace(tally) for number, tally in self._router.tallies().items()}
 
 
-def _is_unreachable(process: Process, seat: Seat) -> bool:
-    link = process.transport.find(seat.entry.root_members[0].id)
+def _is_unreachable(process: Process, replica: KnownReplica) -> bool:
+    link = process.transport.find(replica.entry.root_members[0].id)
     return link is not None and link.lost is not None
 
 
-def _tell(here: weakref.ref[Caller], news: Future[Table]) -> None:
-    caller = here()
-    if caller is None:
+def _tell(here: weakref.ref[ServiceClient], news: Future[ReplicaTable]) -> None:
+    client = here()
+    if client is None:
         return
     try:
         table = news._peek()
     except ControlError as error:
-        caller.end(error)
+        client.end(error)
         return
-    caller.told(table)
-    caller.watch()
+    client.told(table)
+    client.watch()

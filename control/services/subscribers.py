@@ -1,4 +1,4 @@
-"""`Audience`: who calls a service. They are told of what changes, and tell what they have counted."""
+"""`Subscribers`: who calls a service. They are told of what changes, and tell what they have counted."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from skipper.control.runtime.port import Port
 from skipper.control.services.metrics import merge
 from skipper.control.services.router import Tally
-from skipper.control.services.table import Table
+from skipper.control.services.table import ReplicaTable
 
 _PATIENCE_S = 1.0
 """How long a caller has to show that it knows of a change; one that does not is gone, or will come again."""
 
 
-class Audience:
+class Subscribers:
     """Processes that call a service. For the thread of one event loop.
 
     Each of them has a question open here, which is answered with the next change, and asks the next one then; so the
-    keeper hears from everybody who lives after everything that it says.
+    controller hears from everybody who lives after everything that it says.
 
     Attributes:
         version: grows with every change.
@@ -27,14 +27,14 @@ class Audience:
 
     def __init__(self) -> None:
         self.version = 0
-        self._waiting: dict[str, Port[Table]] = {}
+        self._waiting: dict[str, Port[ReplicaTable]] = {}
         self._seen: dict[str, int] = {}
         self._tallies: dict[str, dict[int, Tally]] = {}
         self._gone: dict[int, Tally] = {}
         """What those have counted that are gone."""
         self._waiters: list[asyncio.Future[None]] = []
 
-    def listen(self, port: Port[Table], caller: str, seen: int, tallies: dict[int, Tally]) -> bool:
+    def listen(self, port: Port[ReplicaTable], caller: str, seen: int, tallies: dict[int, Tally]) -> bool:
         """Take a caller's question; True where there is news already, and it is to be answered now."""
         self._seen[caller] = seen
         has_news = seen < self.version
@@ -48,7 +48,7 @@ class Audience:
         self._tallies[caller] = tallies
         self._wake()
 
-    def publish(self, table: Callable[[], Table]) -> None:
+    def publish(self, table: Callable[[], ReplicaTable]) -> None:
         """Answer everybody with what ``table`` gives, as a new version."""
         self.version += 1
         news = table()

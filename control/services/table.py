@@ -1,4 +1,4 @@
-"""What callers know of a service: its replicas, as the keeper last told."""
+"""What callers know of a service: its replicas, as the controller last told."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A replica's place in the service and who fills it now.
+class ReplicaSlot:
+    """One replica of the service by its number, and who fills its place now.
 
     Attributes:
         number: of the replica; its successors have the same.
         state: of the one that is there.
-        entry: the actor that takes its requests: its only one, or the `Conductor`; None while it is `DOWN`.
+        entry: the actor that takes its requests: its only one, or the `RequestSequencer`; None while it is `DOWN`.
         begins: where that writes down which requests it has begun; None while it is not up.
     """
 
@@ -30,13 +30,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """The places of a service, in the order of their numbers.
+class ReplicaTable:
+    """The replicas of a service, in the order of their numbers.
 
     Attributes:
         version: grows with every change.
-        places: one for each replica.
+        slots: one for each replica.
     """
 
     version: int
-    places: tuple[Place, ...]
+    slots: tuple[ReplicaSlot, ...]

@@ -1,4 +1,4 @@
-"""`Listener`: where the streams of other processes come in."""
+"""`StreamListener`: where the streams of other processes come in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_PENDING = 16_384
 begins with that at a thousand, which a stranger opens at one go."""
 
 
-class Listener:
+class StreamListener:
     """Takes the streams of those who dial; their thread is its own.
 
     gRPC aborts a process that begins an operation on a completion queue that is shut down. So the queue is shut down

@@ -70,22 +70,22 @@ def to_listen(certificates: Certificates | Tls | None) -> Any:
     return core.server_credentials_ssl_dynamic_cert_config(server_certificates(*last), look, True)
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     serves = False
 
 
-_here = _Here()
+_thread = _ThreadState()
 _CODES = {value: name.upper() for name, value in vars(core.StatusCode).items() if isinstance(value, int)}
 
 
 def serve_here() -> None:
     """Make the current thread one that streams depend on."""
-    _here.serves = True
+    _thread.serves = True
 
 
 def on_stream_thread() -> bool:
     """Whether the current thread is one that streams depend on: what it waits for must not have to come by stream."""
-    return _here.serves
+    return _thread.serves
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from skipper.control.wire.auth import NOT_ADMITTED
 from skipper.control.wire.certificates import REVIEW_S, Certificates
 from skipper.control.wire.grpc_core import NO_COMPRESSION
 from skipper.control.wire.identity import Role
-from skipper.control.wire.listener import Listener
+from skipper.control.wire.listener import StreamListener
 from skipper.control.wire.streams import IncomingStream, Status
 from skipper.control.wire.tls import Tls
 
@@ -152,7 +152,7 @@ class ActorListener:
             ("grpc.http2.max_ping_strikes", 0),
             *NO_COMPRESSION,
         )
-        self._listener = Listener(
+        self._listener = StreamListener(
             ((address, tls),),
             greeting_s=PATIENCE_S,
             options=options,
