@@ -31,7 +31,7 @@ _INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankLocation:
     """Where a rank runs.
 
     Attributes:
@@ -70,7 +70,7 @@ class SpmdRank:
     interface: str | None = None
 
     @staticmethod
-    def of(rank: int, places: list[Place]) -> SpmdRank:
+    def of(rank: int, places: list[RankLocation]) -> SpmdRank:
         """The rank among processes at these places, in rank order."""
         hosts = [place.network for place in places]
         own = hosts[rank]
@@ -166,7 +166,7 @@ class SpmdActor(Actor):
         if context().message_rank.extent.nelements != actor.rank.size:
             raise ValueError("SPMD code runs on a whole mesh: spawn the SpmdActor on a slice of the processes instead")
         self._runs += 1
-        own = Place(this_network(), _own_host(), _free_port())
+        own = RankLocation(this_network(), _own_host(), _free_port())
         meeting = self._rendezvous.meet.call_one((actor.mesh_uid, self._runs), actor.rank.rank, actor.rank.size, own)
         return SpmdRank.of(actor.rank.rank, meeting.get(2 * MEET_TIMEOUT_S))
 
@@ -175,10 +175,10 @@ class _Rendezvous(Actor):
     """Where the ranks of a run tell each other where they are: one actor of the job, in the script's process."""
 
     def __init__(self) -> None:
-        self._gatherings: Gatherings[Place] = Gatherings()
+        self._gatherings: Gatherings[RankLocation] = Gatherings()
 
     @concurrent_endpoint
-    async def meet(self, run: tuple[int, int], rank: int, size: int, place: Place) -> list[Place]:
+    async def meet(self, run: tuple[int, int], rank: int, size: int, place: RankLocation) -> list[RankLocation]:
         """Wait until all are here.
 
         Returns:

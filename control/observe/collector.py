@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from skipper.control.observe.log_reader import Intake, Source
+from skipper.control.observe.log_reader import LogReader, Source
 
 MAX_LINE_NBYTES = 16 << 10
 """A longer line is cut into pieces of this size."""
@@ -18,7 +18,7 @@ Chunk = tuple[int, str, int, bytes | None]
 there may be none; None: the stream is over."""
 
 
-class Collector(Intake):
+class Collector(LogReader):
     """A thread that reads all pipes, and never waits for anything else: who writes is not held up by who reads.
 
     What is written on other hosts is read there and handed in by `feed`.

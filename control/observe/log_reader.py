@@ -1,4 +1,4 @@
-"""`Intake`: a thread that is handed the pipes that processes of its host write to, and reads them."""
+"""`LogReader`: a thread that is handed the pipes that processes of its host write to, and reads them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Source:
     heard_s: float = 0.0
 
 
-class Intake:
+class LogReader:
     """Reads all pipes on one thread, on which the methods that are to be overridden run. Those must not wait.
 
     Attributes:

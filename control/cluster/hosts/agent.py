@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any
 
 from skipper.control.cluster.hosts import protocol
-from skipper.control.cluster.hosts.adopted import Relay
+from skipper.control.cluster.hosts.adopted import SocketForwarder
 from skipper.control.model.errors import ControlError, HostError
 from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire.certificates import REVIEW_S, Certificates
@@ -128,7 +128,9 @@ class HostAgent:
             roles=(Role.SCRIPT,),  # for whatever an agent may be asked
         )
         self._reviewed_s = time.monotonic()
-        self._relay = None if listening is None else Relay(listening, addresses.within_host(own).partition(":")[2])
+        self._forwarder = (
+            None if listening is None else SocketForwarder(listening, addresses.within_host(own).partition(":")[2])
+        )
         self.address = addresses.at(host, self._auth_listener.ports[0] if listening is None else port)
         """``IP:PORT``."""
 
@@ -152,8 +154,8 @@ class HostAgent:
         if not self._gone.wait(0.5):
             self._auth_listener.cut()
             self._gone.wait(5.0)
-        if self._relay is not None:
-            self._relay.close()
+        if self._forwarder is not None:
+            self._forwarder.close()
 
     def end(self) -> None:
         """Have `run` end what there is and return; from any thread, or a handler of signals."""
