@@ -29,10 +29,10 @@ from skipper.control.rpc.wire.calls import (
     LARGEST_MESSAGE_NBYTES,
     MAX_MESSAGE_NBYTES,
     ActorInfo,
-    Answer,
-    Call,
+    CallResult,
     Code,
     Failure,
+    MethodCall,
     MethodInfo,
     OperationQuery,
     OperationState,
@@ -254,7 +254,7 @@ class ActorServer:
 
     # What the listener asks for
 
-    def invoke(self, call: Call, remaining_s: float | None) -> Answer:
+    def invoke(self, call: MethodCall, remaining_s: float | None) -> CallResult:
         """Call a method of an actor."""
         return self._run(call, Scope(remaining_s))
 
@@ -285,20 +285,20 @@ class ActorServer:
         """Cancel an operation."""
         return self._operations.cancel(query)
 
-    def _run(self, call: Call, scope: Scope) -> Answer:
+    def _run(self, call: MethodCall, scope: Scope) -> CallResult:
         hosted = self._find(call.handle, call.actor)
         if isinstance(hosted, Failure):
-            return Answer(failure=hosted)
+            return CallResult(failure=hosted)
         try:
             args, kwargs = decode_arguments(call)
             result = hosted.call(call.method, args, kwargs, scope)
         except NoSuchMethodError as error:
-            return Answer(failure=Failure(Code.NO_SUCH_METHOD, str(error)))
+            return CallResult(failure=Failure(Code.NO_SUCH_METHOD, str(error)))
         except ControlError as error:
             encode = encode_mesh_error if isinstance(hosted, MeshActor) else encode_error
-            return Answer(failure=encode(error, is_json=call.is_json))
+            return CallResult(failure=encode(error, is_json=call.is_json))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is its caller's)
-            return Answer(failure=encode_error(error, is_json=call.is_json))
+            return CallResult(failure=encode_error(error, is_json=call.is_json))
         return encode_result(result, is_json=call.is_json, most_nbytes=self._max_nbytes)
 
     def _find(self, handle: str, name: str) -> Hosted | Failure:

@@ -20,7 +20,7 @@ from skipper.control.model.errors import (
 )
 from skipper.control.model.exception_text import describe, summarize_fully
 from skipper.control.rpc.concurrency_limit import BusyError, LateError
-from skipper.control.rpc.wire.calls import Answer, Call, Code, Failure, Segments
+from skipper.control.rpc.wire.calls import CallResult, Code, Failure, MethodCall, Segments
 from skipper.control.runtime.exception_causes import open_chain, pack_chain
 from skipper.control.wire.payload import pack_inert, pack_inert_arguments, unpack
 
@@ -40,7 +40,7 @@ def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Segments:
     return pack_inert_arguments(args, kwargs)
 
 
-def decode_arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def decode_arguments(call: MethodCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a call whose sender may be trusted with this encoding.
 
     Raises:
@@ -59,18 +59,18 @@ def decode_arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
     raise ArgumentsError("arguments are an array or an object" if call.is_json else "arguments are a pair")
 
 
-def encode_result(value: object, *, is_json: bool, most_nbytes: int) -> Answer:
+def encode_result(value: object, *, is_json: bool, most_nbytes: int) -> CallResult:
     """The answer with a result, or with the reason why it cannot be sent."""
     try:
         segments = (json.dumps(value, default=_plain).encode(),) if is_json else pack_inert(value)
     except (TypeError, ValueError, RecursionError, PayloadError) as error:
         words = f"the result, of type {type(value).__qualname__}, cannot be encoded: {error}"
-        return Answer(failure=Failure(Code.BAD_RESULT, words))
+        return CallResult(failure=Failure(Code.BAD_RESULT, words))
     nbytes = sum(map(len, segments))
     if nbytes > most_nbytes:
         words = f"the result of {nbytes} bytes is larger than the {most_nbytes} that max_message_nbytes allows"
-        return Answer(failure=Failure(Code.BAD_RESULT, words))
-    return Answer(segments)
+        return CallResult(failure=Failure(Code.BAD_RESULT, words))
+    return CallResult(segments)
 
 
 def encode_error(error: BaseException, *, is_json: bool) -> Failure:
@@ -98,7 +98,7 @@ def encode_mesh_error(error: ControlError, *, is_json: bool) -> Failure:
     return encode_error(error, is_json=is_json)
 
 
-def open_answer(answer: Answer, *, actor: str, method: str) -> Any:
+def open_answer(answer: CallResult, *, actor: str, method: str) -> Any:
     """The result of a call. Only for answers of who has proven to know the secret.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from skipper.control.api.subscription import subscribe
 from skipper.control.model.endpoint_spec import endpoint_options, is_idempotent
 from skipper.control.model.errors import NoSuchMethodError
-from skipper.control.rpc.concurrency_limit import LateError, Turnstile
+from skipper.control.rpc.concurrency_limit import ConcurrencyLimit, LateError
 from skipper.control.rpc.scope import Scope, serving
 from skipper.control.rpc.wire.calls import MethodInfo
 
@@ -69,7 +69,7 @@ class PlainActor(Hosted):
     def __init__(self, name: str, instance: object, *, concurrency: int, max_waiting: int, run_async: RunAsync) -> None:
         super().__init__(name, type(instance).__qualname__)
         self._instance = instance
-        self._turnstile = Turnstile(concurrency, max_waiting=max_waiting)
+        self._limit = ConcurrencyLimit(concurrency, max_waiting=max_waiting)
         self._run_async = run_async
         self._methods = public_methods(type(instance))
 
@@ -81,7 +81,7 @@ class PlainActor(Hosted):
         """Call a method in its turn."""
         if method not in self._methods:
             raise NoSuchMethodError(f"{self.class_name} has no public method {method!r}")
-        self._turnstile.enter(scope.remaining_s())
+        self._limit.enter(scope.remaining_s())
         try:
             if scope.is_cancelled:
                 raise LateError
@@ -89,7 +89,7 @@ class PlainActor(Hosted):
                 result = getattr(self._instance, method)(*args, **kwargs)
                 return self._run_async(result, scope) if inspect.isawaitable(result) else result
         finally:
-            self._turnstile.leave()
+            self._limit.leave()
 
 
 class MeshActor(Hosted):

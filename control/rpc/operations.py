@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from skipper.control.rpc.scope import Scope
-from skipper.control.rpc.wire.calls import Answer, Call, Code, Failure, OperationQuery, OperationState, Start
+from skipper.control.rpc.wire.calls import CallResult, Code, Failure, MethodCall, OperationQuery, OperationState, Start
 
 MAX_RUNNING = 64
 MAX_KEPT = 1024
@@ -29,7 +29,9 @@ class Operations:
         clock: seconds, rising.
     """
 
-    def __init__(self, run: Callable[[Call, Scope], Answer], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, run: Callable[[MethodCall, Scope], CallResult], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._run = run
         self._clock = clock
         self._lock = threading.Lock()
@@ -66,7 +68,7 @@ class Operations:
         operation = self._find(query.id)
         if operation is None:
             return _unknown(query.id)
-        operation.end(Answer(failure=Failure(Code.CANCELLED, "the operation was cancelled")), self._clock())
+        operation.end(CallResult(failure=Failure(Code.CANCELLED, "the operation was cancelled")), self._clock())
         operation.scope.cancel()
         return operation.state()
 
@@ -82,7 +84,7 @@ class Operations:
             self._sweep(MAX_KEPT)
             return self._operations.get(operation_id)
 
-    def _work(self, operation: _Operation, call: Call) -> None:
+    def _work(self, operation: _Operation, call: MethodCall) -> None:
         try:
             operation.end(self._run(call, operation.scope), self._clock())
         finally:
@@ -110,9 +112,9 @@ class _Operation:
         self.ended = threading.Event()
         self.ended_at: float | None = None
         self._lock = threading.Lock()
-        self._answer: Answer | None = None
+        self._answer: CallResult | None = None
 
-    def end(self, answer: Answer, now: float) -> None:
+    def end(self, answer: CallResult, now: float) -> None:
         """Note how it ended, unless it has."""
         with self._lock:
             if self._answer is not None:

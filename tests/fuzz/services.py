@@ -20,7 +20,7 @@ from skipper.control.rpc.gcs import GcsResolver
 from skipper.control.rpc.metadata import Metadata
 from skipper.control.rpc.registry import FullError
 from skipper.control.rpc.urls import ServiceUrl, split_address
-from skipper.control.rpc.wire.calls import Call
+from skipper.control.rpc.wire.calls import MethodCall
 from skipper.control.support.pages import PageServer
 from tests.fuzz.mutation import join_parts, parts_in_json, split_parts
 from tests.fuzz.verdicts import Broken
@@ -97,7 +97,7 @@ RESOLVER_ERRORS = (NameNotFoundError, ResolverError)
 
 def decode_arguments(data: bytes) -> None:
     """Arguments in JSON, from any language, before anybody has proved anything."""
-    args, kwargs = encoding.decode_arguments(Call("step", (data,), is_json=True))
+    args, kwargs = encoding.decode_arguments(MethodCall("step", (data,), is_json=True))
     if not isinstance(args, tuple) or not isinstance(kwargs, dict):
         raise Broken(f"arguments that are no arguments: {args!r}, {kwargs!r}")
 

@@ -67,7 +67,7 @@ def test_a_server_that_comes_back_on_another_port_is_found_by_a_client_in_the_mi
 def test_a_call_that_must_not_run_twice_is_not_lost_to_a_server_that_had_gone_before(
     host: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skipper.control.rpc.endpoints.QUIET_S", 0.0)
+    monkeypatch.setattr("skipper.control.rpc.backends.QUIET_S", 0.0)
     first, second = host(label="first"), host(label="second")
     moving = Moving(first.url())
     client = calculator(moving, retries=1)
@@ -206,7 +206,7 @@ def test_a_dead_server_of_several_costs_no_call_that_is_idempotent(host: Hosts) 
 
 
 def test_new_servers_of_a_name_are_found_beside_the_calls(host: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skipper.control.rpc.endpoints.REFRESH_S", 0.05)
+    monkeypatch.setattr("skipper.control.rpc.backends.REFRESH_S", 0.05)
     first, second = host(label="first"), host(label="second")
     moving = Moving(first.url())
     client = calculator(moving)
@@ -244,7 +244,7 @@ def test_a_call_without_a_timeout_waits_for_a_frozen_server_no_longer_than_the_b
 def test_a_server_that_is_frozen_from_the_beginning_is_passed_over(
     host: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skipper.control.rpc.endpoints.CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("skipper.control.rpc.backends.CONNECT_TIMEOUT_S", 0.3)
     frozen, sound = host(label="frozen"), host(label="sound")
     frozen.signal(SIGSTOP)
     client = calculator(FixedResolver(frozen.url(), sound.url()))
@@ -307,7 +307,7 @@ def impostor(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_something_else_on_the_port_is_no_server_and_holds_nobody_up(
     impostor: str, host: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skipper.control.rpc.endpoints.CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("skipper.control.rpc.backends.CONNECT_TIMEOUT_S", 0.5)
     client = client_of(impostor, Calculator, "calculator")
     begin = time.monotonic()
     with pytest.raises(UnreachableError, match="no actor server answers"):

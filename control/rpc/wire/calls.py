@@ -52,7 +52,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class MethodCall:
     """A call of a method.
 
     Attributes:
@@ -71,7 +71,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallResult:
     """How a call ended.
 
     Attributes:
@@ -113,7 +113,7 @@ class OperationState:
     """
 
     id: str
-    answer: Answer | None = None
+    answer: CallResult | None = None
     failure: Failure | None = None
 
 
@@ -145,4 +145,4 @@ class Start:
     """An operation that is to be started, under an id of the caller's choice."""
 
     id: str
-    call: Call
+    call: MethodCall

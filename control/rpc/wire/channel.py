@@ -23,9 +23,9 @@ from skipper.control.model.exception_text import in_seconds
 from skipper.control.rpc.wire import messages
 from skipper.control.rpc.wire.calls import (
     ActorInfo,
-    Answer,
-    Call,
+    CallResult,
     Failure,
+    MethodCall,
     MethodInfo,
     OperationQuery,
     OperationState,
@@ -170,7 +170,7 @@ class ActorChannel:
         self._watch = watch
         return session
 
-    def invoke(self, call: Call, timeout: float | None) -> Answer:
+    def invoke(self, call: MethodCall, timeout: float | None) -> CallResult:
         """Call a method and wait in this thread, at the longest for ``timeout`` seconds.
 
         Raises:
@@ -180,7 +180,7 @@ class ActorChannel:
         """
         return self._ask("Invoke", messages.encode_call(call), messages.decode_answer, timeout)
 
-    def begin(self, call: Call, timeout: float | None, done: Callable[[Answer | ControlError], None]) -> None:
+    def begin(self, call: MethodCall, timeout: float | None, done: Callable[[CallResult | ControlError], None]) -> None:
         """`invoke` without the wait: ``done`` is told the answer, or the error, on a thread that must not be held up.
 
         Raises:
