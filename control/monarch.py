@@ -41,7 +41,7 @@ from skipper.control import (
     this_proc,
 )
 from skipper.control.model.endpoint_spec import EndpointOptions, marked
-from skipper.control.model.value_pairs import PairMesh as ValueMesh
+from skipper.control.model.value_mesh import PairMesh as ValueMesh
 
 TRANSPORTS = ("ipc", "tcp", "metatls", "metatls-hostname")
 """What Monarch calls the ways between two processes."""

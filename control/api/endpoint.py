@@ -13,8 +13,7 @@ from skipper.control.model.endpoint_spec import WRAPPED, EndpointSpec, checker, 
 from skipper.control.model.errors import PayloadError
 from skipper.control.model.future import Future
 from skipper.control.model.method_view import MethodView
-from skipper.control.model.value_mesh import ValueMesh
-from skipper.control.model.value_pairs import PairMesh
+from skipper.control.model.value_mesh import PairMesh, ValueMesh
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime import tracing
 from skipper.control.runtime.context import current_context

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from skipper.control.cluster.workspace.chunks import Chunk, digest
+from skipper.control.cluster.workspace.folder_sync import open_sync
 from skipper.control.cluster.workspace.manifest import Entry, Manifest
-from skipper.control.cluster.workspace.replica import open_replica
 from tests.fuzz.mutation import parts_in_json
 from tests.fuzz.verdicts import Broken, Void
 
@@ -83,13 +83,13 @@ def _sync(target: str, entries: Any, exclude: Any, token: str) -> None:
         manifest = Manifest(tuple(made), tuple(exclude))
     except TypeError:
         raise Void from None
-    replica = open_replica(target, manifest, token)
-    if replica is not None:
+    sync = open_sync(target, manifest, token)
+    if sync is not None:
         try:
-            replica.add([contents[name] for name in sorted(replica.missing)])
-            replica.commit()
+            sync.add([contents[name] for name in sorted(sync.missing)])
+            sync.commit()
         finally:
-            replica.close()
+            sync.close()
 
 
 def _entry(path: Any, mode: Any, texts: Any, link: Any, contents: dict[bytes, bytes]) -> Entry:

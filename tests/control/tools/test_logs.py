@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from skipper.control import ActorMesh, ProcMesh, this_host
-from skipper.control.observe import LogOptions, Logs, collect_logs, writer
+from skipper.control.observe import LogOptions, Logs, collect_logs
+from skipper.control.observe import logs as log_output
 from skipper.control.observe.logs import label_of
 from tests.control.actors import Echo, Manager
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
@@ -28,7 +29,7 @@ class Output:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._out, self._err = io.StringIO(), io.StringIO()
         # Not those of `sys` itself, which pytest sets anew between a test's fixtures and its body.
-        monkeypatch.setattr(writer, "sys", SimpleNamespace(stdout=self._out, stderr=self._err))
+        monkeypatch.setattr(log_output, "sys", SimpleNamespace(stdout=self._out, stderr=self._err))
 
     @property
     def out(self) -> str:
