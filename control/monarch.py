@@ -48,12 +48,12 @@ TRANSPORTS = ("ipc", "tcp", "metatls", "metatls-hostname")
 
 
 def endpoint(method: Any = None, /, *, explicit_response_port: bool = False, propagate: object = None) -> Any:
-    """`control.api.endpoint`, whose ``call`` gives values that are iterated in pairs: ``for point, value in results``.
+    """`control.endpoint`, whose ``call`` gives values that are iterated in pairs: ``for point, value in results``.
 
     Args:
         method: the method, when used without parentheses.
-        explicit_response_port: see `control.api.endpoint`.
-        propagate: see `control.api.endpoint`.
+        explicit_response_port: see `control.endpoint`.
+        propagate: see `control.endpoint`.
 
     Raises:
         ActorDefinitionError: (a `TypeError`) this cannot be an endpoint.
@@ -68,8 +68,8 @@ def concurrent_endpoint(
 
     Args:
         method: the method, when used without parentheses.
-        explicit_response_port: see `control.api.endpoint`.
-        propagate: see `control.api.endpoint`.
+        explicit_response_port: see `control.endpoint`.
+        propagate: see `control.endpoint`.
 
     Raises:
         ActorDefinitionError: (a `TypeError`) this cannot be an endpoint.

@@ -38,7 +38,7 @@ PARKED, RUNNING, GONE = "parked", "running", "gone"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class DebugOrder:
     """What those who are parked are to do.
 
     Attributes:
@@ -101,7 +101,7 @@ def parked_actors() -> set[int]:
     return {session.uid for session in list(_sessions.values()) if session.state == PARKED}
 
 
-def answer(process: Process, order: Order) -> list[Report]:
+def answer(process: Process, order: DebugOrder) -> list[Report]:
     """Pass a command on to the sessions of this process that are meant, and wait for what they say."""
     meant = [
         session

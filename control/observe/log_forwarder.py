@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from skipper.control.api.mesh import HOST_NAME
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
-from skipper.control.observe.collector import Chunk, Collector
-from skipper.control.observe.log_reader import LogReader, Source
+from skipper.control.observe.collector import Collector, LogChunk
+from skipper.control.observe.log_reader import LogReader, LogSource
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.wire.payload import pack, unpack
 
@@ -49,7 +49,7 @@ class LogForwarder(LogReader):
         super().__init__("control-logs-forwarder")
         self.sink = sink
         self._process = process
-        self._batch: list[Chunk] = []
+        self._batch: list[LogChunk] = []
         self._nbytes = 0
         self._is_under_way = False
         self._waiting: list[Future[None]] = []
@@ -72,14 +72,14 @@ class LogForwarder(LogReader):
 
     # On the thread
 
-    def _opened(self, source: Source) -> None:
+    def _opened(self, source: LogSource) -> None:
         self._batch.append((source.stream, source.name, source.pid, b""))
 
-    def _take(self, source: Source, chunk: bytes) -> None:
+    def _take(self, source: LogSource, chunk: bytes) -> None:
         self._batch.append((source.stream, source.name, source.pid, chunk))
         self._nbytes += len(chunk)
 
-    def _ended(self, source: Source) -> None:
+    def _ended(self, source: LogSource) -> None:
         self._batch.append((source.stream, source.name, source.pid, None))
 
     def _has_room(self) -> bool:

@@ -21,7 +21,7 @@ from skipper.control.observe import log_forwarder
 from skipper.control.observe.aggregate import Aggregator, Line
 from skipper.control.observe.collector import Collector
 from skipper.control.observe.job_query import survey
-from skipper.control.observe.log_reader import Source
+from skipper.control.observe.log_reader import LogSource
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.support.log_files import make_folder, open_log
@@ -164,7 +164,7 @@ class Logs:
 
     # On the collector's thread
 
-    def _take(self, source: Source, text: str) -> None:
+    def _take(self, source: LogSource, text: str) -> None:
         label = label_of(source.name)
         if self.folder is not None and self._is_keeping:
             self._keep(source, text)
@@ -196,14 +196,14 @@ class Logs:
             return ""
         return f"[{line.alike} similar lines] " if line.alike > 1 else f"[{line.source}] "
 
-    def _keep(self, source: Source, text: str) -> None:
+    def _keep(self, source: LogSource, text: str) -> None:
         try:
             self._file(source).write(f"{text}\n")
         except (OSError, ValueError) as error:  # the disk is full, say: what is shown goes on
             _log.warning("the output of processes is kept no more in %s: %s", self.folder, error)
             self.folder = None
 
-    def _file(self, source: Source) -> IO[str]:
+    def _file(self, source: LogSource) -> IO[str]:
         key = (source.host, source.pid, source.stream)
         if key not in self._files:
             assert self.folder is not None  # asked for where there is one

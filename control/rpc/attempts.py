@@ -20,7 +20,7 @@ from skipper.control.model.errors import (
     SupervisionError,
     UnreachableError,
 )
-from skipper.control.rpc.backends import Backend, Backends
+from skipper.control.rpc.backends import ActorBackend, ActorBackends
 from skipper.control.rpc.encoding import error_of
 from skipper.control.rpc.wire.calls import CallResult, Code, MethodCall, Segments
 
@@ -39,13 +39,13 @@ LONGEST_WAIT_S = 2.0
 Outcome = CallResult | ControlError
 """How a call, or one attempt, ended: in what a server has answered, or in why there is no answer."""
 
-Send = Callable[[Backend, MethodCall, float | None], CallResult]
+Send = Callable[[ActorBackend, MethodCall, float | None], CallResult]
 
 _SERVER_IS_GONE = (UnreachableError, ConnectionLostError)
 _ACTOR_IS_GONE = (Code.HANDLE_EXPIRED, Code.NO_SUCH_ACTOR, Code.ACTOR_DEAD)
 
 
-def _invoke(backend: Backend, call: MethodCall, timeout: float | None) -> CallResult:
+def _invoke(backend: ActorBackend, call: MethodCall, timeout: float | None) -> CallResult:
     return backend.channel.invoke(call, timeout)
 
 
@@ -63,7 +63,7 @@ class Attempts:
 
     def __init__(
         self,
-        backends: Backends,
+        backends: ActorBackends,
         method: str,
         segments: Segments,
         *,
@@ -138,10 +138,10 @@ class Attempts:
         self._conclude(backend, outcome)
         return outcome
 
-    def _call(self, backend: Backend) -> MethodCall:
+    def _call(self, backend: ActorBackend) -> MethodCall:
         return MethodCall(self.method, self._segments, backend.handle or "")
 
-    def _conclude(self, backend: Backend, outcome: Outcome) -> None:
+    def _conclude(self, backend: ActorBackend, outcome: Outcome) -> None:
         """Have what is known of a backend follow from how an attempt ended there."""
         if isinstance(outcome, CallResult):
             if outcome.failure is not None and outcome.failure.code in _ACTOR_IS_GONE:

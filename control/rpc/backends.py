@@ -1,4 +1,4 @@
-"""`Backends`: the servers behind one name as a client knows them, and which of them the next call goes to."""
+"""`ActorBackends`: the servers behind one name as a client knows them, and which of them the next call goes to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _AVOIDED_S = 1.0
 """A server that could not be reached is the last choice for this long."""
 
 
-class Backend:
+class ActorBackend:
     """One server that has, or had, an actor of the name.
 
     Attributes:
@@ -69,7 +69,7 @@ class Backend:
         return self.handle is not None and self.channel.is_open
 
 
-class Backends:
+class ActorBackends:
     """What a client knows of a name; for any number of threads.
 
     Args:
@@ -98,14 +98,14 @@ class Backends:
         self._tls = tls
         self._max_nbytes = max_message_nbytes
         self._lock = threading.Lock()
-        self._known: dict[str, Backend] = {}
+        self._known: dict[str, ActorBackend] = {}
         self._resolved_at: float | None = None
         self._is_stale = True
         self._is_refreshing = False
         self._is_closed = False
         self._numbers = itertools.count(1)
 
-    def take_ready(self, *, surely: bool = False) -> Backend | None:
+    def take_ready(self, *, surely: bool = False) -> ActorBackend | None:
         """The backend for a call, if there is one that it can be sent to at once.
 
         Args:
@@ -115,7 +115,7 @@ class Backends:
             self._put_back(best)
         return best
 
-    def _put_back(self, backend: Backend) -> None:
+    def _put_back(self, backend: ActorBackend) -> None:
         """Note that a call was not sent, since the connection has ended."""
         with self._lock:
             backend.outstanding -= 1
@@ -124,7 +124,7 @@ class Backends:
         if is_unused:
             backend.channel.close()
 
-    def _choose_ready(self, *, surely: bool) -> Backend | None:
+    def _choose_ready(self, *, surely: bool) -> ActorBackend | None:
         with self._lock:
             ready = [backend for backend in self._known.values() if backend.is_ready]
             if self._is_stale or not ready:
@@ -138,7 +138,7 @@ class Backends:
             self._refresh_beside()
         return best
 
-    def take(self, deadline: float | None, *, surely: bool = False) -> Backend:
+    def take(self, deadline: float | None, *, surely: bool = False) -> ActorBackend:
         """The backend for a call: one that can be reached, after all of them have been tried if need be.
 
         Args:
@@ -166,12 +166,12 @@ class Backends:
             self._resolve()
             return self._take_reachable(deadline, surely)
 
-    def keep(self, backend: Backend) -> None:
+    def keep(self, backend: ActorBackend) -> None:
         """Take a backend for another call, though not of this one's making: `give_back` ends that, too."""
         with self._lock:
             self._lend(backend)
 
-    def give_back(self, backend: Backend, *, is_out_of_reach: bool = False) -> None:
+    def give_back(self, backend: ActorBackend, *, is_out_of_reach: bool = False) -> None:
         """Note that a call is over, and that nobody could be reached there if that is so."""
         with self._lock:
             backend.outstanding -= 1
@@ -185,7 +185,7 @@ class Backends:
         if is_unused:
             backend.channel.close()
 
-    def expired(self, backend: Backend) -> None:
+    def expired(self, backend: ActorBackend) -> None:
         """Note that the actor of a backend's handle is gone."""
         with self._lock:
             if self.pinned is None:
@@ -200,14 +200,14 @@ class Backends:
         for backend in backends:
             backend.channel.close()
 
-    def _rank(self, backend: Backend) -> tuple[bool, int, int]:
+    def _rank(self, backend: ActorBackend) -> tuple[bool, int, int]:
         return backend.avoided_until > time.monotonic(), backend.outstanding, backend.used
 
-    def _lend(self, backend: Backend) -> None:
+    def _lend(self, backend: ActorBackend) -> None:
         backend.outstanding += 1
         backend.used = next(self._numbers)
 
-    def _take_reachable(self, deadline: float | None, surely: bool) -> Backend:
+    def _take_reachable(self, deadline: float | None, surely: bool) -> ActorBackend:
         with self._lock:
             candidates = sorted(self._known.values(), key=self._rank)
         failure: ControlError | None = None
@@ -229,7 +229,7 @@ class Backends:
             backend.avoided_until = time.monotonic() + _AVOIDED_S
         raise failure or NameNotFoundError(f"{self.name!r} leads to no server")
 
-    def _connect(self, backend: Backend, deadline: float | None, *, surely: bool = False) -> None:
+    def _connect(self, backend: ActorBackend, deadline: float | None, *, surely: bool = False) -> None:
         """Have a backend be ready, and if it was, see whether it still is."""
         timeout = CONNECT_TIMEOUT_S
         if deadline is not None:
@@ -264,7 +264,7 @@ class Backends:
         grpc_poller.choose()
         from skipper.control.rpc.wire.channel import ActorChannel
 
-        unused: list[Backend] = []
+        unused: list[ActorBackend] = []
         with self._lock:
             named = {str(url): url for url in urls}
             for text in self._known.keys() - named.keys():
@@ -275,7 +275,7 @@ class Backends:
             for text, url in named.items():
                 if text not in self._known:
                     channel = ActorChannel(url.target, self._secret, tls=self._tls, max_message_nbytes=self._max_nbytes)
-                    self._known[text] = Backend(url, channel, self.pinned)
+                    self._known[text] = ActorBackend(url, channel, self.pinned)
             self._is_stale = False
             self._resolved_at = time.monotonic()
             are_ready = all(backend.is_ready for backend in self._known.values())
@@ -312,5 +312,5 @@ class Backends:
                 self._is_refreshing = False
 
 
-def _is_quiet(backend: Backend) -> bool:
+def _is_quiet(backend: ActorBackend) -> bool:
     return time.monotonic() - backend.answered_at > QUIET_S

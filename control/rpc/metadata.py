@@ -36,7 +36,7 @@ _TIMEOUT_S = 5.0
 _RETRIES = 3
 
 
-class Metadata:
+class MetadataService:
     """The actor. A lease is a text that whoever registers has chosen at random."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class MetadataServer(ActorServer):
             insecure=insecure,
             allow_json=allow_json,
         )
-        self.register(_NAME, Metadata())
+        self.register(_NAME, MetadataService())
 
     def environment(self) -> dict[str, str]:
         """What a process needs in its environment to find this service without an argument."""
@@ -128,7 +128,7 @@ class _MetadataClient:
         self.address = address
         self._client = RpcClient(
             FixedResolver(str(ServiceUrl(ACTOR, host, port, _NAME))),
-            Metadata,
+            MetadataService,
             RpcOptions(timeout=timeout, retries=_RETRIES),
             name=f"/{_NAME}",
             secret=secret,

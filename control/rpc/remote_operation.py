@@ -13,7 +13,7 @@ from skipper.control.model.bounds import check_optional_seconds, check_seconds
 from skipper.control.model.errors import ControlError, DeadlineError
 from skipper.control.model.future import Future
 from skipper.control.rpc.attempts import Attempts, may_retry, wait_s
-from skipper.control.rpc.backends import Backend, Backends
+from skipper.control.rpc.backends import ActorBackend, ActorBackends
 from skipper.control.rpc.encoding import error_of, open_answer
 from skipper.control.rpc.wire.calls import CallResult, MethodCall, OperationQuery, OperationState, Start
 
@@ -35,7 +35,9 @@ class RemoteOperation(Generic[R]):
         id: of the operation.
     """
 
-    def __init__(self, operation_id: str, backends: Backends, backend: Backend, method: str, retries: int) -> None:
+    def __init__(
+        self, operation_id: str, backends: ActorBackends, backend: ActorBackend, method: str, retries: int
+    ) -> None:
         self.id = operation_id
         self._backend = backend
         self._actor = backends.name
@@ -109,7 +111,7 @@ def start_operation(attempts: Attempts, retries: int) -> Future[RemoteOperation[
     operation_id = secrets.token_hex(16)
     taken: list[RemoteOperation[Any]] = []
 
-    def send(backend: Backend, call: MethodCall, timeout: float | None) -> CallResult:
+    def send(backend: ActorBackend, call: MethodCall, timeout: float | None) -> CallResult:
         state = backend.channel.start(Start(operation_id, call), timeout)
         if state.failure is not None:
             return CallResult(failure=state.failure)

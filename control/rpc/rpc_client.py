@@ -12,7 +12,7 @@ from skipper.control.model.endpoint_spec import is_idempotent
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
 from skipper.control.rpc.attempts import Attempts, Outcome
-from skipper.control.rpc.backends import Backends
+from skipper.control.rpc.backends import ActorBackends
 from skipper.control.rpc.encoding import encode_arguments, open_answer
 from skipper.control.rpc.hosted import checker, public_methods
 from skipper.control.rpc.remote_operation import RemoteOperation, start_operation
@@ -110,7 +110,7 @@ class RpcClient(Generic[T]):
     ) -> None:
         self._cls = cls
         self._options = options if options is not None else RpcOptions()
-        self._backends = Backends(
+        self._backends = ActorBackends(
             resolver,
             name if name is not None else cls.__name__,
             secret=shared_secret(secret),

@@ -12,7 +12,7 @@ from skipper.control.model.method_view import MethodView
 from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.runtime.port import Port, pack_with_ports
 from skipper.control.services.request_sequencer import RequestSequencer
-from skipper.control.services.requests import Request, SessionBinding, SessionRequest, SlotRequest
+from skipper.control.services.requests import ServiceRequest, SessionBinding, SessionRequest, SlotRequest
 from skipper.control.services.service_client import Address, ServiceClient
 from skipper.control.wire.envelope import Payload
 
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 _Packed = tuple[EndpointSpec, str, Payload, list[Port[Any]]]
-"""The arguments of a `Request`."""
+"""The arguments of a `ServiceRequest`."""
 
 
 class Method(MethodView):
@@ -45,7 +45,7 @@ class Method(MethodView):
             return self._spec, self._spec.name, *pack_with_ports(args, kwargs)
         return self._spec, RequestSequencer.forward.__name__, *pack_with_ports((self._spec.name, args, kwargs), {})
 
-    def _submit(self, request: Request) -> Future[Any]:
+    def _submit(self, request: ServiceRequest) -> Future[Any]:
         self._client.submit(request)
         return request.future
 
@@ -84,7 +84,7 @@ class ServiceMethod(Method, Generic[P, R_co]):
             ReplicaLostError: the replica died, and the request may have been handled.
             ServiceEndedError: the service has failed or been stopped.
         """
-        return self._submit(Request(*self._pack(args, kwargs)))
+        return self._submit(ServiceRequest(*self._pack(args, kwargs)))
 
     def fanout(
         self, *args: Any, rolling: int | None = None, absent: Literal["wait", "skip"] = "wait", **kwargs: Any

@@ -1,4 +1,4 @@
-"""`Request`: what a caller wants from a service, until it is answered. `RequestAttempt`: one sending of it."""
+"""`ServiceRequest`: what a caller wants from a service, until it is answered. `RequestAttempt`: one sending of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
-class Request:
+class ServiceRequest:
     """A request to whichever replica has the least to do.
 
     Args:
@@ -55,7 +55,7 @@ class Request:
         self.number = next(_numbers)
         self.in_turn = not (spec.concurrent or spec.explicit_response_port)
 
-    def __lt__(self, other: Request) -> bool:
+    def __lt__(self, other: ServiceRequest) -> bool:
         return self.number < other.number
 
     def pick(self, service: str, router: Router, *, in_turn: bool = False) -> KnownReplica | None:
@@ -101,7 +101,7 @@ class Request:
         attempt.endpoint._post(process, self.payload, attempt, port=attempt.port)
 
 
-class SlotRequest(Request):
+class SlotRequest(ServiceRequest):
     """A request to the replica of one number, whichever process has the number when it is sent.
 
     Args:
@@ -163,7 +163,7 @@ class SessionBinding:
         return self.replica
 
 
-class SessionRequest(Request):
+class SessionRequest(ServiceRequest):
     """A request to the replica of a session, and to no other."""
 
     __slots__ = ("_binding",)
@@ -208,7 +208,7 @@ class RequestAttempt:
         "request",
     )
 
-    def __init__(self, client: ServiceClient, request: Request, replica: KnownReplica) -> None:
+    def __init__(self, client: ServiceClient, request: ServiceRequest, replica: KnownReplica) -> None:
         self._client = client
         self.request = request
         self.replica = replica

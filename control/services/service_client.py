@@ -19,7 +19,7 @@ from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginView, Fate, ProcessGoneError
 from skipper.control.runtime.process import Process
-from skipper.control.services.requests import Request, RequestAttempt, SessionBinding
+from skipper.control.services.requests import RequestAttempt, ServiceRequest, SessionBinding
 from skipper.control.services.retry_thread import RetryThread, may_retry
 from skipper.control.services.router import KnownReplica, Router, Tally
 from skipper.control.services.table import ReplicaSlot, ReplicaTable
@@ -86,9 +86,9 @@ class ServiceClient:
         self._lock = threading.RLock()  # a session that is collected is closed, wherever that happens
         self._router = Router(self._prepare)
         self._version = -1
-        self._parked: list[Request] = []
+        self._parked: list[ServiceRequest] = []
         self._is_flushing = False
-        self._waiting: list[Request] = []
+        self._waiting: list[ServiceRequest] = []
         """Those that are handled one at a time, as a heap: the oldest first."""
         self._is_dispatching = False
         self._when_known: list[Callable[[tuple[int, ...]], None]] = []
@@ -96,7 +96,7 @@ class ServiceClient:
 
     # Requests
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: ServiceRequest) -> None:
         """Send a request to a replica, or keep it until there is one.
 
         Raises:
@@ -185,7 +185,7 @@ class ServiceClient:
         else:
             request.fail(request.lost(self._address.name, replica, error) if is_dead else error)
 
-    def _replica_for(self, request: Request) -> KnownReplica | None:
+    def _replica_for(self, request: ServiceRequest) -> KnownReplica | None:
         """The replica for a request, which counts as outstanding there from now on; None if the request is kept."""
         with self._lock:
             replica = None
@@ -210,7 +210,7 @@ class ServiceClient:
                 self._keep(request)
             return replica
 
-    def _keep(self, request: Request) -> None:
+    def _keep(self, request: ServiceRequest) -> None:
         if request.in_turn:
             heapq.heappush(self._waiting, request)
         else:
@@ -223,7 +223,7 @@ class ServiceClient:
         else:
             _needed.discard(self)
 
-    def _pick(self, request: Request, *, in_turn: bool = False) -> KnownReplica | None:
+    def _pick(self, request: ServiceRequest, *, in_turn: bool = False) -> KnownReplica | None:
         try:
             replica = request.pick(self._address.name, self._router, in_turn=in_turn)
         except SupervisionError as error:
@@ -239,7 +239,7 @@ class ServiceClient:
         attempt.is_over = True
         self._count_out(attempt.request, attempt.replica)
 
-    def _count_out(self, request: Request, replica: KnownReplica) -> None:
+    def _count_out(self, request: ServiceRequest, replica: KnownReplica) -> None:
         replica.outstanding -= 1
         replica.in_turn -= request.in_turn
         if self._waiting:
@@ -250,7 +250,7 @@ class ServiceClient:
             self._is_dispatching = True
             _retry_thread.submit(self._dispatch)
 
-    def _send(self, request: Request, replica: KnownReplica) -> bool:
+    def _send(self, request: ServiceRequest, replica: KnownReplica) -> bool:
         """Send a request to a replica; False if that is known to be dead, so that nothing was sent."""
         process = self._process
         if _is_unreachable(process, replica):
@@ -269,7 +269,7 @@ class ServiceClient:
             raise
         return True
 
-    def _hand_on(self, request: Request) -> None:
+    def _hand_on(self, request: ServiceRequest) -> None:
         """Have a request sent to another replica; it has been accepted, and waits for however many others wait."""
         with self._lock:
             if request.in_turn and self._ended is None and not self._process.closing:
@@ -278,7 +278,7 @@ class ServiceClient:
                 return
         _retry_thread.submit(lambda: self._submit_again(request))
 
-    def _submit_again(self, request: Request) -> None:
+    def _submit_again(self, request: ServiceRequest) -> None:
         try:
             self.submit(request)
         except ControlError as error:
@@ -365,7 +365,7 @@ class ServiceClient:
                 with self._lock:
                     heapq.heappush(self._waiting, request)
 
-    def _send_kept(self, request: Request, replica: KnownReplica) -> bool:
+    def _send_kept(self, request: ServiceRequest, replica: KnownReplica) -> bool:
         """Send what has waited; False if its replica is known to be dead."""
         try:
             return self._send(request, replica)

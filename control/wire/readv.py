@@ -63,7 +63,7 @@ def read(pid: int, address: int, memory: memoryview) -> None:
     _read(pid, address, address_of(memory), len(memory))
 
 
-class _Range(ctypes.Structure):
+class _IoVector(ctypes.Structure):
     """The ``struct iovec`` of readv(2)."""
 
     _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
@@ -73,7 +73,7 @@ def _read(pid: int, there: int, here: int, nbytes: int) -> None:
     function = _process_vm_readv()
     done = 0
     while done < nbytes:
-        to, source = _Range(here + done, nbytes - done), _Range(there + done, nbytes - done)
+        to, source = _IoVector(here + done, nbytes - done), _IoVector(there + done, nbytes - done)
         count = function(pid, ctypes.byref(to), 1, ctypes.byref(source), 1, 0)  # without the interpreter lock
         if count <= 0:
             code = ctypes.get_errno()

@@ -118,7 +118,7 @@ class User(Protocol):
         """The stream is over; told once."""
 
 
-class Stream:
+class MessageStream:
     """One end of a stream.
 
     Attributes:
@@ -172,7 +172,7 @@ class Stream:
             self.user.ended(status)
 
 
-class OutgoingStream(Stream):
+class OutgoingStream(MessageStream):
     """The dialing end, with a connection of its own. Its thread is the one that calls `run`.
 
     Args:
@@ -245,7 +245,7 @@ class OutgoingStream(Stream):
         self._finish(Status(_CODES.get(status.code(), "UNKNOWN"), status.details() or ""))
 
 
-class IncomingStream(Stream):
+class IncomingStream(MessageStream):
     """The end of a process that was dialed.
 
     gRPC aborts the process if a message is sent behind the status, or anything is begun once the completion queue of

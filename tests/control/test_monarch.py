@@ -27,7 +27,7 @@ class Ranked(monarch.Actor):
     async def through(self, port: Any) -> None:
         port.send(monarch.current_rank().rank)
 
-    @control.api.endpoint
+    @control.endpoint
     async def ours(self) -> int:
         return monarch.current_rank().rank
 

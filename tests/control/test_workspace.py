@@ -16,7 +16,7 @@ from skipper.control.cluster.workspace import api, sync_workspace
 from skipper.control.cluster.workspace.chunks import LARGEST, SMALLEST, cut, digest
 from skipper.control.cluster.workspace.folder import open_source
 from skipper.control.cluster.workspace.folder_sync import MARKER
-from skipper.control.cluster.workspace.manifest import OURS, Manifest
+from skipper.control.cluster.workspace.manifest import OURS, FolderManifest
 from skipper.control.cluster.workspace.manifest import scan as scan_folder
 from skipper.control.cluster.workspace.receiver import WorkspaceReceiver
 
@@ -25,7 +25,7 @@ def noise(nbytes: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(nbytes)
 
 
-def scan(root: Path) -> Manifest:
+def scan(root: Path) -> FolderManifest:
     with open_source(str(root)) as folder:
         return scan_folder(folder, api.EXCLUDE)
 

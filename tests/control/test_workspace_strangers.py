@@ -12,16 +12,16 @@ import pytest
 
 from skipper.control import ActorError, ProcMesh, WorkspaceError
 from skipper.control.cluster.workspace import sync_workspace
-from skipper.control.cluster.workspace.chunks import HASH_NBYTES, LARGEST, Chunk, digest
+from skipper.control.cluster.workspace.chunks import HASH_NBYTES, LARGEST, FileChunk, digest
 from skipper.control.cluster.workspace.folder import open_source
 from skipper.control.cluster.workspace.folder_sync import MARKER, FolderSync, open_sync
-from skipper.control.cluster.workspace.manifest import Entry, Manifest, check, scan
+from skipper.control.cluster.workspace.manifest import Entry, FolderManifest, check, scan
 from skipper.control.cluster.workspace.receiver import token_is_in, token_name
 from tests.strangers import STRANGER, as_stranger, meeting_place, needs_root
 
 FILE, FOLDER, LINK = stat.S_IFREG | 0o644, stat.S_IFDIR | 0o755, stat.S_IFLNK | 0o777
 CONTENT = b"new content"
-CHUNKS = (Chunk(digest(CONTENT), len(CONTENT)),)
+CHUNKS = (FileChunk(digest(CONTENT), len(CONTENT)),)
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def victim(tmp_path: Path) -> Path:
     return root
 
 
-def manifest_of(*entries: Entry) -> Manifest:
-    return Manifest(entries, ())
+def manifest_of(*entries: Entry) -> FolderManifest:
+    return FolderManifest(entries, ())
 
 
-def sync_of(target: Path, manifest: Manifest) -> FolderSync:
+def sync_of(target: Path, manifest: FolderManifest) -> FolderSync:
     sync = open_sync(str(target), manifest, "token")
     assert sync is not None
     return sync
@@ -172,10 +172,10 @@ def test_the_name_of_a_token_is_not_enough_to_be_the_scripts_folder(tmp_path: Pa
         ([Entry("a", FOLDER, CHUNKS)], "has content"),
         ([Entry("a", FILE, link="b")], "link to nowhere"),
         ([Entry("a", LINK)], "link to nowhere"),
-        ([Entry("a", FILE, (Chunk(b"", 1),))], "no name"),
-        ([Entry("a", FILE, (Chunk(bytes(HASH_NBYTES), LARGEST + 1),))], "no size"),
-        ([Entry("a", FILE, (Chunk(bytes(HASH_NBYTES), -1),))], "no size"),
-        ([Entry("a", FILE, (Chunk(bytes(HASH_NBYTES), 1), Chunk(bytes(HASH_NBYTES), 2)))], "two sizes"),
+        ([Entry("a", FILE, (FileChunk(b"", 1),))], "no name"),
+        ([Entry("a", FILE, (FileChunk(bytes(HASH_NBYTES), LARGEST + 1),))], "no size"),
+        ([Entry("a", FILE, (FileChunk(bytes(HASH_NBYTES), -1),))], "no size"),
+        ([Entry("a", FILE, (FileChunk(bytes(HASH_NBYTES), 1), FileChunk(bytes(HASH_NBYTES), 2)))], "two sizes"),
         ([Entry("a", LINK, link="/etc/passwd")], "leads out"),
         ([Entry("a", LINK, link="../x")], "leads out"),
         ([Entry("d", FOLDER), Entry("d/a", LINK, link="../../x")], "leads out"),
@@ -289,7 +289,7 @@ def test_content_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
 
 @needs_root
 def test_a_workspace_that_the_disk_cannot_hold_is_refused_before_it_is_sent(tmp_path: Path) -> None:
-    chunks = tuple(Chunk(number.to_bytes(HASH_NBYTES, "little"), LARGEST) for number in range(32))
+    chunks = tuple(FileChunk(number.to_bytes(HASH_NBYTES, "little"), LARGEST) for number in range(32))
     small = tmp_path / "small"
     small.mkdir(mode=0o700)
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(small)]).returncode:

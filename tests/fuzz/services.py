@@ -17,7 +17,7 @@ from skipper.control.observe.dashboard_feed import Feed
 from skipper.control.observe.status import JobStatus
 from skipper.control.rpc import encoding
 from skipper.control.rpc.gcs import GcsResolver
-from skipper.control.rpc.metadata import Metadata
+from skipper.control.rpc.metadata import MetadataService
 from skipper.control.rpc.registry import FullError
 from skipper.control.rpc.urls import ServiceUrl, split_address
 from skipper.control.rpc.wire.calls import MethodCall
@@ -59,7 +59,7 @@ def name_seeds() -> Iterator[bytes]:
 def register(data: bytes) -> None:
     """What somebody registers who has the secret: any values that JSON can have."""
     lease, name, url, lease_s = parts_in_json(data, 4)
-    metadata = Metadata()
+    metadata = MetadataService()
     metadata.register(lease, name, url, lease_s)
     metadata.renew([lease])
     metadata.resolve(name)

@@ -18,9 +18,9 @@ from skipper.control.model.shape import Extent
 from skipper.control.rpc.wire import messages as actor_service
 from skipper.control.rpc.wire.calls import (
     ActorInfo,
+    CallFailure,
     CallResult,
     Code,
-    Failure,
     MethodCall,
     MethodInfo,
     OperationQuery,
@@ -228,7 +228,7 @@ def decode_actor_message(data: bytes) -> object:
 def actor_message_seeds() -> Iterator[bytes]:
     """One of each."""
     call = MethodCall("step", (b"[1, 2]", b"buffer"), "handle", "trainer", is_json=True)
-    failed = CallResult(failure=Failure(Code.RAISED, "ValueError: no", "Traceback", (b"cause", b"buffer")))
+    failed = CallResult(failure=CallFailure(Code.RAISED, "ValueError: no", "Traceback", (b"cause", b"buffer")))
     messages = (
         actor_service.encode_nonce(bytes(32), 1),
         actor_service.encode_session(bytes(88), bytes(32)),

@@ -102,7 +102,7 @@ def attach_to_hosts(
         if opened:
             open_data_plane(own)
     options = [
-        attachments.Options(host, port, protocol.secret_of_host(secret, host), certificates, opened)
+        attachments.AttachOptions(host, port, protocol.secret_of_host(secret, host), certificates, opened)
         for host, port in found
     ]
     return HostMesh(attachments.of_this_job().attach_all(options, timeout))

@@ -29,7 +29,7 @@ MOST_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AttachOptions:
     """How a host is attached.
 
     Attributes:
@@ -50,7 +50,7 @@ class Options:
         return f"<{at(self.host, self.port)}>"  # never the secret
 
 
-def attach_one(process: Process, link: AgentLink, options: Options, timeout: float) -> ProcessRef:
+def attach_one(process: Process, link: AgentLink, options: AttachOptions, timeout: float) -> ProcessRef:
     """Have an agent start a process for the job, and meet that.
 
     Raises:
@@ -97,7 +97,7 @@ class Attachments:
 
     process: Process
     agents: set[AgentLink] = field(default_factory=set)
-    links: dict[str, tuple[AgentLink, Options]] = field(default_factory=dict)
+    links: dict[str, tuple[AgentLink, AttachOptions]] = field(default_factory=dict)
     successors: dict[str, ProcessRef] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -129,7 +129,7 @@ class Attachments:
                 link.review()
                 link.ping()
 
-    def attach(self, options: Options, timeout: float) -> tuple[AgentLink, ProcessRef]:
+    def attach(self, options: AttachOptions, timeout: float) -> tuple[AgentLink, ProcessRef]:
         """Attach a host.
 
         Raises:
@@ -149,7 +149,7 @@ class Attachments:
             end.add_done_callback(lambda _: self.hang_up(link))
         return link, host
 
-    def attach_all(self, options: Sequence[Options], timeout: float) -> tuple[ProcessRef, ...]:
+    def attach_all(self, options: Sequence[AttachOptions], timeout: float) -> tuple[ProcessRef, ...]:
         """Attach hosts, several at once; all of them or none.
 
         Raises:

@@ -61,7 +61,7 @@ class _Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ShellCommand:
     """What is to run.
 
     Attributes:
@@ -90,7 +90,7 @@ class Terminal(Actor):
         self._room = threading.Condition()
 
     @endpoint
-    def open(self, output: Port[bytes | int], wanted: Wanted) -> Port[bytes | Size | _Shown]:
+    def open(self, output: Port[bytes | int], wanted: ShellCommand) -> Port[bytes | Size | _Shown]:
         """Run a command in a new terminal.
 
         Args:
@@ -197,7 +197,7 @@ def shell(
         terminal = procs.spawn("terminal", Terminal)
         output, receiver = Channel[bytes | int].open()
         output.link(terminal)
-        wanted = Wanted(tuple(command), variables, workdir, os.getcwd(), _size_of(source))
+        wanted = ShellCommand(tuple(command), variables, workdir, os.getcwd(), _size_of(source))
         to_shell: Port[Any] = terminal.open.call_one(output, wanted).get()
         with _raw(source), _typing(source, to_shell):
             while isinstance(said := receiver.recv().get(), bytes):

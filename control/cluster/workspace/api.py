@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.mesh import ProcMesh
 from skipper.control.cluster.workspace.folder import Folder, open_source
-from skipper.control.cluster.workspace.manifest import ChunkReader, Manifest, check, scan
+from skipper.control.cluster.workspace.manifest import ChunkReader, FolderManifest, check, scan
 from skipper.control.cluster.workspace.receiver import ChunkBatch, Subtree, WorkspaceReceiver, token_name
 from skipper.control.model.errors import ControlError
 
@@ -105,7 +105,7 @@ def sync_workspace(
 
 
 def _sync(
-    procs: ProcMesh, folder: Folder, there: str, manifest: Manifest, *, reload: bool, timeout: float, begin: float
+    procs: ProcMesh, folder: Folder, there: str, manifest: FolderManifest, *, reload: bool, timeout: float, begin: float
 ) -> SyncReport:
     files = {entry.path for entry in manifest.entries if entry.is_file}
     receivers: ActorMesh[Any] = procs.flatten("hosts").spawn("workspace", WorkspaceReceiver)
@@ -139,7 +139,7 @@ def _one_of_each(receivers: ActorMesh[Any], timeout: float) -> dict[str, ActorMe
 
 
 def _bring(
-    folder: Folder, target: str, manifest: Manifest, hosts: dict[str, ActorMesh[Any]], timeout: float
+    folder: Folder, target: str, manifest: FolderManifest, hosts: dict[str, ActorMesh[Any]], timeout: float
 ) -> tuple[int, dict[str, ActorMesh[Any]]]:
     """Have every host get what it misses; how many bytes that was, and the hosts that have a folder of their own."""
     with _token(folder) as token:
@@ -173,7 +173,7 @@ def _tree(receivers: Sequence[ActorMesh[Any]]) -> tuple[Subtree, ...]:
     return tuple(Subtree(group[0], _tree(group[1:])) for group in groups)
 
 
-def _batches(folder: Folder, manifest: Manifest, needed: set[bytes]) -> Iterator[ChunkBatch]:
+def _batches(folder: Folder, manifest: FolderManifest, needed: set[bytes]) -> Iterator[ChunkBatch]:
     """The contents of the chunks that are needed, some at a time."""
     chunks: list[bytes] = []
     size = 0

@@ -11,7 +11,7 @@ from typing import IO
 
 from skipper.control.cluster.workspace.chunks import digest
 from skipper.control.cluster.workspace.folder import Folder, open_target
-from skipper.control.cluster.workspace.manifest import OURS, ChunkReader, Entry, Manifest, check, scan
+from skipper.control.cluster.workspace.manifest import OURS, ChunkReader, Entry, FolderManifest, check, scan
 from skipper.control.model.errors import WorkspaceError
 
 MARKER = OURS + "workspace"
@@ -33,7 +33,7 @@ class FolderSync:
         marker: the marker, open.
     """
 
-    def __init__(self, target: Folder, manifest: Manifest, marker: IO[str]) -> None:
+    def __init__(self, target: Folder, manifest: FolderManifest, marker: IO[str]) -> None:
         self._target = target
         self._manifest = manifest
         self._marker = marker
@@ -146,7 +146,7 @@ class FolderSync:
             self._target.link(entry.path, entry.link)
 
 
-def open_sync(target: str, manifest: Manifest, token: str) -> FolderSync | None:
+def open_sync(target: str, manifest: FolderManifest, token: str) -> FolderSync | None:
     """Make a folder the target of a sync.
 
     Args:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.actor import Actor, endpoint
 from skipper.control.cluster.workspace.folder_sync import FolderSync, open_sync
-from skipper.control.cluster.workspace.manifest import OURS, Manifest
+from skipper.control.cluster.workspace.manifest import OURS, FolderManifest
 from skipper.control.cluster.workspace.reloading import reload_modules
 from skipper.control.model.errors import WorkspaceError
 from skipper.control.model.future import Future
@@ -72,7 +72,7 @@ class WorkspaceReceiver(Actor):
         return this_network(), socket.gethostname()
 
     @endpoint
-    def begin(self, target: str, token: str, manifest: Manifest) -> set[bytes] | None:
+    def begin(self, target: str, token: str, manifest: FolderManifest) -> set[bytes] | None:
         """Look at what is here already.
 
         Args:

@@ -35,7 +35,7 @@ class Code(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CallFailure:
     """Why a call has no result.
 
     Attributes:
@@ -80,7 +80,7 @@ class CallResult:
     """
 
     segments: Segments = ()
-    failure: Failure | None = None
+    failure: CallFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class OperationState:
 
     id: str
     answer: CallResult | None = None
-    failure: Failure | None = None
+    failure: CallFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from skipper.control.model.exception_text import in_seconds
 from skipper.control.rpc.wire import messages
 from skipper.control.rpc.wire.calls import (
     ActorInfo,
+    CallFailure,
     CallResult,
-    Failure,
     MethodCall,
     MethodInfo,
     OperationQuery,
@@ -224,7 +224,7 @@ class ActorChannel:
         """The server's actors; raises as `invoke` does."""
         return self._ask("ListActors", messages.encode_actors_query(query), messages.decode_actors, timeout)
 
-    def list_methods(self, query: Query, timeout: float | None) -> tuple[MethodInfo, ...] | Failure:
+    def list_methods(self, query: Query, timeout: float | None) -> tuple[MethodInfo, ...] | CallFailure:
         """An actor's methods, or why they cannot be had; raises as `invoke` does."""
         return self._ask("ListMethods", messages.encode_methods_query(query), messages.decode_methods, timeout)
 

@@ -24,8 +24,8 @@ from skipper.control.model.errors import CertificateError, ProtocolError
 from skipper.control.rpc.wire import messages
 from skipper.control.rpc.wire.calls import (
     ActorInfo,
+    CallFailure,
     CallResult,
-    Failure,
     MethodCall,
     MethodInfo,
     OperationQuery,
@@ -71,7 +71,7 @@ class RequestHandler(Protocol):
     def invoke(self, call: MethodCall, remaining_s: float | None) -> CallResult:
         """Call a method."""
 
-    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | Failure:
+    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | CallFailure:
         """The methods of an actor."""
 
     def list_actors(self, query: Query) -> tuple[ActorInfo, ...]:

@@ -10,9 +10,9 @@ from google.protobuf.message import DecodeError, Message
 from skipper.control.model.errors import ProtocolError
 from skipper.control.rpc.wire.calls import (
     ActorInfo,
+    CallFailure,
     CallResult,
     Code,
-    Failure,
     MethodCall,
     MethodInfo,
     OperationQuery,
@@ -86,9 +86,9 @@ def decode_methods_query(data: bytes) -> Query:
     return Query(handle=message.actor_handle, actor=message.actor)
 
 
-def encode_methods(methods: Iterable[MethodInfo] | Failure) -> bytes:
+def encode_methods(methods: Iterable[MethodInfo] | CallFailure) -> bytes:
     """A ListMethodsResponse."""
-    if isinstance(methods, Failure):
+    if isinstance(methods, CallFailure):
         return pb.ListMethodsResponse(error=_failure(methods)).SerializeToString()
     listed = [
         pb.Method(name=method.name, signature=method.signature, doc=method.doc, idempotent=method.is_idempotent)
@@ -97,7 +97,7 @@ def encode_methods(methods: Iterable[MethodInfo] | Failure) -> bytes:
     return pb.ListMethodsResponse(methods=listed).SerializeToString()
 
 
-def decode_methods(data: bytes) -> tuple[MethodInfo, ...] | Failure:
+def decode_methods(data: bytes) -> tuple[MethodInfo, ...] | CallFailure:
     """A ListMethodsResponse."""
     message = _parse(pb.ListMethodsResponse(), data)
     if message.HasField("error"):
@@ -215,7 +215,7 @@ def _read_answer(message: pb.ActorResponse) -> CallResult:
     return CallResult((message.result, *message.buffers))
 
 
-def _failure(failure: Failure) -> pb.Error:
+def _failure(failure: CallFailure) -> pb.Error:
     cause, *buffers = failure.cause or (b"",)
     return pb.Error(
         code=pb.ErrorCode.Name(failure.code),
@@ -226,13 +226,13 @@ def _failure(failure: Failure) -> pb.Error:
     )
 
 
-def _read_failure(message: pb.Error) -> Failure:
+def _read_failure(message: pb.Error) -> CallFailure:
     try:
         code = Code(message.code)
     except ValueError:  # of a later version
         code = Code.UNSPECIFIED
     cause = (message.cause, *message.cause_buffers) if message.cause else ()
-    return Failure(code, message.message, message.traceback, cause)
+    return CallFailure(code, message.message, message.traceback, cause)
 
 
 def _parse(message: M, data: bytes) -> M:
