@@ -129,11 +129,11 @@ class ActorMesh(MeshBase, Generic[A]):
         spec = interface.endpoints.get(name) if interface is not None else None
         if spec is None:
             if interface is not None and name in interface.methods:
-                return cast("Endpoint[..., Any]", PlainMethod(self, name))
+                return cast("Endpoint[..., Any]", PlainMethod(self, name, interface, self._actor_class))
             known = ", ".join(sorted(interface.endpoints)) if interface is not None else ""
             class_name = interface.class_name if interface is not None else "actor"
             raise AttributeError(f"{class_name} has no endpoint {name!r}; it has: {known or 'none'}")
-        endpoint: Endpoint[..., Any] = Endpoint(self, spec)
+        endpoint: Endpoint[..., Any] = Endpoint(self, spec, self._actor_class)
         self.__dict__[name] = endpoint
         return endpoint
 
@@ -142,6 +142,11 @@ class ActorMesh(MeshBase, Generic[A]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ActorMesh, (self._uid, self._name, self._members, self._root, self._view, self._interface))
+
+
+def interface_in(mesh: Any) -> ActorInterface:
+    """The interface of the actors of a mesh; no method, since that would take its name from an endpoint."""
+    return cast("ActorMesh[Any]", mesh)._interface
 
 
 class ProcMesh(MeshBase):

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from skipper.control.api.mesh import interface_in
 from skipper.control.api.subscription import subscribe
 from skipper.control.model.endpoint_spec import endpoint_options, is_idempotent
 from skipper.control.model.errors import NoSuchMethodError
@@ -104,18 +105,22 @@ class MeshActor(Hosted):
     """
 
     def __init__(self, name: str, mesh: ActorMesh[Any]) -> None:
-        super().__init__(name, mesh._interface.class_name)
+        interface = interface_in(mesh)
+        super().__init__(name, interface.class_name)
         self._mesh = mesh
+        self._endpoints = interface.endpoints
         self.ended = subscribe(mesh).recv()
 
     def methods(self) -> tuple[MethodInfo, ...]:
         """The endpoints of the actors."""
-        endpoints = self._mesh._interface.endpoints.values()
-        return tuple(MethodInfo(each.name, _signature(each.parameters), "", each.is_idempotent) for each in endpoints)
+        return tuple(
+            MethodInfo(each.name, _signature(each.parameters), "", each.is_idempotent)
+            for each in self._endpoints.values()
+        )
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], scope: Scope) -> Any:
         """Call an endpoint and wait for all answers."""
-        if method not in self._mesh._interface.endpoints:
+        if method not in self._endpoints:
             raise NoSuchMethodError(f"{self.class_name} has no endpoint {method!r}")
         endpoint = getattr(self._mesh, method)
         future = (endpoint.call_one if self._mesh.size == 1 else endpoint.call)(*args, **kwargs)

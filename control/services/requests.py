@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.endpoint import Endpoint
+from skipper.control.api.mesh_base import actors_of
 from skipper.control.api.service import ReplicaState
 from skipper.control.model.endpoint_spec import EndpointSpec
 from skipper.control.model.errors import LinkError, ReplicaLostError, SessionLostError, SupervisionError
@@ -96,9 +97,9 @@ class ServiceRequest:
             BackpressureError: the replica is too far behind; nothing was sent.
         """
         for port in self.ports:
-            port._link(attempt.replica.entry._actors(), ())
+            port._link(actors_of(attempt.replica.entry), ())
         attempt.port = process.ports.reserve()  # known before anybody can tell that the replica is lost
-        attempt.endpoint._post(process, self.payload, attempt, port=attempt.port)
+        attempt.endpoint.post(process, self.payload, attempt, port=attempt.port)
 
 
 class SlotRequest(ServiceRequest):
@@ -233,7 +234,7 @@ class RequestAttempt:
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the reply if it was to come from this process."""
-        (awaited,) = self.endpoint._awaited
+        (awaited,) = self.endpoint.awaited
         if self._is_entrusted or process_id != awaited.process_id:
             return False
         self._client.process_lost(self, awaited.error(loss))
