@@ -119,7 +119,7 @@ class Link:
     # What the stream tells
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """Void: that was before the stream became this link's."""
+        """Do nothing: that was before the stream became this link's."""
 
     def received(self, message: bytes) -> bool:
         """Deliver what a message brings."""

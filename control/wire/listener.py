@@ -93,7 +93,7 @@ class StreamListener:
                 self._server.shutdown(self._queue, self._shut_down)
 
     def cut(self) -> None:
-        """End all streams, whatever they are doing; void before `close`, and where nothing is left."""
+        """End all streams, whatever they are doing. Does nothing before `close`, and where nothing is left."""
         with self._lock:
             if self._closing and not self._is_shut_down:
                 self._server.cancel_all_calls()

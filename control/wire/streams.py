@@ -133,7 +133,7 @@ class MessageStream:
         self._over = False
 
     def send(self, message: bytes) -> None:
-        """Send a message; from any thread, and not again before `User.sent` has been called. Void at the end."""
+        """Send a message; from any thread, and not again before `User.sent` was called. Does nothing after the end."""
         self._start((core.SendMessageOperation(message, _NO_FLAGS),), self._sent)
 
     def receive(self) -> None:

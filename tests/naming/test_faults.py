@@ -186,7 +186,7 @@ def test_calls_are_spread_over_the_servers_of_a_name() -> None:
         FixedResolver(*(f"actor://{server.address}/gate" for server in servers)), Gate, RpcOptions(PATIENCE_S)
     )
     client.pin()
-    wait_until(lambda: all(each.is_ready for each in client._endpoints._known.values()), "all are connected")
+    wait_until(lambda: all(each.is_ready for each in client._backends._known.values()), "all are connected")
     futures = [client.wait(number) for number in range(9)]
     wait_until(lambda: [gate.inside for gate in gates] == [3, 3, 3], "each has three of the calls")
     for gate in gates:
@@ -214,7 +214,7 @@ def test_new_servers_of_a_name_are_found_beside_the_calls(host: Hosts, monkeypat
     moving.urls = [first.url(), second.url()]
     wait_until(lambda: client.label.sync() == "second", "a call has reached the second")
     moving.urls = [second.url()]
-    wait_until(lambda: client.label.sync() == "second" and len(client._endpoints._known) == 1, "the first is forgotten")
+    wait_until(lambda: client.label.sync() == "second" and len(client._backends._known) == 1, "the first is forgotten")
 
 
 def test_a_frozen_server_holds_a_call_up_to_its_deadline_and_answers_when_it_thaws(host: Hosts) -> None:

@@ -390,7 +390,7 @@ class _IncomingRequest:
         self.stream.turn_away("deadline_exceeded", "its message has not come in time")
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """Void: it is the other side that dials."""
+        """Do nothing: the other side dials."""
 
     def received(self, message: bytes) -> bool:
         """What is asked."""
@@ -399,7 +399,7 @@ class _IncomingRequest:
         return False
 
     def sent(self) -> None:
-        """Void: the answer is the end."""
+        """Do nothing: the stream ends with the answer."""
 
     def ended(self, status: Status) -> None:
         """It was answered, or has left, or has no message."""
@@ -460,7 +460,7 @@ class _Questions:
         self.stream.turn_away("deadline_exceeded", "that is enough")
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """Void: it is the other side that dials."""
+        """Do nothing: the other side dials."""
 
     def received(self, message: bytes) -> bool:
         """Answer a question; the next is taken when the answer is out."""
