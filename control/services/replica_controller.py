@@ -41,7 +41,7 @@ _MISSES = 2
 
 
 class ReplicaController(Actor):
-    """Keeps a service. Callers send their requests past it, straight to the replicas; it tells them which there are.
+    """Owns the replicas of a service. Callers send requests straight to the replicas; it tells them which there are.
 
     Args:
         blueprint: what the replicas are made of.
@@ -52,18 +52,18 @@ class ReplicaController(Actor):
         self._options = blueprint.options
         self._placement = Placement(blueprint.options.hosts)
         self._replicas: dict[int, Replica | None] = {}
-        """By number; None where one has died and its successor is yet to start."""
+        """By number. None: the replica has died, and its successor has not started yet."""
         self._subscribers = Subscribers()
         self._restarts: Counter[int] = Counter()
         self._lives: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
-        """In a row, of replicas that had been of no use, while no other came up."""
+        """How many times in a row a replica died before it had been of use, while no other came up; by number."""
         self._begun_s: dict[int, float] = {}
         """When the present replica of a number began to start."""
         self._came_up_s: dict[int, float] = {}
         """When a replica of a number last came up."""
         self._order = asyncio.Lock()
-        """Held by whoever changes the replicas on purpose: one such change follows another."""
+        """Held during a change that was asked for (scale, drain, rolling fanout), so that they follow one another."""
         self._me = context().actor_instance
         self._tasks: set[asyncio.Task[None]] = set()
         for number in range(self._options.num_replicas):
@@ -92,7 +92,7 @@ class ReplicaController(Actor):
 
     @concurrent_endpoint
     async def scale(self, count: int) -> None:
-        """Have so many replicas: the new ones are up, and those with the highest numbers drained, when it answers."""
+        """Have ``count`` replicas. When this answers, new ones are up and those of the highest numbers are drained."""
         async with self._order:
             added = [number for number in range(count) if number not in self._replicas]
             surplus = [number for number in sorted(self._replicas) if number >= count]
@@ -105,7 +105,7 @@ class ReplicaController(Actor):
 
     @concurrent_endpoint
     async def drain(self, number: int) -> None:
-        """Have a replica finish what it has, and another one take its place, which is up when this answers."""
+        """Have a replica finish what it has, and start another in its place. That one is up when this answers."""
         async with self._order:
             if number not in self._replicas:
                 raise IndexError(f"{self._blueprint.service} has no replica {number}")
@@ -118,9 +118,9 @@ class ReplicaController(Actor):
     async def roll(
         self, method: str, width: int, is_skipping: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        """Call every replica, ``width`` of them at a time, each while the others take its requests; in their order.
+        """Call every replica in the order of their numbers, ``width`` at a time, while the others take the requests.
 
-        With ``is_skipping`` those are left out that are not up.
+        With ``is_skipping``, replicas that are not up are left out.
         """
         async with self._order:
             slots = asyncio.Semaphore(width)
@@ -137,7 +137,7 @@ class ReplicaController(Actor):
     @concurrent_endpoint
     async def metrics(self) -> list[ReplicaMetrics]:
         """What is known of each replica, in the order of their numbers."""
-        self._publish()  # everybody answers with the present counts
+        self._publish()  # every caller answers with its present counts
         await self._subscribers.know(self._subscribers.version)
         return [
             summary(slot.number, slot.state, self._restarts[slot.number], self._subscribers.tallies())
@@ -155,17 +155,17 @@ class ReplicaController(Actor):
     # The lives of replicas
 
     async def __supervise__(self, failure: MeshFailure) -> bool:
-        """Replace a replica that has died, unless that has not helped before."""
+        """Replace a replica that has died, unless its successors have died too often."""
         replica = next((each for each in self._replicas.values() if each and each.name == failure.mesh_name), None)
         if replica is None:
-            return True  # one that has been given up already
+            return True  # that replica was given up before
         if not self._lose(replica, failure.root_cause().message):
             self._cancel()
             return False
         return True
 
     async def __cleanup__(self, error: Exception | None) -> None:
-        """End what was about to start while this actor came to its end."""
+        """End the replicas that were starting when this actor ended."""
         tables.report_table(f"service {self._blueprint.service}", None)
         self._cancel()
         for replica in self._replicas.values():
@@ -173,19 +173,19 @@ class ReplicaController(Actor):
                 await replica.end()
 
     def _begin(self, number: int, delay_s: float = 0.0) -> None:
-        """Start a replica, perhaps after a while; returns at once."""
+        """Start a replica after ``delay_s``. Returns at once."""
         self._replicas[number] = None
         life = self._lives[number]
         self._lives[number] += 1
         self._run(self._bring_up(number, life, delay_s))
 
     async def _bring_up(self, number: int, life: int, delay_s: float) -> None:
-        def is_void() -> bool:
+        def is_obsolete() -> bool:
             return number not in self._replicas or self._lives[number] != life + 1
 
         await asyncio.sleep(delay_s)
-        if is_void():
-            return  # it has been scaled away
+        if is_obsolete():
+            return  # the service was scaled down meanwhile
         self._begun_s[number] = time.monotonic()
         host = self._placement.choose(number, (each.host for each in self._replicas.values() if each is not None))
         try:
@@ -197,7 +197,7 @@ class ReplicaController(Actor):
             if not self._try_again(number, is_early=True):
                 self._me.abort(f"replica {number} of {self._blueprint.service}: {error}")
             return
-        if is_void():
+        if is_obsolete():
             await replica.end()
             return
         self._replicas[number] = replica
@@ -216,22 +216,22 @@ class ReplicaController(Actor):
             self._publish()
 
     def _lose(self, replica: Replica, reason: str) -> bool:
-        """Have a replica replaced; False where that has been done in vain too often."""
+        """Have a replica replaced. False: its successors have died too often."""
         number = replica.number
         _log.warning("%s is being replaced: %s", replica.name, reason)
         self._run(replica.stop(_GRACE_S))
         if replica.state is ReplicaState.DRAINING:
-            self._replicas[number] = None  # whoever drains it goes on
+            self._replicas[number] = None  # `_drain`, which waits for it, goes on
             self._publish()
             return True
         return self._try_again(number, is_early=not replica.has_been_of_use(self._options.stable_s))
 
     def _try_again(self, number: int, *, is_early: bool) -> bool:
-        """Start a replica again; False where that has been done in vain too often."""
+        """Start a replica again. False: it has died too often before it was of use."""
         options = self._options
         begun_s = self._begun_s[number]
         others_came_up = any(at > begun_s for other, at in self._came_up_s.items() if other != number)
-        # Where others come up meanwhile, neither the class is at fault nor the machine: it was killed as they were.
+        # If others came up meanwhile, neither the class nor the machine is at fault.
         deaths = self._deaths[number] = self._deaths[number] + 1 if is_early and not others_came_up else 0
         if deaths > options.max_restarts:
             return False
@@ -242,7 +242,7 @@ class ReplicaController(Actor):
         return True
 
     async def _drain(self, number: int) -> None:
-        """Let a replica finish its sessions and requests, and end it; nobody has its number then."""
+        """Let a replica finish its sessions and requests, and end it. Its number is free then."""
         replica = self._replicas[number]
         if replica is not None:
             replica.state = ReplicaState.DRAINING
@@ -267,10 +267,10 @@ class ReplicaController(Actor):
         *,
         is_skipped: bool,
     ) -> Any:
-        """Call a replica once it is up and there is a slot; its successor if it dies and the endpoint allows it."""
+        """Call a replica once it is up and there is a slot. If it dies, call its successor where that is safe."""
         while True:
             if not is_skipped:
-                await self._until(lambda: self._is_up(number))  # others have the slot meanwhile
+                await self._until(lambda: self._is_up(number))  # other replicas use the slot meanwhile
             async with slots:
                 if self._is_up(number):
                     result = await self._update_one(number, method, args, kwargs, is_skipped=is_skipped)
@@ -282,7 +282,7 @@ class ReplicaController(Actor):
     async def _update_one(
         self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_skipped: bool
     ) -> Any:
-        """Take a replica that is up out of the routing for one call."""
+        """Call a replica that is up; it gets no routed requests meanwhile."""
         replica = self._replicas[number]
         assert replica is not None  # it is up
         replica.state = ReplicaState.UPDATING
@@ -292,7 +292,7 @@ class ReplicaController(Actor):
             return await replica.call(method, args, kwargs)
         except SupervisionError as error:
             if error.failure is None and self._replicas.get(number) is replica:
-                raise  # it lives, and has only dropped its answer
+                raise  # the replica lives, and has only dropped its answer
             await self._until(lambda: self._replicas.get(number) is not replica)
             if is_skipped:
                 return _ABSENT
@@ -332,7 +332,7 @@ class ReplicaController(Actor):
                 replica.state = state
                 self._publish()
 
-    # What all of that stands on
+    # Shared by the parts above
 
     def _is_up(self, number: int) -> bool:
         replica = self._replicas.get(number)

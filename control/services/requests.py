@@ -33,14 +33,13 @@ class ServiceRequest:
     Args:
         spec: the endpoint.
         endpoint: the one that it is sent to, of the replica's entry.
-        payload: the arguments of that, packed: they are as they were when the request was made, however often it is
-            sent.
-        ports: those among the arguments through which somebody waits for an answer.
+        payload: its packed arguments. They are packed once, so each sending carries what the first one did.
+        ports: those among the arguments through which a caller waits for an answer.
 
     Attributes:
-        number: those that were made later have higher ones.
-        in_turn: whether a replica handles it and its like one at a time, and any replica will do. Then it may wait at
-            the caller while all of them have enough to do.
+        number: later requests have higher numbers.
+        in_turn: whether a replica handles such requests one at a time, and any replica will do. Then it may wait at
+            the caller while all replicas have enough to do.
         attempts: how often it was sent to a replica that may have opened it.
     """
 
@@ -65,7 +64,7 @@ class ServiceRequest:
         Args:
             service: name of the service.
             router: which knows the replicas.
-            in_turn: wait where all of them have enough to do, too.
+            in_turn: also wait where all of them have enough to do.
 
         Raises:
             ReplicaLostError: there will be none.
@@ -73,7 +72,7 @@ class ServiceRequest:
         return router.choose(in_turn=in_turn)
 
     def lost(self, service: str, replica: KnownReplica, error: SupervisionError) -> ReplicaLostError:
-        """What the caller is told if it is not sent again."""
+        """The error for the caller if the request is not sent again."""
         done = "did not begin" if error.is_unhandled else "may or may not have handled"
         message = f"replica {replica.number} of {service} is gone and {done} {self.spec.name}: {error.message}"
         return ReplicaLostError(service, replica.number, message, error.failure, is_unhandled=error.is_unhandled)
@@ -98,7 +97,7 @@ class ServiceRequest:
         """
         for port in self.ports:
             port._link(actors_of(attempt.replica.entry), ())
-        attempt.port = process.ports.reserve()  # known before anybody can tell that the replica is lost
+        attempt.port = process.ports.reserve()  # before anybody can report that the replica is lost
         attempt.endpoint.post(process, self.payload, attempt, port=attempt.port)
 
 
@@ -107,10 +106,10 @@ class SlotRequest(ServiceRequest):
 
     Args:
         number: of the replica.
-        is_skipped: whether it is for the one that is there now, or else for nobody.
+        is_skipped: whether only the process that has the number now may answer.
 
     Attributes:
-        is_void: whether there was nobody to send it to, since the service has been scaled down.
+        is_void: whether there was no replica to send it to, since the service was scaled down.
     """
 
     __slots__ = ("_is_skipped", "_number", "is_void")
@@ -142,12 +141,12 @@ class SlotRequest(ServiceRequest):
         return None
 
     def is_bound(self) -> bool:
-        """Whether its successor may not answer."""
+        """Whether no successor may answer."""
         return self._is_skipped
 
 
 class SessionBinding:
-    """The replica that a session has; none before its first request could be sent."""
+    """The replica of a session. There is none before the first request could be sent."""
 
     __slots__ = ("is_closed", "replica")
 
@@ -156,7 +155,7 @@ class SessionBinding:
         self.is_closed = False
 
     def bind(self, router: Router) -> KnownReplica | None:
-        """Take a replica, unless there is one already or there is none to be had."""
+        """Take a replica, unless the session has one already. None: no replica takes sessions now."""
         if self.replica is None and not self.is_closed:
             self.replica = router.choose_for_session()
             if self.replica is not None:
@@ -190,7 +189,7 @@ class SessionRequest(ServiceRequest):
         return SessionLostError(service, replica.number, message, error.failure, is_unhandled=error.is_unhandled)
 
     def is_bound(self) -> bool:
-        """It is: what the session has is with that replica."""
+        """True: the state of the session is in that replica."""
         return True
 
 

@@ -20,7 +20,7 @@ _log = logging.getLogger("skipper.control")
 
 
 class RetryThread:
-    """Does jobs one after another, in their order, on a daemon thread that is there only while it is needed."""
+    """Does jobs one after another, in their order, on a daemon thread that runs only while there are jobs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class RetryThread:
         self._is_running = False
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Have a job done soon; from any thread. It may wait, and those behind it wait with it."""
+        """Have a job done soon; from any thread. The job may block, and those behind it wait with it."""
         with self._lock:
             self._jobs.put(job)
             if not self._is_running:
@@ -54,8 +54,8 @@ class RetryThread:
 def may_retry(spec: EndpointSpec, error: SupervisionError, attempts: int, limit: int) -> bool:
     """Whether a request that ended in ``error`` may go to another replica.
 
-    It may if it surely was not handled, however often that happens; or if its endpoint is `idempotent`, up to a limit:
-    a request that kills whoever handles it would otherwise kill all replicas, one after another.
+    It may if it surely was not handled, however often that happens. It also may if its endpoint is `idempotent`, up to
+    a limit: a request that kills the process that handles it would otherwise kill all replicas, one after another.
 
     Args:
         spec: the endpoint that it is for.

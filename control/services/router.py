@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 
 QUEUE_NS = 50_000_000
-"""So much work may wait in the mailbox of a replica. It keeps the replica busy while answers and requests travel; what
-is behind that waits at the caller, the oldest first, for whichever replica comes to it."""
+"""So much work may wait in the mailbox of a replica. It keeps the replica busy while answers and requests travel. More
+requests wait at the caller, and the next free replica gets the oldest."""
 
 _FEWEST, _MOST = 2, 1024
 """Requests that may be with a replica at a time, however long or short they take."""
@@ -49,7 +49,7 @@ class Tally:
 
 @dataclass(slots=True, eq=False)
 class KnownReplica:
-    """One replica, as a process that calls it keeps it.
+    """One replica, as a process that calls it knows it.
 
     Attributes:
         number: its own, which its successors have, too.
@@ -84,8 +84,8 @@ class Router:
     """The replicas of a service. Not safe to use from several threads at once.
 
     Args:
-        prepare: told of every replica that comes to be ready for requests, before it is chosen for one; it may find it
-            lost.
+        prepare: called with each replica that becomes ready, before the first request goes there. It may find the
+            replica lost.
 
     Attributes:
         limit: how many requests that are handled one at a time should be with a replica: what it handles in `QUEUE_NS`.
@@ -104,7 +104,7 @@ class Router:
         self.limit = 4
 
     def update(self, table: ReplicaTable) -> None:
-        """Take note of the service's present replicas. One that has gone takes no part in anything any more."""
+        """Take note of the present replicas of the service. One that is no longer among them counts as lost."""
         replicas: dict[int, KnownReplica] = {}
         for slot in table.slots:
             if slot.entry is None:

@@ -1,4 +1,4 @@
-"""`ServiceClient`: how one process calls one service. It routes by itself; the controller only tells it of changes."""
+"""`ServiceClient`: how one process calls one service. It routes by itself; the controller tells it of changes only."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from skipper.control.services.replica_controller import ReplicaController
 
 _SOMEBODY = (0,)
-"""The numbers of the replicas of a service that has ended: a request to any of them says so."""
+"""Stands for the replicas of a service that has ended. A request to it ends in the error that says so."""
 
 _retry_thread = RetryThread()
-"""Sends what is sent again, and what has waited for a replica, for all services."""
+"""Serves all services. It sends requests again, and those that have waited for a replica."""
 
 _clients: weakref.WeakValueDictionary[int, ServiceClient] = weakref.WeakValueDictionary()
-_callers_lock = threading.Lock()
+_clients_lock = threading.Lock()
 
 _needed: set[ServiceClient] = set()
-"""Those with which requests wait, so that they stay although nobody else may hold them or their service."""
+"""Clients with which requests wait. They stay alive here, even where nobody else holds them or their service."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Address:
-    """What anybody needs to call a service; it may be sent anywhere in the job.
+    """What a process needs to call a service. It may be sent anywhere in the job.
 
     Attributes:
         name: of the service.
-        controller: the actor that keeps it.
+        controller: the actor that owns the replicas.
         interface: of the replicas' actors.
         procs: see `ServiceOptions.procs`.
         retries: see `ServiceOptions.retries`.
@@ -61,8 +61,8 @@ class Address:
 
 
 def client_of(address: Address) -> ServiceClient:
-    """The client of this process for a service; it is made when it is asked for first."""
-    with _callers_lock:
+    """The client of this process for a service. The first call makes it."""
+    with _clients_lock:
         client = _clients.get(address.controller.uid)
         if client is not None:
             return client
@@ -72,24 +72,24 @@ def client_of(address: Address) -> ServiceClient:
 
 
 class ServiceClient:
-    """Sends requests of this process to the replicas of a service, and sees them through. For any thread.
+    """Sends requests of this process to the replicas of a service until each has its answer. For any thread.
 
-    Where there is no replica to send to, requests wait here. So one that dies before it was up has had none. Requests
-    that a replica handles one at a time wait here, too, while all replicas have enough to do: so the oldest is the
-    next, also if it has been with a replica that died, and little is with any replica when that dies.
+    Requests wait here while no replica is up. So a replica that dies before it was up has received none. Requests that
+    a replica handles one at a time also wait here while all replicas have enough to do. So the oldest request is sent
+    next, even if it was with a replica that has died; and a replica that dies takes few requests with it.
     """
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._process = runtime.current()
         self._id = secrets.token_hex(8)
-        self._lock = threading.RLock()  # a session that is collected is closed, wherever that happens
+        self._lock = threading.RLock()  # garbage collection closes sessions, on any thread
         self._router = Router(self._prepare)
         self._version = -1
         self._parked: list[ServiceRequest] = []
         self._is_flushing = False
         self._waiting: list[ServiceRequest] = []
-        """Those that are handled one at a time, as a heap: the oldest first."""
+        """Requests that a replica handles one at a time, as a heap: the oldest first."""
         self._is_dispatching = False
         self._when_known: list[Callable[[tuple[int, ...]], None]] = []
         self._ended: ServiceEndedError | None = None
@@ -134,7 +134,7 @@ class ServiceClient:
             self._address.controller.tell.call_one(self._id, self._report())
 
     def answered(self, attempt: RequestAttempt, *, is_error: bool) -> bool:
-        """Take note of an answer; whether it is the first thing that is heard of the attempt."""
+        """Take note of an answer. Returns whether the attempt was still open."""
         elapsed = perf_counter_ns() - attempt.begin_ns
         replica = attempt.replica
         tally = replica.tally
@@ -157,7 +157,7 @@ class ServiceClient:
             fate, request = attempt.fate(), attempt.request
             if fate is Fate.UNTOUCHED:
                 request.attempts -= 1
-            # What is in a request may kill whoever opens it: it must not kill them all.
+            # The content of a request may kill the process that opens it. It must not kill all replicas.
             is_harmless = fate is Fate.UNTOUCHED or request.attempts <= self._address.retries
             error.is_unhandled = fate is not Fate.PERHAPS_BEGUN and is_harmless
             self.failed(attempt, error, is_dead=True)
@@ -186,7 +186,7 @@ class ServiceClient:
             request.fail(request.lost(self._address.name, replica, error) if is_dead else error)
 
     def _replica_for(self, request: ServiceRequest) -> KnownReplica | None:
-        """The replica for a request, which counts as outstanding there from now on; None if the request is kept."""
+        """The replica for a request, which counts as outstanding there from now on. None: the request waits here."""
         with self._lock:
             replica = None
             if self._ended is None and self._process.closing:
@@ -198,7 +198,7 @@ class ServiceClient:
             if self._version < 0:
                 pass
             elif not request.in_turn:
-                if not self._is_flushing:  # nothing overtakes what waits
+                if not self._is_flushing:  # no request overtakes those that wait
                     replica = self._pick(request)
             elif is_full or not self._waiting:
                 # If there is no room here, the replica has the sender wait.
@@ -235,7 +235,7 @@ class ServiceClient:
         return replica
 
     def _release(self, attempt: RequestAttempt) -> None:
-        """Count an attempt out; the next request may take its place."""
+        """Count an attempt out, so that the next request may take its place."""
         attempt.is_over = True
         self._count_out(attempt.request, attempt.replica)
 
@@ -251,7 +251,7 @@ class ServiceClient:
             _retry_thread.submit(self._dispatch)
 
     def _send(self, request: ServiceRequest, replica: KnownReplica) -> bool:
-        """Send a request to a replica; False if that is known to be dead, so that nothing was sent."""
+        """Send a request to a replica. False: the replica is known to be dead, and nothing was sent."""
         process = self._process
         if _is_unreachable(process, replica):
             with self._lock:
@@ -270,7 +270,7 @@ class ServiceClient:
         return True
 
     def _hand_on(self, request: ServiceRequest) -> None:
-        """Have a request sent to another replica; it has been accepted, and waits for however many others wait."""
+        """Have a request sent to another replica. It was accepted before, so no bound refuses it now."""
         with self._lock:
             if request.in_turn and self._ended is None and not self._process.closing:
                 self._keep(request)
@@ -287,13 +287,13 @@ class ServiceClient:
     # What the controller tells
 
     def watch(self) -> None:
-        """Ask the controller to tell what has changed, once something has; and tell it what has been seen from here."""
+        """Ask the controller to answer with the next change, and tell it what this process has counted."""
         news: Future[ReplicaTable] = self._address.controller.watch.call_one(self._id, self._version, self._report())
         here = weakref.ref(self)
         news.add_done_callback(lambda told: _tell(here, told))
 
     def told(self, table: ReplicaTable) -> None:
-        """Take the service as it is now."""
+        """Take note of the replicas as they are now."""
         with self._lock:
             waiting, self._when_known = self._when_known, []
             self._router.update(table)
@@ -308,7 +308,7 @@ class ServiceClient:
             _retry_thread.submit(self._flush)
 
     def end(self, error: ControlError) -> None:
-        """The service is no more."""
+        """End all requests: the service has ended."""
         failure = error.failure if isinstance(error, SupervisionError) else None
         reason = f"has failed: {failure.root_cause().message}" if failure else "has ended"
         ended = ServiceEndedError(f"service {self._address.name} {reason}", failure, is_unhandled=True)
@@ -324,14 +324,14 @@ class ServiceClient:
             act(_SOMEBODY)
 
     def is_part_of_a_job(self) -> bool:
-        """Whether there is still somebody to ask for news."""
+        """Whether this process can still ask the controller."""
         return not self._process.closing
 
     def _end_of_job(self) -> ServiceEndedError:
         return ServiceEndedError(f"service {self._address.name} has ended with its job", is_unhandled=True)
 
     def _flush(self) -> None:
-        """Send what has waited, in its order."""
+        """Send the requests that have waited, in their order."""
         while True:
             with self._lock:
                 ready = []
@@ -352,7 +352,7 @@ class ServiceClient:
                         self._parked.insert(0, request)
 
     def _dispatch(self) -> None:
-        """Send what waits for its turn, the oldest first, as long as replicas have too little to do."""
+        """Send the requests that wait for their turn, the oldest first, while replicas have too little to do."""
         while True:
             with self._lock:
                 replica = self._pick(self._waiting[0], in_turn=True) if self._waiting else None
@@ -366,15 +366,15 @@ class ServiceClient:
                     heapq.heappush(self._waiting, request)
 
     def _send_kept(self, request: ServiceRequest, replica: KnownReplica) -> bool:
-        """Send what has waited; False if its replica is known to be dead."""
+        """Send a request that has waited. False: its replica is known to be dead."""
         try:
             return self._send(request, replica)
-        except Exception as error:  # noqa: BLE001  (whoever waits is told, and those behind it go on)
+        except Exception as error:  # noqa: BLE001  (the one that waits is told, and those behind it go on)
             request.fail(error)
             return True
 
     def _prepare(self, replica: KnownReplica, slot: ReplicaSlot) -> None:
-        """Map what a replica writes down of the requests that it begins, before it gets any from here."""
+        """Map the log of begun requests of a replica, before it gets any request from here."""
         if slot.begins is None:
             return
         try:
@@ -382,7 +382,7 @@ class ServiceClient:
         except ProcessGoneError:
             replica.is_lost = True
         except OSError:
-            return  # on another machine: requests that are with it when it dies may have been handled
+            return  # it is on another machine: nobody here can tell what it had begun when it dies
 
     def _report(self) -> dict[int, Tally]:
         with self._lock:
