@@ -6,16 +6,17 @@ if __name__ != "skipper.control":  # found by the folder's own name, beside the 
 
 from typing import TYPE_CHECKING
 
+from skipper.control import composition
 from skipper.control.api.accumulator import Accumulator
+from skipper.control.api.actor import Actor, concurrent_endpoint, endpoint
 from skipper.control.api.controller import get_or_spawn_controller
 from skipper.control.api.endpoint import Endpoint, as_endpoint
 from skipper.control.api.join import ServedJob, join, serve_job
-from skipper.control.api.mesh import ProcMesh, this_proc
+from skipper.control.api.mesh import HostMesh, ProcMesh, this_host, this_proc
 from skipper.control.api.spmd import SpmdActor
 from skipper.control.api.subscription import subscribe
-from skipper.control.cluster.hosts import HostMesh, attach_to_hosts, this_host
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import concurrent_endpoint, endpoint, idempotent
+from skipper.control.cluster.hosts import attach_to_hosts
+from skipper.control.model.endpoint_spec import idempotent
 from skipper.control.model.errors import (
     AbsentError,
     ActorDefinitionError,
@@ -94,6 +95,8 @@ if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 else:
     from skipper.control.api.mesh import ActorMesh
+
+composition.connect()
 
 __all__ = [
     "AbsentError",

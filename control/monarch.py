@@ -40,20 +40,20 @@ from skipper.control import (
     this_host,
     this_proc,
 )
-from skipper.control.model.endpoint_decorators import EndpointOptions, marked
-from skipper.control.model.value_pairs import PairMesh as ValueMesh
+from skipper.control.model.endpoint_spec import EndpointOptions, marked
+from skipper.control.model.value_mesh import PairMesh as ValueMesh
 
 TRANSPORTS = ("ipc", "tcp", "metatls", "metatls-hostname")
 """What Monarch calls the ways between two processes."""
 
 
 def endpoint(method: Any = None, /, *, explicit_response_port: bool = False, propagate: object = None) -> Any:
-    """`control.api.endpoint`, whose ``call`` gives values that are iterated in pairs: ``for point, value in results``.
+    """`control.endpoint`, whose ``call`` gives values that are iterated in pairs: ``for point, value in results``.
 
     Args:
         method: the method, when used without parentheses.
-        explicit_response_port: see `control.api.endpoint`.
-        propagate: see `control.api.endpoint`.
+        explicit_response_port: see `control.endpoint`.
+        propagate: see `control.endpoint`.
 
     Raises:
         ActorDefinitionError: (a `TypeError`) this cannot be an endpoint.
@@ -68,8 +68,8 @@ def concurrent_endpoint(
 
     Args:
         method: the method, when used without parentheses.
-        explicit_response_port: see `control.api.endpoint`.
-        propagate: see `control.api.endpoint`.
+        explicit_response_port: see `control.endpoint`.
+        propagate: see `control.endpoint`.
 
     Raises:
         ActorDefinitionError: (a `TypeError`) this cannot be an endpoint.

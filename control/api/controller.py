@@ -6,8 +6,9 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from skipper.control.api.actor import Actor
 from skipper.control.api.mesh import ActorMesh
-from skipper.control.model.actor import Actor, check_construction, interface_of
+from skipper.control.model.actor import check_construction, interface_of
 from skipper.control.model.future import Future
 from skipper.control.model.shape import Extent, Shape
 from skipper.control.runtime import current_runtime as runtime

@@ -8,13 +8,14 @@ import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
+from skipper.control.api.mesh_base import actors_of
 from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
-from skipper.control.model.endpoint_decorators import WRAPPED, EndpointSpec, checker, endpoint_options
+from skipper.control.model.actor import ActorInterface
+from skipper.control.model.endpoint_spec import WRAPPED, EndpointSpec, checker, endpoint_options
 from skipper.control.model.errors import PayloadError
 from skipper.control.model.future import Future
 from skipper.control.model.method_view import MethodView
-from skipper.control.model.value_mesh import ValueMesh
-from skipper.control.model.value_pairs import PairMesh
+from skipper.control.model.value_mesh import PairMesh, ValueMesh
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime import tracing
 from skipper.control.runtime.context import current_context
@@ -47,17 +48,20 @@ class Endpoint(MethodView, Generic[P, R_co]):
     actor cannot answer.
     """
 
-    __slots__ = ("_awaited", "_check", "_members", "_mesh", "_propagate", "_turns", "spec")
+    __slots__ = ("_actor_class", "_check", "_members", "_mesh", "_propagate", "_turns", "awaited", "spec")
 
-    def __init__(self, mesh: ActorMesh[Any], spec: EndpointSpec, propagate: object = None) -> None:
+    def __init__(
+        self, mesh: ActorMesh[Any], spec: EndpointSpec, actor_class: type | None, propagate: object = None
+    ) -> None:
         self.spec = spec
+        self._actor_class = actor_class
         self._propagate = propagate
         self._mesh = mesh
-        self._members = mesh._view_members()
+        self._members = tuple(mesh.members)
         self._check = checker(spec)
-        self._awaited = tuple(
+        self.awaited = tuple(
             Awaited(actor.process, f"{mesh.name}{point!r}" if point else mesh.name, spec.name, actor)
-            for actor, point in zip(mesh._actors(), mesh.extent.points(), strict=True)
+            for actor, point in zip(actors_of(mesh), mesh.extent.points(), strict=True)
         )
         self._turns = itertools.count()
 
@@ -90,7 +94,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
             PayloadError: an argument cannot be pickled.
         """
         try:
-            payload = self._pack(args, kwargs, self._awaited)
+            payload = self._pack(args, kwargs, self.awaited)
         except PayloadError as error:
             if not self._is_for_engine(error):
                 raise
@@ -98,7 +102,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         process = runtime.current()
         future: Future[ValueMesh[R_co]] = Future()
         kind = PairMesh if self.spec.gives_pairs else ValueMesh
-        self._cast(process, payload, MeshReply(future, self._mesh.extent, self._awaited, kind))
+        self._cast(process, payload, MeshReply(future, self._mesh.extent, self.awaited, kind))
         return future
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -112,7 +116,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
             PayloadError: an argument cannot be pickled.
         """
         try:
-            payload = self._pack(args, kwargs, self._awaited)
+            payload = self._pack(args, kwargs, self.awaited)
         except PayloadError as error:
             if not self._is_for_engine(error):
                 raise
@@ -140,14 +144,14 @@ class Endpoint(MethodView, Generic[P, R_co]):
             PayloadError: an argument cannot be pickled.
         """
         try:
-            payload = self._pack(args, kwargs, self._awaited)
+            payload = self._pack(args, kwargs, self.awaited)
         except PayloadError as error:
             if not self._is_for_engine(error):
                 raise
             return self._through_engine("stream", args, kwargs)  # type: ignore[no-any-return]
         process = runtime.current()
         stream: ResponseStream[R_co] = ResponseStream(len(self._members))
-        self._cast(process, payload, StreamReply(stream, self._awaited))
+        self._cast(process, payload, StreamReply(stream, self.awaited))
         return stream
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
@@ -181,7 +185,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         """
         if self._propagate is not None:
             return self._propagate
-        cls = self._mesh._actor_class
+        cls = self._actor_class
         if cls is None:
             raise LookupError(f"{self!r}: a reference that was sent here does not bring the class of its actors")
         options = endpoint_options(inspect.getattr_static(cls, self.spec.name))
@@ -209,7 +213,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
             ("kwargs", int(inspect.Parameter.VAR_KEYWORD), False),
         )
         spec = dataclasses.replace(self.spec, parameters=parameters, wire_name=name + WRAPPED, is_wrapped=True)
-        return _WrappedEndpoint(self._mesh, spec, wrapper)
+        return _WrappedEndpoint(self._mesh, spec, self._actor_class, wrapper)
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any], to: Sequence[Awaited]) -> Payload:
         self._check(*args, **kwargs)
@@ -220,7 +224,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         return payload
 
     def _send_to(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        awaited = self._awaited[index]
+        awaited = self.awaited[index]
         try:
             payload = self._pack(args, kwargs, (awaited,))
         except PayloadError as error:
@@ -228,7 +232,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
                 raise
             return self._through_engine("call_one", args, kwargs, index)  # type: ignore[no-any-return]
         future: Future[Any] = Future()
-        self._post(runtime.current(), payload, OneReply(future, awaited), index)
+        self.post(runtime.current(), payload, OneReply(future, awaited), index)
         return future
 
     def _is_for_engine(self, error: PayloadError) -> bool:
@@ -251,10 +255,10 @@ class Endpoint(MethodView, Generic[P, R_co]):
         endpoint: Endpoint[..., Any] = self
         if index is not None and len(self._members) > 1:
             one = self._mesh.slice(**self._mesh.extent.point(index))
-            endpoint = Endpoint(one, self.spec, self._propagate)
+            endpoint = Endpoint(one, self.spec, self._actor_class, self._propagate)
         return engine().send(endpoint, adverb, args, kwargs)
 
-    def _post(self, process: Process, payload: Payload, reply: Reply, index: int = 0, port: int = 0) -> None:
+    def post(self, process: Process, payload: Payload, reply: Reply, index: int = 0, port: int = 0) -> None:
         """Send what has been checked and packed before to one actor; ``reply`` takes what comes back.
 
         Args:
@@ -305,10 +309,10 @@ class Endpoint(MethodView, Generic[P, R_co]):
         """A call for whoever traces it, of one actor or of all."""
         if index is None:
             return tracing.Call(self._mesh.name, self.spec.name, is_awaited, len(self._members), None)
-        return tracing.Call(self._mesh.name, self.spec.name, is_awaited, 1, self._awaited[index].actor)
+        return tracing.Call(self._mesh.name, self.spec.name, is_awaited, 1, self.awaited[index].actor)
 
     def _viewed(self) -> tuple[EndpointSpec, type | None]:
-        return self.spec, self._mesh._actor_class
+        return self.spec, self._actor_class
 
     def _advice(self) -> str:
         name = f"{self._mesh.name}.{self.spec.name}"
@@ -327,8 +331,10 @@ class _WrappedEndpoint(Endpoint[..., Any]):
 
     __slots__ = ("_wrapper",)
 
-    def __init__(self, mesh: ActorMesh[Any], spec: EndpointSpec, wrapper: Callable[..., Any]) -> None:
-        super().__init__(mesh, spec)
+    def __init__(
+        self, mesh: ActorMesh[Any], spec: EndpointSpec, actor_class: type | None, wrapper: Callable[..., Any]
+    ) -> None:
+        super().__init__(mesh, spec, actor_class)
         self._wrapper = wrapper
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any], to: Sequence[Awaited]) -> Payload:
@@ -338,17 +344,19 @@ class _WrappedEndpoint(Endpoint[..., Any]):
 class PlainMethod(MethodView):
     """A method of the actors of a mesh that is no endpoint: `as_endpoint` makes one of it, for the caller alone."""
 
-    __slots__ = ("_mesh", "_name")
+    __slots__ = ("_actor_class", "_interface", "_mesh", "_name")
 
-    def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
+    def __init__(self, mesh: ActorMesh[Any], name: str, interface: ActorInterface, actor_class: type | None) -> None:
         self._mesh = mesh
         self._name = name
+        self._interface = interface
+        self._actor_class = actor_class
 
     def __getattr__(self, adverb: str) -> Any:
         raise AttributeError(self._advice(adverb))
 
     def _viewed(self) -> tuple[EndpointSpec, type | None]:
-        return self._mesh._interface.methods[self._name], self._mesh._actor_class
+        return self._interface.methods[self._name], self._actor_class
 
     def _advice(self, adverb: str = "call_one") -> str:
         return (
@@ -406,9 +414,8 @@ def as_endpoint(
     if isinstance(method, Endpoint):
         if method.spec.explicit_response_port != explicit_response_port:
             raise TypeError(f"{method!r} is an endpoint already, and its class decides on its response port")
-        return method if propagate is None else Endpoint(method._mesh, method.spec, propagate)
+        return method if propagate is None else Endpoint(method._mesh, method.spec, method._actor_class, propagate)
     if not isinstance(method, PlainMethod):
         raise TypeError(f"as_endpoint takes a method of a mesh of actors, such as mesh.method, not {method!r}")
-    mesh = method._mesh
-    spec = mesh._interface.as_endpoint(method._name, explicit_response_port=explicit_response_port)
-    return Endpoint(mesh, spec, propagate)
+    spec = method._interface.as_endpoint(method._name, explicit_response_port=explicit_response_port)
+    return Endpoint(method._mesh, spec, method._actor_class, propagate)

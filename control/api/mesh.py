@@ -1,33 +1,42 @@
-"""Meshes of processes and of actors: what a script is written in terms of."""
+"""Meshes of actors, of processes and of hosts: what a script is written in terms of."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast
 
+from skipper.control.api.actor import Actor
 from skipper.control.api.endpoint import Endpoint, PlainMethod
 from skipper.control.api.mesh_base import MeshBase
+from skipper.control.api.namespaces import environment
 from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
-from skipper.control.model.actor import Actor, ActorInterface, check_construction, interface_of
-from skipper.control.model.bounds import check_seconds
-from skipper.control.model.errors import PayloadError
+from skipper.control.model.actor import ActorInterface, check_construction, interface_of
+from skipper.control.model.bounds import MAX_PROCESSES, check_count, check_seconds
+from skipper.control.model.errors import ControlError, PayloadError
 from skipper.control.model.future import Future
+from skipper.control.model.mesh_layout import MeshLayout
 from skipper.control.model.shape import Extent, Point, Shape
 from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime import tracing
 from skipper.control.runtime.context import context
 from skipper.control.runtime.death_watch import watch
 from skipper.control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
-from skipper.control.runtime.stops import HANDED_DOWN
-from skipper.control.runtime.supervision import ROOT_UID
+from skipper.control.runtime.procs.binding import Binding
+from skipper.control.runtime.procs.remote_launch import LaunchOrder
+from skipper.control.runtime.stops import HANDED_DOWN, OWNED
+from skipper.control.runtime.supervision import ROOT_UID, OwnedMesh
+from skipper.control.wire.addresses import host_of
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
-from skipper.control.wire.payload import pack, pack_construction
+from skipper.control.wire.payload import pack, pack_construction, pack_inert
 
 if TYPE_CHECKING:
     from skipper.control.api import views
-    from skipper.control.cluster.hosts import HostMesh
     from skipper.control.runtime.process import Process
 
 A = TypeVar("A", bound=Actor)
@@ -35,6 +44,12 @@ P = ParamSpec("P")
 
 Arguments: TypeAlias = AbstractContextManager[tuple[tuple[Any, ...], dict[str, Any]]]
 """Positional and named arguments, for as long as ``__init__`` needs them."""
+
+HOST_NAME = "host "
+"""What the name of a process that stands for a job on a host begins with; the address of its agent follows."""
+
+_HOSTS = "hosts"
+_LOOPBACK = "127.0.0.1"
 
 
 class ActorMesh(MeshBase, Generic[A]):
@@ -114,11 +129,11 @@ class ActorMesh(MeshBase, Generic[A]):
         spec = interface.endpoints.get(name) if interface is not None else None
         if spec is None:
             if interface is not None and name in interface.methods:
-                return cast("Endpoint[..., Any]", PlainMethod(self, name))
+                return cast("Endpoint[..., Any]", PlainMethod(self, name, interface, self._actor_class))
             known = ", ".join(sorted(interface.endpoints)) if interface is not None else ""
             class_name = interface.class_name if interface is not None else "actor"
             raise AttributeError(f"{class_name} has no endpoint {name!r}; it has: {known or 'none'}")
-        endpoint: Endpoint[..., Any] = Endpoint(self, spec)
+        endpoint: Endpoint[..., Any] = Endpoint(self, spec, self._actor_class)
         self.__dict__[name] = endpoint
         return endpoint
 
@@ -127,6 +142,11 @@ class ActorMesh(MeshBase, Generic[A]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ActorMesh, (self._uid, self._name, self._members, self._root, self._view, self._interface))
+
+
+def interface_in(mesh: Any) -> ActorInterface:
+    """The interface of the actors of a mesh; no method, since that would take its name from an endpoint."""
+    return cast("ActorMesh[Any]", mesh)._interface
 
 
 class ProcMesh(MeshBase):
@@ -162,8 +182,6 @@ class ProcMesh(MeshBase):
     @property
     def host_mesh(self) -> HostMesh:
         """The hosts of these processes."""
-        from skipper.control.cluster.hosts import HostMesh
-
         if not self._attached:
             return HostMesh()
         hosts = {member.launcher.id: member.launcher for member in self._view_members() if member.launcher is not None}
@@ -211,7 +229,7 @@ class ProcMesh(MeshBase):
         except PayloadError as error:
             if not is_for_engine(error):
                 raise
-            return engine().spawn(self, name, cast("type[A]", cls), args, kwargs)
+            return cast("views.ActorMesh[A]", engine().spawn(self, name, cast("type[A]", cls), args, kwargs))
         return self._spawn(name, cls, interface, body)
 
     def spawn_with(self, name: str, cls: type[A], arguments: Callable[[], Arguments]) -> views.ActorMesh[A]:
@@ -308,6 +326,219 @@ class ProcMesh(MeshBase):
         return (functools.partial(ProcMesh, attached=self._attached), args)
 
 
+class HostMesh(MeshLayout):
+    """Hosts on which processes are spawned: that of the calling process (`this_host`), or attached ones.
+
+    Attached hosts lie along the axis ``hosts``; the calling process' own host is one, without axes.
+
+    Args:
+        hosts: the processes that stand for the job on attached hosts; none for the calling process' own host.
+        view: which of them; None: all.
+    """
+
+    def __init__(self, hosts: tuple[ProcessRef, ...] = (), view: Shape | None = None) -> None:
+        self._hosts = hosts
+        whole = Extent((_HOSTS,), (len(hosts),)) if hosts else Extent()
+        self._view = Shape.whole(whole) if view is None else view
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """A future that has ended, in True: hosts are attached before there is a mesh of them."""
+        return Future.of(True)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The addresses that attached hosts were attached with, in rank order."""
+        return tuple(host.name.removeprefix(HOST_NAME) for host in self._members())
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        bootstrap: Callable[[], object] | None = None,
+        proc_bind: Sequence[Mapping[str, str]] | None = None,
+        name: str = "procs",
+    ) -> ProcMesh:
+        """Start processes, owned by the calling actor. Returns at once; messages wait for them.
+
+        On this host they are children of the calling process and never outlive it, however it ends; they import what
+        the caller can import, and write to its standard output and error. On attached hosts they are children of the
+        process that stands for the job there; they end when that is out of reach of the script, or their owner's
+        process is gone; they import from the same paths, and write to the standard output and error of the agent.
+
+        Args:
+            per_host: axes and sizes, such as ``{"gpus": 8}``; None starts one process. The axes of the hosts,
+                ``hosts`` of attached ones, come in front of these.
+            env: environment variables for them, besides the caller's own, or on an attached host its agent's.
+            bootstrap: called in each of them before anything else, and awaited there if it is ``async``; an exception
+                is the process' end.
+            proc_bind: what each process of a host is bound to, in rank order: a mapping with the lists ``cpus``,
+                ``cpunodebind`` and ``membind``, such as ``{"cpus": "0-3", "membind": "0"}`` (see `Binding.of`).
+            name: name of the mesh, for people.
+
+        Raises:
+            ValueError: an axis has a size below 1, or ``proc_bind`` names what this host has not.
+            TypeError: an axis, a size or an environment variable has the wrong type.
+            PayloadError: ``bootstrap`` cannot be pickled.
+        """
+        extent = Extent.of(per_host or {})
+        check_count("the number of processes per host", extent.nelements, 0, MAX_PROCESSES)
+        variables = {**environment(), **tracing.environment(), **(env or {})}
+        for variable, value in variables.items():
+            if not isinstance(variable, str) or not isinstance(value, str):
+                raise TypeError(f"environment variables are strings, not {variable!r}={value!r}")
+        if proc_bind is not None and len(proc_bind) != extent.nelements:
+            raise ValueError(f"proc_bind describes {len(proc_bind)} processes, {extent!r} has {extent.nelements}")
+        packed = () if bootstrap is None else pack_inert(bootstrap, name="the bootstrap")
+        if self._hosts:
+            return self._spawn_afar(extent, LaunchOrder((), variables, packed, tuple(map(dict, proc_bind or ()))), name)
+        bindings = [Binding()] * extent.nelements if proc_bind is None else [Binding.of(bound) for bound in proc_bind]
+        process = runtime.current()
+        whole = self._with_hosts(extent)
+        members = tuple(
+            runtime.new_process_ref(f"{name}{point!r}" if point else name, process.me) for point in whole.points()
+        )
+        mesh = _owned(ProcMesh(secrets.randbits(63), name, members, whole, Shape.whole(whole), process.me))
+        process.launch(members, variables, packed, bindings)
+        return mesh
+
+    def stop(self) -> Future[None]:
+        """Let these attached hosts go: what the calling actor owns there is stopped, and then the job's part there.
+
+        The agents stay, for this job and for others.
+
+        Returns:
+            A future that ends when that is done; it may be called again.
+
+        Raises:
+            ValueError: this host cannot be let go of.
+        """
+        if not self._hosts:
+            raise ValueError("the host of this process cannot be stopped")
+        hosts = self._members()
+        owner = context().actor_instance._cell
+        ids = {host.id for host in hosts}
+        there = [
+            mesh
+            for mesh in list(owner.owned.values())
+            if any(member.launcher is not None and member.launcher.id in ids for member in mesh.root_members)
+        ]
+        return _let_go(hosts, there)
+
+    def lost(self, *, timeout: float = 30.0) -> tuple[int, ...]:
+        """Which of these hosts are lost, by their position in this mesh; in the script that attached them.
+
+        Args:
+            timeout: in seconds, for all of them; a host that is out of reach is known to be so after the heartbeat's
+                bound (see `configure`).
+
+        Raises:
+            ValueError: these hosts were not attached by this process.
+        """
+        return _attachments().lost(self._members(), timeout)
+
+    def with_successors(self, successors: Mapping[int, HostMesh]) -> HostMesh:
+        """The same hosts, but for some in whose places others are from now on; in the script that attached them.
+
+        Args:
+            successors: the position of each host that is given up, and the one host that takes its place.
+
+        Raises:
+            ValueError: these hosts were not attached by this process, or a successor is not one host.
+            IndexError: a position is out of range.
+        """
+        if any(len(mesh._members()) != 1 for mesh in successors.values()):
+            raise ValueError("the successor of a host is one attached host")
+        fresh = {position: mesh._members()[0] for position, mesh in successors.items()}
+        return HostMesh(_attachments().succeed(self._members(), fresh))
+
+    def reattach(self, *, timeout: float = 30.0) -> HostMesh:
+        """The same hosts, where those that have been lost are attached again; in the script that attached them.
+
+        Processes that were lost with a host stay lost: spawn others on the mesh that is returned.
+
+        Args:
+            timeout: in seconds, for all of them.
+
+        Raises:
+            HostUnreachableError: the agent of one of them does not answer.
+            HostError: its agent refuses.
+            ValueError: these hosts were not attached by this process.
+        """
+        return HostMesh(_attachments().reattach(self._members(), timeout))
+
+    def latest(self) -> HostMesh:
+        """The same hosts as they were attached last, along the axis ``hosts``; of use in the script, which attaches."""
+        if not _has_attached():
+            return HostMesh(self._members())
+        return HostMesh(tuple(map(_attachments().latest, self._members())))
+
+    def alive(self) -> list[bool]:
+        """For each of these hosts, whether it is not known here to be lost, as of one that nobody here deals with."""
+        process = runtime.current()
+        links = [process.transport.find(host.id) for host in self._members()]
+        return [link is None or link.lost is None for link in links] or [True]
+
+    def _with_hosts(self, per_host: Extent) -> Extent:
+        """The extent of processes: the axes of the hosts, then those of the processes of a host."""
+        for axis in per_host.axes:
+            if axis in self.extent:
+                raise ValueError(f"{axis!r} is the axis of the hosts themselves")
+        return Extent((*self.extent.axes, *per_host.axes), (*self.extent.sizes, *per_host.sizes))
+
+    def _spawn_afar(self, extent: Extent, order: LaunchOrder, name: str) -> ProcMesh:
+        whole = self._with_hosts(extent)
+        hosts, points = self._members(), list(whole.points())
+        parts = [points[first : first + extent.nelements] for first in range(0, len(points), extent.nelements)]
+        members = [
+            tuple(runtime.new_process_ref(f"{name}{point!r}" if point else name, host) for point in part)
+            for host, part in zip(hosts, parts, strict=True)
+        ]
+        process = runtime.current()
+        everyone = tuple(member for part in members for member in part)
+        shape = Shape.whole(whole)
+        mesh = _owned(ProcMesh(secrets.randbits(63), name, everyone, whole, shape, process.me, attached=True))
+        for host, part in zip(hosts, members, strict=True):
+            there = LaunchOrder(part, order.env, order.bootstrap, order.proc_bind)
+            process.hosting.launch_afar(host, mesh.uid, there)
+        return mesh
+
+    def _with_view(self, view: Shape) -> HostMesh:
+        return HostMesh(self._hosts, view)
+
+    def _members(self) -> tuple[ProcessRef, ...]:
+        return tuple(self._hosts[rank] for rank in self._view.ranks()) if self._hosts else ()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (HostMesh, (self._hosts, self._view))
+
+    def __repr__(self) -> str:
+        return f"<HostMesh {', '.join(self.names)}>" if self._hosts else "<HostMesh this_host>"
+
+
+def this_proc() -> ProcMesh:
+    """This process, as a mesh of one on which actors can be spawned; each gets a thread of its own."""
+    process = runtime.current()
+    whole = Shape.whole(Extent())
+    return ProcMesh(process.uid, process.me.name, (process.me,), Extent(), whole, process.me)
+
+
+def joined(meshes: Sequence[HostMesh]) -> HostMesh:
+    """One mesh of all attached hosts of several, in their order."""
+    return HostMesh(tuple(host for mesh in meshes for host in mesh._members()))
+
+
+def this_host() -> HostMesh:
+    """The host that this process runs on."""
+    return HostMesh()
+
+
+def own_address() -> str:
+    """The IP at which other hosts of the job reach this process; that of the loopback where none do."""
+    return host_of(runtime.current().me.address) or _LOOPBACK
+
+
 def _bound(process: Process, timeout: float | None) -> float:
     """The seconds that a stop may take."""
     if timeout is None:
@@ -318,8 +549,75 @@ def _bound(process: Process, timeout: float | None) -> float:
     return seconds
 
 
-def this_proc() -> ProcMesh:
-    """This process, as a mesh of one on which actors can be spawned; each gets a thread of its own."""
-    process = runtime.current()
-    whole = Shape.whole(Extent())
-    return ProcMesh(process.uid, process.me.name, (process.me,), Extent(), whole, process.me)
+def _let_go(hosts: Sequence[ProcessRef], meshes: Sequence[OwnedMesh]) -> Future[None]:
+    """See `HostMesh.stop`: stop these meshes, then the job's part on the hosts."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        process = runtime.current()
+        deadline = time.monotonic() + process.settings.stop_timeout_s
+        # The actors first: they hear of it behind what they were sent, their processes hear of it from their host.
+        for has_actors in (True, False):
+            left_s = OWNED * max(deadline - time.monotonic(), 0.0)
+            for end in [mesh.stop(left_s) for mesh in meshes if mesh.has_actors is has_actors]:
+                try:
+                    end.get(max(deadline - time.monotonic(), 0.0))
+                except ControlError:
+                    continue  # it is dead, or does not end: the host ends it
+        with contextlib.suppress(ControlError):  # those that do not end by themselves are ended by their agents
+            left_s = max(deadline - time.monotonic(), 0.0)
+            process.hosting.let_go(hosts, left_s).get(left_s)
+        if _attached is not None:
+            _attached.forget(hosts)
+        done._settle(lambda: None)
+
+    threading.Thread(target=run, name="control-detach", daemon=True).start()
+    return done
+
+
+def _owned(mesh: ProcMesh) -> ProcMesh:
+    owner = context().actor_instance._cell
+    owner.own(mesh)
+    return mesh
+
+
+class HostAttachments(Protocol):
+    """What the script has attached; `control.cluster.hosts` keeps it, and hands it over by `keeps_hosts`."""
+
+    @property
+    def process(self) -> Process:
+        """The script's."""
+
+    def latest(self, host: ProcessRef) -> ProcessRef:
+        """What stands for the job on a host by now."""
+
+    def lost(self, hosts: Sequence[ProcessRef], timeout: float) -> tuple[int, ...]:
+        """See `HostMesh.lost`."""
+
+    def succeed(self, hosts: Sequence[ProcessRef], successors: Mapping[int, ProcessRef]) -> tuple[ProcessRef, ...]:
+        """See `HostMesh.with_successors`."""
+
+    def reattach(self, hosts: Sequence[ProcessRef], timeout: float) -> tuple[ProcessRef, ...]:
+        """See `HostMesh.reattach`."""
+
+    def forget(self, hosts: Sequence[ProcessRef]) -> None:
+        """Hang up on the agents of hosts that the job has let go."""
+
+
+_attached: HostAttachments | None = None
+
+
+def keeps_hosts(attachments: HostAttachments) -> None:
+    """Let meshes of hosts ask these attachments."""
+    global _attached
+    _attached = attachments
+
+
+def _has_attached() -> bool:
+    return _attached is not None and _attached.process is runtime.current()
+
+
+def _attachments() -> HostAttachments:
+    if _attached is None or not _has_attached():
+        raise ValueError("these hosts were not attached by this process")
+    return _attached

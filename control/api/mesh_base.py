@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, cast
 
 from skipper.control.model.future import Future
 from skipper.control.model.mesh_layout import MeshLayout
@@ -83,3 +83,8 @@ class MeshBase(MeshLayout):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name} {self.extent!r}>"
+
+
+def actors_of(mesh: Any) -> list[ActorRef]:
+    """The members of a mesh, one by one; no method, since that would take its name from an endpoint."""
+    return cast("MeshBase", mesh)._actors()

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skipper.control.api.actor import Actor, concurrent_endpoint, endpoint
 from skipper.control.api.controller import get_or_spawn_controller
-from skipper.control.cluster.hosts.data_plane import device_of
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import concurrent_endpoint, endpoint
 from skipper.control.model.errors import ScriptExitError
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.context import context
 from skipper.control.runtime.join_file import this_network
 from skipper.control.support.gathering import Gatherings
-from skipper.control.wire.addresses import host_of
+from skipper.control.wire.addresses import device_of, host_of
 
 MEET_TIMEOUT_S = 60.0
 """How long the ranks of a run wait for the last of them; such as import torch by then come seconds apart."""
@@ -33,7 +31,7 @@ _INTERFACE_VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankLocation:
     """Where a rank runs.
 
     Attributes:
@@ -72,7 +70,7 @@ class SpmdRank:
     interface: str | None = None
 
     @staticmethod
-    def of(rank: int, places: list[Place]) -> SpmdRank:
+    def of(rank: int, places: list[RankLocation]) -> SpmdRank:
         """The rank among processes at these places, in rank order."""
         hosts = [place.network for place in places]
         own = hosts[rank]
@@ -168,7 +166,7 @@ class SpmdActor(Actor):
         if context().message_rank.extent.nelements != actor.rank.size:
             raise ValueError("SPMD code runs on a whole mesh: spawn the SpmdActor on a slice of the processes instead")
         self._runs += 1
-        own = Place(this_network(), _own_host(), _free_port())
+        own = RankLocation(this_network(), _own_host(), _free_port())
         meeting = self._rendezvous.meet.call_one((actor.mesh_uid, self._runs), actor.rank.rank, actor.rank.size, own)
         return SpmdRank.of(actor.rank.rank, meeting.get(2 * MEET_TIMEOUT_S))
 
@@ -177,10 +175,10 @@ class _Rendezvous(Actor):
     """Where the ranks of a run tell each other where they are: one actor of the job, in the script's process."""
 
     def __init__(self) -> None:
-        self._gatherings: Gatherings[Place] = Gatherings()
+        self._gatherings: Gatherings[RankLocation] = Gatherings()
 
     @concurrent_endpoint
-    async def meet(self, run: tuple[int, int], rank: int, size: int, place: Place) -> list[Place]:
+    async def meet(self, run: tuple[int, int], rank: int, size: int, place: RankLocation) -> list[RankLocation]:
         """Wait until all are here.
 
         Returns:

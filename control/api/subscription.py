@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.mesh import ProcMesh
+from skipper.control.api.mesh_base import actors_of
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
@@ -26,7 +27,7 @@ def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
     process = runtime.current()
     _, receiver = Channel[MeshFailure].open()
     inbox = receiver._inbox
-    members = mesh._actors()
+    members = actors_of(mesh)
     missing = len(members)
     lock = threading.Lock()
 

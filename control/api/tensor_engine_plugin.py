@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import functools
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
+from skipper.control.model.actor import ActorBase
 from skipper.control.model.errors import EngineMissingError
+from skipper.control.model.method_view import MethodView
 from skipper.control.runtime import current_runtime, front_end, script_exit
 
-if TYPE_CHECKING:
-    from skipper.control.api.endpoint import Endpoint
-    from skipper.control.api.mesh import ProcMesh
-    from skipper.control.api.views import ActorMesh
-    from skipper.control.model.actor import Actor
+M = TypeVar("M")
 
 _GROUP, _NAME = "skipper", "tensor_engine"
 
@@ -35,29 +33,29 @@ def is_for_engine(error: BaseException) -> bool:
 
 
 class TensorEngine(Protocol):
-    """What a tensor engine does for this package."""
+    """What a tensor engine does for this package; the meshes are `ProcMesh`, the endpoints `Endpoint`."""
 
-    def activate(self, mesh: ProcMesh) -> AbstractContextManager[ProcMesh]:
+    def activate(self, mesh: M) -> AbstractContextManager[M]:
         """See `ProcMesh.activate`."""
 
-    def rank_tensor(self, mesh: ProcMesh, axis: str) -> Any:
+    def rank_tensor(self, mesh: object, axis: str) -> Any:
         """See `ProcMesh.rank_tensor`."""
 
-    def rank_tensors(self, mesh: ProcMesh) -> dict[str, Any]:
+    def rank_tensors(self, mesh: object) -> dict[str, Any]:
         """See `ProcMesh.rank_tensors`."""
 
-    def rref(self, endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def rref(self, endpoint: MethodView, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See `Endpoint.rref`."""
 
-    def send(self, endpoint: Endpoint[..., Any], adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def send(self, endpoint: MethodView, adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do what ``endpoint.adverb(*args, **kwargs)`` does, with tensors of a mesh among the arguments.
 
         Each actor gets its own shard, as a plain tensor, in its turn among the operations of the engine.
         """
 
     def spawn(
-        self, mesh: ProcMesh, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> ActorMesh[Any]:
+        self, mesh: object, name: str, cls: type[ActorBase], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Do what `ProcMesh.spawn` does, in the same way."""
 
 

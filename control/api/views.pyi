@@ -10,20 +10,20 @@ their ``self``, so that calling them is an error. Services and sessions are seen
 from abc import ABCMeta
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypedDict, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 from typing_extensions import ParamSpec as DefaultParamSpec
 from typing_extensions import TypeVar as DefaultTypeVar
 
+from skipper.control.api.actor import Actor
 from skipper.control.api.endpoint import Endpoint
-from skipper.control.api.mesh import ProcMesh
-from skipper.control.cluster.hosts import HostMesh
-from skipper.control.model.actor import Actor
+from skipper.control.api.mesh import HostMesh, ProcMesh
+from skipper.control.api.service import ReplicaMetrics
 from skipper.control.model.future import Future
+from skipper.control.model.method_view import MethodView
 from skipper.control.model.shape import AxisSelection, Extent, Size
+from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.runtime.port import Port
-from skipper.control.services.methods import ServiceMethod
-from skipper.control.services.metrics import ReplicaMetrics
 from skipper.control.wire.envelope import ProcessRef
 
 A = TypeVar("A", bound=Actor)
@@ -39,11 +39,31 @@ ActorMesh = type[A]
 Service = type[A]
 Session = type[A]
 
-class RemoteEndpoint(Endpoint[P, R_co], ServiceMethod[P, R_co]):  # type: ignore[misc]  # there is no such object
-    """An endpoint as an attribute of a mesh, of a service or of a session: which of them is not known to the types."""
+class ServiceMethod(MethodView, Generic[P, R_co]):
+    """See `control.services.ServiceMethod`."""
+
+    def route(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
+        """Call one replica; see `ServiceMethod.route`."""
+
+    @overload
+    def fanout(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
+        """Call every replica; see `ServiceMethod.fanout`."""
+
+    @overload
+    def fanout(
+        self, *args: Any, rolling: int | None, absent: Literal["wait", "skip"] = "wait", **kwargs: Any
+    ) -> Future[ValueMesh[R_co]]: ...
+    @overload
+    def fanout(self, *args: Any, absent: Literal["wait", "skip"], **kwargs: Any) -> Future[ValueMesh[R_co]]: ...
+
+class RemoteEndpoint(Endpoint[P, R_co], ServiceMethod[P, R_co]):
+    """An endpoint as an attribute of a mesh, of a service or of a session: which of them is not known to the types.
+
+    There is no such object.
+    """
 
 class EndpointMethod(Generic[F_co]):
-    """What `control.api.endpoint` makes of a method.
+    """What `control.endpoint` makes of a method.
 
     ``F_co`` is the method without ``self``. An ``async`` one answers with what its coroutine returns.
     """

@@ -1,4 +1,4 @@
-"""`Actor`, the base class, and `ActorInterface`: what others need to know of an actor class to call it."""
+"""`ActorBase`: an actor as its process sees it. `ActorInterface`: what others need to know of its class to call it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import Any, cast
 
-from skipper.control.model.endpoint_decorators import (
+from skipper.control.model.endpoint_spec import (
     WRAPPED,
     EndpointOptions,
     EndpointSpec,
@@ -21,62 +21,16 @@ from skipper.control.model.endpoint_decorators import (
 from skipper.control.model.errors import ActorDefinitionError
 from skipper.control.model.failure import MeshFailure
 
-if TYPE_CHECKING:
-    from skipper.control.api.views import MeshAttributes, Service, ServiceKeywords
-    from skipper.control.services.options import ServiceTemplate
-else:
-    MeshAttributes = type  # the attributes of a mesh are for type checkers: see control/api/views.pyi
-
-A = TypeVar("A", bound="Actor")
-P = ParamSpec("P")
-
 _INTERFACE = "__control_interface__"
 
 
-class Actor(metaclass=MeshAttributes):
-    """Base class of actors: private state in a process of the job, reached through its endpoints alone.
-
-    An actor has a thread of its own. Its endpoints are either all plain methods, which run on that thread, or all
-    ``async def``, which run on the event loop of that thread; they run one at a time in either case.
-
-    Besides ``__init__`` and endpoints, a subclass may define (plain or ``async``):
-
-    * ``__supervise__(self, failure)``: see `Actor.__supervise__`.
-    * ``__cleanup__(self, error)``: called once when the actor stops (``error`` is None) or has failed, after the
-      meshes that it owns have ended.
-
-    Raises:
-        ActorDefinitionError: (a `TypeError`; where a subclass is defined) an endpoint is hidden in a static method, a
-            class method or a property.
-    """
+class ActorBase:
+    """What the runtime needs of every actor. Users derive from `control.Actor`, which derives from this."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, member in vars(cls).items():
             check_member(f"{cls.__qualname__}.{name}", member)
-
-    @overload
-    @classmethod
-    def options(
-        cls: Callable[P, A], *, procs: Literal[1] = 1, **options: Unpack[ServiceKeywords]
-    ) -> ServiceTemplate[P, Service[A]]: ...
-    @overload
-    @classmethod
-    def options(cls: Callable[P, A], *, procs: int, **options: Unpack[ServiceKeywords]) -> ServiceTemplate[P, Any]: ...
-    @classmethod
-    def options(cls: Any, **options: Any) -> ServiceTemplate[..., Any]:
-        """What a service of this class is to be made of: ``Cls.options(num_replicas=4).as_service(...)``.
-
-        Args:
-            **options: see `control.services.ServiceOptions`; all have defaults.
-
-        Raises:
-            TypeError: there is no such option, or it has the wrong type.
-            ValueError: a number is out of its range.
-        """
-        from skipper.control.services.options import ServiceOptions, ServiceTemplate
-
-        return ServiceTemplate(cls, ServiceOptions(**options))
 
     @functools.cached_property
     def logger(self) -> logging.Logger:
@@ -165,7 +119,7 @@ def interface_of(cls: object) -> ActorInterface:
     Raises:
         ActorDefinitionError: the class cannot be spawned; the message says why.
     """
-    if not (isinstance(cls, type) and issubclass(cls, Actor)):
+    if not (isinstance(cls, type) and issubclass(cls, ActorBase)):
         raise ActorDefinitionError(f"{cls!r} is no subclass of control.Actor")
     known = cls.__dict__.get(_INTERFACE)
     if known is None:

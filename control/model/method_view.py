@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from skipper.control.model.endpoint_decorators import EndpointSpec, parameters_of
+from skipper.control.model.endpoint_spec import EndpointSpec, parameters_of
 
 
 class _OfInstance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from skipper.control.model.mesh_layout import MeshLayout
 from skipper.control.model.shape import Extent, Point, Shape
@@ -85,3 +85,21 @@ class ValueMesh(MeshLayout, Sequence[T_co], Generic[T_co]):
 
     def __repr__(self) -> str:
         return repr(self._values)
+
+
+class PairMesh(ValueMesh[T_co]):
+    """What `Endpoint.call` gives for an endpoint that `control.monarch.endpoint` has marked.
+
+    ``for point, value in mesh`` works. All else is as in `ValueMesh`: `values`, `items`, `item`, ``mesh[0]``.
+    """
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.items()
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._values
+
+    def _with_view(self, view: Shape) -> PairMesh[T_co]:
+        return PairMesh(view, [self._values[rank] for rank in view.ranks()])

@@ -32,7 +32,7 @@ class Line:
 
 
 @dataclass(slots=True)
-class _Group:
+class _LineGroup:
     kind: tuple[int, str]
     source: str
     text: str
@@ -54,7 +54,7 @@ class Aggregator:
     def __init__(self, window_s: float) -> None:
         self.window_s = window_s
         self._numbers = itertools.count()
-        self._held: OrderedDict[int, _Group] = OrderedDict()
+        self._held: OrderedDict[int, _LineGroup] = OrderedDict()
         self._of_kind: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
         self._last_of: dict[str, int] = {}
 
@@ -69,7 +69,7 @@ class Aggregator:
         else:
             number = next(self._numbers)
             alike.append(number)
-            self._held[number] = _Group(kind, source, text, now_s + self.window_s, {source})
+            self._held[number] = _LineGroup(kind, source, text, now_s + self.window_s, {source})
         self._last_of[source] = number
 
     def due(self, now_s: float, speakers: int) -> list[Line]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from skipper.control.observe.log_reader import Intake, Source
+from skipper.control.observe.log_reader import LogReader, LogSource
 
 MAX_LINE_NBYTES = 16 << 10
 """A longer line is cut into pieces of this size."""
@@ -13,12 +13,12 @@ MAX_LINE_NBYTES = 16 << 10
 IDLE_S = 0.5
 """What is written without a line's end is a line after this long: a prompt, or a bar of progress."""
 
-Chunk = tuple[int, str, int, bytes | None]
+LogChunk = tuple[int, str, int, bytes | None]
 """What a process of another host has written: which stream of it, its name, its pid there, and the bytes, of which
 there may be none; None: the stream is over."""
 
 
-class Collector(Intake):
+class Collector(LogReader):
     """A thread that reads all pipes, and never waits for anything else: who writes is not held up by who reads.
 
     What is written on other hosts is read there and handed in by `feed`.
@@ -28,17 +28,17 @@ class Collector(Intake):
         tick: called on that thread after each round, and tells how many seconds it may take until the next; None: any.
     """
 
-    def __init__(self, take: Callable[[Source, str], None], tick: Callable[[], float | None]) -> None:
+    def __init__(self, take: Callable[[LogSource, str], None], tick: Callable[[], float | None]) -> None:
         super().__init__("control-logs")
         self._say = take
         self._tick = tick
-        self._afar: dict[tuple[str, int, int], Source] = {}
+        self._afar: dict[tuple[str, int, int], LogSource] = {}
 
     def speakers(self) -> int:
         """How many processes are listened to."""
         return len({(source.host, source.pid) for source in list(self._sources)})
 
-    def feed(self, host_id: str, host: str, chunks: Sequence[Chunk], done: Callable[[], None]) -> None:
+    def feed(self, host_id: str, host: str, chunks: Sequence[LogChunk], done: Callable[[], None]) -> None:
         """Take what processes of another host have written, and call ``done`` once that is done; for any thread."""
 
         def take_all() -> None:
@@ -60,18 +60,18 @@ class Collector(Intake):
 
     # On the thread
 
-    def _take_from_afar(self, host_id: str, host: str, chunk: Chunk) -> None:
+    def _take_from_afar(self, host_id: str, host: str, chunk: LogChunk) -> None:
         stream, name, pid, content = chunk
         key = (host_id, pid, stream)
         if key not in self._afar:
-            self._afar[key] = Source(-1, stream, name, pid, host)
+            self._afar[key] = LogSource(-1, stream, name, pid, host)
             self._sources.add(self._afar[key])
         if content is None:
             self._drop(self._afar.pop(key))
         elif content:
             self._take(self._afar[key], content)
 
-    def _take(self, source: Source, chunk: bytes) -> None:
+    def _take(self, source: LogSource, chunk: bytes) -> None:
         source.heard_s = time.monotonic()
         source.rest += chunk
         *lines, rest = source.rest.split(b"\n")
@@ -83,7 +83,7 @@ class Collector(Intake):
             rest = rest[MAX_LINE_NBYTES:]
         source.rest = bytearray(rest)
 
-    def _ended(self, source: Source) -> None:
+    def _ended(self, source: LogSource) -> None:
         if source.rest:
             self._say(source, _text(source.rest))
             source.rest.clear()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from skipper.control.model.errors import ControlError
-from skipper.control.observe.recent import Recent
+from skipper.control.observe.recent import RecentResult
 from skipper.control.observe.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus
 from skipper.control.runtime.history import Event
 
@@ -30,7 +30,7 @@ class Feed:
     def __init__(self, look: Callable[[], JobStatus], interval_s: float) -> None:
         self._look = look
         self._interval_s = interval_s
-        self._texts = Recent(lambda: json.dumps(self._fresh(), separators=(",", ":")), interval_s)
+        self._texts = RecentResult(lambda: json.dumps(self._fresh(), separators=(",", ":")), interval_s)
         self._known: dict[str, Any] = {}
         self._events = Events()
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from skipper.control.observe.debugger import PARKED, Order, Report
+from skipper.control.observe.debugger import PARKED, DebugOrder, Report
 from skipper.control.observe.job_query import survey
 from skipper.control.observe.visit import visiting
 
@@ -48,7 +48,7 @@ class Debugger:
 
     def _order(self, line: str | None, who: Sequence[tuple[str, int]] | None) -> list[Report]:
         work = 0.0 if line is None else self._timeout
-        answers = survey(self._process, "debug", Order(line, who, work), timeout=self._timeout, work=work)
+        answers = survey(self._process, "debug", DebugOrder(line, who, work), timeout=self._timeout, work=work)
         return [report for answer in answers for report in answer.value() or ()]
 
 

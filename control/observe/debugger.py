@@ -38,7 +38,7 @@ PARKED, RUNNING, GONE = "parked", "running", "gone"
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class DebugOrder:
     """What those who are parked are to do.
 
     Attributes:
@@ -84,13 +84,13 @@ class Report:
 
 
 _serving = threading.Lock()
-_sessions: dict[int, Session] = {}
+_sessions: dict[int, DebugSession] = {}
 _numbers = itertools.count(1)
 
 
 def park(frame: FrameType) -> None:
     """Stop the calling thread at the next line of ``frame`` and hand it over to whoever debugs the job."""
-    session = Session(frame)
+    session = DebugSession(frame)
     _sessions[session.number] = session
     session.announce()
     session.pdb.set_trace(frame)
@@ -101,7 +101,7 @@ def parked_actors() -> set[int]:
     return {session.uid for session in list(_sessions.values()) if session.state == PARKED}
 
 
-def answer(process: Process, order: Order) -> list[Report]:
+def answer(process: Process, order: DebugOrder) -> list[Report]:
     """Pass a command on to the sessions of this process that are meant, and wait for what they say."""
     meant = [
         session
@@ -116,7 +116,7 @@ def answer(process: Process, order: Order) -> list[Report]:
     return [session.report(process, outputs.get(session.number, "")) for session in meant]
 
 
-class Session:
+class DebugSession:
     """One thread at a breakpoint, from there until it is let go."""
 
     def __init__(self, frame: FrameType) -> None:
@@ -234,7 +234,7 @@ class Session:
 class _Terminal(io.TextIOBase):
     """What a session's pdb, and the code that it runs, take for a terminal."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: DebugSession) -> None:
         self._session = session
 
     @property
@@ -254,7 +254,7 @@ class _Terminal(io.TextIOBase):
 class _Pdb(pdb.Pdb):
     """pdb for a session. It ends with the endpoint: the code that called that is this library's own."""
 
-    def __init__(self, session: Session, outermost: FrameType) -> None:
+    def __init__(self, session: DebugSession, outermost: FrameType) -> None:
         terminal: Any = _Terminal(session)
         super().__init__(
             stdin=terminal, stdout=terminal, skip=["skipper.control.runtime.*"], nosigint=True, readrc=False

@@ -66,7 +66,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProcessAnswer:
     """What one process said, or why it said nothing.
 
     Attributes:
@@ -96,7 +96,7 @@ class Answer:
 
 def survey(
     process: Process, subject: str, argument: Any = None, *, timeout: float, margin: float = 0.0, work: float = 0.0
-) -> list[Answer]:
+) -> list[ProcessAnswer]:
     """Ask every process of the job of ``process``, the script first, parents before children.
 
     Args:
@@ -112,18 +112,20 @@ def survey(
         SupervisionError: the script is gone.
     """
     question = Question(subject, argument, timeout * _SHARE, work)
-    asked: Future[list[Answer]] = process.request(process.root, "survey", pack(question))
+    asked: Future[list[ProcessAnswer]] = process.request(process.root, "survey", pack(question))
     return asked.get(timeout + _SLACK_S + margin + work)
 
 
-def ask_below(process: Process, top: ProcessRef, subject: str, argument: Any, *, timeout: float) -> list[Answer]:
+def ask_below(process: Process, top: ProcessRef, subject: str, argument: Any, *, timeout: float) -> list[ProcessAnswer]:
     """Ask one process of the job and those below it.
 
     Raises:
         DeadlineError: (a `TimeoutError`) the process itself did not answer.
         SupervisionError: it is gone.
     """
-    asked: Future[list[Answer]] = process.request(top, "survey", pack(Question(subject, argument, timeout * _SHARE, 0)))
+    asked: Future[list[ProcessAnswer]] = process.request(
+        top, "survey", pack(Question(subject, argument, timeout * _SHARE, 0))
+    )
     return asked.get(timeout)
 
 
@@ -144,29 +146,29 @@ def offspring(process: Process) -> list[ProcessRef]:
     return launched + [mesh.root_members[0] for mesh in process.members.meshes()]
 
 
-def _collect(process: Process, sender: ProcessRef, question: Question) -> list[Answer]:
+def _collect(process: Process, sender: ProcessRef, question: Question) -> list[ProcessAnswer]:
     deadline = time.monotonic() + question.timeout_s + question.work_s
     change = getattr(_module(question.subject), "passed_on", None)  # nobody is asked what cannot be asked
     argument = question.argument if change is None else change(process, question.argument)
     below = offspring(process)
-    gathering = _Gathering(below)
-    port = process.ports.open(gathering)
+    answers_below = _AnswerPort(below)
+    port = process.ports.open(answers_below)
     passed_on = pack(dataclasses.replace(question, argument=argument, timeout_s=question.timeout_s * _SHARE))
     for number, child in enumerate(below):
         process.send(child, Envelope(Kind.AGENT, 0, passed_on, "survey", port, number))
     answers = [_own_answer(process, sender, question)]
     instead: dict[int, tuple[bytes | None, str]] = {}
     try:
-        gathering.wait(deadline - time.monotonic())
-        silent = {number: below[number] for number in gathering.missing()}
+        answers_below.wait(deadline - time.monotonic())
+        silent = {number: below[number] for number in answers_below.missing()}
         if silent:
             instead = _looked_at(process, silent, question)
-            gathering.wait(_LAST_CHANCE_S if instead else 0)
+            answers_below.wait(_LAST_CHANCE_S if instead else 0)
     finally:
         process.ports.close(port)
     for number, child in enumerate(below):
-        came = gathering.payloads[number]
-        problem = gathering.problems[number]
+        came = answers_below.payloads[number]
+        problem = answers_below.problems[number]
         if came is not None:
             try:
                 answers.extend(open_reply(Kind.REPLY, came))
@@ -177,14 +179,14 @@ def _collect(process: Process, sender: ProcessRef, question: Question) -> list[A
     return answers
 
 
-def _own_answer(process: Process, sender: ProcessRef, question: Question) -> Answer:
+def _own_answer(process: Process, sender: ProcessRef, question: Question) -> ProcessAnswer:
     # Who launched this process has asked it; the script was asked by whoever wants to know.
     parent = "" if process.me.id == process.root.id else sender.id
     try:
         packed = pickle.dumps(_module(question.subject).answer(process, question.argument), protocol=5)
     except Exception as error:  # noqa: BLE001  (whatever goes wrong here is what there is to tell)
-        return Answer(process.me, parent, os.getpid(), None, f"it could not answer: {describe(error)}")
-    return Answer(process.me, parent, os.getpid(), packed)
+        return ProcessAnswer(process.me, parent, os.getpid(), None, f"it could not answer: {describe(error)}")
+    return ProcessAnswer(process.me, parent, os.getpid(), packed)
 
 
 def _looked_at(
@@ -209,21 +211,21 @@ def _looked_at(
 
 def _answer_for(
     process: Process, child: ProcessRef, question: Question, problem: str, instead: bytes | None, trouble: str
-) -> Answer:
+) -> ProcessAnswer:
     known = process.children.get(child.id)
     pid = None if known is None else known.pid
     if not problem:
         link = process.transport.find(child.id)
         connected = link is not None and link.connected
         problem = f"no answer within {question.timeout_s:.2g} s" if connected else "it has not connected yet"
-    return Answer(child, process.me.id, pid, None, problem + trouble, instead)
+    return ProcessAnswer(child, process.me.id, pid, None, problem + trouble, instead)
 
 
 def _module(subject: str) -> Any:
     return importlib.import_module(SUBJECTS[subject])
 
 
-class _Gathering:
+class _AnswerPort:
     """The port for the answers of those below."""
 
     def __init__(self, below: Sequence[ProcessRef]) -> None:
@@ -266,10 +268,10 @@ class _Gathering:
         return not self._missing
 
     def entrust(self, rank: int) -> None:
-        """Void: the port is not passed on."""
+        """Do nothing: the port is not passed on."""
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """Void, too."""
+        """Do nothing: the port is not passed on."""
         return False
 
     def _heard_of(self, rank: int) -> bool:

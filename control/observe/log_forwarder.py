@@ -1,4 +1,4 @@
-"""`Relay`: reads what processes of an attached host write, and sends it to the script, no more than that takes.
+"""`LogForwarder`: reads what processes of an attached host write, and sends it to the script, no more than that takes.
 
 It belongs to the process that stands for the job on the host. One batch is under way at a time: until the script has
 taken it the next one is filled, and when that is full the pipes are left alone, so that those who write wait.
@@ -11,10 +11,11 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skipper.control.api.mesh import HOST_NAME
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
-from skipper.control.observe.collector import Chunk, Collector
-from skipper.control.observe.log_reader import Intake, Source
+from skipper.control.observe.collector import Collector, LogChunk
+from skipper.control.observe.log_reader import LogReader, LogSource
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.wire.payload import pack, unpack
 
@@ -29,11 +30,11 @@ LAST_WORDS_S = 2.0
 """How long the end of this process waits for the script to take what has been written."""
 
 _lock = threading.Lock()
-_relay: Relay | None = None
+_forwarder: LogForwarder | None = None
 """That of this process, which stands for its job on a host."""
 
 
-class Relay(Intake):
+class LogForwarder(LogReader):
     """A thread that reads all pipes of this host.
 
     Attributes:
@@ -45,10 +46,10 @@ class Relay(Intake):
     """
 
     def __init__(self, process: Process, sink: str) -> None:
-        super().__init__("control-logs-relay")
+        super().__init__("control-logs-forwarder")
         self.sink = sink
         self._process = process
-        self._batch: list[Chunk] = []
+        self._batch: list[LogChunk] = []
         self._nbytes = 0
         self._is_under_way = False
         self._waiting: list[Future[None]] = []
@@ -71,14 +72,14 @@ class Relay(Intake):
 
     # On the thread
 
-    def _opened(self, source: Source) -> None:
+    def _opened(self, source: LogSource) -> None:
         self._batch.append((source.stream, source.name, source.pid, b""))
 
-    def _take(self, source: Source, chunk: bytes) -> None:
+    def _take(self, source: LogSource, chunk: bytes) -> None:
         self._batch.append((source.stream, source.name, source.pid, chunk))
         self._nbytes += len(chunk)
 
-    def _ended(self, source: Source) -> None:
+    def _ended(self, source: LogSource) -> None:
         self._batch.append((source.stream, source.name, source.pid, None))
 
     def _has_room(self) -> bool:
@@ -116,25 +117,25 @@ class Relay(Intake):
 
 
 def redirection_below(process: Process, redirection: Redirection) -> Redirection:
-    """What the processes of this host are told: to write to its relay, which is there from then on."""
-    global _relay
+    """What the processes of this host are told: to write to its forwarder, which is there from then on."""
+    global _forwarder
     with _lock:
-        if _relay is not None and _relay.sink == redirection.sink:
-            return Redirection(_relay.address, redirection.level)
-        if _relay is None:
+        if _forwarder is not None and _forwarder.sink == redirection.sink:
+            return Redirection(_forwarder.address, redirection.level)
+        if _forwarder is None:
             process.ending.settled.append(_flush_at_the_end)
         else:
-            _relay.retire()
+            _forwarder.retire()
         if not redirection.sink:
             return redirection
-        _relay = Relay(process, redirection.sink)
-        _relay.start()
-        return Redirection(_relay.address, redirection.level)
+        _forwarder = LogForwarder(process, redirection.sink)
+        _forwarder.start()
+        return Redirection(_forwarder.address, redirection.level)
 
 
 def flush() -> Future[None]:
     """On a host: a future that ends when the script has what has been written here so far."""
-    return Future.of(None) if _relay is None else _relay.flush()
+    return Future.of(None) if _forwarder is None else _forwarder.flush()
 
 
 def _flush_at_the_end() -> None:
@@ -172,9 +173,7 @@ def collects_no_more(collector: Collector) -> None:
 
 
 def take(sender: ProcessRef, payload: Payload) -> Future[None]:
-    """In the script: take a batch of a host's relay; a future that ends when the next may be sent."""
-    from skipper.control.cluster.hosts.mesh import NAME
-
+    """In the script: take a batch of a host's forwarder; a future that ends when the next may be sent."""
     sink, batch = unpack(payload)
     taken: Future[None] = Future()
     taker = _takers.get(sink)
@@ -186,5 +185,5 @@ def take(sender: ProcessRef, payload: Payload) -> Future[None]:
         end = taker.process.hosting.end_of(sender.id)
         if end is not None:
             end.add_done_callback(lambda _: collector.lose(sender.id))
-    collector.feed(sender.id, sender.name.removeprefix(NAME), batch, lambda: taken._settle(lambda: None))
+    collector.feed(sender.id, sender.name.removeprefix(HOST_NAME), batch, lambda: taken._settle(lambda: None))
     return taken

@@ -1,4 +1,4 @@
-"""`Intake`: a thread that is handed the pipes that processes of its host write to, and reads them."""
+"""`LogReader`: a thread that is handed the pipes that processes of its host write to, and reads them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHUNK_NBYTES = 64 << 10
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class LogSource:
     """One stream of one process.
 
     Attributes:
@@ -40,7 +40,7 @@ class Source:
     heard_s: float = 0.0
 
 
-class Intake:
+class LogReader:
     """Reads all pipes on one thread, on which the methods that are to be overridden run. Those must not wait.
 
     Attributes:
@@ -58,7 +58,7 @@ class Intake:
         self._pipes = selectors.DefaultSelector()
         """The pipes, as one of what the other one watches, so that all of them can be left alone for a while."""
         self._is_reading = True
-        self._sources: set[Source] = set()
+        self._sources: set[LogSource] = set()
         self._idle = threading.Condition()
         self._soon: deque[Callable[[], None]] = deque()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -75,14 +75,14 @@ class Intake:
 
     # To be overridden
 
-    def _opened(self, source: Source) -> None:
+    def _opened(self, source: LogSource) -> None:
         """Take note of a stream."""
 
-    def _take(self, source: Source, chunk: bytes) -> None:
+    def _take(self, source: LogSource, chunk: bytes) -> None:
         """Take what was read."""
         raise NotImplementedError
 
-    def _ended(self, source: Source) -> None:
+    def _ended(self, source: LogSource) -> None:
         """Take note that a stream is over."""
         raise NotImplementedError
 
@@ -153,7 +153,7 @@ class Intake:
                 self._selector.register(self._pipes, selectors.EVENT_READ)
             else:
                 self._selector.unregister(self._pipes)
-        ready: list[Source] = []
+        ready: list[LogSource] = []
         for key, _ in self._selector.select(timeout):
             if key.fileobj is self._listener:
                 self._accept()
@@ -190,7 +190,7 @@ class Intake:
                     raise
                 for stream, fd in zip((1, 2), fds, strict=True):
                     os.set_blocking(fd, False)
-                    source = Source(fd, stream, name, pid)
+                    source = LogSource(fd, stream, name, pid)
                     self._sources.add(source)
                     self._pipes.register(fd, selectors.EVENT_READ, source)
                     self._opened(source)
@@ -198,7 +198,7 @@ class Intake:
             except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 return  # whatever that was, it was no process of the job
 
-    def _read(self, source: Source) -> None:
+    def _read(self, source: LogSource) -> None:
         try:
             chunk = os.read(source.fd, CHUNK_NBYTES)
         except BlockingIOError:
@@ -210,7 +210,7 @@ class Intake:
         else:
             self._drop(source)
 
-    def _drop(self, source: Source) -> None:
+    def _drop(self, source: LogSource) -> None:
         self._ended(source)
         if source.fd >= 0:
             self._pipes.unregister(source.fd)

@@ -7,7 +7,10 @@ import dataclasses
 import logging
 import os
 import re
+import sys
+import threading
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +21,7 @@ from skipper.control.observe import log_forwarder
 from skipper.control.observe.aggregate import Aggregator, Line
 from skipper.control.observe.collector import Collector
 from skipper.control.observe.job_query import survey
-from skipper.control.observe.log_reader import Source
-from skipper.control.observe.writer import Writer
+from skipper.control.observe.log_reader import LogSource
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.support.log_files import make_folder, open_log
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 LAST_WORDS_S = 2.0
 """How long the end of the script waits for what is still in the pipes, and for its own output."""
+
+MAX_WAITING = 20_000
+"""Lines that wait for a script whose output is slow; those beyond are dropped, and counted."""
 
 _log = logging.getLogger("skipper.control")
 _INDEX = re.compile(r"'\w+': (\d+)")
@@ -77,7 +82,7 @@ class Logs:
         self._files: dict[tuple[str, int, int], IO[str]] = {}
         self._aggregator = Aggregator(options.aggregate_s)
         self._rates: dict[tuple[str, int], _Rate] = {}
-        self._writer = Writer()
+        self._writer = OutputWriter()
         self._collector = Collector(self._take, self._tick)
         self._collector.start()
         log_forwarder.collects(process, self._collector)
@@ -159,7 +164,7 @@ class Logs:
 
     # On the collector's thread
 
-    def _take(self, source: Source, text: str) -> None:
+    def _take(self, source: LogSource, text: str) -> None:
         label = label_of(source.name)
         if self.folder is not None and self._is_keeping:
             self._keep(source, text)
@@ -191,14 +196,14 @@ class Logs:
             return ""
         return f"[{line.alike} similar lines] " if line.alike > 1 else f"[{line.source}] "
 
-    def _keep(self, source: Source, text: str) -> None:
+    def _keep(self, source: LogSource, text: str) -> None:
         try:
             self._file(source).write(f"{text}\n")
         except (OSError, ValueError) as error:  # the disk is full, say: what is shown goes on
             _log.warning("the output of processes is kept no more in %s: %s", self.folder, error)
             self.folder = None
 
-    def _file(self, source: Source) -> IO[str]:
+    def _file(self, source: LogSource) -> IO[str]:
         key = (source.host, source.pid, source.stream)
         if key not in self._files:
             assert self.folder is not None  # asked for where there is one
@@ -280,3 +285,73 @@ class _Rate:
         if now - self._began_s >= 1.0:
             self._untold += self._refused
             self._began_s, self._count, self._refused = now, 0, 0
+
+
+class OutputWriter:
+    """A thread that writes to the script's output, which may be slow; what waits for it is bounded."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, str]] = deque()
+        self._changed = threading.Condition()
+        self._dropped = 0
+        self._writing = False
+        self._closing = False
+        threading.Thread(target=self._run, name="control-logs-writer", daemon=True).start()
+
+    def put(self, line: Line, prefix: str) -> bool:
+        """Take a line; False where it is dropped."""
+        with self._changed:
+            if len(self._waiting) >= MAX_WAITING:
+                self._dropped += 1
+                return False
+            self._waiting.append((line.stream, f"{prefix}{line.text}\n"))
+            self._changed.notify_all()
+            return True
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all is written, ``timeout`` seconds at most; False where it is not in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._waiting or self._writing), timeout)
+
+    def close(self, timeout: float) -> None:
+        """End once all is written, and wait for that, ``timeout`` seconds at most."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self.flush(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: bool(self._waiting) or self._closing)
+                if not self._waiting:
+                    return
+                batch, self._waiting = list(self._waiting), deque()
+                dropped, self._dropped = self._dropped, 0
+                self._writing = True
+            if dropped:
+                batch.append((2, f"[logs] {dropped} lines dropped: this output is too slow\n"))
+            try:
+                _write(batch)
+            except (OSError, ValueError):  # nobody reads any more, or it has been closed: the lines are lost with it
+                continue
+
+
+def _write(batch: list[tuple[int, str]]) -> None:
+    """Write, as few times as keeps the order between the two streams."""
+    stream, text = 1, ""
+    for number, line in batch:
+        if number != stream and text:
+            _write_to(stream, text)
+            text = ""
+        stream = number
+        text += line
+    _write_to(stream, text)
+
+
+def _write_to(number: int, text: str) -> None:
+    stream = sys.stdout if number == 1 else sys.stderr  # those of now: a notebook, or a test, has put others there
+    stream.write(text)
+    stream.flush()

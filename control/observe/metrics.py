@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from skipper.control.model.errors import ControlError
 from skipper.control.observe.job_query import survey
-from skipper.control.observe.recent import Recent
+from skipper.control.observe.recent import RecentResult
 from skipper.control.observe.status import ActorStatus, JobStatus, ProcessReport, ProcessStatus, Transfers, status_of
 from skipper.control.runtime import current_runtime
 from skipper.control.support.exposition import CONTENT_TYPE, Labels, Sample, exposition
@@ -84,7 +84,7 @@ def serve_metrics(
     """
     if not 0 < timeout < float("inf"):
         raise ValueError(f"timeout is a positive number of seconds, not {timeout}")
-    looks = Recent(lambda: status_of(survey(current_runtime.current(), "status", timeout=timeout)), interval)
+    looks = RecentResult(lambda: status_of(survey(current_runtime.current(), "status", timeout=timeout)), interval)
     return PageServer(
         {"/metrics": lambda: Page(CONTENT_TYPE, metrics_text(looks.get())), "/health": lambda: _health(looks.get)},
         port,

@@ -1,4 +1,4 @@
-"""`Recent`: something that is costly to find out, found out once for all who ask within a while."""
+"""`RecentResult`: something that is costly to find out, found out once for all who ask within a while."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Recent(Generic[T]):
+class RecentResult(Generic[T]):
     """What a function returned last, or the exception that it raised. For any thread.
 
     Nothing is asked of the function while nobody asks for it. Whoever comes while it runs waits for that result.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from skipper.control.api import join
 from skipper.control.model.errors import DeadlineError, JobNotFoundError
 from skipper.control.observe import outside
-from skipper.control.observe.job_query import Answer, survey
+from skipper.control.observe.job_query import ProcessAnswer, survey
 from skipper.control.observe.visit import visiting
 from skipper.control.wire.addresses import within_host
 
@@ -184,7 +184,7 @@ def _frame(code: CodeType, line: int | None) -> Frame:
     return Frame(code.co_filename, number, code.co_qualname, linecache.getline(code.co_filename, number).strip())
 
 
-def _stacks_of(answer: Answer) -> ProcessStacks:
+def _stacks_of(answer: ProcessAnswer) -> ProcessStacks:
     said = answer.value()
     if said is None:
         text = answer.value_from_outside() or ""

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from skipper.control.cluster.hosts.mesh import NAME as HOST_NAME
-from skipper.control.observe.job_query import Answer, survey
+from skipper.control.api.mesh import HOST_NAME
+from skipper.control.observe.job_query import ProcessAnswer, survey
 from skipper.control.observe.visit import visiting
 from skipper.control.runtime.history import Event
 from skipper.control.runtime.tables import Table
@@ -228,7 +228,7 @@ def job_status(address: str | os.PathLike[str] | None = None, *, timeout: float 
         return status_of(survey(process, "status", timeout=timeout))
 
 
-def status_of(answers: Sequence[Answer]) -> JobStatus:
+def status_of(answers: Sequence[ProcessAnswer]) -> JobStatus:
     """The status that a survey has brought together."""
     reports: dict[str, ProcessReport | None] = {answer.process.id: answer.value() for answer in answers}
     hosts: dict[str, str] = {}
@@ -254,7 +254,7 @@ def status_of(answers: Sequence[Answer]) -> JobStatus:
     return JobStatus(answers[0].process.job, time.time(), processes)
 
 
-def _host(answer: Answer, report: ProcessReport | None, parent: ProcessReport | None, parent_host: str) -> str:
+def _host(answer: ProcessAnswer, report: ProcessReport | None, parent: ProcessReport | None, parent_host: str) -> str:
     """Where a process runs: a child runs where its parent does, unless either says that it does not."""
     if answer.process.name.startswith(HOST_NAME):
         return answer.process.name.removeprefix(HOST_NAME)

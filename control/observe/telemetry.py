@@ -19,7 +19,7 @@ from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from skipper.control.model.endpoint_decorators import WRAPPED
+from skipper.control.model.endpoint_spec import WRAPPED
 from skipper.control.model.exception_text import class_name, describe, message_of, summarize
 from skipper.control.runtime.tracing import Attribute, Call
 from skipper.control.wire.envelope import Kind, Payload

@@ -10,11 +10,10 @@ from skipper.control.api.namespaces import (
 )
 from skipper.control.rpc.actor_server import ActorServer
 from skipper.control.rpc.gcs import GcsResolver
-from skipper.control.rpc.handles import ActorHandle
 from skipper.control.rpc.metadata import MetadataMapping, MetadataResolver, MetadataServer
 from skipper.control.rpc.remote_operation import RemoteOperation
 from skipper.control.rpc.resolver import ChainResolver, FixedResolver, NameMapping, Resolver
-from skipper.control.rpc.rpc_client import RpcClient, RpcMethod, RpcOptions
+from skipper.control.rpc.rpc_client import ActorHandle, RpcClient, RpcMethod, RpcOptions
 from skipper.control.rpc.scope import is_cancelled, remaining_s
 from skipper.control.rpc.urls import ServiceUrl
 from skipper.control.wire.tls import Tls

@@ -17,7 +17,7 @@ from skipper.control.api.mesh import ActorMesh
 from skipper.control.model.bounds import check_count, check_port, check_seconds
 from skipper.control.model.errors import CertificateError, ControlError, NoSuchMethodError
 from skipper.control.model.future import Future
-from skipper.control.rpc.catalog import Catalog
+from skipper.control.rpc.catalog import ActorCatalog
 from skipper.control.rpc.concurrency_limit import LateError
 from skipper.control.rpc.encoding import decode_arguments, encode_error, encode_mesh_error, encode_result
 from skipper.control.rpc.hosted import Hosted, MeshActor, PlainActor
@@ -29,10 +29,10 @@ from skipper.control.rpc.wire.calls import (
     LARGEST_MESSAGE_NBYTES,
     MAX_MESSAGE_NBYTES,
     ActorInfo,
-    Answer,
-    Call,
+    CallFailure,
+    CallResult,
     Code,
-    Failure,
+    MethodCall,
     MethodInfo,
     OperationQuery,
     OperationState,
@@ -123,7 +123,7 @@ class ActorServer:
         self._tls = tls if certs is None else _certificates(certs)
         self._allow_json = allow_json
         self._max_nbytes = max_message_nbytes
-        self._catalog = Catalog(mapping, self._namespace)
+        self._catalog = ActorCatalog(mapping, self._namespace)
         self._starting = threading.Lock()
         self._listener: Any = None
         self._executor = DaemonThreads(_MAX_THREADS, name="actor-server")
@@ -254,14 +254,14 @@ class ActorServer:
 
     # What the listener asks for
 
-    def invoke(self, call: Call, remaining_s: float | None) -> Answer:
+    def invoke(self, call: MethodCall, remaining_s: float | None) -> CallResult:
         """Call a method of an actor."""
         return self._run(call, Scope(remaining_s))
 
-    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | Failure:
+    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | CallFailure:
         """The methods of an actor."""
         found = self._find(query.handle, query.actor)
-        return found if isinstance(found, Failure) else found.methods()
+        return found if isinstance(found, CallFailure) else found.methods()
 
     def list_actors(self, query: Query) -> tuple[ActorInfo, ...]:
         """The actors, or the one that is meant, if it is here."""
@@ -285,26 +285,28 @@ class ActorServer:
         """Cancel an operation."""
         return self._operations.cancel(query)
 
-    def _run(self, call: Call, scope: Scope) -> Answer:
+    def _run(self, call: MethodCall, scope: Scope) -> CallResult:
         hosted = self._find(call.handle, call.actor)
-        if isinstance(hosted, Failure):
-            return Answer(failure=hosted)
+        if isinstance(hosted, CallFailure):
+            return CallResult(failure=hosted)
         try:
             args, kwargs = decode_arguments(call)
             result = hosted.call(call.method, args, kwargs, scope)
         except NoSuchMethodError as error:
-            return Answer(failure=Failure(Code.NO_SUCH_METHOD, str(error)))
+            return CallResult(failure=CallFailure(Code.NO_SUCH_METHOD, str(error)))
         except ControlError as error:
             encode = encode_mesh_error if isinstance(hosted, MeshActor) else encode_error
-            return Answer(failure=encode(error, is_json=call.is_json))
+            return CallResult(failure=encode(error, is_json=call.is_json))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a method raises is its caller's)
-            return Answer(failure=encode_error(error, is_json=call.is_json))
+            return CallResult(failure=encode_error(error, is_json=call.is_json))
         return encode_result(result, is_json=call.is_json, most_nbytes=self._max_nbytes)
 
-    def _find(self, handle: str, name: str) -> Hosted | Failure:
+    def _find(self, handle: str, name: str) -> Hosted | CallFailure:
         if handle:
-            return self._catalog.by_handle(handle) or Failure(Code.HANDLE_EXPIRED, "the actor of this handle is gone")
-        return self._catalog.by_name(name) or Failure(
+            return self._catalog.by_handle(handle) or CallFailure(
+                Code.HANDLE_EXPIRED, "the actor of this handle is gone"
+            )
+        return self._catalog.by_name(name) or CallFailure(
             Code.NO_SUCH_ACTOR, f"there is no actor {name!r} at {self.address}"
         )
 

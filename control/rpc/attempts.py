@@ -1,43 +1,59 @@
-"""`Attempts`: one call, from its first attempt to its last."""
+"""`Attempts`: one call, from its first attempt to its last. What may be tried again, and after how long."""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable
 
 from skipper.control.model.errors import (
+    AuthenticationError,
+    BackpressureError,
     ConnectionLostError,
     ControlError,
     DeadlineError,
     HandleExpiredError,
+    NameNotFoundError,
+    ResolverError,
     RpcError,
     SupervisionError,
     UnreachableError,
 )
+from skipper.control.rpc.backends import ActorBackend, ActorBackends
 from skipper.control.rpc.encoding import error_of
-from skipper.control.rpc.endpoints import Endpoint, Endpoints
-from skipper.control.rpc.retry import may_retry, wait_s
-from skipper.control.rpc.wire.calls import Answer, Call, Code, Segments
+from skipper.control.rpc.wire.calls import CallResult, Code, MethodCall, Segments
 
-Outcome = Answer | ControlError
+_UNDELIVERED = (
+    AuthenticationError,
+    BackpressureError,
+    HandleExpiredError,
+    NameNotFoundError,
+    ResolverError,
+    UnreachableError,
+)
+_UNKNOWN = (ConnectionLostError, SupervisionError)
+FIRST_WAIT_S = 0.05
+LONGEST_WAIT_S = 2.0
+
+Outcome = CallResult | ControlError
 """How a call, or one attempt, ended: in what a server has answered, or in why there is no answer."""
 
-Send = Callable[[Endpoint, Call, float | None], Answer]
+Send = Callable[[ActorBackend, MethodCall, float | None], CallResult]
 
 _SERVER_IS_GONE = (UnreachableError, ConnectionLostError)
 _ACTOR_IS_GONE = (Code.HANDLE_EXPIRED, Code.NO_SUCH_ACTOR, Code.ACTOR_DEAD)
 
 
-def _invoke(endpoint: Endpoint, call: Call, timeout: float | None) -> Answer:
-    return endpoint.channel.invoke(call, timeout)
+def _invoke(backend: ActorBackend, call: MethodCall, timeout: float | None) -> CallResult:
+    return backend.channel.invoke(call, timeout)
 
 
 class Attempts:
     """A call, which is made once: by `run` or by `begin`.
 
     Args:
-        endpoints: where it can go.
+        backends: where it can go.
         method: what is called.
         segments: with which arguments.
         deadline: of all attempts together, as `time.monotonic` counts, or None.
@@ -47,7 +63,7 @@ class Attempts:
 
     def __init__(
         self,
-        endpoints: Endpoints,
+        backends: ActorBackends,
         method: str,
         segments: Segments,
         *,
@@ -55,7 +71,7 @@ class Attempts:
         retries: int,
         is_idempotent: bool,
     ) -> None:
-        self.endpoints = endpoints
+        self.backends = backends
         self.method = method
         self._segments = segments
         self._deadline = deadline
@@ -87,14 +103,14 @@ class Attempts:
         Args:
             done: told how the call has ended, on a thread that must not be held up.
         """
-        endpoint = self.endpoints.take_ready(surely=self._surely)
-        if endpoint is None:
+        backend = self.backends.take_ready(surely=self._surely)
+        if backend is None:
             self._run_beside(done)
             return
         self._made = 1
 
         def ended(outcome: Outcome) -> None:
-            self._conclude(endpoint, outcome)
+            self._conclude(backend, outcome)
             if _is_session_ended(outcome):
                 self._made = 0  # nobody has looked at it
                 self._run_beside(done)
@@ -104,47 +120,47 @@ class Attempts:
                 self._run_beside(done, after_pause=True)
 
         try:
-            endpoint.channel.begin(self._call(endpoint), self._remaining_s(), ended)
+            backend.channel.begin(self._call(backend), self._remaining_s(), ended)
         except ControlError as error:
             ended(error)
 
     def _attempt(self, send: Send) -> Outcome:
         self._made += 1
         try:
-            endpoint = self.endpoints.take(self._deadline, surely=self._surely)
+            backend = self.backends.take(self._deadline, surely=self._surely)
         except ControlError as error:
             return error
         outcome: Outcome
         try:
-            outcome = send(endpoint, self._call(endpoint), self._remaining_s())
+            outcome = send(backend, self._call(backend), self._remaining_s())
         except ControlError as error:
             outcome = error
-        self._conclude(endpoint, outcome)
+        self._conclude(backend, outcome)
         return outcome
 
-    def _call(self, endpoint: Endpoint) -> Call:
-        return Call(self.method, self._segments, endpoint.handle or "")
+    def _call(self, backend: ActorBackend) -> MethodCall:
+        return MethodCall(self.method, self._segments, backend.handle or "")
 
-    def _conclude(self, endpoint: Endpoint, outcome: Outcome) -> None:
-        """Have what is known of an endpoint follow from how an attempt ended there."""
-        if isinstance(outcome, Answer):
+    def _conclude(self, backend: ActorBackend, outcome: Outcome) -> None:
+        """Have what is known of a backend follow from how an attempt ended there."""
+        if isinstance(outcome, CallResult):
             if outcome.failure is not None and outcome.failure.code in _ACTOR_IS_GONE:
-                self.endpoints.expired(endpoint)
-            self.endpoints.give_back(endpoint)
+                self.backends.expired(backend)
+            self.backends.give_back(backend)
         else:
             is_gone = isinstance(outcome, _SERVER_IS_GONE) and not _is_session_ended(outcome)
-            self.endpoints.give_back(endpoint, is_out_of_reach=is_gone)
+            self.backends.give_back(backend, is_out_of_reach=is_gone)
 
     def _worth_another(self, outcome: Outcome) -> ControlError | None:
         """Why there should be another attempt, or None."""
         error = outcome
-        if isinstance(error, Answer):
+        if isinstance(error, CallResult):
             if error.failure is None or error.failure.code is Code.RAISED:
                 return None
-            error = error_of(error.failure, actor=self.endpoints.name, method=self.method)
+            error = error_of(error.failure, actor=self.backends.name, method=self.method)
         if self._made > self._retries or not may_retry(error, is_idempotent=self._is_idempotent):
             return None
-        is_final = self.endpoints.pinned is not None and isinstance(error, HandleExpiredError | SupervisionError)
+        is_final = self.backends.pinned is not None and isinstance(error, HandleExpiredError | SupervisionError)
         return None if is_final else error
 
     def _pause(self) -> bool:
@@ -178,3 +194,14 @@ def _is_session_ended(outcome: Outcome) -> bool:
     from skipper.control.rpc.wire.channel import SessionEndedError
 
     return isinstance(outcome, SessionEndedError)
+
+
+def may_retry(error: ControlError, *, is_idempotent: bool) -> bool:
+    """Whether a call that ended so may be made again: it was surely not delivered, or may run twice."""
+    return isinstance(error, _UNDELIVERED) or (is_idempotent and isinstance(error, _UNKNOWN))
+
+
+def wait_s(attempt: int) -> float:
+    """How long to wait after so many attempts, 1 or more: twice as long each time, less up to a half by chance."""
+    bound = min(FIRST_WAIT_S * 2.0 ** min(attempt - 1, 16), LONGEST_WAIT_S)
+    return bound * random.uniform(0.5, 1.0)

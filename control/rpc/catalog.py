@@ -1,4 +1,4 @@
-"""`Catalog`: the actors of one server by name and by handle, and what a mapping has been told of them."""
+"""`ActorCatalog`: the actors of one server by name and by handle, and what a mapping has been told of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skipper.control.rpc.urls import ACTOR
 _log = logging.getLogger("skipper.control")
 
 
-class Catalog:
+class ActorCatalog:
     """Which actors a server has. Names count without the slash that makes them absolute.
 
     A mapping may take its time over what it is told; looking up an actor never waits for it.

@@ -1,4 +1,4 @@
-"""`Turnstile`: so many at a time, in the order in which they came, and not too many of those who wait."""
+"""`ConcurrencyLimit`: so many at a time, in the order in which they came, and not too many of those who wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LateError(Exception):
     """The time was up before it was one's turn."""
 
 
-class Turnstile:
+class ConcurrencyLimit:
     """Lets calls through to an actor; for any number of threads.
 
     Args:

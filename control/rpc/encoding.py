@@ -20,7 +20,7 @@ from skipper.control.model.errors import (
 )
 from skipper.control.model.exception_text import describe, summarize_fully
 from skipper.control.rpc.concurrency_limit import BusyError, LateError
-from skipper.control.rpc.wire.calls import Answer, Call, Code, Failure, Segments
+from skipper.control.rpc.wire.calls import CallFailure, CallResult, Code, MethodCall, Segments
 from skipper.control.runtime.exception_causes import open_chain, pack_chain
 from skipper.control.wire.payload import pack_inert, pack_inert_arguments, unpack
 
@@ -40,7 +40,7 @@ def encode_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Segments:
     return pack_inert_arguments(args, kwargs)
 
 
-def decode_arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def decode_arguments(call: MethodCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a call whose sender may be trusted with this encoding.
 
     Raises:
@@ -59,46 +59,46 @@ def decode_arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
     raise ArgumentsError("arguments are an array or an object" if call.is_json else "arguments are a pair")
 
 
-def encode_result(value: object, *, is_json: bool, most_nbytes: int) -> Answer:
+def encode_result(value: object, *, is_json: bool, most_nbytes: int) -> CallResult:
     """The answer with a result, or with the reason why it cannot be sent."""
     try:
         segments = (json.dumps(value, default=_plain).encode(),) if is_json else pack_inert(value)
     except (TypeError, ValueError, RecursionError, PayloadError) as error:
         words = f"the result, of type {type(value).__qualname__}, cannot be encoded: {error}"
-        return Answer(failure=Failure(Code.BAD_RESULT, words))
+        return CallResult(failure=CallFailure(Code.BAD_RESULT, words))
     nbytes = sum(map(len, segments))
     if nbytes > most_nbytes:
         words = f"the result of {nbytes} bytes is larger than the {most_nbytes} that max_message_nbytes allows"
-        return Answer(failure=Failure(Code.BAD_RESULT, words))
-    return Answer(segments)
+        return CallResult(failure=CallFailure(Code.BAD_RESULT, words))
+    return CallResult(segments)
 
 
-def encode_error(error: BaseException, *, is_json: bool) -> Failure:
+def encode_error(error: BaseException, *, is_json: bool) -> CallFailure:
     """What a call that raised is answered."""
     if isinstance(error, BusyError):
-        return Failure(Code.BUSY, "too many calls wait for this actor")
+        return CallFailure(Code.BUSY, "too many calls wait for this actor")
     if isinstance(error, LateError):
-        return Failure(Code.LATE, "the deadline passed")
+        return CallFailure(Code.LATE, "the deadline passed")
     if isinstance(error, ArgumentsError):
-        return Failure(Code.BAD_ARGUMENTS, str(error))
-    return Failure(Code.RAISED, summarize_fully(error), describe(error), () if is_json else _encode_cause(error))
+        return CallFailure(Code.BAD_ARGUMENTS, str(error))
+    return CallFailure(Code.RAISED, summarize_fully(error), describe(error), () if is_json else _encode_cause(error))
 
 
-def encode_mesh_error(error: ControlError, *, is_json: bool) -> Failure:
+def encode_mesh_error(error: ControlError, *, is_json: bool) -> CallFailure:
     """What a call is answered that an actor of a mesh could not answer with a result."""
     if isinstance(error, ActorError):
         cause = () if is_json or error.cause is None else _encode_cause(error.cause)
-        return Failure(Code.RAISED, error.summary, error.remote_traceback, cause)
+        return CallFailure(Code.RAISED, error.summary, error.remote_traceback, cause)
     if isinstance(error, DeadlineError):
-        return Failure(Code.LATE, str(error))
+        return CallFailure(Code.LATE, str(error))
     if isinstance(error, BackpressureError):
-        return Failure(Code.BUSY, str(error))
+        return CallFailure(Code.BUSY, str(error))
     if isinstance(error, SupervisionError):
-        return Failure(Code.HANDLE_EXPIRED if error.is_unhandled else Code.ACTOR_DEAD, str(error))
+        return CallFailure(Code.HANDLE_EXPIRED if error.is_unhandled else Code.ACTOR_DEAD, str(error))
     return encode_error(error, is_json=is_json)
 
 
-def open_answer(answer: Answer, *, actor: str, method: str) -> Any:
+def open_answer(answer: CallResult, *, actor: str, method: str) -> Any:
     """The result of a call. Only for answers of who has proven to know the secret.
 
     Args:
@@ -115,7 +115,7 @@ def open_answer(answer: Answer, *, actor: str, method: str) -> Any:
     return unpack(answer.segments)
 
 
-def error_of(failure: Failure, *, actor: str, method: str) -> ControlError:
+def error_of(failure: CallFailure, *, actor: str, method: str) -> ControlError:
     """The error that a failure is raised as. Only for failures of who has proven to know the secret."""
     if failure.code is Code.RAISED:
         return ActorError(actor, method, failure.message, failure.traceback, _decode_cause(failure))
@@ -143,7 +143,7 @@ def _encode_cause(error: BaseException) -> Segments:
     return segments if sum(map(len, segments)) <= _MAX_CAUSE_NBYTES else ()
 
 
-def _decode_cause(failure: Failure) -> BaseException | None:
+def _decode_cause(failure: CallFailure) -> BaseException | None:
     if not failure.cause:
         return None
     try:

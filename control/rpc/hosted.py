@@ -9,10 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from skipper.control.api.mesh import interface_in
 from skipper.control.api.subscription import subscribe
-from skipper.control.model.endpoint_decorators import endpoint_options, is_idempotent
+from skipper.control.model.endpoint_spec import endpoint_options, is_idempotent
 from skipper.control.model.errors import NoSuchMethodError
-from skipper.control.rpc.concurrency_limit import LateError, Turnstile
+from skipper.control.rpc.concurrency_limit import ConcurrencyLimit, LateError
 from skipper.control.rpc.scope import Scope, serving
 from skipper.control.rpc.wire.calls import MethodInfo
 
@@ -69,7 +70,7 @@ class PlainActor(Hosted):
     def __init__(self, name: str, instance: object, *, concurrency: int, max_waiting: int, run_async: RunAsync) -> None:
         super().__init__(name, type(instance).__qualname__)
         self._instance = instance
-        self._turnstile = Turnstile(concurrency, max_waiting=max_waiting)
+        self._limit = ConcurrencyLimit(concurrency, max_waiting=max_waiting)
         self._run_async = run_async
         self._methods = public_methods(type(instance))
 
@@ -81,7 +82,7 @@ class PlainActor(Hosted):
         """Call a method in its turn."""
         if method not in self._methods:
             raise NoSuchMethodError(f"{self.class_name} has no public method {method!r}")
-        self._turnstile.enter(scope.remaining_s())
+        self._limit.enter(scope.remaining_s())
         try:
             if scope.is_cancelled:
                 raise LateError
@@ -89,7 +90,7 @@ class PlainActor(Hosted):
                 result = getattr(self._instance, method)(*args, **kwargs)
                 return self._run_async(result, scope) if inspect.isawaitable(result) else result
         finally:
-            self._turnstile.leave()
+            self._limit.leave()
 
 
 class MeshActor(Hosted):
@@ -104,18 +105,22 @@ class MeshActor(Hosted):
     """
 
     def __init__(self, name: str, mesh: ActorMesh[Any]) -> None:
-        super().__init__(name, mesh._interface.class_name)
+        interface = interface_in(mesh)
+        super().__init__(name, interface.class_name)
         self._mesh = mesh
+        self._endpoints = interface.endpoints
         self.ended = subscribe(mesh).recv()
 
     def methods(self) -> tuple[MethodInfo, ...]:
         """The endpoints of the actors."""
-        endpoints = self._mesh._interface.endpoints.values()
-        return tuple(MethodInfo(each.name, _signature(each.parameters), "", each.is_idempotent) for each in endpoints)
+        return tuple(
+            MethodInfo(each.name, _signature(each.parameters), "", each.is_idempotent)
+            for each in self._endpoints.values()
+        )
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], scope: Scope) -> Any:
         """Call an endpoint and wait for all answers."""
-        if method not in self._mesh._interface.endpoints:
+        if method not in self._endpoints:
             raise NoSuchMethodError(f"{self.class_name} has no endpoint {method!r}")
         endpoint = getattr(self._mesh, method)
         future = (endpoint.call_one if self._mesh.size == 1 else endpoint.call)(*args, **kwargs)

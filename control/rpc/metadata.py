@@ -16,7 +16,7 @@ from types import TracebackType
 
 from skipper.control.api import namespaces
 from skipper.control.model.bounds import check_seconds
-from skipper.control.model.endpoint_decorators import idempotent
+from skipper.control.model.endpoint_spec import idempotent
 from skipper.control.model.errors import ControlError, NameNotFoundError, ResolverError
 from skipper.control.rpc.actor_server import ActorServer
 from skipper.control.rpc.registry import MAX_LEASE_S, MIN_LEASE_S, Registry
@@ -36,7 +36,7 @@ _TIMEOUT_S = 5.0
 _RETRIES = 3
 
 
-class Metadata:
+class MetadataService:
     """The actor. A lease is a text that whoever registers has chosen at random."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class MetadataServer(ActorServer):
             insecure=insecure,
             allow_json=allow_json,
         )
-        self.register(_NAME, Metadata())
+        self.register(_NAME, MetadataService())
 
     def environment(self) -> dict[str, str]:
         """What a process needs in its environment to find this service without an argument."""
@@ -128,7 +128,7 @@ class _MetadataClient:
         self.address = address
         self._client = RpcClient(
             FixedResolver(str(ServiceUrl(ACTOR, host, port, _NAME))),
-            Metadata,
+            MetadataService,
             RpcOptions(timeout=timeout, retries=_RETRIES),
             name=f"/{_NAME}",
             secret=secret,

@@ -7,7 +7,15 @@ import time
 from collections.abc import Callable
 
 from skipper.control.rpc.scope import Scope
-from skipper.control.rpc.wire.calls import Answer, Call, Code, Failure, OperationQuery, OperationState, Start
+from skipper.control.rpc.wire.calls import (
+    CallFailure,
+    CallResult,
+    Code,
+    MethodCall,
+    OperationQuery,
+    OperationState,
+    Start,
+)
 
 MAX_RUNNING = 64
 MAX_KEPT = 1024
@@ -29,11 +37,13 @@ class Operations:
         clock: seconds, rising.
     """
 
-    def __init__(self, run: Callable[[Call, Scope], Answer], *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, run: Callable[[MethodCall, Scope], CallResult], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._run = run
         self._clock = clock
         self._lock = threading.Lock()
-        self._operations: dict[str, _Operation] = {}
+        self._operations: dict[str, _RunningOperation] = {}
         self._running = 0
 
     def start(self, start: Start) -> OperationState:
@@ -45,8 +55,8 @@ class Operations:
                 return operation.state()
             if self._running >= MAX_RUNNING or len(self._operations) >= MAX_KEPT:
                 words = f"there are {self._running} operations already that have not come to an end"
-                return OperationState(start.id, failure=Failure(Code.BUSY, words))
-            operation = self._operations[start.id] = _Operation(start.id)
+                return OperationState(start.id, failure=CallFailure(Code.BUSY, words))
+            operation = self._operations[start.id] = _RunningOperation(start.id)
             self._running += 1
         threading.Thread(target=self._work, args=(operation, start.call), name="operation", daemon=True).start()
         return operation.state()
@@ -66,7 +76,7 @@ class Operations:
         operation = self._find(query.id)
         if operation is None:
             return _unknown(query.id)
-        operation.end(Answer(failure=Failure(Code.CANCELLED, "the operation was cancelled")), self._clock())
+        operation.end(CallResult(failure=CallFailure(Code.CANCELLED, "the operation was cancelled")), self._clock())
         operation.scope.cancel()
         return operation.state()
 
@@ -77,12 +87,12 @@ class Operations:
         for operation in operations:
             self.cancel(OperationQuery(operation.id))
 
-    def _find(self, operation_id: str) -> _Operation | None:
+    def _find(self, operation_id: str) -> _RunningOperation | None:
         with self._lock:
             self._sweep(MAX_KEPT)
             return self._operations.get(operation_id)
 
-    def _work(self, operation: _Operation, call: Call) -> None:
+    def _work(self, operation: _RunningOperation, call: MethodCall) -> None:
         try:
             operation.end(self._run(call, operation.scope), self._clock())
         finally:
@@ -101,7 +111,7 @@ class Operations:
             surplus -= 1
 
 
-class _Operation:
+class _RunningOperation:
     """One of them."""
 
     def __init__(self, operation_id: str) -> None:
@@ -110,9 +120,9 @@ class _Operation:
         self.ended = threading.Event()
         self.ended_at: float | None = None
         self._lock = threading.Lock()
-        self._answer: Answer | None = None
+        self._answer: CallResult | None = None
 
-    def end(self, answer: Answer, now: float) -> None:
+    def end(self, answer: CallResult, now: float) -> None:
         """Note how it ended, unless it has."""
         with self._lock:
             if self._answer is not None:
@@ -128,4 +138,4 @@ class _Operation:
 
 def _unknown(operation_id: str) -> OperationState:
     words = "this server knows no such operation: it was restarted, or nobody has asked for too long"
-    return OperationState(operation_id, failure=Failure(Code.NO_SUCH_OPERATION, words))
+    return OperationState(operation_id, failure=CallFailure(Code.NO_SUCH_OPERATION, words))

@@ -15,7 +15,7 @@ class FullError(Exception):
 
 
 @dataclass(slots=True)
-class _Registration:
+class _Lease:
     name: str
     url: str
     lease_s: float
@@ -27,7 +27,7 @@ class Registry:
     """Registrations of absolute names. All times are seconds of one rising clock, which the caller reads."""
 
     def __init__(self) -> None:
-        self._leases: dict[str, _Registration] = {}
+        self._leases: dict[str, _Lease] = {}
         self._by_name: dict[str, dict[str, None]] = {}
         self._count = 0
         self._none_before = 0.0
@@ -54,7 +54,7 @@ class Registry:
         if len(self._leases) >= MAX_REGISTRATIONS:
             raise FullError(f"there are {MAX_REGISTRATIONS} registrations already")
         self._count += 1
-        self._leases[lease] = _Registration(name, url, lease_s, now + lease_s, self._count)
+        self._leases[lease] = _Lease(name, url, lease_s, now + lease_s, self._count)
         self._by_name.setdefault(name, {})[lease] = None
         self._none_before = min(self._none_before, now + lease_s)
 

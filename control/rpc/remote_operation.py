@@ -12,11 +12,10 @@ from typing import Any, Generic, TypeVar, cast
 from skipper.control.model.bounds import check_optional_seconds, check_seconds
 from skipper.control.model.errors import ControlError, DeadlineError
 from skipper.control.model.future import Future
-from skipper.control.rpc.attempts import Attempts
+from skipper.control.rpc.attempts import Attempts, may_retry, wait_s
+from skipper.control.rpc.backends import ActorBackend, ActorBackends
 from skipper.control.rpc.encoding import error_of, open_answer
-from skipper.control.rpc.endpoints import Endpoint, Endpoints
-from skipper.control.rpc.retry import may_retry, wait_s
-from skipper.control.rpc.wire.calls import Answer, Call, OperationQuery, OperationState, Start
+from skipper.control.rpc.wire.calls import CallResult, MethodCall, OperationQuery, OperationState, Start
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -36,14 +35,16 @@ class RemoteOperation(Generic[R]):
         id: of the operation.
     """
 
-    def __init__(self, operation_id: str, endpoints: Endpoints, endpoint: Endpoint, method: str, retries: int) -> None:
+    def __init__(
+        self, operation_id: str, backends: ActorBackends, backend: ActorBackend, method: str, retries: int
+    ) -> None:
         self.id = operation_id
-        self._endpoint = endpoint
-        self._actor = endpoints.name
+        self._backend = backend
+        self._actor = backends.name
         self._method = method
         self._retries = retries
-        endpoints.keep(endpoint)
-        weakref.finalize(self, endpoints.give_back, endpoint)
+        backends.keep(backend)
+        weakref.finalize(self, backends.give_back, backend)
 
     def poll(self, *, wait_s: float = 0.0) -> Future[bool]:
         """Whether it has ended; the answer comes when it has, or after ``wait_s`` seconds, 20 at the longest.
@@ -51,7 +52,7 @@ class RemoteOperation(Generic[R]):
         Raises, as a future: OperationNotFoundError, or what a call raises that cannot be delivered.
         """
         seconds = check_seconds("wait_s", wait_s)
-        return beside(lambda: self._ask(self._endpoint.channel.poll, seconds).answer is not None)
+        return beside(lambda: self._ask(self._backend.channel.poll, seconds).answer is not None)
 
     def result(self, *, timeout: float | None = None) -> Future[R]:
         """What the method returns, once it has; as a future, which raises what a call raises.
@@ -71,8 +72,8 @@ class RemoteOperation(Generic[R]):
         """
 
         def cancel() -> bool:
-            had_ended = self._ask(self._endpoint.channel.poll, 0).answer is not None
-            self._ask(self._endpoint.channel.cancel, 0)
+            had_ended = self._ask(self._backend.channel.poll, 0).answer is not None
+            self._ask(self._backend.channel.cancel, 0)
             return not had_ended
 
         return beside(cancel)
@@ -84,7 +85,7 @@ class RemoteOperation(Generic[R]):
             if left <= 0:
                 raise DeadlineError(f"{self._actor}.{self._method} has not ended in time, and goes on")
             try:
-                state = self._ask(self._endpoint.channel.poll, min(left, _WAIT_S))
+                state = self._ask(self._backend.channel.poll, min(left, _WAIT_S))
             except ControlError as error:
                 failed += 1
                 if failed > self._retries or not may_retry(error, is_idempotent=True):
@@ -110,19 +111,19 @@ def start_operation(attempts: Attempts, retries: int) -> Future[RemoteOperation[
     operation_id = secrets.token_hex(16)
     taken: list[RemoteOperation[Any]] = []
 
-    def send(endpoint: Endpoint, call: Call, timeout: float | None) -> Answer:
-        state = endpoint.channel.start(Start(operation_id, call), timeout)
+    def send(backend: ActorBackend, call: MethodCall, timeout: float | None) -> CallResult:
+        state = backend.channel.start(Start(operation_id, call), timeout)
         if state.failure is not None:
-            return Answer(failure=state.failure)
-        taken.append(RemoteOperation(operation_id, attempts.endpoints, endpoint, attempts.method, retries))
-        return Answer()
+            return CallResult(failure=state.failure)
+        taken.append(RemoteOperation(operation_id, attempts.backends, backend, attempts.method, retries))
+        return CallResult()
 
     def start() -> RemoteOperation[Any]:
         outcome = attempts.run(send)
         if isinstance(outcome, ControlError):
             raise outcome
         if outcome.failure is not None:
-            raise error_of(outcome.failure, actor=attempts.endpoints.name, method=attempts.method)
+            raise error_of(outcome.failure, actor=attempts.backends.name, method=attempts.method)
         return taken[0]
 
     return beside(start)

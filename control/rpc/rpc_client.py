@@ -8,13 +8,12 @@ from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from skipper.control.model.bounds import check_count, check_optional_seconds
-from skipper.control.model.endpoint_decorators import is_idempotent
+from skipper.control.model.endpoint_spec import is_idempotent
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
 from skipper.control.rpc.attempts import Attempts, Outcome
+from skipper.control.rpc.backends import ActorBackends
 from skipper.control.rpc.encoding import encode_arguments, open_answer
-from skipper.control.rpc.endpoints import Endpoints
-from skipper.control.rpc.handles import ActorHandle
 from skipper.control.rpc.hosted import checker, public_methods
 from skipper.control.rpc.remote_operation import RemoteOperation, start_operation
 from skipper.control.rpc.resolver import Resolver
@@ -26,6 +25,27 @@ from skipper.control.wire.tls import Tls
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class ActorHandle:
+    """One actor of an `ActorServer`; it may be passed around.
+
+    `RpcClient.pin` gives it, and ``RpcClient(handle, Cls)`` is a client of it. When the actor is gone, because its
+    server has ended, or because another has been given its name, calls raise `HandleExpiredError`, however many
+    retries there are, and its successor never gets to see them.
+
+    Attributes:
+        url: where it lives.
+        handle: which of all actors that have lived there it is.
+    """
+
+    url: str
+    handle: str
+
+    def resolve(self, name: str) -> list[str]:
+        """Where it is, whatever it is called: a handle is a `Resolver`."""
+        return [self.url]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +110,7 @@ class RpcClient(Generic[T]):
     ) -> None:
         self._cls = cls
         self._options = options if options is not None else RpcOptions()
-        self._endpoints = Endpoints(
+        self._backends = ActorBackends(
             resolver,
             name if name is not None else cls.__name__,
             secret=shared_secret(secret),
@@ -117,13 +137,13 @@ class RpcClient(Generic[T]):
         Raises:
             ControlError: there is none, as for a call.
         """
-        endpoint = self._endpoints.take(deadline_after(timeout))
-        self._endpoints.give_back(endpoint)
-        return ActorHandle(str(endpoint.url), cast(str, endpoint.handle))
+        backend = self._backends.take(deadline_after(timeout))
+        self._backends.give_back(backend)
+        return ActorHandle(str(backend.url), cast(str, backend.handle))
 
     def close(self) -> None:
         """Hang up; calls on their way end with an error. Also for those that `with_options` has returned."""
-        self._endpoints.close()
+        self._backends.close()
 
     def __getattr__(self, name: str) -> RpcMethod[..., Any]:
         if name.startswith("_") or name not in public_methods(self._cls):
@@ -139,7 +159,7 @@ class RpcClient(Generic[T]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<RpcClient of {self._endpoints.name!r}: {self._cls.__qualname__}>"
+        return f"<RpcClient of {self._backends.name!r}: {self._cls.__qualname__}>"
 
 
 class RpcMethod(Generic[P, R]):
@@ -159,7 +179,7 @@ class RpcMethod(Generic[P, R]):
     """
 
     def __init__(self, client: RpcClient[Any], name: str, options: RpcOptions, cls: type) -> None:
-        self._endpoints = client._endpoints
+        self._backends = client._backends
         self._name = name
         self._options = options.copy()
         self._check = checker(cls, name)
@@ -205,7 +225,7 @@ class RpcMethod(Generic[P, R]):
     def _attempts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Attempts:
         self._check(*args, **kwargs)
         return Attempts(
-            self._endpoints,
+            self._backends,
             self._name,
             encode_arguments(args, kwargs),
             deadline=deadline_after(self._options.timeout),
@@ -219,7 +239,7 @@ class RpcMethod(Generic[P, R]):
     def _open(self, outcome: Outcome) -> Any:
         if isinstance(outcome, ControlError):
             raise outcome
-        return open_answer(outcome, actor=self._endpoints.name, method=self._name)
+        return open_answer(outcome, actor=self._backends.name, method=self._name)
 
     def __repr__(self) -> str:
-        return f"<method {self._endpoints.name}.{self._name}>"
+        return f"<method {self._backends.name}.{self._name}>"

@@ -13,8 +13,8 @@ from time import monotonic as _now
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.model import forked
-from skipper.control.model.actor import Actor, ActorInterface, interface_of
-from skipper.control.model.endpoint_decorators import WRAPPED
+from skipper.control.model.actor import ActorBase, ActorInterface, interface_of
+from skipper.control.model.endpoint_spec import WRAPPED
 from skipper.control.model.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
 from skipper.control.model.exception_text import describe, summarize
 from skipper.control.model.failure import FailureKind, MeshFailure
@@ -95,7 +95,7 @@ class Cell:
         self.failures: deque[MeshFailure] = deque()
         self._body: Payload = body
         self._asked_for = asked_for
-        self._actor: Actor | None = None
+        self._actor: ActorBase | None = None
         self._interface: ActorInterface | None = None
         self._current: Mail | None = None
         self._begun_s = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from skipper.control.model.endpoint_decorators import WRAPPED
+from skipper.control.model.endpoint_spec import WRAPPED
 from skipper.control.model.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
 from skipper.control.model.exception_text import describe, summarize_fully
 from skipper.control.model.failure import MeshFailure

@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from skipper.control.services.methods import ServiceMethod, SessionMethod
-from skipper.control.services.metrics import ReplicaMetrics
-from skipper.control.services.options import ServiceOptions, ServiceTemplate
-from skipper.control.services.table import ReplicaState
+from skipper.control.api.service import ReplicaMetrics, ReplicaState, ServiceOptions, ServiceTemplate
+from skipper.control.services.methods import SessionMethod
 
 if TYPE_CHECKING:
-    from skipper.control.api.views import Service, Session
+    from skipper.control.api.views import Service, ServiceMethod, Session
 else:
+    from skipper.control.services.methods import ServiceMethod
     from skipper.control.services.service import Service, Session
 
 __all__ = [

@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from skipper.control.api.actor import Actor, endpoint
 from skipper.control.api.controller import get_or_spawn_controller
-from skipper.control.cluster.hosts import HostMesh
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import endpoint
+from skipper.control.api.mesh import HostMesh
 
 LEDGER = "skipper_gpus"
 """Name of the job's one `GpuLedger`; for an attached host its address follows."""

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 from skipper.control.model.bounds import check_count
-from skipper.control.model.endpoint_decorators import EndpointSpec, checker
+from skipper.control.model.endpoint_spec import EndpointSpec, checker
 from skipper.control.model.errors import ActorError, ControlError, ReplicaLostError
 from skipper.control.model.future import Future
 from skipper.control.model.method_view import MethodView
 from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.runtime.port import Port, pack_with_ports
-from skipper.control.services.request_sequencer import Conductor
-from skipper.control.services.requests import Binding, PlaceRequest, Request, SessionRequest
-from skipper.control.services.service_client import Address, Caller
+from skipper.control.services.request_sequencer import RequestSequencer
+from skipper.control.services.requests import ServiceRequest, SessionBinding, SessionRequest, SlotRequest
+from skipper.control.services.service_client import Address, ServiceClient
 from skipper.control.wire.envelope import Payload
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 _Packed = tuple[EndpointSpec, str, Payload, list[Port[Any]]]
-"""The arguments of a `Request`."""
+"""The arguments of a `ServiceRequest`."""
 
 
 class Method(MethodView):
     """An endpoint of a service's replicas."""
 
-    __slots__ = ("_actor_class", "_address", "_caller", "_check", "_spec")
+    __slots__ = ("_actor_class", "_address", "_check", "_client", "_spec")
 
-    def __init__(self, address: Address, caller: Caller, name: str, actor_class: type | None) -> None:
+    def __init__(self, address: Address, client: ServiceClient, name: str, actor_class: type | None) -> None:
         spec = address.interface.endpoints.get(name)
         if spec is None:
             known = ", ".join(sorted(address.interface.endpoints))
             raise AttributeError(f"{address.interface.class_name} has no endpoint {name!r}; it has: {known or 'none'}")
         self._address = address
-        self._caller = caller
+        self._client = client
         self._actor_class = actor_class
         self._spec = spec
         self._check = checker(spec)
@@ -43,10 +43,10 @@ class Method(MethodView):
         self._check(*args, **kwargs)
         if self._address.procs == 1:
             return self._spec, self._spec.name, *pack_with_ports(args, kwargs)
-        return self._spec, Conductor.conduct.__name__, *pack_with_ports((self._spec.name, args, kwargs), {})
+        return self._spec, RequestSequencer.forward.__name__, *pack_with_ports((self._spec.name, args, kwargs), {})
 
-    def _submit(self, request: Request) -> Future[Any]:
-        self._caller.submit(request)
+    def _submit(self, request: ServiceRequest) -> Future[Any]:
+        self._client.submit(request)
         return request.future
 
     def _viewed(self) -> tuple[EndpointSpec, type | None]:
@@ -60,7 +60,7 @@ class ServiceMethod(Method, Generic[P, R_co]):
     """One endpoint of a service; each adverb below is a way of calling it.
 
     They check the arguments against the endpoint's signature and pickle them before anything is sent, as those of
-    meshes do, and return at once.
+    meshes do, and return at once. What type checkers know of them is in control/api/views.pyi.
     """
 
     __slots__ = ()
@@ -84,17 +84,9 @@ class ServiceMethod(Method, Generic[P, R_co]):
             ReplicaLostError: the replica died, and the request may have been handled.
             ServiceEndedError: the service has failed or been stopped.
         """
-        return self._submit(Request(*self._pack(args, kwargs)))
+        return self._submit(ServiceRequest(*self._pack(args, kwargs)))
 
-    @overload
-    def fanout(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]: ...
-    @overload
     def fanout(
-        self, *args: Any, rolling: int | None, absent: Literal["wait", "skip"] = "wait", **kwargs: Any
-    ) -> Future[ValueMesh[R_co]]: ...
-    @overload
-    def fanout(self, *args: Any, absent: Literal["wait", "skip"], **kwargs: Any) -> Future[ValueMesh[R_co]]: ...
-    def fanout(  # type: ignore[misc]  # mypy wants P in it
         self, *args: Any, rolling: int | None = None, absent: Literal["wait", "skip"] = "wait", **kwargs: Any
     ) -> Future[ValueMesh[Any]]:
         """Call every replica.
@@ -122,11 +114,11 @@ class ServiceMethod(Method, Generic[P, R_co]):
         if rolling is not None:
             check_count("rolling", rolling, 1)
             self._check(*args, **kwargs)
-            rolled = self._address.keeper.roll.call_one(self._spec.name, rolling, absent == "skip", args, kwargs)
-            return _from_keeper(rolled)
+            rolled = self._address.controller.roll.call_one(self._spec.name, rolling, absent == "skip", args, kwargs)
+            return _from_controller(rolled)
         packed = self._pack(args, kwargs)
         result: Future[ValueMesh[Any]] = Future()
-        self._caller.when_known(lambda numbers: self._spread(numbers, packed, result, is_skipping=absent == "skip"))
+        self._client.when_known(lambda numbers: self._spread(numbers, packed, result, is_skipping=absent == "skip"))
         return result
 
     def _advice(self) -> str:
@@ -144,7 +136,7 @@ class ServiceMethod(Method, Generic[P, R_co]):
         *,
         is_skipping: bool,
     ) -> None:
-        requests = [PlaceRequest(number, is_skipping, *packed) for number in numbers]
+        requests = [SlotRequest(number, is_skipping, *packed) for number in numbers]
         missing = set(numbers)
 
         def has_ended(number: int) -> None:
@@ -155,7 +147,7 @@ class ServiceMethod(Method, Generic[P, R_co]):
         for number, request in zip(numbers, requests, strict=True):
             request.future.add_done_callback(lambda _, number=number: has_ended(number))  # type: ignore[misc]
             try:
-                self._caller.submit(request)
+                self._client.submit(request)
             except ControlError as error:
                 request.fail(error)
 
@@ -165,8 +157,10 @@ class SessionMethod(Method, Generic[P, R_co]):
 
     __slots__ = ("_binding",)
 
-    def __init__(self, address: Address, caller: Caller, name: str, actor_class: type | None, binding: Binding) -> None:
-        super().__init__(address, caller, name, actor_class)
+    def __init__(
+        self, address: Address, client: ServiceClient, name: str, actor_class: type | None, binding: SessionBinding
+    ) -> None:
+        super().__init__(address, client, name, actor_class)
         self._binding = binding
 
     def route(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
@@ -192,7 +186,7 @@ class SessionMethod(Method, Generic[P, R_co]):
         return f"{name} is an endpoint of a service, and is called by session.{self._spec.name}.route(...)"
 
 
-def _results(requests: list[PlaceRequest], *, is_skipping: bool) -> list[Any]:
+def _results(requests: list[SlotRequest], *, is_skipping: bool) -> list[Any]:
     results = []
     for request in requests:
         try:
@@ -207,7 +201,7 @@ def _in_order(results: list[Any]) -> ValueMesh[Any]:
     return ValueMesh({"replicas": len(results)}, results)
 
 
-def _from_keeper(rolled: Future[list[Any]]) -> Future[ValueMesh[Any]]:
+def _from_controller(rolled: Future[list[Any]]) -> Future[ValueMesh[Any]]:
     """What a replica raised, as it would have come from there."""
     result: Future[ValueMesh[Any]] = Future()
 

@@ -1,41 +1,11 @@
-"""`ReplicaMetrics`: what is known of one replica of a service."""
+"""How what each caller has counted of a service becomes the metrics of its replicas."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from skipper.control.api.service import ReplicaMetrics, ReplicaState
 from skipper.control.services.router import Tally
-from skipper.control.services.table import ReplicaState
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaMetrics:
-    """What is known of one replica, over all that have had its number and all processes that call the service.
-
-    Attributes:
-        replica: its number.
-        state: of the present one.
-        restarts: how often it was replaced because it had died or was unhealthy.
-        outstanding: requests that are with it.
-        sessions: open sessions that are bound to it.
-        done: requests that it has answered, by a value or an exception.
-        errors: those among them that it has answered by an exception.
-        lost: requests that it has not answered because it died; some of them were answered by others.
-        mean_s: mean time from the sending of a request to its answer, in seconds; 0.0 where none was answered.
-        longest_s: the longest of these times.
-    """
-
-    replica: int
-    state: ReplicaState
-    restarts: int
-    outstanding: int
-    sessions: int
-    done: int
-    errors: int
-    lost: int
-    mean_s: float
-    longest_s: float
 
 
 def merge(into: dict[int, Tally], tallies: dict[int, Tally], *, is_gone: bool = False) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from skipper.control.cluster.hosts import HostMesh
+from skipper.control.api.mesh import HostMesh, this_host
 
 
 def pick(number: int, lives: list[bool], load: list[int]) -> int:
@@ -41,8 +39,6 @@ class Placement:
             number: of the replica.
             others: the indices of the hosts that the other replicas are on.
         """
-        from skipper.control.cluster.hosts import this_host  # which imports meshes, as those who define services do
-
         if self._hosts is None or not self._hosts.names:
             return 0, this_host()
         hosts = self._hosts.latest()

@@ -1,4 +1,4 @@
-"""`Keeper`: the actor that owns the replicas of a service: it replaces the dead, scales, drains, checks and updates."""
+"""`ReplicaController`: the actor that owns the replicas of a service. It replaces, scales, drains and updates them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import concurrent_endpoint
+from skipper.control.api.actor import Actor, concurrent_endpoint
+from skipper.control.api.service import ReplicaMetrics, ReplicaState
 from skipper.control.model.errors import ActorError, ControlError, ReplicaLostError, SupervisionError
 from skipper.control.model.failure import MeshFailure
 from skipper.control.runtime import tables
 from skipper.control.runtime.context import context
 from skipper.control.runtime.port import Port
-from skipper.control.services.metrics import ReplicaMetrics, summary
+from skipper.control.services.metrics import summary
 from skipper.control.services.placement import Placement
 from skipper.control.services.replicas import Blueprint, Replica
 from skipper.control.services.router import Tally
-from skipper.control.services.subscribers import Audience
-from skipper.control.services.table import Place, ReplicaState, Table
+from skipper.control.services.subscribers import Subscribers
+from skipper.control.services.table import ReplicaSlot, ReplicaTable
 
 _log = logging.getLogger("skipper.control")
 
@@ -40,8 +40,8 @@ _MISSES = 2
 """Health checks in a row that a replica fails before it is replaced."""
 
 
-class Keeper(Actor):
-    """Keeps a service. Callers send their requests past it, straight to the replicas; it tells them which there are.
+class ReplicaController(Actor):
+    """Owns the replicas of a service. Callers send requests straight to the replicas; it tells them which there are.
 
     Args:
         blueprint: what the replicas are made of.
@@ -52,18 +52,18 @@ class Keeper(Actor):
         self._options = blueprint.options
         self._placement = Placement(blueprint.options.hosts)
         self._replicas: dict[int, Replica | None] = {}
-        """By number; None where one has died and its successor is yet to start."""
-        self._audience = Audience()
+        """By number. None: the replica has died, and its successor has not started yet."""
+        self._subscribers = Subscribers()
         self._restarts: Counter[int] = Counter()
         self._lives: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
-        """In a row, of replicas that had been of no use, while no other came up."""
+        """How many times in a row a replica died before it had been of use, while no other came up; by number."""
         self._begun_s: dict[int, float] = {}
         """When the present replica of a number began to start."""
         self._came_up_s: dict[int, float] = {}
         """When a replica of a number last came up."""
         self._order = asyncio.Lock()
-        """Held by whoever changes the replicas on purpose: one such change follows another."""
+        """Held during a change that was asked for (scale, drain, rolling fanout), so that they follow one another."""
         self._me = context().actor_instance
         self._tasks: set[asyncio.Task[None]] = set()
         for number in range(self._options.num_replicas):
@@ -75,15 +75,15 @@ class Keeper(Actor):
     # For callers
 
     @concurrent_endpoint(explicit_response_port=True)
-    async def watch(self, port: Port[Table], caller: str, seen: int, tallies: dict[int, Tally]) -> None:
+    async def watch(self, port: Port[ReplicaTable], caller: str, seen: int, tallies: dict[int, Tally]) -> None:
         """Answer with the table of replicas once it is newer than what the caller has seen, and note its counts."""
-        if self._audience.listen(port, caller, seen, tallies):
+        if self._subscribers.listen(port, caller, seen, tallies):
             port.send(self._table())
 
     @concurrent_endpoint
     async def tell(self, caller: str, tallies: dict[int, Tally]) -> None:
         """Note what a caller has counted."""
-        self._audience.note(caller, tallies)
+        self._subscribers.note(caller, tallies)
 
     @concurrent_endpoint
     async def up(self) -> None:
@@ -92,7 +92,7 @@ class Keeper(Actor):
 
     @concurrent_endpoint
     async def scale(self, count: int) -> None:
-        """Have so many replicas: the new ones are up, and those with the highest numbers drained, when it answers."""
+        """Have ``count`` replicas. When this answers, new ones are up and those of the highest numbers are drained."""
         async with self._order:
             added = [number for number in range(count) if number not in self._replicas]
             surplus = [number for number in sorted(self._replicas) if number >= count]
@@ -101,32 +101,32 @@ class Keeper(Actor):
                 self._begin(number)
             await asyncio.gather(*(self._drain(number) for number in surplus))
             await self._until(lambda: all(self._is_up(number) for number in added))
-            await self._audience.know(self._audience.version)
+            await self._subscribers.know(self._subscribers.version)
 
     @concurrent_endpoint
     async def drain(self, number: int) -> None:
-        """Have a replica finish what it has, and another one take its place, which is up when this answers."""
+        """Have a replica finish what it has, and start another in its place. That one is up when this answers."""
         async with self._order:
             if number not in self._replicas:
                 raise IndexError(f"{self._blueprint.service} has no replica {number}")
             await self._drain(number)
             self._begin(number)
             await self._until(lambda: self._is_up(number))
-            await self._audience.know(self._audience.version)
+            await self._subscribers.know(self._subscribers.version)
 
     @concurrent_endpoint
     async def roll(
         self, method: str, width: int, is_skipping: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        """Call every replica, ``width`` of them at a time, each while the others take its requests; in their order.
+        """Call every replica in the order of their numbers, ``width`` at a time, while the others take the requests.
 
-        With ``is_skipping`` those are left out that are not up.
+        With ``is_skipping``, replicas that are not up are left out.
         """
         async with self._order:
-            places = asyncio.Semaphore(width)
+            slots = asyncio.Semaphore(width)
 
             async def one(number: int) -> Any:
-                return await self._update(number, places, method, args, kwargs, is_skipped=is_skipping)
+                return await self._update(number, slots, method, args, kwargs, is_skipped=is_skipping)
 
             results = await asyncio.gather(*map(one, sorted(self._replicas)), return_exceptions=True)
             for result in results:
@@ -137,11 +137,11 @@ class Keeper(Actor):
     @concurrent_endpoint
     async def metrics(self) -> list[ReplicaMetrics]:
         """What is known of each replica, in the order of their numbers."""
-        self._publish()  # everybody answers with the present counts
-        await self._audience.know(self._audience.version)
+        self._publish()  # every caller answers with its present counts
+        await self._subscribers.know(self._subscribers.version)
         return [
-            summary(place.number, place.state, self._restarts[place.number], self._audience.tallies())
-            for place in self._table().places
+            summary(slot.number, slot.state, self._restarts[slot.number], self._subscribers.tallies())
+            for slot in self._table().slots
         ]
 
     @concurrent_endpoint
@@ -155,17 +155,17 @@ class Keeper(Actor):
     # The lives of replicas
 
     async def __supervise__(self, failure: MeshFailure) -> bool:
-        """Replace a replica that has died, unless that has not helped before."""
+        """Replace a replica that has died, unless its successors have died too often."""
         replica = next((each for each in self._replicas.values() if each and each.name == failure.mesh_name), None)
         if replica is None:
-            return True  # one that has been given up already
+            return True  # that replica was given up before
         if not self._lose(replica, failure.root_cause().message):
             self._cancel()
             return False
         return True
 
     async def __cleanup__(self, error: Exception | None) -> None:
-        """End what was about to start while this actor came to its end."""
+        """End the replicas that were starting when this actor ended."""
         tables.report_table(f"service {self._blueprint.service}", None)
         self._cancel()
         for replica in self._replicas.values():
@@ -173,19 +173,19 @@ class Keeper(Actor):
                 await replica.end()
 
     def _begin(self, number: int, delay_s: float = 0.0) -> None:
-        """Start a replica, perhaps after a while; returns at once."""
+        """Start a replica after ``delay_s``. Returns at once."""
         self._replicas[number] = None
         life = self._lives[number]
         self._lives[number] += 1
         self._run(self._bring_up(number, life, delay_s))
 
     async def _bring_up(self, number: int, life: int, delay_s: float) -> None:
-        def is_void() -> bool:
+        def is_obsolete() -> bool:
             return number not in self._replicas or self._lives[number] != life + 1
 
         await asyncio.sleep(delay_s)
-        if is_void():
-            return  # it has been scaled away
+        if is_obsolete():
+            return  # the service was scaled down meanwhile
         self._begun_s[number] = time.monotonic()
         host = self._placement.choose(number, (each.host for each in self._replicas.values() if each is not None))
         try:
@@ -197,7 +197,7 @@ class Keeper(Actor):
             if not self._try_again(number, is_early=True):
                 self._me.abort(f"replica {number} of {self._blueprint.service}: {error}")
             return
-        if is_void():
+        if is_obsolete():
             await replica.end()
             return
         self._replicas[number] = replica
@@ -216,22 +216,22 @@ class Keeper(Actor):
             self._publish()
 
     def _lose(self, replica: Replica, reason: str) -> bool:
-        """Have a replica replaced; False where that has been done in vain too often."""
+        """Have a replica replaced. False: its successors have died too often."""
         number = replica.number
         _log.warning("%s is being replaced: %s", replica.name, reason)
         self._run(replica.stop(_GRACE_S))
         if replica.state is ReplicaState.DRAINING:
-            self._replicas[number] = None  # whoever drains it goes on
+            self._replicas[number] = None  # `_drain`, which waits for it, goes on
             self._publish()
             return True
         return self._try_again(number, is_early=not replica.has_been_of_use(self._options.stable_s))
 
     def _try_again(self, number: int, *, is_early: bool) -> bool:
-        """Start a replica again; False where that has been done in vain too often."""
+        """Start a replica again. False: it has died too often before it was of use."""
         options = self._options
         begun_s = self._begun_s[number]
         others_came_up = any(at > begun_s for other, at in self._came_up_s.items() if other != number)
-        # Where others come up meanwhile, neither the class is at fault nor the machine: it was killed as they were.
+        # If others came up meanwhile, neither the class nor the machine is at fault.
         deaths = self._deaths[number] = self._deaths[number] + 1 if is_early and not others_came_up else 0
         if deaths > options.max_restarts:
             return False
@@ -242,16 +242,16 @@ class Keeper(Actor):
         return True
 
     async def _drain(self, number: int) -> None:
-        """Let a replica finish its sessions and requests, and end it; nobody has its number then."""
+        """Let a replica finish its sessions and requests, and end it. Its number is free then."""
         replica = self._replicas[number]
         if replica is not None:
             replica.state = ReplicaState.DRAINING
             self._publish()
             deadline = time.monotonic() + self._options.drain_timeout_s
-            await self._audience.know(self._audience.version)
+            await self._subscribers.know(self._subscribers.version)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
-                    await self._until(lambda: not self._audience.sessions_of(number))
+                    await self._until(lambda: not self._subscribers.sessions_of(number))
             if self._replicas.get(number) is replica:
                 await replica.stop(max(deadline - time.monotonic(), 0))
         del self._replicas[number]
@@ -260,18 +260,18 @@ class Keeper(Actor):
     async def _update(
         self,
         number: int,
-        places: asyncio.Semaphore,
+        slots: asyncio.Semaphore,
         method: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
         is_skipped: bool,
     ) -> Any:
-        """Call a replica once it is up and there is a place; its successor if it dies and the endpoint allows it."""
+        """Call a replica once it is up and there is a slot. If it dies, call its successor where that is safe."""
         while True:
             if not is_skipped:
-                await self._until(lambda: self._is_up(number))  # others have the place meanwhile
-            async with places:
+                await self._until(lambda: self._is_up(number))  # other replicas use the slot meanwhile
+            async with slots:
                 if self._is_up(number):
                     result = await self._update_one(number, method, args, kwargs, is_skipped=is_skipped)
                     if result is not _AGAIN:
@@ -282,17 +282,17 @@ class Keeper(Actor):
     async def _update_one(
         self, number: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_skipped: bool
     ) -> Any:
-        """Take a replica that is up out of the routing for one call."""
+        """Call a replica that is up; it gets no routed requests meanwhile."""
         replica = self._replicas[number]
         assert replica is not None  # it is up
         replica.state = ReplicaState.UPDATING
         self._publish()
-        await self._audience.know(self._audience.version)
+        await self._subscribers.know(self._subscribers.version)
         try:
             return await replica.call(method, args, kwargs)
         except SupervisionError as error:
             if error.failure is None and self._replicas.get(number) is replica:
-                raise  # it lives, and has only dropped its answer
+                raise  # the replica lives, and has only dropped its answer
             await self._until(lambda: self._replicas.get(number) is not replica)
             if is_skipped:
                 return _ABSENT
@@ -332,19 +332,19 @@ class Keeper(Actor):
                 replica.state = state
                 self._publish()
 
-    # What all of that stands on
+    # Shared by the parts above
 
     def _is_up(self, number: int) -> bool:
         replica = self._replicas.get(number)
         return replica is not None and replica.state is ReplicaState.READY
 
-    def _table(self) -> Table:
-        return Table(
-            self._audience.version,
+    def _table(self) -> ReplicaTable:
+        return ReplicaTable(
+            self._subscribers.version,
             tuple(
-                Place(number, replica.state, replica.entry, replica.begins)
+                ReplicaSlot(number, replica.state, replica.entry, replica.begins)
                 if replica
-                else Place(number, ReplicaState.DOWN, None)
+                else ReplicaSlot(number, ReplicaState.DOWN, None)
                 for number, replica in sorted(self._replicas.items())
             ),
         )
@@ -359,10 +359,10 @@ class Keeper(Actor):
 
     def _publish(self) -> None:
         """Tell every caller how the service is now."""
-        self._audience.publish(self._table)
+        self._subscribers.publish(self._table)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        await self._audience.until(condition)
+        await self._subscribers.until(condition)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

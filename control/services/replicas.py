@@ -1,4 +1,4 @@
-"""`Replica`: one replica of a service as its keeper has it, from the start of its processes to their end."""
+"""`Replica`: one replica of a service as its controller has it, from the start of its processes to their end."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from skipper.control.api.mesh import ProcMesh
-from skipper.control.cluster.hosts import HostMesh
-from skipper.control.model.actor import Actor
+from skipper.control.api.actor import Actor
+from skipper.control.api.mesh import HostMesh, ProcMesh
+from skipper.control.api.service import ReplicaState, ServiceOptions
 from skipper.control.model.errors import ActorError, ControlError
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginAddress, BeginView, ProcessGoneError
 from skipper.control.services import gpus
-from skipper.control.services.options import ServiceOptions
-from skipper.control.services.request_sequencer import Conductor
-from skipper.control.services.table import ReplicaState
+from skipper.control.services.request_sequencer import RequestSequencer
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
@@ -72,11 +70,9 @@ class Replica:
         self.actors: ActorMesh[Any] = self.procs.spawn(
             self.name, blueprint.actor_class, *blueprint.args, **blueprint.kwargs
         )
-        self.entry: ActorMesh[Any] = (
-            self.actors
-            if options.procs == 1
-            else self.procs.slice(procs=0).spawn(self.name, Conductor, self.actors)  # after them: it is stopped before
-        )
+        self.entry: ActorMesh[Any] = self.actors
+        if options.procs > 1:  # spawned after the actors, so that it is stopped before them
+            self.entry = self.procs.slice(procs=0).spawn(self.name, RequestSequencer, self.actors)
         self.state = ReplicaState.STARTING
         self.misses = 0
         self.begins: BeginAddress | None = None
@@ -122,8 +118,8 @@ class Replica:
         if self.entry is self.actors:
             answer: Future[Any] = getattr(self.actors, method).call_one(*args, **kwargs)
             return answer
-        conducted: Future[Any] = self.entry.conduct.call_one(method, args, kwargs)
-        return conducted
+        forwarded: Future[Any] = self.entry.forward.call_one(method, args, kwargs)
+        return forwarded
 
     def has_been_of_use(self, stable_s: float) -> bool:
         """Whether it has been up for so many seconds, or had come to its second request: it lived through one."""
@@ -151,7 +147,7 @@ class Replica:
         verdict = f"it was to stop and had not finished after {timeout_s:g} s"
         try:
             async with asyncio.timeout(timeout_s):
-                # The bound is kept here: they drain to its end. First a conductor, with what it has passed on.
+                # The bound is kept here: they drain to its end. First a sequencer, with what it has passed on.
                 await self.entry.stop(2 * timeout_s)
                 await self.actors.stop(2 * timeout_s)
         except TimeoutError:

@@ -1,11 +1,10 @@
-"""`Conductor`: sees to it that all processes of a replica handle its requests in the same order."""
+"""`RequestSequencer`: sees to it that all processes of a replica handle its requests in the same order."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import concurrent_endpoint
+from skipper.control.api.actor import Actor, concurrent_endpoint
 from skipper.control.model.errors import ActorError, ControlError, SupervisionError
 from skipper.control.runtime.port import Port
 from skipper.control.runtime.replies import pack_error
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 
 
-class Conductor(Actor):
+class RequestSequencer(Actor):
     """Takes the requests to a replica of several processes, from whomever, and passes each on to all of them.
 
     Messages of one sender arrive in their order everywhere, those of several senders need not: two requests that each
@@ -29,7 +28,7 @@ class Conductor(Actor):
         self._actors = actors
 
     @concurrent_endpoint(explicit_response_port=True)
-    async def conduct(self, port: Port[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    async def forward(self, port: Port[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call all actors, and answer with what they answer."""
         try:
             answers = await getattr(self._actors, method).call(*args, **kwargs)  # sent in its turn, and then awaited

@@ -1,4 +1,4 @@
-"""`Request`: what a caller wants from a service, until it is answered; `Attempt`: one sending of it to one replica."""
+"""`ServiceRequest`: what a caller wants from a service, until it is answered. `RequestAttempt`: one sending of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.endpoint import Endpoint
-from skipper.control.model.endpoint_decorators import EndpointSpec
+from skipper.control.api.mesh_base import actors_of
+from skipper.control.api.service import ReplicaState
+from skipper.control.model.endpoint_spec import EndpointSpec
 from skipper.control.model.errors import LinkError, ReplicaLostError, SessionLostError, SupervisionError
 from skipper.control.model.future import Future
 from skipper.control.runtime.begin_log import Fate
@@ -15,31 +17,29 @@ from skipper.control.runtime.messages import Loss
 from skipper.control.runtime.port import Port
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.replies import open_reply, open_supervision
-from skipper.control.services.router import Router, Seat
-from skipper.control.services.table import ReplicaState
+from skipper.control.services.router import KnownReplica, Router
 from skipper.control.wire.envelope import Kind, Payload
 
 if TYPE_CHECKING:
-    from skipper.control.services.service_client import Caller
+    from skipper.control.services.service_client import ServiceClient
 
 
 _numbers = itertools.count()
 
 
-class Request:
+class ServiceRequest:
     """A request to whichever replica has the least to do.
 
     Args:
         spec: the endpoint.
         endpoint: the one that it is sent to, of the replica's entry.
-        payload: the arguments of that, packed: they are as they were when the request was made, however often it is
-            sent.
-        ports: those among the arguments through which somebody waits for an answer.
+        payload: its packed arguments. They are packed once, so each sending carries what the first one did.
+        ports: those among the arguments through which a caller waits for an answer.
 
     Attributes:
-        number: those that were made later have higher ones.
-        in_turn: whether a replica handles it and its like one at a time, and any replica will do. Then it may wait at
-            the caller while all of them have enough to do.
+        number: later requests have higher numbers.
+        in_turn: whether a replica handles such requests one at a time, and any replica will do. Then it may wait at
+            the caller while all replicas have enough to do.
         attempts: how often it was sent to a replica that may have opened it.
     """
 
@@ -55,27 +55,27 @@ class Request:
         self.number = next(_numbers)
         self.in_turn = not (spec.concurrent or spec.explicit_response_port)
 
-    def __lt__(self, other: Request) -> bool:
+    def __lt__(self, other: ServiceRequest) -> bool:
         return self.number < other.number
 
-    def pick(self, service: str, router: Router, *, in_turn: bool = False) -> Seat | None:
+    def pick(self, service: str, router: Router, *, in_turn: bool = False) -> KnownReplica | None:
         """The replica to send it to; None if it has to wait for one.
 
         Args:
             service: name of the service.
             router: which knows the replicas.
-            in_turn: wait where all of them have enough to do, too.
+            in_turn: also wait where all of them have enough to do.
 
         Raises:
             ReplicaLostError: there will be none.
         """
         return router.choose(in_turn=in_turn)
 
-    def lost(self, service: str, seat: Seat, error: SupervisionError) -> ReplicaLostError:
-        """What the caller is told if it is not sent again."""
+    def lost(self, service: str, replica: KnownReplica, error: SupervisionError) -> ReplicaLostError:
+        """The error for the caller if the request is not sent again."""
         done = "did not begin" if error.is_unhandled else "may or may not have handled"
-        message = f"replica {seat.number} of {service} is gone and {done} {self.spec.name}: {error.message}"
-        return ReplicaLostError(service, seat.number, message, error.failure, is_unhandled=error.is_unhandled)
+        message = f"replica {replica.number} of {service} is gone and {done} {self.spec.name}: {error.message}"
+        return ReplicaLostError(service, replica.number, message, error.failure, is_unhandled=error.is_unhandled)
 
     def is_bound(self) -> bool:
         """Whether no other replica than the one that it was sent to may answer."""
@@ -89,27 +89,27 @@ class Request:
 
         self.future._fail(raise_it)
 
-    def send(self, process: Process, attempt: Attempt) -> None:
+    def send(self, process: Process, attempt: RequestAttempt) -> None:
         """Send it to the replica of an attempt.
 
         Raises:
             BackpressureError: the replica is too far behind; nothing was sent.
         """
         for port in self.ports:
-            port._link(attempt.seat.entry._actors(), ())
-        attempt.port = process.ports.reserve()  # known before anybody can tell that the replica is lost
-        attempt.endpoint._post(process, self.payload, attempt, port=attempt.port)
+            port._link(actors_of(attempt.replica.entry), ())
+        attempt.port = process.ports.reserve()  # before anybody can report that the replica is lost
+        attempt.endpoint.post(process, self.payload, attempt, port=attempt.port)
 
 
-class PlaceRequest(Request):
-    """A request to the replica of one number, whichever process fills its place when it is sent.
+class SlotRequest(ServiceRequest):
+    """A request to the replica of one number, whichever process has the number when it is sent.
 
     Args:
         number: of the replica.
-        is_skipped: whether it is for the one that is there now, or else for nobody.
+        is_skipped: whether only the process that has the number now may answer.
 
     Attributes:
-        is_void: whether there was nobody to send it to, since the service has been scaled down.
+        is_void: whether there was no replica to send it to, since the service was scaled down.
     """
 
     __slots__ = ("_is_skipped", "_number", "is_void")
@@ -129,11 +129,11 @@ class PlaceRequest(Request):
         self.is_void = False
         self.in_turn = False
 
-    def pick(self, service: str, router: Router, *, in_turn: bool = False) -> Seat | None:
+    def pick(self, service: str, router: Router, *, in_turn: bool = False) -> KnownReplica | None:
         """The replica that has the number."""
-        seat = router.seat(self._number)
-        if seat is not None and seat.state is not ReplicaState.STARTING:
-            return seat
+        replica = router.replica(self._number)
+        if replica is not None and replica.state is not ReplicaState.STARTING:
+            return replica
         if self._is_skipped or self._number not in router.numbers:
             self.is_void = not self.attempts and self._number not in router.numbers
             message = f"{service} has no replica {self._number} that is up"
@@ -141,81 +141,81 @@ class PlaceRequest(Request):
         return None
 
     def is_bound(self) -> bool:
-        """Whether its successor may not answer."""
+        """Whether no successor may answer."""
         return self._is_skipped
 
 
-class Binding:
-    """The replica that a session has; none before its first request could be sent."""
+class SessionBinding:
+    """The replica of a session. There is none before the first request could be sent."""
 
-    __slots__ = ("is_closed", "seat")
+    __slots__ = ("is_closed", "replica")
 
     def __init__(self) -> None:
-        self.seat: Seat | None = None
+        self.replica: KnownReplica | None = None
         self.is_closed = False
 
-    def bind(self, router: Router) -> Seat | None:
-        """Take a replica, unless there is one already or there is none to be had."""
-        if self.seat is None and not self.is_closed:
-            self.seat = router.choose_for_session()
-            if self.seat is not None:
-                self.seat.sessions += 1
-        return self.seat
+    def bind(self, router: Router) -> KnownReplica | None:
+        """Take a replica, unless the session has one already. None: no replica takes sessions now."""
+        if self.replica is None and not self.is_closed:
+            self.replica = router.choose_for_session()
+            if self.replica is not None:
+                self.replica.sessions += 1
+        return self.replica
 
 
-class SessionRequest(Request):
+class SessionRequest(ServiceRequest):
     """A request to the replica of a session, and to no other."""
 
     __slots__ = ("_binding",)
 
     def __init__(
-        self, binding: Binding, spec: EndpointSpec, endpoint: str, payload: Payload, ports: list[Port[Any]]
+        self, binding: SessionBinding, spec: EndpointSpec, endpoint: str, payload: Payload, ports: list[Port[Any]]
     ) -> None:
         super().__init__(spec, endpoint, payload, ports)
         self._binding = binding
         self.in_turn = False
 
-    def pick(self, service: str, router: Router, *, in_turn: bool = False) -> Seat | None:
+    def pick(self, service: str, router: Router, *, in_turn: bool = False) -> KnownReplica | None:
         """The session's replica."""
-        seat = self._binding.bind(router)
-        if seat is not None and not seat.takes_sessions():
-            message = f"replica {seat.number} of {service} is gone, and this session with it"
-            raise SessionLostError(service, seat.number, message, is_unhandled=not self.attempts)
-        return seat
+        replica = self._binding.bind(router)
+        if replica is not None and not replica.takes_sessions():
+            message = f"replica {replica.number} of {service} is gone, and this session with it"
+            raise SessionLostError(service, replica.number, message, is_unhandled=not self.attempts)
+        return replica
 
-    def lost(self, service: str, seat: Seat, error: SupervisionError) -> ReplicaLostError:
+    def lost(self, service: str, replica: KnownReplica, error: SupervisionError) -> ReplicaLostError:
         """That the session is over."""
-        message = f"replica {seat.number} of {service} is gone, and this session with it: {error.message}"
-        return SessionLostError(service, seat.number, message, error.failure, is_unhandled=error.is_unhandled)
+        message = f"replica {replica.number} of {service} is gone, and this session with it: {error.message}"
+        return SessionLostError(service, replica.number, message, error.failure, is_unhandled=error.is_unhandled)
 
     def is_bound(self) -> bool:
-        """It is: what the session has is with that replica."""
+        """True: the state of the session is in that replica."""
         return True
 
 
-class Attempt:
+class RequestAttempt:
     """One sending of a request; what stands behind the port for its answer (see `control.runtime.ports.Reply`)."""
 
     __slots__ = (
-        "_caller",
+        "_client",
         "_is_entrusted",
         "_taken_before",
         "begin_ns",
         "endpoint",
         "is_over",
         "port",
+        "replica",
         "request",
-        "seat",
     )
 
-    def __init__(self, caller: Caller, request: Request, seat: Seat) -> None:
-        self._caller = caller
+    def __init__(self, client: ServiceClient, request: ServiceRequest, replica: KnownReplica) -> None:
+        self._client = client
         self.request = request
-        self.seat = seat
-        self.endpoint: Endpoint[..., Any] = getattr(seat.entry, request.endpoint)
+        self.replica = replica
+        self.endpoint: Endpoint[..., Any] = getattr(replica.entry, request.endpoint)
         self.port = 0
         self.is_over = False
-        self._taken_before = 0 if seat.begins is None else seat.begins.count
+        self._taken_before = 0 if replica.begins is None else replica.begins.count
         self.begin_ns = perf_counter_ns()
         self._is_entrusted = False
 
@@ -223,20 +223,20 @@ class Attempt:
         """Take the reply."""
         error = open_supervision(payload) if kind is Kind.ERROR else None
         if error is None:
-            if self._caller.answered(self, is_error=kind is Kind.ERROR):
+            if self._client.answered(self, is_error=kind is Kind.ERROR):
                 end = self.request.future._fail if kind is Kind.ERROR else self.request.future._settle
                 end(lambda: open_reply(kind, payload))
         else:
-            # An actor that only drops its response port lives on; of one that is stopped the keeper tells.
-            self._caller.failed(self, error, is_dead=error.is_unhandled or error.failure is not None)
+            # An actor that only drops its response port lives on; of one that is stopped the controller tells.
+            self._client.failed(self, error, is_dead=error.is_unhandled or error.failure is not None)
         return True
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the reply if it was to come from this process."""
-        (awaited,) = self.endpoint._awaited
+        (awaited,) = self.endpoint.awaited
         if self._is_entrusted or process_id != awaited.process_id:
             return False
-        self._caller.process_lost(self, awaited.error(loss))
+        self._client.process_lost(self, awaited.error(loss))
         return True
 
     def entrust(self, rank: int) -> None:
@@ -244,11 +244,11 @@ class Attempt:
         self._is_entrusted = True
 
     def fate(self) -> Fate:
-        """What the replica, which is gone, had done with it; may wait where the seat's ``begins`` is not final."""
-        begins = self.seat.begins
+        """What the replica, which is gone, had done with it; may wait where the replica's ``begins`` is not final."""
+        begins = self.replica.begins
         return Fate.PERHAPS_BEGUN if begins is None else begins.fate(self.port, self._taken_before)
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
-        self._caller.failed(self, error, is_dead=False)
+        self._client.failed(self, error, is_dead=False)
         return True

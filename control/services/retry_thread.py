@@ -1,4 +1,7 @@
-"""`Courier`: a thread that sends what comes up where nothing may wait: on the threads that bring answers and news."""
+"""What may be sent a second time, and `RetryThread`, which sends it.
+
+The threads that bring answers must not wait, so they leave to that thread what has to be sent because of an answer.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ import queue
 import threading
 from collections.abc import Callable
 
+from skipper.control.model.endpoint_spec import EndpointSpec
+from skipper.control.model.errors import SupervisionError
+
 _IDLE_S = 5.0
 """After so long without anything to do the thread ends; the next job starts another one."""
 
 _log = logging.getLogger("skipper.control")
 
 
-class Courier:
-    """Does jobs one after another, in their order, on a daemon thread that is there only while it is needed."""
+class RetryThread:
+    """Does jobs one after another, in their order, on a daemon thread that runs only while there are jobs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,19 +28,19 @@ class Courier:
         self._is_running = False
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Have a job done soon; from any thread. It may wait, and those behind it wait with it."""
+        """Have a job done soon; from any thread. The job may block, and those behind it wait with it."""
         with self._lock:
             self._jobs.put(job)
             if not self._is_running:
                 self._is_running = True
-                threading.Thread(target=self._run, name="service-courier", daemon=True).start()
+                threading.Thread(target=self._run, name="service-retry", daemon=True).start()
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
             try:
                 job()
             except Exception:  # noqa: BLE001  (it has others to serve)
-                _log.exception("a job of a service's courier raised")
+                _log.exception("a job of a service's retry thread raised")
 
     def _next(self) -> Callable[[], object] | None:
         try:
@@ -43,3 +49,18 @@ class Courier:
             with self._lock:
                 self._is_running = not self._jobs.empty()
                 return self._jobs.get() if self._is_running else None
+
+
+def may_retry(spec: EndpointSpec, error: SupervisionError, attempts: int, limit: int) -> bool:
+    """Whether a request that ended in ``error`` may go to another replica.
+
+    It may if it surely was not handled, however often that happens. It also may if its endpoint is `idempotent`, up to
+    a limit: a request that kills the process that handles it would otherwise kill all replicas, one after another.
+
+    Args:
+        spec: the endpoint that it is for.
+        error: what came in place of an answer.
+        attempts: how often it was sent so far.
+        limit: how often it may be sent again.
+    """
+    return error.is_unhandled or (spec.is_idempotent and attempts <= limit)

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from skipper.control.api.service import ReplicaState
 from skipper.control.runtime.begin_log import BeginView
-from skipper.control.services.table import Place, ReplicaState, Table
+from skipper.control.services.table import ReplicaSlot, ReplicaTable
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 
 QUEUE_NS = 50_000_000
-"""So much work may wait in the mailbox of a replica. It keeps the replica busy while answers and requests travel; what
-is behind that waits at the caller, the oldest first, for whichever replica comes to it."""
+"""So much work may wait in the mailbox of a replica. It keeps the replica busy while answers and requests travel. More
+requests wait at the caller, and the next free replica gets the oldest."""
 
 _FEWEST, _MOST = 2, 1024
 """Requests that may be with a replica at a time, however long or short they take."""
@@ -47,15 +48,15 @@ class Tally:
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
-    """One replica, as a process that calls it keeps it.
+class KnownReplica:
+    """One replica, as a process that calls it knows it.
 
     Attributes:
-        number: of the replica.
+        number: its own, which its successors have, too.
         entry: the actor that takes its requests.
         tally: counts for its number.
-        state: as the keeper told.
-        is_lost: whether it is known here to be dead, perhaps before the keeper has said so.
+        state: as the controller told.
+        is_lost: whether it is known here to be dead, perhaps before the controller has said so.
         outstanding: requests that are with it.
         in_turn: those among them that it handles one at a time.
         answered_ns: when it last answered one of those.
@@ -80,21 +81,21 @@ class Seat:
 
 
 class Router:
-    """The seats of a service. Not safe to use from several threads at once.
+    """The replicas of a service. Not safe to use from several threads at once.
 
     Args:
-        prepare: told of every seat that comes to be ready for requests, before it is chosen for one; it may find it
-            lost.
+        prepare: called with each replica that becomes ready, before the first request goes there. It may find the
+            replica lost.
 
     Attributes:
         limit: how many requests that are handled one at a time should be with a replica: what it handles in `QUEUE_NS`.
     """
 
-    def __init__(self, prepare: Callable[[Seat, Place], None] = lambda seat, place: None) -> None:
+    def __init__(self, prepare: Callable[[KnownReplica, ReplicaSlot], None] = lambda replica, slot: None) -> None:
         self._prepare = prepare
-        self._seats: dict[int, Seat] = {}
+        self._replicas: dict[int, KnownReplica] = {}
         """By number of the replica."""
-        self._ready: list[Seat] = []
+        self._ready: list[KnownReplica] = []
         self._turn = 0
         self._tallies: defaultdict[int, Tally] = defaultdict(Tally)
         self.numbers: tuple[int, ...] = ()
@@ -102,31 +103,31 @@ class Router:
         self._each_ns = QUEUE_NS // 4
         self.limit = 4
 
-    def update(self, table: Table) -> None:
-        """Take note of the service's present replicas. One that has gone takes no part in anything any more."""
-        seats: dict[int, Seat] = {}
-        for place in table.places:
-            if place.entry is None:
+    def update(self, table: ReplicaTable) -> None:
+        """Take note of the present replicas of the service. One that is no longer among them counts as lost."""
+        replicas: dict[int, KnownReplica] = {}
+        for slot in table.slots:
+            if slot.entry is None:
                 continue
-            seat = self._seats.get(place.number)
-            if seat is None or seat.entry.uid != place.entry.uid:
-                seat = Seat(place.number, place.entry, self._tallies[place.number], place.state)
-            if place.begins is not None and seat.begins is None and not seat.is_lost:
-                self._prepare(seat, place)
-            seat.state = place.state
-            seats[place.number] = seat
-        for seat in self._seats.values():
-            seat.is_lost = seat.is_lost or seats.get(seat.number) is not seat
-        self._seats = seats
-        self.numbers = tuple(place.number for place in table.places)
+            replica = self._replicas.get(slot.number)
+            if replica is None or replica.entry.uid != slot.entry.uid:
+                replica = KnownReplica(slot.number, slot.entry, self._tallies[slot.number], slot.state)
+            if slot.begins is not None and replica.begins is None and not replica.is_lost:
+                self._prepare(replica, slot)
+            replica.state = slot.state
+            replicas[slot.number] = replica
+        for replica in self._replicas.values():
+            replica.is_lost = replica.is_lost or replicas.get(replica.number) is not replica
+        self._replicas = replicas
+        self.numbers = tuple(slot.number for slot in table.slots)
         self._sort()
 
-    def lose(self, seat: Seat) -> None:
+    def lose(self, replica: KnownReplica) -> None:
         """Take note that a replica is dead."""
-        seat.is_lost = True
+        replica.is_lost = True
         self._sort()
 
-    def choose(self, *, in_turn: bool = False) -> Seat | None:
+    def choose(self, *, in_turn: bool = False) -> KnownReplica | None:
         """The replica with the fewest outstanding requests, the next in turn among equals; None if there is none.
 
         Args:
@@ -142,43 +143,43 @@ class Router:
         for index in range(turn - count + 1, turn):  # from the next one round to the one before
             if not fewest:
                 break
-            seat = ready[index]
-            if seat.outstanding < fewest:
-                best, fewest = seat, seat.outstanding
+            replica = ready[index]
+            if replica.outstanding < fewest:
+                best, fewest = replica, replica.outstanding
         return None if in_turn and best.in_turn >= self.limit else best
 
-    def answered(self, seat: Seat, begin_ns: int, now_ns: int) -> None:
+    def answered(self, replica: KnownReplica, begin_ns: int, now_ns: int) -> None:
         """Learn from an answer how long a replica takes for a request that had its turn among others.
 
         Args:
-            seat: of the replica.
+            replica: that has answered.
             begin_ns: when the request was sent.
             now_ns: when the answer came.
         """
-        took_ns = now_ns - max(begin_ns, seat.answered_ns)
-        seat.answered_ns = now_ns
+        took_ns = now_ns - max(begin_ns, replica.answered_ns)
+        replica.answered_ns = now_ns
         self._each_ns += (took_ns - self._each_ns) >> 3
         self.limit = min(max(QUEUE_NS // (self._each_ns + 1), _FEWEST), _MOST)
 
-    def choose_for_session(self) -> Seat | None:
+    def choose_for_session(self) -> KnownReplica | None:
         """The replica with the fewest open sessions, and among equals the fewest requests; None if there is none."""
-        return min(self._ready, key=lambda seat: (seat.sessions, seat.outstanding), default=None)
+        return min(self._ready, key=lambda replica: (replica.sessions, replica.outstanding), default=None)
 
-    def seat(self, number: int) -> Seat | None:
+    def replica(self, number: int) -> KnownReplica | None:
         """The replica of a number, if it is not known to be dead; it may be still coming up."""
-        seat = self._seats.get(number)
-        return None if seat is None or seat.is_lost else seat
+        replica = self._replicas.get(number)
+        return None if replica is None or replica.is_lost else replica
 
     def tallies(self) -> dict[int, Tally]:
         """Counts by number of the replica, those of the present moment included."""
         for tally in self._tallies.values():
             tally.outstanding = tally.sessions = 0
-        for seat in self._seats.values():
-            seat.tally.outstanding, seat.tally.sessions = seat.outstanding, seat.sessions
+        for replica in self._replicas.values():
+            replica.tally.outstanding, replica.tally.sessions = replica.outstanding, replica.sessions
         return dict(self._tallies)
 
     def _sort(self) -> None:
-        def of(state: ReplicaState) -> Iterator[Seat]:
-            return (seat for seat in self._seats.values() if seat.state is state and not seat.is_lost)
+        def of(state: ReplicaState) -> Iterator[KnownReplica]:
+            return (replica for replica in self._replicas.values() if replica.state is state and not replica.is_lost)
 
         self._ready = list(of(ReplicaState.READY)) or list(of(ReplicaState.UPDATING))

@@ -7,17 +7,19 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from skipper.control.api.actor import Actor
 from skipper.control.api.mesh import this_proc
-from skipper.control.model.actor import Actor, ActorInterface
+from skipper.control.api.service import ReplicaMetrics, ServiceTemplate
+from skipper.control.model.actor import ActorInterface, check_construction, interface_of
 from skipper.control.model.bounds import MAX_PROCESSES, check_count
+from skipper.control.model.endpoint_spec import checker
+from skipper.control.model.errors import ActorDefinitionError
 from skipper.control.model.future import Future
 from skipper.control.services.methods import ServiceMethod, SessionMethod
-from skipper.control.services.metrics import ReplicaMetrics
-from skipper.control.services.options import ServiceOptions
-from skipper.control.services.replica_controller import Keeper
+from skipper.control.services.replica_controller import ReplicaController
 from skipper.control.services.replicas import Blueprint
-from skipper.control.services.requests import Binding
-from skipper.control.services.service_client import Address, caller_of
+from skipper.control.services.requests import SessionBinding
+from skipper.control.services.service_client import Address, client_of
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
@@ -36,25 +38,25 @@ class Session(Generic[A]):
     def __init__(self, address: Address, actor_class: type | None = None) -> None:
         self._address = address
         self._actor_class = actor_class
-        self._caller = caller_of(address)
-        self._binding = Binding()
-        self._caller.bind(self._binding)
+        self._client = client_of(address)
+        self._binding = SessionBinding()
+        self._client.bind(self._binding)
 
     @property
     def replica(self) -> int | None:
         """The number of its replica; None before there was one."""
-        seat = self._binding.seat
-        return None if seat is None else seat.number
+        replica = self._binding.replica
+        return None if replica is None else replica.number
 
     def close(self) -> None:
         """End the session; what is under way is answered. It may be called again."""
-        self._caller.unbind(self._binding)
+        self._client.unbind(self._binding)
 
     def __getattr__(self, name: str) -> SessionMethod[..., Any]:
         if name.startswith("_"):
             raise AttributeError(name)
         method: SessionMethod[..., Any] = SessionMethod(
-            self._address, self._caller, name, self._actor_class, self._binding
+            self._address, self._client, name, self._actor_class, self._binding
         )
         self.__dict__[name] = method
         return method
@@ -103,7 +105,7 @@ class Service(Generic[A]):
     @property
     def initialized(self) -> Future[None]:
         """A future that ends when all replicas are up, or in an error if the service has failed."""
-        return self._keeper.up.call_one()
+        return self._controller.up.call_one()
 
     def session(self) -> Session[A]:
         """Open a session: its calls all go to one replica. Close it, or use it as a context manager."""
@@ -120,7 +122,7 @@ class Service(Generic[A]):
             TypeError: it is no whole number.
         """
         check_count("num_replicas", num_replicas, 1, MAX_PROCESSES)
-        return self._keeper.scale.call_one(num_replicas)
+        return self._controller.scale.call_one(num_replicas)
 
     def drain(self, replica: int) -> Future[None]:
         """Let one replica finish its sessions and requests, and put a fresh one in its place.
@@ -129,33 +131,33 @@ class Service(Generic[A]):
             A future that ends when the fresh one is up. An `ActorError` with an `IndexError` as its cause says that
             there is no such replica.
         """
-        return self._keeper.drain.call_one(replica)
+        return self._controller.drain.call_one(replica)
 
     def metrics(self) -> Future[list[ReplicaMetrics]]:
         """What is known of each replica, in the order of their numbers, over all processes that call the service."""
-        return self._keeper.metrics.call_one()
+        return self._controller.metrics.call_one()
 
     def stop(self) -> Future[None]:
         """Drain all replicas and end the service, which is no failure. It may be called again."""
         result: Future[None] = Future()
-        keeper = self._keeper
+        controller = self._controller
 
         def finished(finish: Future[None]) -> None:
-            keeper.stop().add_done_callback(lambda _: result._settle(lambda: None))
+            controller.stop().add_done_callback(lambda _: result._settle(lambda: None))
 
-        keeper.finish.call_one().add_done_callback(finished)
+        controller.finish.call_one().add_done_callback(finished)
         return result
 
     @property
-    def _keeper(self) -> ActorMesh[Keeper]:
-        return self._address.keeper
+    def _controller(self) -> ActorMesh[ReplicaController]:
+        return self._address.controller
 
     def __getattr__(self, name: str) -> ServiceMethod[..., Any]:
         # Reached for names that are no attribute, so once per endpoint: the object is kept.
         if name.startswith("_"):
             raise AttributeError(name)
-        caller = caller_of(self._address)
-        method: ServiceMethod[..., Any] = ServiceMethod(self._address, caller, name, self._actor_class)
+        client = client_of(self._address)
+        method: ServiceMethod[..., Any] = ServiceMethod(self._address, client, name, self._actor_class)
         self.__dict__[name] = method
         return method
 
@@ -174,13 +176,35 @@ class Service(Generic[A]):
 
 
 def start_service(
-    cls: type[A],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    name: str,
-    interface: ActorInterface,
-    options: ServiceOptions,
-) -> Service[A]:
-    """Start a service whose parts have been checked (see `ServiceTemplate.as_service`)."""
-    keeper = this_proc().spawn(name, Keeper, Blueprint(name, cls, args, kwargs, options))
-    return Service(Address(name, keeper, interface, options.procs, options.retries), cls)
+    template: ServiceTemplate[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
+) -> Service[Any]:
+    """Start a service: see `ServiceTemplate.as_service`."""
+    cls, options = template.actor_class, template.options
+    interface = interface_of(cls)
+    check_construction(cls, args, kwargs)
+    _check_names(interface)
+    _check_hook(interface, "setup", options.setup, arguments=1)
+    _check_hook(interface, "health", options.health, arguments=0)
+    name = name or cls.__name__
+    controller = this_proc().spawn(name, ReplicaController, Blueprint(name, cls, args, kwargs, options))
+    return Service(Address(name, controller, interface, options.procs, options.retries), cls)
+
+
+def _check_names(interface: ActorInterface) -> None:
+    taken = sorted(name for name in interface.endpoints if hasattr(Service, name))
+    if taken:
+        raise ActorDefinitionError(
+            f"{interface.class_name}.{taken[0]}: a service has an attribute of that name; call the endpoint another"
+        )
+
+
+def _check_hook(interface: ActorInterface, option: str, name: str | None, *, arguments: int) -> None:
+    if name is None:
+        return
+    spec = interface.endpoints.get(name)
+    if spec is None:
+        raise ActorDefinitionError(f"{option}={name!r}: {interface.class_name} has no endpoint of that name")
+    try:
+        checker(spec)(*[None] * arguments)
+    except TypeError as error:
+        raise ActorDefinitionError(f"{option}={name!r}: {interface.class_name}.{error}") from None

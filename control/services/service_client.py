@@ -1,4 +1,4 @@
-"""`Caller`: how one process calls one service. It routes by itself; the keeper only tells it of changes."""
+"""`ServiceClient`: how one process calls one service. It routes by itself; the controller tells it of changes only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
+from skipper.control.api.service import ReplicaState
 from skipper.control.model import settings as bounds
 from skipper.control.model.actor import ActorInterface
 from skipper.control.model.errors import BackpressureError, ControlError, ServiceEndedError, SupervisionError
@@ -18,92 +19,91 @@ from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginView, Fate, ProcessGoneError
 from skipper.control.runtime.process import Process
-from skipper.control.services.requests import Attempt, Binding, Request
-from skipper.control.services.retry import may_retry
-from skipper.control.services.retry_thread import Courier
-from skipper.control.services.router import Router, Seat, Tally
-from skipper.control.services.table import Place, ReplicaState, Table
+from skipper.control.services.requests import RequestAttempt, ServiceRequest, SessionBinding
+from skipper.control.services.retry_thread import RetryThread, may_retry
+from skipper.control.services.router import KnownReplica, Router, Tally
+from skipper.control.services.table import ReplicaSlot, ReplicaTable
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
-    from skipper.control.services.replica_controller import Keeper
+    from skipper.control.services.replica_controller import ReplicaController
 
 _SOMEBODY = (0,)
-"""The numbers of the replicas of a service that has ended: a request to any of them says so."""
+"""Stands for the replicas of a service that has ended. A request to it ends in the error that says so."""
 
-_courier = Courier()
-"""Sends what is sent again, and what has waited for a replica, for all services."""
+_retry_thread = RetryThread()
+"""Serves all services. It sends requests again, and those that have waited for a replica."""
 
-_callers: weakref.WeakValueDictionary[int, Caller] = weakref.WeakValueDictionary()
-_callers_lock = threading.Lock()
+_clients: weakref.WeakValueDictionary[int, ServiceClient] = weakref.WeakValueDictionary()
+_clients_lock = threading.Lock()
 
-_needed: set[Caller] = set()
-"""Those with which requests wait, so that they stay although nobody else may hold them or their service."""
+_needed: set[ServiceClient] = set()
+"""Clients with which requests wait. They stay alive here, even where nobody else holds them or their service."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Address:
-    """What anybody needs to call a service; it may be sent anywhere in the job.
+    """What a process needs to call a service. It may be sent anywhere in the job.
 
     Attributes:
         name: of the service.
-        keeper: the actor that keeps it.
+        controller: the actor that owns the replicas.
         interface: of the replicas' actors.
         procs: see `ServiceOptions.procs`.
         retries: see `ServiceOptions.retries`.
     """
 
     name: str
-    keeper: ActorMesh[Keeper]
+    controller: ActorMesh[ReplicaController]
     interface: ActorInterface
     procs: int
     retries: int
 
 
-def caller_of(address: Address) -> Caller:
-    """The caller of this process for a service; it is made when it is asked for first."""
-    with _callers_lock:
-        caller = _callers.get(address.keeper.uid)
-        if caller is not None:
-            return caller
-        caller = _callers[address.keeper.uid] = Caller(address)
-    caller.watch()
-    return caller
+def client_of(address: Address) -> ServiceClient:
+    """The client of this process for a service. The first call makes it."""
+    with _clients_lock:
+        client = _clients.get(address.controller.uid)
+        if client is not None:
+            return client
+        client = _clients[address.controller.uid] = ServiceClient(address)
+    client.watch()
+    return client
 
 
-class Caller:
-    """Sends requests of this process to the replicas of a service, and sees them through. For any thread.
+class ServiceClient:
+    """Sends requests of this process to the replicas of a service until each has its answer. For any thread.
 
-    Where there is no replica to send to, requests wait here. So one that dies before it was up has had none. Requests
-    that a replica handles one at a time wait here, too, while all replicas have enough to do: so the oldest is the
-    next, also if it has been with a replica that died, and little is with any replica when that dies.
+    Requests wait here while no replica is up. So a replica that dies before it was up has received none. Requests that
+    a replica handles one at a time also wait here while all replicas have enough to do. So the oldest request is sent
+    next, even if it was with a replica that has died; and a replica that dies takes few requests with it.
     """
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._process = runtime.current()
         self._id = secrets.token_hex(8)
-        self._lock = threading.RLock()  # a session that is collected is closed, wherever that happens
+        self._lock = threading.RLock()  # garbage collection closes sessions, on any thread
         self._router = Router(self._prepare)
         self._version = -1
-        self._parked: list[Request] = []
+        self._parked: list[ServiceRequest] = []
         self._is_flushing = False
-        self._waiting: list[Request] = []
-        """Those that are handled one at a time, as a heap: the oldest first."""
+        self._waiting: list[ServiceRequest] = []
+        """Requests that a replica handles one at a time, as a heap: the oldest first."""
         self._is_dispatching = False
         self._when_known: list[Callable[[tuple[int, ...]], None]] = []
         self._ended: ServiceEndedError | None = None
 
     # Requests
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: ServiceRequest) -> None:
         """Send a request to a replica, or keep it until there is one.
 
         Raises:
             BackpressureError: the replica is too far behind, or too many requests wait for one.
         """
-        while (seat := self._seat_for(request)) is not None:
-            if self._send(request, seat):
+        while (replica := self._replica_for(request)) is not None:
+            if self._send(request, replica):
                 return
 
     def when_known(self, act: Callable[[tuple[int, ...]], None]) -> None:
@@ -116,33 +116,33 @@ class Caller:
             numbers = self._router.numbers or _SOMEBODY
         act(numbers)
 
-    def bind(self, binding: Binding) -> None:
+    def bind(self, binding: SessionBinding) -> None:
         """Have a session take its replica now, if there is one."""
         with self._lock:
             binding.bind(self._router)
 
-    def unbind(self, binding: Binding) -> None:
+    def unbind(self, binding: SessionBinding) -> None:
         """End a session; may be called again."""
         with self._lock:
             was_closed, binding.is_closed = binding.is_closed, True
-            seat = binding.seat
-            if was_closed or seat is None:
+            replica = binding.replica
+            if was_closed or replica is None:
                 return
-            seat.sessions -= 1
-            somebody_waits = seat.state is ReplicaState.DRAINING
+            replica.sessions -= 1
+            somebody_waits = replica.state is ReplicaState.DRAINING
         if somebody_waits:
-            self._address.keeper.tell.call_one(self._id, self._report())
+            self._address.controller.tell.call_one(self._id, self._report())
 
-    def answered(self, attempt: Attempt, *, is_error: bool) -> bool:
-        """Take note of an answer; whether it is the first thing that is heard of the attempt."""
+    def answered(self, attempt: RequestAttempt, *, is_error: bool) -> bool:
+        """Take note of an answer. Returns whether the attempt was still open."""
         elapsed = perf_counter_ns() - attempt.begin_ns
-        seat = attempt.seat
-        tally = seat.tally
+        replica = attempt.replica
+        tally = replica.tally
         with self._lock:
             if attempt.is_over:
                 return False
             if attempt.request.in_turn:
-                self._router.answered(seat, attempt.begin_ns, attempt.begin_ns + elapsed)
+                self._router.answered(replica, attempt.begin_ns, attempt.begin_ns + elapsed)
             self._release(attempt)
             tally.done += 1
             tally.errors += is_error
@@ -150,45 +150,45 @@ class Caller:
             tally.longest_ns = max(tally.longest_ns, elapsed)
             return True
 
-    def process_lost(self, attempt: Attempt, error: SupervisionError) -> None:
+    def process_lost(self, attempt: RequestAttempt, error: SupervisionError) -> None:
         """Take note that the replica is gone, and find out whether it had begun the request."""
 
         def judge() -> None:
             fate, request = attempt.fate(), attempt.request
             if fate is Fate.UNTOUCHED:
                 request.attempts -= 1
-            # What is in a request may kill whoever opens it: it must not kill them all.
+            # The content of a request may kill the process that opens it. It must not kill all replicas.
             is_harmless = fate is Fate.UNTOUCHED or request.attempts <= self._address.retries
             error.is_unhandled = fate is not Fate.PERHAPS_BEGUN and is_harmless
             self.failed(attempt, error, is_dead=True)
 
-        begins = attempt.seat.begins
+        begins = attempt.replica.begins
         if begins is None or begins.is_final():
             judge()
             return
         with self._lock:
-            self._router.lose(attempt.seat)
-        _courier.submit(judge)
+            self._router.lose(attempt.replica)
+        _retry_thread.submit(judge)
 
-    def failed(self, attempt: Attempt, error: SupervisionError, *, is_dead: bool) -> None:
+    def failed(self, attempt: RequestAttempt, error: SupervisionError, *, is_dead: bool) -> None:
         """Take note that no answer will come, and have the request sent again where that is safe."""
-        seat, request = attempt.seat, attempt.request
+        replica, request = attempt.replica, attempt.request
         with self._lock:
             if attempt.is_over:
                 return
-            seat.tally.lost += 1
+            replica.tally.lost += 1
             if is_dead:
-                self._router.lose(seat)
+                self._router.lose(replica)
             self._release(attempt)
         if not request.is_bound() and may_retry(request.spec, error, request.attempts, self._address.retries):
             self._hand_on(request)
         else:
-            request.fail(request.lost(self._address.name, seat, error) if is_dead else error)
+            request.fail(request.lost(self._address.name, replica, error) if is_dead else error)
 
-    def _seat_for(self, request: Request) -> Seat | None:
-        """The replica for a request, which counts as outstanding there from now on; None if the request is kept."""
+    def _replica_for(self, request: ServiceRequest) -> KnownReplica | None:
+        """The replica for a request, which counts as outstanding there from now on. None: the request waits here."""
         with self._lock:
-            seat = None
+            replica = None
             if self._ended is None and self._process.closing:
                 self._ended = self._end_of_job()
             if self._ended is not None:
@@ -198,18 +198,19 @@ class Caller:
             if self._version < 0:
                 pass
             elif not request.in_turn:
-                if not self._is_flushing:  # nothing overtakes what waits
-                    seat = self._pick(request)
+                if not self._is_flushing:  # no request overtakes those that wait
+                    replica = self._pick(request)
             elif is_full or not self._waiting:
-                seat = self._pick(request, in_turn=not is_full)  # if here is no room, the replica has the sender wait
-            if seat is None and not request.future.done():
+                # If there is no room here, the replica has the sender wait.
+                replica = self._pick(request, in_turn=not is_full)
+            if replica is None and not request.future.done():
                 if is_full:
                     count = len(self._parked) + len(self._waiting)
                     raise BackpressureError(f"{count} requests wait already for a replica of {self._address.name}")
                 self._keep(request)
-            return seat
+            return replica
 
-    def _keep(self, request: Request) -> None:
+    def _keep(self, request: ServiceRequest) -> None:
         if request.in_turn:
             heapq.heappush(self._waiting, request)
         else:
@@ -222,43 +223,43 @@ class Caller:
         else:
             _needed.discard(self)
 
-    def _pick(self, request: Request, *, in_turn: bool = False) -> Seat | None:
+    def _pick(self, request: ServiceRequest, *, in_turn: bool = False) -> KnownReplica | None:
         try:
-            seat = request.pick(self._address.name, self._router, in_turn=in_turn)
+            replica = request.pick(self._address.name, self._router, in_turn=in_turn)
         except SupervisionError as error:
             request.fail(error)
             return None
-        if seat is not None:
-            seat.outstanding += 1
-            seat.in_turn += request.in_turn
-        return seat
+        if replica is not None:
+            replica.outstanding += 1
+            replica.in_turn += request.in_turn
+        return replica
 
-    def _release(self, attempt: Attempt) -> None:
-        """Count an attempt out; the next request may take its place."""
+    def _release(self, attempt: RequestAttempt) -> None:
+        """Count an attempt out, so that the next request may take its place."""
         attempt.is_over = True
-        self._count_out(attempt.request, attempt.seat)
+        self._count_out(attempt.request, attempt.replica)
 
-    def _count_out(self, request: Request, seat: Seat) -> None:
-        seat.outstanding -= 1
-        seat.in_turn -= request.in_turn
+    def _count_out(self, request: ServiceRequest, replica: KnownReplica) -> None:
+        replica.outstanding -= 1
+        replica.in_turn -= request.in_turn
         if self._waiting:
             self._begin_dispatch()
 
     def _begin_dispatch(self) -> None:
         if self._waiting and not self._is_dispatching:
             self._is_dispatching = True
-            _courier.submit(self._dispatch)
+            _retry_thread.submit(self._dispatch)
 
-    def _send(self, request: Request, seat: Seat) -> bool:
-        """Send a request to a replica; False if that is known to be dead, so that nothing was sent."""
+    def _send(self, request: ServiceRequest, replica: KnownReplica) -> bool:
+        """Send a request to a replica. False: the replica is known to be dead, and nothing was sent."""
         process = self._process
-        if _is_unreachable(process, seat):
+        if _is_unreachable(process, replica):
             with self._lock:
-                self._router.lose(seat)
-                self._count_out(request, seat)
+                self._router.lose(replica)
+                self._count_out(request, replica)
             return False
         request.attempts += 1
-        attempt = Attempt(self, request, seat)
+        attempt = RequestAttempt(self, request, replica)
         try:
             request.send(process, attempt)
         except BaseException:
@@ -268,31 +269,31 @@ class Caller:
             raise
         return True
 
-    def _hand_on(self, request: Request) -> None:
-        """Have a request sent to another replica; it has been accepted, and waits for however many others wait."""
+    def _hand_on(self, request: ServiceRequest) -> None:
+        """Have a request sent to another replica. It was accepted before, so no bound refuses it now."""
         with self._lock:
             if request.in_turn and self._ended is None and not self._process.closing:
                 self._keep(request)
                 self._begin_dispatch()
                 return
-        _courier.submit(lambda: self._submit_again(request))
+        _retry_thread.submit(lambda: self._submit_again(request))
 
-    def _submit_again(self, request: Request) -> None:
+    def _submit_again(self, request: ServiceRequest) -> None:
         try:
             self.submit(request)
         except ControlError as error:
             request.fail(error)
 
-    # News of the keeper
+    # What the controller tells
 
     def watch(self) -> None:
-        """Ask the keeper to tell what has changed, once something has; and tell it what has been seen from here."""
-        news: Future[Table] = self._address.keeper.watch.call_one(self._id, self._version, self._report())
+        """Ask the controller to answer with the next change, and tell it what this process has counted."""
+        news: Future[ReplicaTable] = self._address.controller.watch.call_one(self._id, self._version, self._report())
         here = weakref.ref(self)
         news.add_done_callback(lambda told: _tell(here, told))
 
-    def told(self, table: Table) -> None:
-        """Take the service as it is now."""
+    def told(self, table: ReplicaTable) -> None:
+        """Take note of the replicas as they are now."""
         with self._lock:
             waiting, self._when_known = self._when_known, []
             self._router.update(table)
@@ -302,12 +303,12 @@ class Caller:
             self._begin_dispatch()
             self._stay_if_needed()
         for act in waiting:
-            _courier.submit(lambda act=act: act(self._router.numbers))  # type: ignore[misc]
+            _retry_thread.submit(lambda act=act: act(self._router.numbers))  # type: ignore[misc]
         if has_work:
-            _courier.submit(self._flush)
+            _retry_thread.submit(self._flush)
 
     def end(self, error: ControlError) -> None:
-        """The service is no more."""
+        """End all requests: the service has ended."""
         failure = error.failure if isinstance(error, SupervisionError) else None
         reason = f"has failed: {failure.root_cause().message}" if failure else "has ended"
         ended = ServiceEndedError(f"service {self._address.name} {reason}", failure, is_unhandled=True)
@@ -323,84 +324,84 @@ class Caller:
             act(_SOMEBODY)
 
     def is_part_of_a_job(self) -> bool:
-        """Whether there is still somebody to ask for news."""
+        """Whether this process can still ask the controller."""
         return not self._process.closing
 
     def _end_of_job(self) -> ServiceEndedError:
         return ServiceEndedError(f"service {self._address.name} has ended with its job", is_unhandled=True)
 
     def _flush(self) -> None:
-        """Send what has waited, in its order."""
+        """Send the requests that have waited, in their order."""
         while True:
             with self._lock:
                 ready = []
                 waiting, self._parked = self._parked, []
                 for request in waiting:
-                    seat = self._pick(request)
-                    if seat is not None:
-                        ready.append((request, seat))
+                    replica = self._pick(request)
+                    if replica is not None:
+                        ready.append((request, replica))
                     elif not request.future.done():
                         self._parked.append(request)
                 if not ready:
                     self._is_flushing = False
                     self._stay_if_needed()
                     return
-            for request, seat in ready:
-                if not self._send_kept(request, seat):
+            for request, replica in ready:
+                if not self._send_kept(request, replica):
                     with self._lock:
                         self._parked.insert(0, request)
 
     def _dispatch(self) -> None:
-        """Send what waits for its turn, the oldest first, as long as replicas have too little to do."""
+        """Send the requests that wait for their turn, the oldest first, while replicas have too little to do."""
         while True:
             with self._lock:
-                seat = self._pick(self._waiting[0], in_turn=True) if self._waiting else None
-                if seat is None:
+                replica = self._pick(self._waiting[0], in_turn=True) if self._waiting else None
+                if replica is None:
                     self._is_dispatching = False
                     self._stay_if_needed()
                     return
                 request = heapq.heappop(self._waiting)
-            if not self._send_kept(request, seat):
+            if not self._send_kept(request, replica):
                 with self._lock:
                     heapq.heappush(self._waiting, request)
 
-    def _send_kept(self, request: Request, seat: Seat) -> bool:
-        """Send what has waited; False if its replica is known to be dead."""
+    def _send_kept(self, request: ServiceRequest, replica: KnownReplica) -> bool:
+        """Send a request that has waited. False: its replica is known to be dead."""
         try:
-            return self._send(request, seat)
-        except Exception as error:  # noqa: BLE001  (whoever waits is told, and those behind it go on)
+            return self._send(request, replica)
+        except Exception as error:  # noqa: BLE001  (the one that waits is told, and those behind it go on)
             request.fail(error)
             return True
 
-    def _prepare(self, seat: Seat, place: Place) -> None:
-        """Map what a replica writes down of the requests that it begins, before it gets any from here."""
-        if place.begins is None:
+    def _prepare(self, replica: KnownReplica, slot: ReplicaSlot) -> None:
+        """Map the log of begun requests of a replica, before it gets any request from here."""
+        if slot.begins is None:
             return
         try:
-            seat.begins = BeginView(place.begins, self._process.me.id)
+            replica.begins = BeginView(slot.begins, self._process.me.id)
         except ProcessGoneError:
-            seat.is_lost = True
+            replica.is_lost = True
         except OSError:
-            return  # on another machine: requests that are with it when it dies may have been handled
+            return  # it is on another machine: nobody here can tell what it had begun when it dies
 
     def _report(self) -> dict[int, Tally]:
         with self._lock:
             return {number: dataclasses.replace(tally) for number, tally in self._router.tallies().items()}
 
 
-def _is_unreachable(process: Process, seat: Seat) -> bool:
-    link = process.transport.find(seat.entry.root_members[0].id)
+def _is_unreachable(process: Process, replica: KnownReplica) -> bool:
+    link = process.transport.find(replica.entry.root_members[0].id)
     return link is not None and link.lost is not None
 
 
-def _tell(here: weakref.ref[Caller], news: Future[Table]) -> None:
-    caller = here()
-    if caller is None:
+def _tell(here: weakref.ref[ServiceClient], news: Future[ReplicaTable]) -> None:
+    client = here()
+    if client is None:
         return
     try:
         table = news._peek()
     except ControlError as error:
-        caller.end(error)
+        client.end(error)
         return
-    caller.told(table)
-    caller.watch()
+    client.told(table)
+    client.watch()

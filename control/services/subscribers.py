@@ -1,4 +1,4 @@
-"""`Audience`: who calls a service. They are told of what changes, and tell what they have counted."""
+"""`Subscribers`: the processes that call a service. They are told of changes, and tell what they have counted."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable
 from skipper.control.runtime.port import Port
 from skipper.control.services.metrics import merge
 from skipper.control.services.router import Tally
-from skipper.control.services.table import Table
+from skipper.control.services.table import ReplicaTable
 
 _PATIENCE_S = 1.0
-"""How long a caller has to show that it knows of a change; one that does not is gone, or will come again."""
+"""How long a caller has to show that it knows of a change. One that does not is gone, or will come again."""
 
 
-class Audience:
+class Subscribers:
     """Processes that call a service. For the thread of one event loop.
 
-    Each of them has a question open here, which is answered with the next change, and asks the next one then; so the
-    keeper hears from everybody who lives after everything that it says.
+    Each of them has one request open here. The next change answers it, and the caller sends the next request then. So
+    the controller hears from every living caller after each change.
 
     Attributes:
         version: grows with every change.
@@ -27,15 +27,15 @@ class Audience:
 
     def __init__(self) -> None:
         self.version = 0
-        self._waiting: dict[str, Port[Table]] = {}
+        self._waiting: dict[str, Port[ReplicaTable]] = {}
         self._seen: dict[str, int] = {}
         self._tallies: dict[str, dict[int, Tally]] = {}
         self._gone: dict[int, Tally] = {}
         """What those have counted that are gone."""
         self._waiters: list[asyncio.Future[None]] = []
 
-    def listen(self, port: Port[Table], caller: str, seen: int, tallies: dict[int, Tally]) -> bool:
-        """Take a caller's question; True where there is news already, and it is to be answered now."""
+    def listen(self, port: Port[ReplicaTable], caller: str, seen: int, tallies: dict[int, Tally]) -> bool:
+        """Take a caller's request. True: there is a change already, so the request has to be answered now."""
         self._seen[caller] = seen
         has_news = seen < self.version
         if not has_news:
@@ -48,8 +48,8 @@ class Audience:
         self._tallies[caller] = tallies
         self._wake()
 
-    def publish(self, table: Callable[[], Table]) -> None:
-        """Answer everybody with what ``table`` gives, as a new version."""
+    def publish(self, table: Callable[[], ReplicaTable]) -> None:
+        """Answer all open requests with what ``table`` returns, as a new version."""
         self.version += 1
         news = table()
         waiting, self._waiting = self._waiting, {}
@@ -58,7 +58,7 @@ class Audience:
         self._wake()
 
     async def know(self, version: int) -> None:
-        """Wait until every caller knows of a version; those that do not soon are forgotten."""
+        """Wait until every caller knows of a version. Callers that do not within `_PATIENCE_S` are forgotten."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
                 await self.until(lambda: all(seen >= version for seen in self._seen.values()))
@@ -68,14 +68,14 @@ class Audience:
             merge(self._gone, self._tallies.pop(caller), is_gone=True)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that can become true only by a change or by what a caller says."""
+        """Wait for a condition that only a change, or a message of a caller, can make true."""
         while not condition():
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
 
     def tallies(self) -> list[dict[int, Tally]]:
-        """What each caller has counted, as far as it has told, and those that are gone."""
+        """What each caller has counted, as far as it has told, and what those had counted that are gone."""
         return [self._gone, *self._tallies.values()]
 
     def sessions_of(self, number: int) -> int:

@@ -1,42 +1,25 @@
-"""What callers know of a service: its replicas, as the keeper last told."""
+"""What callers know of a service: its replicas, as the controller last told."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from skipper.control.api.service import ReplicaState
 from skipper.control.runtime.begin_log import BeginAddress
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 
 
-class ReplicaState(enum.Enum):
-    """Where a replica is in its life."""
-
-    STARTING = "starting"
-    """Its processes or its actors are not up yet."""
-    READY = "ready"
-    """It gets requests."""
-    UPDATING = "updating"
-    """It takes its turn in a rolling fanout; it gets requests only if no other replica can."""
-    UNHEALTHY = "unhealthy"
-    """It did not answer its last health check in time; it gets none."""
-    DRAINING = "draining"
-    """It finishes what it has, and its sessions; it gets nothing else."""
-    DOWN = "down"
-    """There is none at the moment: it is about to start, again where one has died."""
-
-
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A replica's place in the service and who fills it now.
+class ReplicaSlot:
+    """One replica of the service by its number, and who fills its place now.
 
     Attributes:
         number: of the replica; its successors have the same.
         state: of the one that is there.
-        entry: the actor that takes its requests: its only one, or the `Conductor`; None while it is `DOWN`.
+        entry: the actor that takes its requests: its only one, or the `RequestSequencer`; None while it is `DOWN`.
         begins: where that writes down which requests it has begun; None while it is not up.
     """
 
@@ -47,13 +30,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """The places of a service, in the order of their numbers.
+class ReplicaTable:
+    """The replicas of a service, in the order of their numbers.
 
     Attributes:
         version: grows with every change.
-        places: one for each replica.
+        slots: one for each replica.
     """
 
     version: int
-    places: tuple[Place, ...]
+    slots: tuple[ReplicaSlot, ...]

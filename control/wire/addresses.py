@@ -7,9 +7,14 @@ processes with the same IP are on the same host and use the socket within it.
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import struct
 
 SCHEME = "tcp://"
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_IFREQ = struct.Struct("16s24x")  # netdevice(7)
 
 
 def within_host(process_id: str) -> str:
@@ -88,3 +93,22 @@ def own_address_towards(host: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
         return str(probe.getsockname()[0])
+
+
+def device_of(host: str) -> str | None:
+    """The network device with this IPv4 address, that of the loopback for all of its addresses; None: there is none."""
+    if ":" in host:
+        return None
+    if is_loopback(host):
+        host = "127.0.0.1"
+    return next((name for _, name in socket.if_nameindex() if address_of_device(name) == host), None)
+
+
+def address_of_device(device: str) -> str | None:
+    """The IPv4 address of a network device; None where it has none, or there is no such device."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(device.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])

@@ -1,4 +1,4 @@
-"""`Door`: where others knock, and where they wait until they have proven themselves; `Doors`: all of a process."""
+"""`AuthListener`: where others dial, and where they wait until they have proven themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skipper.control.wire.certificates import Certificates
 from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.handshake import Guest
 from skipper.control.wire.identity import Role
-from skipper.control.wire.listener import Listener
+from skipper.control.wire.listener import StreamListener
 from skipper.control.wire.streams import OPTIONS, IncomingStream
 
 HANDSHAKE_TIMEOUT_S = 10.0
@@ -23,7 +23,7 @@ MAX_STRANGERS = 256
 _LIMITS = (("grpc.max_concurrent_streams", 4),)
 
 
-class Door:
+class AuthListener:
     """A listener that lets in only those who know a secret.
 
     Args:
@@ -56,7 +56,7 @@ class Door:
         self._on_proven = on_proven
         self._strangers: dict[Guest, float] = {}
         """Until when each may prove itself, those first who came first; on the listener's thread."""
-        self._listener = Listener(
+        self._listener = StreamListener(
             addresses,
             greeting_s=HANDSHAKE_TIMEOUT_S,
             options=(*OPTIONS, ("grpc.max_connection_idle_ms", int(1000 * HANDSHAKE_TIMEOUT_S)), *_LIMITS),
@@ -112,14 +112,14 @@ class Door:
         return None
 
 
-class Doors:
-    """The doors of one process of a job, opened one by one and closed together.
+class AuthListeners:
+    """The listeners of one process of a job, opened one by one and closed together.
 
     Args:
         name: the id of the process.
         secret: the job's secret.
         loop: on which they are closed.
-        on_proven: takes the stream and the process at its other end, on the thread of the door's listener.
+        on_proven: takes the stream and the process at its other end, on the listener's thread.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Doors:
         self._secret = secret
         self._loop = loop
         self._on_proven = on_proven
-        self._all: list[Door] = []
+        self._all: list[AuthListener] = []
         self._closed = 0
         self._gone = asyncio.Event()
         """Set once nothing is left of any."""
@@ -142,7 +142,7 @@ class Doors:
     def open(
         self, addresses: Sequence[tuple[str, Certificates | None]], roles: Collection[Role] = ()
     ) -> tuple[int, ...]:
-        """Open one more, at addresses and for roles as `Door` takes them; from any thread.
+        """Open one more, at addresses and for roles as `AuthListener` takes them; from any thread.
 
         Returns:
             The TCP port of each address.
@@ -150,7 +150,7 @@ class Doors:
         Raises:
             WireError: an address cannot be listened on.
         """
-        door = Door(
+        listener = AuthListener(
             addresses,
             self._name,
             self._secret,
@@ -158,19 +158,19 @@ class Doors:
             on_closed=self._one_closed,
             roles=roles,
         )
-        self._all.append(door)
-        return door.ports
+        self._all.append(listener)
+        return listener.ports
 
     async def close(self, patience_s: float) -> None:
         """Let nobody in any more, and wait until all streams have ended; after ``patience_s`` they are cut."""
-        for door in self._all:
-            door.close()
+        for listener in self._all:
+            listener.close()
         try:
             async with asyncio.timeout(patience_s):
                 await self._gone.wait()
         except TimeoutError:  # there are strangers, or peers that do not move
-            for door in self._all:
-                door.cut()
+            for listener in self._all:
+                listener.cut()
             await self._gone.wait()
 
     def _one_closed(self) -> None:

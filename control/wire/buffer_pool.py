@@ -28,7 +28,7 @@ _REFERENCES = 3
 """To an object that only the list, the loop variable and the argument of `sys.getrefcount` refer to."""
 
 
-class Warm:
+class BufferPool:
     """The objects that this process has filled last. Safe to use from any thread."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.errors import PayloadError
 from skipper.control.wire import readv
-from skipper.control.wire.buffer_pool import Warm
+from skipper.control.wire.buffer_pool import BufferPool
 
 if TYPE_CHECKING:
     from skipper.dataplane import RDMABuffer, Traffic
@@ -61,7 +61,7 @@ _HEADER = struct.Struct(f"<QQ?IQQ{readv.SEAL_NBYTES}s")
 """The number of the loan, the size of the segment in bytes, and whether it is a ``bytes`` object; the lender's process,
 where the segment and the seal lie in it, and the seal. The pickled buffer with the copy follows, if there is one."""
 
-_warm = Warm()
+_buffers = BufferPool()
 """Where what is read here is put."""
 
 
@@ -80,7 +80,7 @@ class Outgoing:
         self._is_fixed = _is_fixed(self._source)
         self._memory: Any = None
         self._lock = threading.Lock()
-        self._seal: readv.Seal | None = None
+        self._seal: readv.MemorySeal | None = None
         self._buffer: RDMABuffer | None = None
         self._holders: Counter[str] = Counter()
         self.descriptor = b""
@@ -136,7 +136,7 @@ class Outgoing:
         in_place = in_place and self._is_fixed and self._memory is None and self._nbytes <= _IN_PLACE_NBYTES
         if self._seal is not None and (self._buffer is not None or in_place):
             return
-        seal, source, pickled, address = self._seal or readv.Seal(), self._source, b"", 0
+        seal, source, pickled, address = self._seal or readv.MemorySeal(), self._source, b"", 0
         if source is not None and in_place:
             address = readv.address_of(source)
         else:
@@ -206,7 +206,7 @@ class Incoming:
         if self._give_back is None:
             raise PayloadError("this value has been read before, and its memory was given back then")
         try:
-            value, memory = _warm.allocate(self._nbytes, is_bytes=self._is_bytes)
+            value, memory = _buffers.allocate(self._nbytes, is_bytes=self._is_bytes)
             if self._buffer:
                 self._is_readable = readv.is_whole(self._pid, *self._seal)
                 _follow(pickle.loads(self._buffer), memory)

@@ -189,7 +189,7 @@ class Guest:
         return (_SHOWN_KEY, ours), (_SIGNATURE_KEY, signature)
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """Void: it is the other side that dials."""
+        """Do nothing: the other side dials."""
 
     def received(self, message: bytes) -> bool:
         """Its proof, or what it takes for one."""
@@ -205,7 +205,7 @@ class Guest:
         return self.stream.user is not self
 
     def sent(self) -> None:
-        """Void: nothing is sent to strangers."""
+        """Do nothing: nothing is sent to strangers."""
 
     def ended(self, status: Status) -> None:
         """It has left, or closed its side without a proof."""

@@ -16,7 +16,7 @@ from typing import Any
 from skipper.control.wire.envelope import NOTICE, STOPPED, Envelope, Kind, ProcessRef
 from skipper.control.wire.frames import MAX_MESSAGE_NBYTES, Decoder, encode, is_whole
 from skipper.control.wire.identity import Identity
-from skipper.control.wire.streams import CLOSED, Status, Stream
+from skipper.control.wire.streams import CLOSED, MessageStream, Status
 
 Deliver = Callable[[ProcessRef, Envelope], None]
 """Takes an envelope that arrived; runs on the stream's thread and must not block."""
@@ -55,8 +55,8 @@ class Link:
         self._deliver = deliver
         self._on_end = on_end
         self._ended = False
-        self._stream: Stream | None = None
-        self._not_ours: Stream | None = None
+        self._stream: MessageStream | None = None
+        self._not_ours: MessageStream | None = None
         """In a forked copy the stream of the original, kept: letting go of it would end a call that is not ours."""
         self._outbox: deque[Envelope] = deque()
         self._pieces: Iterator[bytes] | None = None
@@ -74,7 +74,7 @@ class Link:
         self._outbox.append(envelope)
         self._write()
 
-    def open(self, stream: Stream, *, greeting: bytes = b"") -> None:
+    def open(self, stream: MessageStream, *, greeting: bytes = b"") -> None:
         """Serve the link over an authenticated stream, on whose thread this is.
 
         Args:
@@ -119,7 +119,7 @@ class Link:
     # What the stream tells
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """Void: that was before the stream became this link's."""
+        """Do nothing: that was before the stream became this link's."""
 
     def received(self, message: bytes) -> bool:
         """Deliver what a message brings."""

@@ -1,4 +1,4 @@
-"""`Listener`: where the streams of other processes come in."""
+"""`StreamListener`: where the streams of other processes come in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_PENDING = 16_384
 begins with that at a thousand, which a stranger opens at one go."""
 
 
-class Listener:
+class StreamListener:
     """Takes the streams of those who dial; their thread is its own.
 
     gRPC aborts a process that begins an operation on a completion queue that is shut down. So the queue is shut down
@@ -93,7 +93,7 @@ class Listener:
                 self._server.shutdown(self._queue, self._shut_down)
 
     def cut(self) -> None:
-        """End all streams, whatever they are doing; void before `close`, and where nothing is left."""
+        """End all streams, whatever they are doing. Does nothing before `close`, and where nothing is left."""
         with self._lock:
             if self._closing and not self._is_shut_down:
                 self._server.cancel_all_calls()

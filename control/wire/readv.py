@@ -4,8 +4,8 @@ One copy instead of two, and a slower one, page by page. The system allows it wh
 process: for the same user, and with neither a container nor a security module in between. Whether it does is found out
 by trying.
 
-The kernel reads whatever lies at an address now. So beside what is lent lies a `Seal`, which is destroyed before the
-memory may hold anything else: who has read, and finds the seal whole after that, has read what was meant. A process
+The kernel reads whatever lies at an address now. So beside what is lent lies a `MemorySeal`, which is destroyed before
+the memory may hold anything else: who has read, and finds the seal whole after that, has read what was meant. A process
 that got the number of one that has died, or has that number in another container, has no such seal.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 SEAL_NBYTES = 16
 
 
-class Seal:
+class MemorySeal:
     """Bytes of this process that nobody could guess, at an address that can be told to others."""
 
     __slots__ = ("_memory", "address", "content")
@@ -63,7 +63,7 @@ def read(pid: int, address: int, memory: memoryview) -> None:
     _read(pid, address, address_of(memory), len(memory))
 
 
-class _Range(ctypes.Structure):
+class _IoVector(ctypes.Structure):
     """The ``struct iovec`` of readv(2)."""
 
     _fields_ = (("base", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
@@ -73,7 +73,7 @@ def _read(pid: int, there: int, here: int, nbytes: int) -> None:
     function = _process_vm_readv()
     done = 0
     while done < nbytes:
-        to, source = _Range(here + done, nbytes - done), _Range(there + done, nbytes - done)
+        to, source = _IoVector(here + done, nbytes - done), _IoVector(there + done, nbytes - done)
         count = function(pid, ctypes.byref(to), 1, ctypes.byref(source), 1, 0)  # without the interpreter lock
         if count <= 0:
             code = ctypes.get_errno()

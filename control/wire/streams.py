@@ -70,22 +70,22 @@ def to_listen(certificates: Certificates | Tls | None) -> Any:
     return core.server_credentials_ssl_dynamic_cert_config(server_certificates(*last), look, True)
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     serves = False
 
 
-_here = _Here()
+_thread = _ThreadState()
 _CODES = {value: name.upper() for name, value in vars(core.StatusCode).items() if isinstance(value, int)}
 
 
 def serve_here() -> None:
     """Make the current thread one that streams depend on."""
-    _here.serves = True
+    _thread.serves = True
 
 
 def on_stream_thread() -> bool:
     """Whether the current thread is one that streams depend on: what it waits for must not have to come by stream."""
-    return _here.serves
+    return _thread.serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class User(Protocol):
         """The stream is over; told once."""
 
 
-class Stream:
+class MessageStream:
     """One end of a stream.
 
     Attributes:
@@ -133,7 +133,7 @@ class Stream:
         self._over = False
 
     def send(self, message: bytes) -> None:
-        """Send a message; from any thread, and not again before `User.sent` has been called. Void at the end."""
+        """Send a message; from any thread, and not again before `User.sent` was called. Does nothing after the end."""
         self._start((core.SendMessageOperation(message, _NO_FLAGS),), self._sent)
 
     def receive(self) -> None:
@@ -172,7 +172,7 @@ class Stream:
             self.user.ended(status)
 
 
-class OutgoingStream(Stream):
+class OutgoingStream(MessageStream):
     """The dialing end, with a connection of its own. Its thread is the one that calls `run`.
 
     Args:
@@ -245,7 +245,7 @@ class OutgoingStream(Stream):
         self._finish(Status(_CODES.get(status.code(), "UNKNOWN"), status.details() or ""))
 
 
-class IncomingStream(Stream):
+class IncomingStream(MessageStream):
     """The end of a process that was dialed.
 
     gRPC aborts the process if a message is sent behind the status, or anything is begun once the completion queue of

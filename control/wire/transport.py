@@ -23,7 +23,7 @@ from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
 from skipper.control.wire import addresses
 from skipper.control.wire.auth import NOT_ADMITTED
-from skipper.control.wire.auth_listener import Doors
+from skipper.control.wire.auth_listener import AuthListeners
 from skipper.control.wire.certificates import REVIEW_S, Certificates
 from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
 from skipper.control.wire.handshake import WELCOME, Dial, Guest
@@ -96,7 +96,7 @@ class Transport:
         self._dials: dict[str, Dial] = {}
         """Those that have neither succeeded nor failed, by the process that is dialed; on the loop thread."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._doors = Doors(me.id, secret, loop, on_proven=self._take_in)
+        self._auth_listeners = AuthListeners(me.id, secret, loop, on_proven=self._take_in)
         self._closed = False
         self._unheard = asyncio.Event()
         """Set, while closing, once no stream stands any more."""
@@ -110,10 +110,10 @@ class Transport:
         within: tuple[str, Certificates | None] = (addresses.within_host(self._me.id), None)
         if host := addresses.host_of(self._me.address):
             beyond = addresses.at(host, 0)
-            _, port = self._doors.open([within, (beyond, self._certificates)], MEMBERS)
+            _, port = self._auth_listeners.open([within, (beyond, self._certificates)], MEMBERS)
             self._me = dataclasses.replace(self._me, address=addresses.at(host, port))
         else:
-            self._doors.open([within])
+            self._auth_listeners.open([within])
         self._spawn(self._heartbeats.run())
         if self._certificates is not None:
             self._spawn(self._review(self._certificates))
@@ -135,7 +135,7 @@ class Transport:
             WireError: the address cannot be listened on.
         """
         self._certificates = certificates
-        (port,) = self._doors.open([(addresses.at(host, 0), certificates)], MEMBERS)
+        (port,) = self._auth_listeners.open([(addresses.at(host, 0), certificates)], MEMBERS)
         if certificates is not None:
             self._tell(lambda: self._spawn(self._review(certificates)))
         self._me = dataclasses.replace(self._me, address=addresses.at(host, port))
@@ -217,7 +217,7 @@ class Transport:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._doors.close(flush_timeout_s)
+        await self._auth_listeners.close(flush_timeout_s)
 
     def _new_link(self, peer: ProcessRef) -> Link:
         with self._lock:

@@ -24,7 +24,7 @@ from skipper.control.wire import grpc_poller
 
 grpc_poller.choose()
 
-from skipper.control.wire.auth_listener import Door  # noqa: E402
+from skipper.control.wire.auth_listener import AuthListener  # noqa: E402
 from skipper.control.wire.envelope import Envelope, Kind, ProcessRef  # noqa: E402
 from skipper.control.wire.handshake import WELCOME, Dial, Guest  # noqa: E402
 from skipper.control.wire.link import Link  # noqa: E402
@@ -41,14 +41,16 @@ _numbers = itertools.count()
 
 
 class _Server:
-    """A door, and the links of those that it has let in, on which a thread posts as fast as it can."""
+    """A listener, and the links of those that it has let in, on which a thread posts as fast as it can."""
 
     def __init__(self) -> None:
         self.name = f"endings-{os.getpid()}-{next(_numbers)}"
         self.address = f"unix-abstract:{self.name}"
         self.links: list[Link] = []
         self.closed = threading.Event()
-        self.door = Door([(self.address, None)], self.name, _SECRET, on_proven=self._let_in, on_closed=self.closed.set)
+        self.listener = AuthListener(
+            [(self.address, None)], self.name, _SECRET, on_proven=self._let_in, on_closed=self.closed.set
+        )
 
     def _let_in(self, guest: Guest, peer: ProcessRef) -> None:
         link = Link(peer, _ignore, _ignore)
@@ -60,7 +62,7 @@ class _Server:
         """End it, as an agent or a process does, with the streams in whatever state they are."""
         for link in list(self.links):
             link.post(Envelope(Kind.BYE))
-        self.door.close()
+        self.listener.close()
         for link in list(self.links):
             what = chance.randrange(3)
             if what == 0:
@@ -68,7 +70,7 @@ class _Server:
             elif what == 1:
                 link.lose("the end")
         if chance.random() < 0.5 or not self.closed.wait(chance.random() * 0.01):
-            self.door.cut()
+            self.listener.cut()
         for link in list(self.links):
             link.post(Envelope(Kind.PING))
         assert self.closed.wait(PATIENCE_S), "a listener does not end"
@@ -165,9 +167,9 @@ def end_this_process(how: str, seed: int) -> None:
     time.sleep(chance.random() * 0.03)
     for server in servers:
         if how in ("closing", "cut"):
-            server.door.close()
+            server.listener.close()
         if how == "cut":
-            server.door.cut()
+            server.listener.cut()
     if how == "dropped":
         servers.clear()
 

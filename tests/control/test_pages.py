@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from skipper.control.observe.recent import Recent
+from skipper.control.observe.recent import RecentResult
 from skipper.control.support.pages import MAX_CONNECTIONS, MAX_HEAD_NBYTES, MAX_HEADERS, Page, PageServer
 
 from .conftest import PATIENCE_S, wait_until
@@ -241,7 +241,7 @@ def test_what_is_found_out_is_shared_by_all_who_ask_and_so_is_an_error() -> None
             raise LookupError("gone")
         return 7
 
-    recent = Recent(find, 60.0)
+    recent = RecentResult(find, 60.0)
     found: list[int] = []
     threads = [threading.Thread(target=lambda: found.append(recent.get())) for _ in range(20)]
     for thread in threads:
@@ -261,4 +261,4 @@ def test_what_is_found_out_is_shared_by_all_who_ask_and_so_is_an_error() -> None
     assert calls == [1, 1]
     for interval in (0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="positive"):
-            Recent(find, interval)
+            RecentResult(find, interval)

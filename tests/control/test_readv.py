@@ -142,7 +142,7 @@ def test_memory_is_read_as_it_is() -> None:
 
 
 def test_a_seal_is_found_until_it_is_destroyed() -> None:
-    seal = readv.Seal()
+    seal = readv.MemorySeal()
     assert readv.is_whole(os.getpid(), seal.address, seal.content)
     assert not readv.is_whole(os.getpid(), seal.address, bytes(readv.SEAL_NBYTES))
     seal.destroy()
@@ -172,7 +172,7 @@ def forbid() -> bool:
     head = ctypes.create_string_buffer(struct.pack("HP", len(program), ctypes.addressof(code)))
     no_new_privileges, seccomp, by_filter = 38, 22, 2
     done = prctl(no_new_privileges, 1, 0, 0, 0) == 0 and prctl(seccomp, by_filter, head, 0, 0) == 0
-    seal = readv.Seal()
+    seal = readv.MemorySeal()
     return done and not readv.is_whole(os.getpid(), seal.address, seal.content)
 
 

@@ -17,7 +17,7 @@ from skipper.control import (
     get_or_spawn_controller,
 )
 from skipper.control.api import spmd
-from skipper.control.api.spmd import Place, SpmdRank
+from skipper.control.api.spmd import RankLocation, SpmdRank
 from tests.control.conftest import Failures
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -123,14 +123,19 @@ def test_what_cannot_be_run_is_refused(procs: ProcMesh, failures: Failures) -> N
 def test_ranks_that_wait_for_one_that_does_not_come_say_so(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spmd, "MEET_TIMEOUT_S", 0.2)  # the rendezvous is in this process
     rendezvous = get_or_spawn_controller("skipper-spmd-rendezvous", spmd._Rendezvous).get(20)
-    place = Place("here", "host", 1)
+    place = RankLocation("here", "host", 1)
     with pytest.raises(ActorError, match=r"ranks \[0, 2\] of 3 have not come") as caught:
         rendezvous.meet.call_one((0, 1), 1, 3, place).get(20)
     assert isinstance(caught.value.cause, RendezvousError)
 
 
 def test_ranks_of_several_hosts_are_counted_host_by_host() -> None:
-    places = [Place("a", "one", 10), Place("b", "two", 20), Place("a", "one", 30), Place("b", "two", 40)]
+    places = [
+        RankLocation("a", "one", 10),
+        RankLocation("b", "two", 20),
+        RankLocation("a", "one", 30),
+        RankLocation("b", "two", 40),
+    ]
     ranks = [SpmdRank.of(rank, places) for rank in range(4)]
     assert [(rank.local_rank, rank.local_world_size, rank.host_rank) for rank in ranks] == [
         (0, 2, 0),

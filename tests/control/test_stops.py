@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from skipper.control import ActorMesh, Channel, ProcMesh, StopTimeoutError, SupervisionError, endpoint, this_host
-from skipper.control.model.actor import Actor
+from skipper.control.api.actor import Actor
 from skipper.control.model.settings import adopt, settings
 from skipper.control.runtime import interruption
 from tests.freezing import freeze

@@ -12,10 +12,10 @@ LISTENS_NO_MORE = """
 import os
 import threading
 
-from skipper.control.wire import grpc_poller as engine
+from skipper.control.wire import grpc_poller
 
-engine.choose()
-from skipper.control.wire.listener import Listener
+grpc_poller.choose()
+from skipper.control.wire.listener import StreamListener
 from skipper.control.wire.streams import OPTIONS, OutgoingStream
 
 
@@ -45,7 +45,7 @@ def on_stream(stream):
 
 address = f"unix-abstract:skipper-test-{os.getpid()}"
 options = {"greeting_s": 5.0, "options": OPTIONS, "patience": lambda: None}
-listener = Listener([(address, None)], on_stream=on_stream, on_closed=closed.set, **options)
+listener = StreamListener([(address, None)], on_stream=on_stream, on_closed=closed.set, **options)
 dialed = OutgoingStream(address, (), Quiet())
 threading.Thread(target=dialed.run, daemon=True).start()
 assert came.wait(20)
@@ -75,18 +75,18 @@ def test_no_order_in_which_streams_and_listeners_end_aborts_the_process() -> Non
 TWO_ADDRESSES = """
 import os
 
-from skipper.control.wire import grpc_poller as engine
+from skipper.control.wire import grpc_poller
 
-engine.choose()
+grpc_poller.choose()
 from skipper.control.model.errors import WireError
-from skipper.control.wire.listener import Listener
+from skipper.control.wire.listener import StreamListener
 from skipper.control.wire.streams import OPTIONS
 
 
 def listen(*addresses):
     pairs = [(address, None) for address in addresses]
     options = {"on_stream": None, "patience": lambda: None, "on_closed": lambda: None}
-    return Listener(pairs, greeting_s=5.0, options=OPTIONS, **options)
+    return StreamListener(pairs, greeting_s=5.0, options=OPTIONS, **options)
 
 
 address = f"unix-abstract:skipper-test-{os.getpid()}"

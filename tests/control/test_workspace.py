@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from skipper.control import Actor, ActorError, ActorMesh, ProcMesh, WorkspaceError, endpoint
 from skipper.control.cluster.workspace import api, sync_workspace
 from skipper.control.cluster.workspace.chunks import LARGEST, SMALLEST, cut, digest
-from skipper.control.cluster.workspace.courier import Courier
 from skipper.control.cluster.workspace.folder import open_source
-from skipper.control.cluster.workspace.manifest import OURS, Manifest
+from skipper.control.cluster.workspace.folder_sync import MARKER
+from skipper.control.cluster.workspace.manifest import OURS, FolderManifest
 from skipper.control.cluster.workspace.manifest import scan as scan_folder
-from skipper.control.cluster.workspace.replica import MARKER
+from skipper.control.cluster.workspace.receiver import WorkspaceReceiver
 
 
 def noise(nbytes: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(nbytes)
 
 
-def scan(root: Path) -> Manifest:
+def scan(root: Path) -> FolderManifest:
     with open_source(str(root)) as folder:
         return scan_folder(folder, api.EXCLUDE)
 
@@ -185,54 +185,54 @@ def test_changed_modules_are_imported_anew_in_every_process(tmp_path: Path, proc
 
 
 @pytest.fixture
-def couriers(procs: ProcMesh) -> Iterator[list[ActorMesh[Courier]]]:
+def receivers(procs: ProcMesh) -> Iterator[list[ActorMesh[WorkspaceReceiver]]]:
     """Six, as of as many hosts."""
-    meshes = [procs.slice(gpus=number % 2).spawn(f"courier{number}", Courier) for number in range(6)]
+    meshes = [procs.slice(gpus=number % 2).spawn(f"receiver{number}", WorkspaceReceiver) for number in range(6)]
     yield meshes
     for mesh in meshes:
         mesh.stop().get(20)
 
 
 def test_couriers_pass_on_down_a_tree_what_any_of_them_misses(
-    source: Path, tmp_path: Path, couriers: list[ActorMesh[Courier]], monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, receivers: list[ActorMesh[WorkspaceReceiver]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "_PARCEL_NBYTES", 200_000)
+    monkeypatch.setattr(api, "_BATCH_NBYTES", 200_000)
     manifest = scan(source)
     missing = set()
-    for number, courier in enumerate(couriers):
-        missing |= courier.begin.call_one(str(tmp_path / str(number)), "token", manifest).get(20)
-    branches = api._tree(couriers)
+    for number, receiver in enumerate(receivers):
+        missing |= receiver.begin.call_one(str(tmp_path / str(number)), "token", manifest).get(20)
+    branches = api._tree(receivers)
     assert [len(branch.below) for branch in branches] == [1, 1, 0, 0]
     with open_source(str(source)) as folder:
-        parcels = list(api._parcels(folder, manifest, missing))
-    assert len(parcels) > 3
-    for parcel in parcels:
-        moved = sum(branch.courier.take.call_one(parcel, branch.below).get(20) for branch in branches)
-        assert moved == 6 * sum(parcel.sizes)
+        batches = list(api._batches(folder, manifest, missing))
+    assert len(batches) > 3
+    for batch in batches:
+        moved = sum(branch.receiver.take.call_one(batch, branch.below).get(20) for branch in branches)
+        assert moved == 6 * sum(batch.sizes)
     wanted = tree(source)
     del wanted[".git"], wanted[".git/secret"]
-    for number, courier in enumerate(couriers):
+    for number, receiver in enumerate(receivers):
         assert all(name.startswith(OURS) for name in tree(tmp_path / str(number)))  # nothing is in its place yet
-        courier.commit.call_one().get(20)
+        receiver.commit.call_one().get(20)
         assert tree(tmp_path / str(number)) == wanted
 
 
 def test_one_sync_at_a_time_and_what_a_killed_one_left_is_cleared(
-    source: Path, tmp_path: Path, couriers: list[ActorMesh[Courier]]
+    source: Path, tmp_path: Path, receivers: list[ActorMesh[WorkspaceReceiver]]
 ) -> None:
     manifest = scan(source)
     target = tmp_path / "target"
-    assert couriers[0].begin.call_one(str(target), "one", manifest).get(20)
-    assert couriers[1].begin.call_one(str(target), "one", manifest).get(20) is None  # a file system that is shared
+    assert receivers[0].begin.call_one(str(target), "one", manifest).get(20)
+    assert receivers[1].begin.call_one(str(target), "one", manifest).get(20) is None  # a file system that is shared
     with pytest.raises(ActorError, match="another sync is at work"):
-        couriers[2].begin.call_one(str(target), "two", manifest).get(20)
-    couriers[0].stop().get(20)
+        receivers[2].begin.call_one(str(target), "two", manifest).get(20)
+    receivers[0].stop().get(20)
     assert list(tree(target)) == []
     (target / ".skipper-staging-old").mkdir()
-    assert couriers[2].begin.call_one(str(target), "two", manifest).get(20)
+    assert receivers[2].begin.call_one(str(target), "two", manifest).get(20)
     assert not (target / ".skipper-staging-old").exists()
     with pytest.raises(ActorError, match="chunks of the workspace have not arrived"):
-        couriers[2].commit.call_one().get(20)
+        receivers[2].commit.call_one().get(20)
     assert list(tree(target)) == []
 
 
@@ -240,4 +240,4 @@ def test_a_file_that_changes_meanwhile_is_noticed(source: Path) -> None:
     manifest = scan(source)
     (source / "package" / "__init__.py").write_text("VALUE = 2\n")
     with open_source(str(source)) as folder, pytest.raises(WorkspaceError, match="changed while"):
-        list(api._parcels(folder, manifest, set(manifest.places())))
+        list(api._batches(folder, manifest, set(manifest.places())))

@@ -12,16 +12,16 @@ import pytest
 
 from skipper.control import ActorError, ProcMesh, WorkspaceError
 from skipper.control.cluster.workspace import sync_workspace
-from skipper.control.cluster.workspace.chunks import HASH_NBYTES, LARGEST, Chunk, digest
-from skipper.control.cluster.workspace.courier import token_is_in, token_name
+from skipper.control.cluster.workspace.chunks import HASH_NBYTES, LARGEST, FileChunk, digest
 from skipper.control.cluster.workspace.folder import open_source
-from skipper.control.cluster.workspace.manifest import Entry, Manifest, check, scan
-from skipper.control.cluster.workspace.replica import MARKER, Replica, open_replica
+from skipper.control.cluster.workspace.folder_sync import MARKER, FolderSync, open_sync
+from skipper.control.cluster.workspace.manifest import Entry, FolderManifest, check, scan
+from skipper.control.cluster.workspace.receiver import token_is_in, token_name
 from tests.strangers import STRANGER, as_stranger, meeting_place, needs_root
 
 FILE, FOLDER, LINK = stat.S_IFREG | 0o644, stat.S_IFDIR | 0o755, stat.S_IFLNK | 0o777
 CONTENT = b"new content"
-CHUNKS = (Chunk(digest(CONTENT), len(CONTENT)),)
+CHUNKS = (FileChunk(digest(CONTENT), len(CONTENT)),)
 
 
 @pytest.fixture
@@ -47,14 +47,14 @@ def victim(tmp_path: Path) -> Path:
     return root
 
 
-def manifest_of(*entries: Entry) -> Manifest:
-    return Manifest(entries, ())
+def manifest_of(*entries: Entry) -> FolderManifest:
+    return FolderManifest(entries, ())
 
 
-def replica_of(target: Path, manifest: Manifest) -> Replica:
-    replica = open_replica(str(target), manifest, "token")
-    assert replica is not None
-    return replica
+def sync_of(target: Path, manifest: FolderManifest) -> FolderSync:
+    sync = open_sync(str(target), manifest, "token")
+    assert sync is not None
+    return sync
 
 
 def refused(procs: ProcMesh, source: Path, target: Path, why: str) -> None:
@@ -172,10 +172,10 @@ def test_the_name_of_a_token_is_not_enough_to_be_the_scripts_folder(tmp_path: Pa
         ([Entry("a", FOLDER, CHUNKS)], "has content"),
         ([Entry("a", FILE, link="b")], "link to nowhere"),
         ([Entry("a", LINK)], "link to nowhere"),
-        ([Entry("a", FILE, (Chunk(b"", 1),))], "no name"),
-        ([Entry("a", FILE, (Chunk(bytes(HASH_NBYTES), LARGEST + 1),))], "no size"),
-        ([Entry("a", FILE, (Chunk(bytes(HASH_NBYTES), -1),))], "no size"),
-        ([Entry("a", FILE, (Chunk(bytes(HASH_NBYTES), 1), Chunk(bytes(HASH_NBYTES), 2)))], "two sizes"),
+        ([Entry("a", FILE, (FileChunk(b"", 1),))], "no name"),
+        ([Entry("a", FILE, (FileChunk(bytes(HASH_NBYTES), LARGEST + 1),))], "no size"),
+        ([Entry("a", FILE, (FileChunk(bytes(HASH_NBYTES), -1),))], "no size"),
+        ([Entry("a", FILE, (FileChunk(bytes(HASH_NBYTES), 1), FileChunk(bytes(HASH_NBYTES), 2)))], "two sizes"),
         ([Entry("a", LINK, link="/etc/passwd")], "leads out"),
         ([Entry("a", LINK, link="../x")], "leads out"),
         ([Entry("d", FOLDER), Entry("d/a", LINK, link="../../x")], "leads out"),
@@ -187,7 +187,7 @@ def test_manifests_that_reach_beyond_their_folder_are_refused(
     entries: list[Entry], why: str, tmp_path: Path, victim: Path
 ) -> None:
     with pytest.raises(WorkspaceError, match=why):
-        open_replica(str(tmp_path / "target"), manifest_of(*entries), "token")
+        open_sync(str(tmp_path / "target"), manifest_of(*entries), "token")
     assert not (tmp_path / "target").exists()
 
 
@@ -217,17 +217,17 @@ def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(moment: str, tmp
     target = tmp_path / "target"
     (target / "package").mkdir(parents=True)
     (target / MARKER).touch()
-    replica = replica_of(target, manifest_of(Entry("package", FOLDER), Entry("package/task.py", FILE, CHUNKS)))
+    sync = sync_of(target, manifest_of(Entry("package", FOLDER), Entry("package/task.py", FILE, CHUNKS)))
     try:
         if moment == "before commit":
-            replica.add([CONTENT])
+            sync.add([CONTENT])
         (target / "package").rmdir()
         (target / "package").symlink_to(victim)
         if moment == "before content":
-            replica.add([CONTENT])
-        replica.commit()
+            sync.add([CONTENT])
+        sync.commit()
     finally:
-        replica.close()
+        sync.close()
     # It was no folder any more, and made way for one.
     assert not (target / "package").is_symlink()
     assert (target / "package" / "task.py").read_bytes() == CONTENT
@@ -236,18 +236,18 @@ def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(moment: str, tmp
 
 def test_a_staging_folder_that_becomes_a_link_is_neither_written_to_nor_cleared(tmp_path: Path, victim: Path) -> None:
     target = tmp_path / "target"
-    replica = replica_of(target, manifest_of(Entry("task.py", FILE, CHUNKS)))
+    sync = sync_of(target, manifest_of(Entry("task.py", FILE, CHUNKS)))
     (staging,) = (name for name in os.listdir(target) if name != MARKER)
     os.rename(target / staging, tmp_path / "elsewhere")
     (victim / "chunks").touch()
     (target / staging).symlink_to(victim)
     with pytest.raises(WorkspaceError, match="has been replaced"):
-        replica.add([CONTENT])
-    replica.close()
+        sync.add([CONTENT])
+    sync.close()
     assert sorted(os.listdir(victim)) == ["chunks", "task.py"]
     assert (victim / "chunks").read_bytes() == b""
     (target / ".skipper-staging-old").symlink_to(victim)  # of one that was killed, it seems
-    replica_of(target, manifest_of()).close()
+    sync_of(target, manifest_of()).close()
     assert os.listdir(target) == [MARKER]
     assert sorted(os.listdir(victim)) == ["chunks", "task.py"]
 
@@ -259,10 +259,10 @@ def test_pipes_and_sockets_in_a_target_make_way(tmp_path: Path) -> None:
     os.mkfifo(target / "package")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(target / "task.py"))
-        replica = replica_of(target, manifest_of(Entry("package", FOLDER), Entry("task.py", FILE, CHUNKS)))
-        replica.add([CONTENT])
-        replica.commit()
-        replica.close()
+        sync = sync_of(target, manifest_of(Entry("package", FOLDER), Entry("task.py", FILE, CHUNKS)))
+        sync.add([CONTENT])
+        sync.commit()
+        sync.close()
     assert (target / "package").is_dir()
     assert (target / "task.py").read_bytes() == CONTENT
 
@@ -272,31 +272,31 @@ def test_a_marker_that_is_no_file_of_ours_is_refused(tmp_path: Path, victim: Pat
     target.mkdir()
     (target / MARKER).symlink_to(victim / "task.py")
     with pytest.raises(OSError, match="symbolic links"):
-        open_replica(str(target), manifest_of(), "token")
+        open_sync(str(target), manifest_of(), "token")
     (target / MARKER).unlink()
     (target / MARKER).hardlink_to(victim / "task.py")
     with pytest.raises(WorkspaceError, match="not what a sync has put there"):
-        open_replica(str(target), manifest_of(), "token")
+        open_sync(str(target), manifest_of(), "token")
     assert (victim / "task.py").read_text() == "precious"
 
 
 def test_content_that_nobody_asked_for_is_refused(tmp_path: Path) -> None:
-    replica = replica_of(tmp_path / "target", manifest_of(Entry("task.py", FILE, CHUNKS)))
+    sync = sync_of(tmp_path / "target", manifest_of(Entry("task.py", FILE, CHUNKS)))
     with pytest.raises(WorkspaceError, match="in no file of the workspace"):
-        replica.add([b"something else"])
-    replica.close()
+        sync.add([b"something else"])
+    sync.close()
 
 
 @needs_root
 def test_a_workspace_that_the_disk_cannot_hold_is_refused_before_it_is_sent(tmp_path: Path) -> None:
-    chunks = tuple(Chunk(number.to_bytes(HASH_NBYTES, "little"), LARGEST) for number in range(32))
+    chunks = tuple(FileChunk(number.to_bytes(HASH_NBYTES, "little"), LARGEST) for number in range(32))
     small = tmp_path / "small"
     small.mkdir(mode=0o700)
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(small)]).returncode:
         pytest.skip("no file system may be mounted here")
     try:
         with pytest.raises(WorkspaceError, match="has room for"):
-            open_replica(str(small / "target"), manifest_of(Entry("big", FILE, chunks)), "token")
+            open_sync(str(small / "target"), manifest_of(Entry("big", FILE, chunks)), "token")
     finally:
         subprocess.run(["umount", str(small)], check=True)
 

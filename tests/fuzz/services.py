@@ -17,10 +17,10 @@ from skipper.control.observe.dashboard_feed import Feed
 from skipper.control.observe.status import JobStatus
 from skipper.control.rpc import encoding
 from skipper.control.rpc.gcs import GcsResolver
-from skipper.control.rpc.metadata import Metadata
+from skipper.control.rpc.metadata import MetadataService
 from skipper.control.rpc.registry import FullError
 from skipper.control.rpc.urls import ServiceUrl, split_address
-from skipper.control.rpc.wire.calls import Call
+from skipper.control.rpc.wire.calls import MethodCall
 from skipper.control.support.pages import PageServer
 from tests.fuzz.mutation import join_parts, parts_in_json, split_parts
 from tests.fuzz.verdicts import Broken
@@ -59,7 +59,7 @@ def name_seeds() -> Iterator[bytes]:
 def register(data: bytes) -> None:
     """What somebody registers who has the secret: any values that JSON can have."""
     lease, name, url, lease_s = parts_in_json(data, 4)
-    metadata = Metadata()
+    metadata = MetadataService()
     metadata.register(lease, name, url, lease_s)
     metadata.renew([lease])
     metadata.resolve(name)
@@ -97,7 +97,7 @@ RESOLVER_ERRORS = (NameNotFoundError, ResolverError)
 
 def decode_arguments(data: bytes) -> None:
     """Arguments in JSON, from any language, before anybody has proved anything."""
-    args, kwargs = encoding.decode_arguments(Call("step", (data,), is_json=True))
+    args, kwargs = encoding.decode_arguments(MethodCall("step", (data,), is_json=True))
     if not isinstance(args, tuple) or not isinstance(kwargs, dict):
         raise Broken(f"arguments that are no arguments: {args!r}, {kwargs!r}")
 

@@ -18,10 +18,10 @@ from skipper.control.model.shape import Extent
 from skipper.control.rpc.wire import messages as actor_service
 from skipper.control.rpc.wire.calls import (
     ActorInfo,
-    Answer,
-    Call,
+    CallFailure,
+    CallResult,
     Code,
-    Failure,
+    MethodCall,
     MethodInfo,
     OperationQuery,
     OperationState,
@@ -227,8 +227,8 @@ def decode_actor_message(data: bytes) -> object:
 
 def actor_message_seeds() -> Iterator[bytes]:
     """One of each."""
-    call = Call("step", (b"[1, 2]", b"buffer"), "handle", "trainer", is_json=True)
-    failed = Answer(failure=Failure(Code.RAISED, "ValueError: no", "Traceback", (b"cause", b"buffer")))
+    call = MethodCall("step", (b"[1, 2]", b"buffer"), "handle", "trainer", is_json=True)
+    failed = CallResult(failure=CallFailure(Code.RAISED, "ValueError: no", "Traceback", (b"cause", b"buffer")))
     messages = (
         actor_service.encode_nonce(bytes(32), 1),
         actor_service.encode_session(bytes(88), bytes(32)),
@@ -241,7 +241,7 @@ def actor_message_seeds() -> Iterator[bytes]:
         actor_service.encode_start(Start("id", call)),
         actor_service.encode_poll(OperationQuery("id", 1.5)),
         actor_service.encode_cancel(OperationQuery("id")),
-        actor_service.encode_operation(OperationState("id", Answer((b"result",)))),
+        actor_service.encode_operation(OperationState("id", CallResult((b"result",)))),
     )
     for number, message in enumerate(messages):
         yield bytes([number]) + message

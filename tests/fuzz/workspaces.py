@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from skipper.control.cluster.workspace.chunks import Chunk, digest
-from skipper.control.cluster.workspace.manifest import Entry, Manifest
-from skipper.control.cluster.workspace.replica import open_replica
+from skipper.control.cluster.workspace.chunks import FileChunk, digest
+from skipper.control.cluster.workspace.folder_sync import open_sync
+from skipper.control.cluster.workspace.manifest import Entry, FolderManifest
 from tests.fuzz.mutation import parts_in_json
 from tests.fuzz.verdicts import Broken, Void
 
@@ -80,16 +80,16 @@ def _sync(target: str, entries: Any, exclude: Any, token: str) -> None:
     contents: dict[bytes, bytes] = {}
     try:
         made = [_entry(*entry, contents) for entry in entries]
-        manifest = Manifest(tuple(made), tuple(exclude))
+        manifest = FolderManifest(tuple(made), tuple(exclude))
     except TypeError:
         raise Void from None
-    replica = open_replica(target, manifest, token)
-    if replica is not None:
+    sync = open_sync(target, manifest, token)
+    if sync is not None:
         try:
-            replica.add([contents[name] for name in sorted(replica.missing)])
-            replica.commit()
+            sync.add([contents[name] for name in sorted(sync.missing)])
+            sync.commit()
         finally:
-            replica.close()
+            sync.close()
 
 
 def _entry(path: Any, mode: Any, texts: Any, link: Any, contents: dict[bytes, bytes]) -> Entry:
@@ -97,7 +97,7 @@ def _entry(path: Any, mode: Any, texts: Any, link: Any, contents: dict[bytes, by
     for text in texts:
         content = str(text).encode("utf-8", "replace") or b"-"
         contents[digest(content)] = content
-        chunks.append(Chunk(digest(content), len(content)))
+        chunks.append(FileChunk(digest(content), len(content)))
     return Entry(path, mode, tuple(chunks), link)
 
 

@@ -121,7 +121,7 @@ def test_a_relay_passes_on_bytes_and_ends_and_closes_what_it_has() -> None:
     with socket.create_server(("127.0.0.1", 0)) as outer, socket.socket(socket.AF_UNIX) as inner:
         inner.bind(f"\0{name}")
         inner.listen()
-        relay = adopted.Relay(outer.dup(), name)
+        forwarder = adopted.SocketForwarder(outer.dup(), name)
         with socket.create_connection(outer.getsockname(), PATIENCE_S) as client:
             there, _ = inner.accept()
             with there:
@@ -135,8 +135,8 @@ def test_a_relay_passes_on_bytes_and_ends_and_closes_what_it_has() -> None:
         with socket.create_connection(outer.getsockname(), PATIENCE_S) as client:
             there, _ = inner.accept()
             with there:
-                relay.close()
-                relay.close()
+                forwarder.close()
+                forwarder.close()
                 there.settimeout(PATIENCE_S)
                 assert there.recv(1) == b""
                 assert client.recv(1) == b""

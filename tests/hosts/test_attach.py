@@ -9,7 +9,7 @@ import pytest
 
 from skipper import control
 from skipper.control import ActorMesh, Channel
-from skipper.control.cluster.hosts import attach_to_hosts, attaching, command
+from skipper.control.cluster.hosts import attach_to_hosts, command, protocol
 from skipper.control.model.errors import (
     AuthenticationError,
     HostError,
@@ -97,8 +97,8 @@ def test_who_has_another_secret_attaches_nothing(local_agent: LocalAgents, tmp_p
 def test_an_agent_of_other_versions_is_refused_with_both_named(
     local_agent: LocalAgents, secret_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours = {**attaching.protocol.versions(), "python": "3.99"}
-    monkeypatch.setattr(attaching.protocol, "versions", lambda: ours)
+    ours = {**protocol.versions(), "python": "3.99"}
+    monkeypatch.setattr(protocol, "versions", lambda: ours)
     with pytest.raises(HostMismatchError, match=r"python 3\.99 there and 3\.\d+ on the host 127\.0\.0\.2"):
         attach_to_hosts(local_agent(), secret_file=secret_file)
 
@@ -158,9 +158,9 @@ def test_an_agent_says_what_is_wrong_and_ends_with_1(secret_file: Path, capfd: p
 
 def test_what_travels_to_an_agent_does_not_hold_the_secret_of_the_job() -> None:
     secret, agents, nonce = os.urandom(32), os.urandom(32), os.urandom(32)
-    masked = attaching.protocol.mask(secret, agents, nonce)
+    masked = protocol.mask(secret, agents, nonce)
     assert masked != secret
-    assert attaching.protocol.mask(masked, agents, nonce) == secret
+    assert protocol.mask(masked, agents, nonce) == secret
     assert secret.hex() not in json.dumps({"masked_secret": masked.hex()})
 
 

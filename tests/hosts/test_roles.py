@@ -25,7 +25,7 @@ from skipper.control.rpc import ActorServer, Tls
 from skipper.control.rpc.wire.channel import UnreachableError
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire import addresses, auth
-from skipper.control.wire.auth_listener import Door
+from skipper.control.wire.auth_listener import AuthListener
 from skipper.control.wire.certificates import SECRET, Certificates
 from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.frames import encode_process
@@ -544,7 +544,7 @@ class Listening:
 
     def __init__(self, ip: str, certificates: Certificates, secret: bytes) -> None:
         self._gone = threading.Event()
-        self._door = Door(
+        self._auth_listener = AuthListener(
             [(addresses.at(ip, 0), certificates)],
             protocol.AGENT,
             secret,
@@ -554,11 +554,11 @@ class Listening:
         )
 
     def __enter__(self) -> int:
-        return self._door.ports[0]
+        return self._auth_listener.ports[0]
 
     def __exit__(self, *exception: object) -> None:
-        self._door.close()
-        self._door.cut()
+        self._auth_listener.close()
+        self._auth_listener.cut()
         assert self._gone.wait(PATIENCE_S)
 
 

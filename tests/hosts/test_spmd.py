@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from skipper.control import HostMesh, SpmdActor
-from skipper.control.cluster.hosts.data_plane import device_of
+from skipper.control.wire.addresses import device_of
 from tests.hosts.netns import Machine, Network
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "plain_ddp.py"

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from skipper.control.cluster.hosts.data_plane import device_of
 from skipper.control.cluster.hosts.protocol import AGENT, answer, read_answer, refusal, request
 from skipper.control.model.errors import HostError, HostMismatchError
 from skipper.control.wire import addresses
+from skipper.control.wire.addresses import device_of
 from skipper.control.wire.bulk import BULK_NBYTES
 from skipper.control.wire.envelope import Envelope, Kind
 from skipper.control.wire.frames import Decoder, encode

@@ -12,7 +12,7 @@ from skipper import control
 from skipper.control import Actor, attach_to_hosts, endpoint
 from skipper.control.cluster.hosts import certs
 from skipper.control.cluster.workspace import api, sync_workspace
-from skipper.control.cluster.workspace.replica import MARKER
+from skipper.control.cluster.workspace.folder_sync import MARKER
 from tests.hosts.conftest import addresses_of, start_agent, wait_for_agent
 from tests.hosts.netns import Capture, Network
 

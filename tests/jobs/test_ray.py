@@ -17,7 +17,7 @@ import pytest
 from skipper import control
 from skipper.control import Actor, SupervisionError, attach_to_hosts, current_rank, endpoint
 from skipper.control.cluster.hosts.certs import issue, make_authority
-from skipper.control.cluster.jobs import PlaceState, ray_driver, ray_seat
+from skipper.control.cluster.jobs import PlaceState, ray_agent_process, ray_driver
 from skipper.control.cluster.jobs.ray import RayJob, bundle
 from skipper.control.model.errors import DeadlineError, JobError, JobFailedError, JobLibraryError
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, Script, wait_until
@@ -201,27 +201,27 @@ def test_what_is_lost_is_replaced_on_its_node_or_on_one_that_comes(cluster: Clus
 def test_of_an_agents_output_the_last_is_kept_and_its_files_go_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_seat, "MOST_LOG_NBYTES", 1000)
+    monkeypatch.setattr(ray_agent_process, "MOST_LOG_NBYTES", 1000)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text("0" * 64)
-    seat = ray_seat.Seat("127.0.0.2", {"secret": secret.read_bytes()}, [], {"COLOR": "blue"})
-    wait_until(lambda: seat.report(0)["address"] is not None, "the agent listens")
+    agent = ray_agent_process.AgentProcess("127.0.0.2", {"secret": secret.read_bytes()}, [], {"COLOR": "blue"})
+    wait_until(lambda: agent.report(0)["address"] is not None, "the agent listens")
     (folder,) = tmp_path.glob("skipper-agent-*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    first = seat.report(0)["written"]
-    speaker = attach_to_hosts(seat.report(0)["address"], secret_file=secret).spawn_procs().spawn("speaker", Speaker)
+    first = agent.report(0)["written"]
+    speaker = attach_to_hosts(agent.report(0)["address"], secret_file=secret).spawn_procs().spawn("speaker", Speaker)
     speaker.speak.call("x" * 3000).get(PATIENCE_S)
-    wait_until(lambda: seat.report(0)["written"] > first + 3000, "the output is there")
-    report = seat.report(first)
+    wait_until(lambda: agent.report(0)["written"] > first + 3000, "the output is there")
+    report = agent.report(first)
     assert len(report["output"]) == 1000
-    assert seat.report(report["written"] - 7)["output"] == report["output"][-7:]
-    assert seat.report(report["written"])["output"] == b""
+    assert agent.report(report["written"] - 7)["output"] == report["output"][-7:]
+    assert agent.report(report["written"])["output"] == b""
     control.shutdown()
-    seat._agent.stdin.close()  # as where the actor's process ends
-    wait_until(lambda: seat.report(0)["status"] == 0, "the agent ends in good order")
+    agent._agent.stdin.close()  # as where the actor's process ends
+    wait_until(lambda: agent.report(0)["status"] == 0, "the agent ends in good order")
     wait_until(lambda: not folder.exists(), "its folder is removed")
 
 

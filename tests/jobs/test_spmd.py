@@ -14,7 +14,7 @@ from skipper.control import this_proc
 from skipper.control.cluster.jobs import SpmdJob
 from skipper.control.cluster.jobs.rank_registry import extent_of
 from skipper.control.cluster.jobs.spmd_rendezvous import PORT
-from skipper.control.cluster.jobs.torchrun import Launch
+from skipper.control.cluster.jobs.torchrun import TorchrunRank
 from skipper.control.model.errors import AlreadyInJobError, InsecureHostError, TorchrunError
 from tests.control.conftest import PATIENCE_S, wait_until
 from tests.hosts.netns import REPOSITORY, SKIPPER
@@ -149,7 +149,7 @@ def test_rank_0_names_the_ranks_that_do_not_come(start: Start) -> None:
 
 def test_what_a_killed_run_has_left_does_not_confuse_the_next(start: Start, tmp_path: Path) -> None:
     (alone,) = start("stop", ranks=1)
-    stale = tmp_path / "skipper" / f"{Launch.of(RANK_0).name}.json"
+    stale = tmp_path / "skipper" / f"{TorchrunRank.of(RANK_0).name}.json"
     wait_until(stale.exists, "rank 0 waits for the others")
     alone.kill()
     alone.wait(PATIENCE_S)
@@ -232,9 +232,9 @@ def test_who_is_no_rank_of_torchrun_is_told_what_is_missing(monkeypatch: pytest.
     with pytest.raises(TorchrunError, match="RANK is not set: start the script with torchrun"):
         SpmdJob()
     with pytest.raises(TorchrunError, match="WORLD_SIZE is a number under torchrun, not 'two'"):
-        Launch.of({**RANK_0, "WORLD_SIZE": "two"})
+        TorchrunRank.of({**RANK_0, "WORLD_SIZE": "two"})
     with pytest.raises(TorchrunError, match="do not fit together"):
-        Launch.of({**RANK_0, "RANK": "2"})
+        TorchrunRank.of({**RANK_0, "RANK": "2"})
     for name, value in RANK_0.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(TorchrunError, match="within the with statement"):
@@ -251,11 +251,11 @@ def test_a_rank_that_has_begun_a_job_of_its_own_cannot_come(monkeypatch: pytest.
 
 def test_ranks_of_a_restart_and_of_another_run_have_another_name() -> None:
     names = {
-        Launch.of({**RANK_0, **more}).name
+        TorchrunRank.of({**RANK_0, **more}).name
         for more in ({}, {"TORCHELASTIC_RESTART_COUNT": "1"}, {"TORCHELASTIC_RUN_ID": "x"}, {"MASTER_PORT": "1"})
     }
     assert len(names) == 4
-    assert Launch.of({**RANK_0, "RANK": "1", "LOCAL_RANK": "1"}).name in names
+    assert TorchrunRank.of({**RANK_0, "RANK": "1", "LOCAL_RANK": "1"}).name in names
 
 
 def test_ranks_lie_along_hosts_and_gpus_where_nodes_are_alike() -> None:

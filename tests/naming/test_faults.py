@@ -67,7 +67,7 @@ def test_a_server_that_comes_back_on_another_port_is_found_by_a_client_in_the_mi
 def test_a_call_that_must_not_run_twice_is_not_lost_to_a_server_that_had_gone_before(
     host: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skipper.control.rpc.endpoints.QUIET_S", 0.0)
+    monkeypatch.setattr("skipper.control.rpc.backends.QUIET_S", 0.0)
     first, second = host(label="first"), host(label="second")
     moving = Moving(first.url())
     client = calculator(moving, retries=1)
@@ -186,7 +186,7 @@ def test_calls_are_spread_over_the_servers_of_a_name() -> None:
         FixedResolver(*(f"actor://{server.address}/gate" for server in servers)), Gate, RpcOptions(PATIENCE_S)
     )
     client.pin()
-    wait_until(lambda: all(each.is_ready for each in client._endpoints._known.values()), "all are connected")
+    wait_until(lambda: all(each.is_ready for each in client._backends._known.values()), "all are connected")
     futures = [client.wait(number) for number in range(9)]
     wait_until(lambda: [gate.inside for gate in gates] == [3, 3, 3], "each has three of the calls")
     for gate in gates:
@@ -206,7 +206,7 @@ def test_a_dead_server_of_several_costs_no_call_that_is_idempotent(host: Hosts) 
 
 
 def test_new_servers_of_a_name_are_found_beside_the_calls(host: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skipper.control.rpc.endpoints.REFRESH_S", 0.05)
+    monkeypatch.setattr("skipper.control.rpc.backends.REFRESH_S", 0.05)
     first, second = host(label="first"), host(label="second")
     moving = Moving(first.url())
     client = calculator(moving)
@@ -214,7 +214,7 @@ def test_new_servers_of_a_name_are_found_beside_the_calls(host: Hosts, monkeypat
     moving.urls = [first.url(), second.url()]
     wait_until(lambda: client.label.sync() == "second", "a call has reached the second")
     moving.urls = [second.url()]
-    wait_until(lambda: client.label.sync() == "second" and len(client._endpoints._known) == 1, "the first is forgotten")
+    wait_until(lambda: client.label.sync() == "second" and len(client._backends._known) == 1, "the first is forgotten")
 
 
 def test_a_frozen_server_holds_a_call_up_to_its_deadline_and_answers_when_it_thaws(host: Hosts) -> None:
@@ -244,7 +244,7 @@ def test_a_call_without_a_timeout_waits_for_a_frozen_server_no_longer_than_the_b
 def test_a_server_that_is_frozen_from_the_beginning_is_passed_over(
     host: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skipper.control.rpc.endpoints.CONNECT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("skipper.control.rpc.backends.CONNECT_TIMEOUT_S", 0.3)
     frozen, sound = host(label="frozen"), host(label="sound")
     frozen.signal(SIGSTOP)
     client = calculator(FixedResolver(frozen.url(), sound.url()))
@@ -307,7 +307,7 @@ def impostor(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_something_else_on_the_port_is_no_server_and_holds_nobody_up(
     impostor: str, host: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skipper.control.rpc.endpoints.CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("skipper.control.rpc.backends.CONNECT_TIMEOUT_S", 0.5)
     client = client_of(impostor, Calculator, "calculator")
     begin = time.monotonic()
     with pytest.raises(UnreachableError, match="no actor server answers"):

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from skipper.control import Actor, ControlError, Future, Settings, ValueMesh
+from skipper.control.api.service import ServiceOptions
 from skipper.control.model.shape import Extent
 from skipper.control.rpc import ActorServer, FixedResolver, MetadataMapping, MetadataResolver, RpcClient, RpcOptions
 from skipper.control.rpc.operations import Operations
 from skipper.control.rpc.urls import ServiceUrl
-from skipper.control.rpc.wire.calls import Answer, OperationQuery, Start
-from skipper.control.rpc.wire.calls import Call as Request
-from skipper.control.services.options import ServiceOptions
+from skipper.control.rpc.wire.calls import CallResult, OperationQuery, Start
+from skipper.control.rpc.wire.calls import MethodCall as Request
 from skipper.torchstore import serve_metrics
 from tests.numbers import NOT_NUMBERS, STRANGE, refused_well
 
@@ -89,7 +89,7 @@ def test_what_is_no_time_is_no_bound() -> None:
 
 
 def test_a_wait_of_a_peers_that_is_no_number_is_none() -> None:
-    operations = Operations(lambda call, scope: Answer((b"",)))
+    operations = Operations(lambda call, scope: CallResult((b"",)))
     operations.start(Start("id", Request("method", ())))
     for wait_s in (float("nan"), -1e308, -float("inf"), 0.0):
         assert operations.poll(OperationQuery("id", wait_s), None).failure is None

@@ -10,7 +10,7 @@ from skipper.control.model.errors import NameNotFoundError, OperationCancelledEr
 from skipper.control.rpc import ActorServer, RpcOptions, operations
 from skipper.control.rpc.operations import KEPT_S, Operations
 from skipper.control.rpc.scope import Scope
-from skipper.control.rpc.wire.calls import Answer, Call, Code, OperationQuery, OperationState, Start
+from skipper.control.rpc.wire.calls import CallResult, Code, MethodCall, OperationQuery, OperationState, Start
 from tests.control.conftest import wait_until
 
 from .conftest import OPTIONS, client_of
@@ -108,7 +108,7 @@ class Clock:
         return self.now
 
 
-CALL = Call("method", (b"",))
+CALL = MethodCall("method", (b"",))
 
 
 def ended(table: Operations, name: str) -> OperationState:
@@ -118,25 +118,25 @@ def ended(table: Operations, name: str) -> OperationState:
 def test_the_same_id_again_starts_nothing() -> None:
     runs: list[Scope] = []
 
-    def run(call: Call, scope: Scope) -> Answer:
+    def run(call: MethodCall, scope: Scope) -> CallResult:
         runs.append(scope)
-        return Answer((b"done",))
+        return CallResult((b"done",))
 
     table = Operations(run)
     for _ in range(3):
         table.start(Start("one", CALL))
-        assert ended(table, "one").answer == Answer((b"done",))
+        assert ended(table, "one").answer == CallResult((b"done",))
     assert len(runs) == 1
 
 
 def test_results_are_kept_for_a_time_and_running_ones_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
 
-    def run(call: Call, scope: Scope) -> Answer:
+    def run(call: MethodCall, scope: Scope) -> CallResult:
         deadline = time.monotonic() + PATIENCE_S
         while call.method == "long" and not scope.is_cancelled and time.monotonic() < deadline:
             time.sleep(0.005)
-        return Answer((b"done",))
+        return CallResult((b"done",))
 
     table = Operations(run, clock=clock)
     table.start(Start("one", CALL))
@@ -150,7 +150,7 @@ def test_results_are_kept_for_a_time_and_running_ones_are_bounded(monkeypatch: p
     monkeypatch.setattr(operations, "MAX_RUNNING", 2)
     monkeypatch.setattr(operations, "MAX_KEPT", 3)
     for name in ("a", "b"):
-        assert table.start(Start(name, Call("long", (b"",)))).failure is None
+        assert table.start(Start(name, MethodCall("long", (b"",)))).failure is None
     refused = table.start(Start("c", CALL)).failure
     assert refused is not None
     assert refused.code is Code.BUSY

@@ -188,7 +188,7 @@ def test_without_a_timeout_there_is_no_deadline(server: ActorServer) -> None:
 def test_options_are_checked_and_belong_to_the_client_that_was_given_them(client: Client) -> None:
     other = client.with_options(timeout=3, retries=2)
     assert other._options == RpcOptions(3, 2) != client._options
-    assert other._endpoints is client._endpoints
+    assert other._backends is client._backends
     for wrong in ({"timeout": 0}, {"timeout": -1}, {"retries": -1}, {"retries": 1.5}):
         with pytest.raises(ValueError, match=r"timeout|retries"):
             client.with_options(**wrong)

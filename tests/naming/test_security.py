@@ -18,7 +18,7 @@ from skipper.control.rpc import ActorServer, FixedResolver, RpcClient, RpcOption
 from skipper.control.rpc.user_secret import shared_secret
 from skipper.control.rpc.wire import channel as actor_channel
 from skipper.control.rpc.wire import messages
-from skipper.control.rpc.wire.calls import Call
+from skipper.control.rpc.wire.calls import MethodCall
 from skipper.control.rpc.wire.session import ClientSession
 from skipper.control.wire._generated import actor_service_pb2 as pb
 
@@ -103,7 +103,7 @@ def test_a_request_that_is_replayed_is_refused(raw: Raw, server: ActorServer, cl
     nonce = os.urandom(32)
     opened = messages.decode_session(raw("OpenSession", messages.encode_nonce(nonce, 1)))
     session = ClientSession(shared_secret(), nonce, *opened)
-    call = Call("add", (pickle.dumps(((1,), {})),), actor="calculator")
+    call = MethodCall("add", (pickle.dumps(((1,), {})),), actor="calculator")
     number, request = session.prove(b"Invoke", messages.encode_call(call))
     before = client.counted.sync()
     session.open(b"Invoke", number, raw("Invoke", request))

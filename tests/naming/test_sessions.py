@@ -9,8 +9,8 @@ from skipper.control.rpc.wire.session import (
     BadAnswerError,
     ClientSession,
     Refused,
+    ReplayWindow,
     ServerSessions,
-    Window,
     check_secret,
 )
 
@@ -147,7 +147,7 @@ def test_a_session_that_was_forgotten_never_begins_anew(monkeypatch: pytest.Monk
 
 
 def test_requests_may_overtake_each_other_within_the_window() -> None:
-    window = Window()
+    window = ReplayWindow()
     assert [window.take(number) for number in (3, 1, 2, 3, 1, 0)] == [True, True, True, False, False, False]
     assert window.take(3 + WINDOW)
     assert not window.take(3)

@@ -31,7 +31,7 @@ from skipper.torchstore.spmd.ranks import Launch
 from skipper.trust import SECRET_VARIABLE
 
 if TYPE_CHECKING:  # its import brings gRPC, after which processes of a mesh cannot be forked from a warm one
-    from skipper.control.cluster.jobs.spmd_rendezvous import Gate
+    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousPoint
 
 CERTS_VARIABLE = "SKIPPER_CERTS"
 """Environment variable with the folder of this host's certificates, where ranks are on several hosts."""
@@ -80,15 +80,17 @@ class Trust:
             return (self.certs is not None or self.insecure) and not _is_at_loopback(launch.master_addr)
         return True
 
-    def gate(self, address: str) -> Gate:
+    def gate(self, address: str) -> RendezvousPoint:
         """The gate at an address.
 
         Raises:
             ValueError: See `initialize_spmd`.
         """
-        from skipper.control.cluster.jobs.spmd_rendezvous import Gate
+        from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousPoint
 
-        return Gate.of(address, self.secret_file, self.certs, insecure=self.insecure, data_plane=self.data_plane)
+        return RendezvousPoint.of(
+            address, self.secret_file, self.certs, insecure=self.insecure, data_plane=self.data_plane
+        )
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ class Opened:
         run: What the ranks have in common.
     """
 
-    gate: Gate | None
+    gate: RendezvousPoint | None
     run: str
     _closes: list[Callable[[], object]]
 
@@ -126,7 +128,7 @@ class Entered:
         has_joined: Whether this process was in no job before.
     """
 
-    gate: Gate | None
+    gate: RendezvousPoint | None
     run: str
     has_joined: bool
 
@@ -151,9 +153,9 @@ def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> 
         written, gate = {"path": str(served.path)}, None
     else:
         gate = trust.gate(trust.address or _address_of_rank_0(launch, note))
-        from skipper.control.cluster.jobs.spmd_rendezvous import Keeper
+        from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousServer
 
-        keeper = Keeper(runtime.current(), gate, run)
+        keeper = RendezvousServer(runtime.current(), gate, run)
         closes = [keeper.close]
         gate = dataclasses.replace(gate, port=addresses.port_of(keeper.address))
         written = {"gate": keeper.address}
@@ -214,9 +216,9 @@ def _enter(launch: Launch, trust: Trust, found: dict[str, str], timeout: float, 
         return Entered(None, run, control.join(found["path"], name=name, timeout=timeout))
     gate = trust.gate(addresses.SCHEME + found["gate"])
     if not is_member:
-        from skipper.control.cluster.jobs.spmd_rendezvous import come
+        from skipper.control.cluster.jobs.spmd_rendezvous import join_rendezvous
 
-        come(gate, run, name, timeout=timeout)
+        join_rendezvous(gate, run, name, timeout=timeout)
     return Entered(gate, run, has_joined=not is_member)
 
 

@@ -55,7 +55,7 @@ def passed_on() -> int | None:
     return _FIRST_FD
 
 
-class Relay:
+class SocketForwarder:
     """Passes connections of an adopted socket on to a socket of this host, in a thread of its own, until it is closed.
 
     Args:

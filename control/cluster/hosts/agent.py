@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any
 
 from skipper.control.cluster.hosts import protocol
-from skipper.control.cluster.hosts.adopted import Relay
+from skipper.control.cluster.hosts.adopted import SocketForwarder
 from skipper.control.model.errors import ControlError, HostError
 from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire.certificates import REVIEW_S, Certificates
@@ -99,7 +99,7 @@ class HostAgent:
         listening: socket.socket | None = None,
     ) -> None:
         grpc_poller.choose()
-        from skipper.control.wire.auth_listener import Door
+        from skipper.control.wire.auth_listener import AuthListener
 
         self._secret = secret
         self._certs = None if certs is None else os.path.abspath(certs)
@@ -119,7 +119,7 @@ class HostAgent:
             self._certificates.require(Role.HOST, "an agent")
         own = f"agent-{secrets.token_hex(8)}"
         where = addresses.at(host, port) if listening is None else addresses.within_host(own)
-        self._door = Door(
+        self._auth_listener = AuthListener(
             [(where, self._certificates)],
             protocol.AGENT,
             secret,
@@ -128,8 +128,10 @@ class HostAgent:
             roles=(Role.SCRIPT,),  # for whatever an agent may be asked
         )
         self._reviewed_s = time.monotonic()
-        self._relay = None if listening is None else Relay(listening, addresses.within_host(own).partition(":")[2])
-        self.address = addresses.at(host, self._door.ports[0] if listening is None else port)
+        self._forwarder = (
+            None if listening is None else SocketForwarder(listening, addresses.within_host(own).partition(":")[2])
+        )
+        self.address = addresses.at(host, self._auth_listener.ports[0] if listening is None else port)
         """``IP:PORT``."""
 
     def run(self) -> None:
@@ -148,12 +150,12 @@ class HostAgent:
             self._end(job, "the agent ends")
         for link in list(self._links):
             link.post(Envelope(Kind.BYE))
-        self._door.close()
+        self._auth_listener.close()
         if not self._gone.wait(0.5):
-            self._door.cut()
+            self._auth_listener.cut()
             self._gone.wait(5.0)
-        if self._relay is not None:
-            self._relay.close()
+        if self._forwarder is not None:
+            self._forwarder.close()
 
     def end(self) -> None:
         """Have `run` end what there is and return; from any thread, or a handler of signals."""

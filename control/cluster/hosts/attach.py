@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
 
+from skipper.control.api.mesh import HostMesh
 from skipper.control.cluster.hosts import protocol
 from skipper.control.cluster.hosts.data_plane import open_data_plane
-from skipper.control.cluster.hosts.mesh import HostMesh
 from skipper.control.model.errors import AlreadyInJobError, CertificateError, HostError, InsecureHostError
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.support import private_file
@@ -68,7 +68,6 @@ def attach_to_hosts(
         ValueError: there are no hosts, or one twice, or that is no address, or there is no secret.
     """
     from skipper.control.cluster.hosts import attachments  # with all that no other process needs
-    from skipper.control.cluster.hosts.attaching import Options
 
     found = [addresses.parse(text) for text in listed(hosts)]
     if not found:
@@ -102,8 +101,11 @@ def attach_to_hosts(
         process.data_plane_is_open = opened
         if opened:
             open_data_plane(own)
-    options = [Options(host, port, protocol.secret_of_host(secret, host), certificates, opened) for host, port in found]
-    return HostMesh(attachments.attach_all(options, timeout))
+    options = [
+        attachments.AttachOptions(host, port, protocol.secret_of_host(secret, host), certificates, opened)
+        for host, port in found
+    ]
+    return HostMesh(attachments.of_this_job().attach_all(options, timeout))
 
 
 def listed(hosts: HostAddresses) -> list[str]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import os
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from skipper.control.api.mesh import HOST_NAME, keeps_hosts
+from skipper.control.cluster.hosts import protocol
 from skipper.control.cluster.hosts.agent_link import AgentLink
-from skipper.control.cluster.hosts.attaching import Options, attach_one
-from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.errors import ControlError, HostUnreachableError
 from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime.stops import OWNED
-from skipper.control.wire.certificates import REVIEW_S
+from skipper.control.wire.addresses import at
+from skipper.control.wire.certificates import REVIEW_S, Certificates
 from skipper.control.wire.envelope import BEATS, ProcessRef
 
 if TYPE_CHECKING:
@@ -26,11 +28,59 @@ MOST_AT_ONCE = 64
 """Hosts that are attached at the same time."""
 
 
-class _Stoppable(Protocol):
-    @property
-    def has_actors(self) -> bool: ...
+@dataclass(frozen=True, slots=True)
+class AttachOptions:
+    """How a host is attached.
 
-    def stop(self, timeout: float | None = None) -> Future[None]: ...
+    Attributes:
+        host: its IP.
+        port: that of its agent.
+        secret: the agent's.
+        certificates: for TLS; None: none.
+        open_data_plane: whether the data plane, which does not encrypt, may be used with other hosts.
+    """
+
+    host: str
+    port: int
+    secret: bytes
+    certificates: Certificates | None
+    open_data_plane: bool
+
+    def __repr__(self) -> str:
+        return f"<{at(self.host, self.port)}>"  # never the secret
+
+
+def attach_one(process: Process, link: AgentLink, options: AttachOptions, timeout: float) -> ProcessRef:
+    """Have an agent start a process for the job, and meet that.
+
+    Raises:
+        HostError: it cannot be reached, or the agent refuses.
+    """
+    deadline = time.monotonic() + timeout
+    me = runtime.new_process_ref(f"{HOST_NAME}{at(options.host, options.port)}", process.me)
+    nonce = protocol.new_nonce()
+    content = {
+        "versions": protocol.versions(),
+        "me": {"id": me.id, "name": me.name, "host": options.host},
+        "root": {"id": process.me.id, "address": process.me.address, "name": process.me.name},
+        "nonce": nonce.hex(),
+        "masked_secret": protocol.mask(process.secret, options.secret, nonce).hex(),
+        "settings": dataclasses.asdict(process.settings),
+        "sys_path": [os.path.abspath(entry) for entry in sys.path],
+        "open_data_plane": options.open_data_plane,
+    }
+    there = link.ask("attach", content, timeout=max(deadline - time.monotonic(), 0))
+    host = ProcessRef(me.id, str(there["address"]), me.name, process.me)
+    process.hosting.attached(host)
+    try:
+        process.request(host, "ping", ()).get(max(deadline - time.monotonic(), 0))
+        if process.redirection is not None and process.redirection.sink:
+            from skipper.control.observe.job_query import ask_below  # few jobs attach hosts when their logs are read
+
+            ask_below(process, host, "logs", process.redirection, timeout=max(deadline - time.monotonic(), 0))
+    except ControlError as error:
+        raise HostUnreachableError(f"the job's process on {options!r} cannot be reached: {error}") from error
+    return host
 
 
 @dataclass(slots=True)
@@ -47,7 +97,7 @@ class Attachments:
 
     process: Process
     agents: set[AgentLink] = field(default_factory=set)
-    links: dict[str, tuple[AgentLink, Options]] = field(default_factory=dict)
+    links: dict[str, tuple[AgentLink, AttachOptions]] = field(default_factory=dict)
     successors: dict[str, ProcessRef] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
 
@@ -79,7 +129,7 @@ class Attachments:
                 link.review()
                 link.ping()
 
-    def attach(self, options: Options, timeout: float) -> tuple[AgentLink, ProcessRef]:
+    def attach(self, options: AttachOptions, timeout: float) -> tuple[AgentLink, ProcessRef]:
         """Attach a host.
 
         Raises:
@@ -99,6 +149,82 @@ class Attachments:
             end.add_done_callback(lambda _: self.hang_up(link))
         return link, host
 
+    def attach_all(self, options: Sequence[AttachOptions], timeout: float) -> tuple[ProcessRef, ...]:
+        """Attach hosts, several at once; all of them or none.
+
+        Raises:
+            HostError: the first reason why one of them could not be attached.
+            AuthenticationError: an agent has another secret.
+        """
+        with ThreadPoolExecutor(min(MOST_AT_ONCE, len(options)), "control-attach") as pool:
+            futures = [pool.submit(self.attach, option, timeout) for option in options]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            for future in futures:
+                if future.exception() is None:
+                    self.hang_up(future.result()[0])
+            raise errors[0]
+        hosts = []
+        for future, option in zip(futures, options, strict=True):
+            link, host = future.result()
+            self.links[host.id] = link, option
+            hosts.append(host)
+        return tuple(hosts)
+
+    def lost(self, hosts: Sequence[ProcessRef], timeout: float) -> tuple[int, ...]:
+        """See `HostMesh.lost`."""
+        hosts = self._known(hosts)
+        gone = self._lost(hosts, timeout)
+        return tuple(position for position, host in enumerate(hosts) if host.id in gone)
+
+    def reattach(self, hosts: Sequence[ProcessRef], timeout: float) -> tuple[ProcessRef, ...]:
+        """See `HostMesh.reattach`."""
+        deadline = time.monotonic() + timeout
+        hosts = self._known(hosts)
+        gone = self._lost(hosts, timeout)
+        again = {host.id: self.links[host.id][1] for host in hosts if host.id in gone}
+        for host_id in again:
+            self.hang_up(self.links[host_id][0])  # whatever is left of the job there ends with that
+        fresh = self.attach_all(list(again.values()), max(deadline - time.monotonic(), 0)) if again else ()
+        return self._succeed(hosts, dict(zip(again, fresh, strict=True)))
+
+    def succeed(self, hosts: Sequence[ProcessRef], successors: Mapping[int, ProcessRef]) -> tuple[ProcessRef, ...]:
+        """See `HostMesh.with_successors`."""
+        hosts = self._known(hosts)
+        return self._succeed(hosts, {hosts[position].id: host for position, host in successors.items()})
+
+    def forget(self, hosts: Sequence[ProcessRef]) -> None:
+        """Hang up on the agents of hosts that the job has let go."""
+        for host in hosts:
+            if (known := self.links.pop(host.id, None)) is not None:
+                self.hang_up(known[0])
+
+    def _known(self, hosts: Sequence[ProcessRef]) -> tuple[ProcessRef, ...]:
+        """What stands for the job on these hosts by now."""
+        hosts = tuple(map(self.latest, hosts))
+        if not hosts or any(host.id not in self.links for host in hosts):
+            raise ValueError("these hosts were not attached by this process")
+        return hosts
+
+    def _lost(self, hosts: Sequence[ProcessRef], timeout: float) -> set[str]:
+        """The ids of those that do not answer, or whose agent does not."""
+        deadline = time.monotonic() + timeout
+        answers = [self.process.request(host, "ping", ()) for host in hosts]
+        gone = set()
+        for host, answer in zip(hosts, answers, strict=True):
+            try:
+                answer.get(max(deadline - time.monotonic(), 0))  # within the heartbeat's bound, one way or the other
+            except ControlError:
+                gone.add(host.id)
+        return gone | {host.id for host in hosts if self.links[host.id][0].lost is not None}
+
+    def _succeed(self, hosts: Sequence[ProcessRef], successors: Mapping[str, ProcessRef]) -> tuple[ProcessRef, ...]:
+        for given_up, host in successors.items():
+            link, _ = self.links.pop(given_up)
+            self.hang_up(link)
+            self.successors[given_up] = host
+        return tuple(successors.get(host.id, host) for host in hosts)
+
 
 _lock = threading.Lock()
 _current: Attachments | None = None
@@ -112,123 +238,5 @@ def of_this_job() -> Attachments:
         if _current is None or _current.process is not process:
             _current = Attachments(process)
             _current.begin()
+            keeps_hosts(_current)
         return _current
-
-
-def attach_all(options: Sequence[Options], timeout: float) -> tuple[ProcessRef, ...]:
-    """Attach hosts, several at once; all of them or none.
-
-    Raises:
-        HostError: the first reason why one of them could not be attached.
-        AuthenticationError: an agent has another secret.
-    """
-    attachments = of_this_job()
-    with ThreadPoolExecutor(min(MOST_AT_ONCE, len(options)), "control-attach") as pool:
-        futures = [pool.submit(attachments.attach, option, timeout) for option in options]
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        for future in futures:
-            if future.exception() is None:
-                attachments.hang_up(future.result()[0])
-        raise errors[0]
-    hosts = []
-    for future, option in zip(futures, options, strict=True):
-        link, host = future.result()
-        attachments.links[host.id] = link, option
-        hosts.append(host)
-    return tuple(hosts)
-
-
-def latest(hosts: Sequence[ProcessRef]) -> tuple[ProcessRef, ...]:
-    """What stands for the job on hosts by now, as far as this process has attached them; see `HostMesh.latest`."""
-    attachments = _current
-    if attachments is None or attachments.process is not runtime.current():
-        return tuple(hosts)
-    return tuple(map(attachments.latest, hosts))
-
-
-def lost(hosts: Sequence[ProcessRef], timeout: float) -> tuple[int, ...]:
-    """See `HostMesh.lost`."""
-    attachments = of_this_job()
-    hosts = _known(attachments, hosts)
-    gone = _lost(attachments, hosts, timeout)
-    return tuple(position for position, host in enumerate(hosts) if host.id in gone)
-
-
-def reattach(hosts: Sequence[ProcessRef], timeout: float) -> tuple[ProcessRef, ...]:
-    """See `HostMesh.reattach`."""
-    attachments = of_this_job()
-    deadline = time.monotonic() + timeout
-    hosts = _known(attachments, hosts)
-    gone = _lost(attachments, hosts, timeout)
-    again = {host.id: attachments.links[host.id][1] for host in hosts if host.id in gone}
-    for host_id in again:
-        attachments.hang_up(attachments.links[host_id][0])  # whatever is left of the job there ends with that
-    fresh = attach_all(list(again.values()), max(deadline - time.monotonic(), 0)) if again else ()
-    return _succeed(attachments, hosts, dict(zip(again, fresh, strict=True)))
-
-
-def succeed(hosts: Sequence[ProcessRef], successors: Mapping[int, ProcessRef]) -> tuple[ProcessRef, ...]:
-    """See `HostMesh.with_successors`."""
-    attachments = of_this_job()
-    hosts = _known(attachments, hosts)
-    return _succeed(attachments, hosts, {hosts[position].id: host for position, host in successors.items()})
-
-
-def _known(attachments: Attachments, hosts: Sequence[ProcessRef]) -> tuple[ProcessRef, ...]:
-    """What stands for the job on these hosts by now."""
-    hosts = tuple(map(attachments.latest, hosts))
-    if not hosts or any(host.id not in attachments.links for host in hosts):
-        raise ValueError("these hosts were not attached by this process")
-    return hosts
-
-
-def _lost(attachments: Attachments, hosts: Sequence[ProcessRef], timeout: float) -> set[str]:
-    """The ids of those that do not answer, or whose agent does not."""
-    deadline = time.monotonic() + timeout
-    answers = [attachments.process.request(host, "ping", ()) for host in hosts]
-    gone = set()
-    for host, answer in zip(hosts, answers, strict=True):
-        try:
-            answer.get(max(deadline - time.monotonic(), 0))  # within the heartbeat's bound, one way or the other
-        except ControlError:
-            gone.add(host.id)
-    return gone | {host.id for host in hosts if attachments.links[host.id][0].lost is not None}
-
-
-def _succeed(
-    attachments: Attachments, hosts: Sequence[ProcessRef], successors: Mapping[str, ProcessRef]
-) -> tuple[ProcessRef, ...]:
-    for given_up, host in successors.items():
-        link, _ = attachments.links.pop(given_up)
-        attachments.hang_up(link)
-        attachments.successors[given_up] = host
-    return tuple(successors.get(host.id, host) for host in hosts)
-
-
-def stop(hosts: Sequence[ProcessRef], meshes: Sequence[_Stoppable]) -> Future[None]:
-    """See `HostMesh.stop`."""
-    done: Future[None] = Future()
-
-    def run() -> None:
-        process = runtime.current()
-        deadline = time.monotonic() + process.settings.stop_timeout_s
-        # The actors first: they hear of it behind what they were sent, their processes hear of it from their host.
-        for has_actors in (True, False):
-            left_s = OWNED * max(deadline - time.monotonic(), 0.0)
-            for end in [mesh.stop(left_s) for mesh in meshes if mesh.has_actors is has_actors]:
-                try:
-                    end.get(max(deadline - time.monotonic(), 0.0))
-                except ControlError:
-                    continue  # it is dead, or does not end: the host ends it
-        with contextlib.suppress(ControlError):  # those that do not end by themselves are ended by their agents
-            left_s = max(deadline - time.monotonic(), 0.0)
-            process.hosting.let_go(hosts, left_s).get(left_s)
-        attachments = _current
-        for host in hosts:
-            if attachments is not None and (known := attachments.links.pop(host.id, None)) is not None:
-                attachments.hang_up(known[0])
-        done._settle(lambda: None)
-
-    threading.Thread(target=run, name="control-detach", daemon=True).start()
-    return done

@@ -1,7 +1,7 @@
 """A companion: a process beside the ranks of a host, on which actors live that are to outlive any one of these ranks.
 
 Where one script on each host is started by somebody else's launcher, there is no agent to ask for processes. So a rank
-starts a companion, which comes into the job of rank 0 by the same gate as the ranks (see
+starts a companion, which comes into the job of rank 0 by the same rendezvous as the ranks (see
 `control.cluster.jobs.spmd_rendezvous`). It ends when it is told to, when rank 0's job is over, and when the last of the
 ranks has ended that it was started for.
 
@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from skipper.control.cluster.jobs.spmd_rendezvous import Gate
+    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousPoint
 
 _END = b"end\n"
 _STOP_S = 10.0
@@ -36,20 +36,22 @@ class Companion:
     It is a child of this process, and goes on without it if that ends without a `close`.
 
     Args:
-        gate: where rank 0 listens.
+        rendezvous: where rank 0 listens.
         run: what the ranks of this run have in common.
         name: of the process, for people.
         ranks: process ids of the ranks of this host; it ends with the last of them.
         timeout: how long it may take to come into the job, in seconds.
     """
 
-    def __init__(self, gate: Gate, run: str, name: str, ranks: Sequence[int], *, timeout: float) -> None:
+    def __init__(
+        self, rendezvous: RendezvousPoint, run: str, name: str, ranks: Sequence[int], *, timeout: float
+    ) -> None:
         config = {
-            "host": gate.host,
-            "port": gate.port,
-            "secret": gate.secret.hex(),
-            "certs": gate.certs,
-            "data_plane": gate.data_plane,
+            "host": rendezvous.host,
+            "port": rendezvous.port,
+            "secret": rendezvous.secret.hex(),
+            "certs": rendezvous.certs,
+            "data_plane": rendezvous.data_plane,
             "run": run,
             "name": name,
             "ranks": list(ranks),
@@ -151,11 +153,11 @@ def _read_line(pipe: int) -> dict[str, Any]:
 
 def _come(config: dict[str, Any]) -> str:
     """Become a process of the job; its id there."""
-    from skipper.control.cluster.jobs.spmd_rendezvous import Gate, come
+    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousPoint, join_rendezvous
 
     secret = bytes.fromhex(config["secret"])
-    gate = Gate(config["host"], config["port"], secret, config["certs"], config["data_plane"])
-    return come(gate, config["run"], config["name"], timeout=config["timeout"]).me.id
+    rendezvous = RendezvousPoint(config["host"], config["port"], secret, config["certs"], config["data_plane"])
+    return join_rendezvous(rendezvous, config["run"], config["name"], timeout=config["timeout"]).me.id
 
 
 def _stay(lifeline: int, ranks: Sequence[int]) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import socket
-import struct
 
-from skipper.control.wire.addresses import is_loopback
+from skipper.control.wire.addresses import device_of, is_loopback
 
 VARIABLE = "SKIPPER_DATA_PLANE_HOST"
 DEVICES = "UCX_NET_DEVICES"
-_SIOCGIFADDR = 0x8915  # linux/sockios.h
-_IFREQ = struct.Struct("16s24x")  # netdevice(7)
 
 
 def open_data_plane(host: str) -> None:
@@ -29,22 +24,3 @@ def open_data_plane(host: str) -> None:
     device = device_of(host)
     if device is not None:
         os.environ.setdefault(DEVICES, f"{device},lo")
-
-
-def device_of(host: str) -> str | None:
-    """The network device with this IPv4 address, that of the loopback for all of its addresses; None: there is none."""
-    if ":" in host:
-        return None
-    if is_loopback(host):
-        host = "127.0.0.1"
-    return next((name for _, name in socket.if_nameindex() if address_of(name) == host), None)
-
-
-def address_of(device: str) -> str | None:
-    """The IPv4 address of a network device; None where it has none, or there is no such device."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(device.encode()[:15]))
-        except OSError:
-            return None
-    return socket.inet_ntoa(answer[20:24])

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from skipper.control.cluster.hosts.mesh import HostMesh
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import endpoint
+from skipper.control.api.actor import Actor, endpoint
+from skipper.control.api.mesh import HostMesh
 from skipper.control.model.errors import ControlError
 from skipper.control.runtime.port import Channel, Port, PortReceiver
 
@@ -62,7 +61,7 @@ class _Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ShellCommand:
     """What is to run.
 
     Attributes:
@@ -91,7 +90,7 @@ class Terminal(Actor):
         self._room = threading.Condition()
 
     @endpoint
-    def open(self, output: Port[bytes | int], wanted: Wanted) -> Port[bytes | Size | _Shown]:
+    def open(self, output: Port[bytes | int], wanted: ShellCommand) -> Port[bytes | Size | _Shown]:
         """Run a command in a new terminal.
 
         Args:
@@ -198,7 +197,7 @@ def shell(
         terminal = procs.spawn("terminal", Terminal)
         output, receiver = Channel[bytes | int].open()
         output.link(terminal)
-        wanted = Wanted(tuple(command), variables, workdir, os.getcwd(), _size_of(source))
+        wanted = ShellCommand(tuple(command), variables, workdir, os.getcwd(), _size_of(source))
         to_shell: Port[Any] = terminal.open.call_one(output, wanted).get()
         with _raw(source), _typing(source, to_shell):
             while isinstance(said := receiver.recv().get(), bytes):

@@ -9,9 +9,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from skipper.control.cluster.hosts.data_plane import address_of
 from skipper.control.cluster.jobs.folder import JobFolder
 from skipper.control.model.errors import CertificateError, JobError, JobLibraryError
+from skipper.control.wire.addresses import address_of_device
 from skipper.control.wire.identity import Role
 
 DAYS = 90
@@ -85,5 +85,5 @@ def _of_this_process(address: str | None) -> Path:
 
 def own_addresses(address: str | None) -> list[str]:
     """The IPs that a certificate of this machine is for: a given one, and the IPv4 addresses of its devices."""
-    found = (address_of(name) for _, name in socket.if_nameindex())
+    found = (address_of_device(name) for _, name in socket.if_nameindex())
     return [host for host in (address, *found) if host is not None]

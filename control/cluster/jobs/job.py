@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from skipper.control.cluster.hosts import HostMesh, attach_to_hosts
-from skipper.control.cluster.hosts.mesh import joined
+from skipper.control.api.mesh import HostMesh, joined
+from skipper.control.cluster.hosts import attach_to_hosts
 from skipper.control.cluster.jobs.engine import Engine, Place, PlaceState
 from skipper.control.model.errors import (
     ControlError,

@@ -81,7 +81,7 @@ class KubernetesJob(Job):
         if secret_name is not None and authority is None:
             raise ValueError("secret_name= says where pods find their authority: pass the script the same, authority=")
         api = Api(namespace, kubeconfig=kubeconfig, context=context, timeout_s=timeout)
-        trust = Trust(JobFolder(), authority, address, tls=not insecure)
+        trust = JobTrust(JobFolder(), authority, address, tls=not insecure)
         engine = KubernetesEngine(api, trust, name, pods, secret_name)
         super().__init__(engine, places, insecure=insecure, address=address, data_plane=data_plane)
 
@@ -97,7 +97,7 @@ class KubernetesJob(Job):
         return self.engine.manifests(self.size)
 
 
-class Trust:
+class JobTrust:
     """What the pods and the script of a job know each other by.
 
     Args:
@@ -174,7 +174,7 @@ class KubernetesEngine:
 
     is_elastic = True
 
-    def __init__(self, api: Api, trust: Trust, name: str, pods: Pods, secret_name: str | None) -> None:
+    def __init__(self, api: Api, trust: JobTrust, name: str, pods: Pods, secret_name: str | None) -> None:
         self._api = api
         self._trust = trust
         self._name = name

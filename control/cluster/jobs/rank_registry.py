@@ -1,4 +1,4 @@
-"""`Roll`: the actor in rank 0's process that knows which ranks have come, and tells them when the job is over."""
+"""`RankRegistry`: the actor in rank 0's process that knows which ranks have come, and tells them of the job's end."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import concurrent_endpoint
+from skipper.control.api.actor import Actor, concurrent_endpoint
 from skipper.control.model.shape import Extent
 from skipper.control.wire.envelope import ProcessRef
 
-ROLL = "skipper-spmd-roll"
+REGISTRY = "skipper-spmd-ranks"
 """Under this name all ranks find it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankEntry:
     """Where a rank is.
 
     Attributes:
@@ -34,7 +33,7 @@ def extent_of(local_world_sizes: Sequence[int]) -> Extent:
     return Extent(("ranks",), (world,)) if others else Extent(("hosts", "gpus"), (world // local, local))
 
 
-class Roll(Actor):
+class RankRegistry(Actor):
     """Who has come.
 
     Args:
@@ -43,19 +42,19 @@ class Roll(Actor):
 
     def __init__(self, world_size: int) -> None:
         self._missing = set(range(1, world_size))
-        self._here: dict[int, Seat] = {}
+        self._here: dict[int, RankEntry] = {}
         self._complete = asyncio.Event()
         self._over = asyncio.Event()
         self._is_well = False
 
     @concurrent_endpoint
-    async def stay(self, rank: int, seat: Seat) -> bool:
+    async def stay(self, rank: int, entry: RankEntry) -> bool:
         """Come, and wait until the job is over.
 
         Returns:
             Whether it has ended well.
         """
-        self._here[rank] = seat
+        self._here[rank] = entry
         self._missing.discard(rank)
         if not self._missing:
             self._complete.set()
@@ -63,7 +62,7 @@ class Roll(Actor):
         return self._is_well
 
     @concurrent_endpoint
-    async def wait_for_all(self, timeout: float) -> dict[int, Seat]:
+    async def wait_for_all(self, timeout: float) -> dict[int, RankEntry]:
         """Those that have come, by rank: all but rank 0, or fewer where they have not come in time."""
         try:
             async with asyncio.timeout(timeout):

@@ -30,7 +30,7 @@ _REACH_S = 5.0
 
 
 @dataclass(slots=True)
-class _Place:
+class _RayPlace:
     """One place: its actor, and what is known of it.
 
     Attributes:
@@ -70,7 +70,7 @@ class Driver:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config
-        self._places: list[_Place] = []
+        self._places: list[_RayPlace] = []
         self._group: Any = None
 
     def submit(self, places: int) -> None:
@@ -84,7 +84,7 @@ class Driver:
         ray.init(address=address, **given)
         bundles = [dict(self._config["resources"]) for _ in range(places)]
         self._group = placement_group(bundles, strategy=self._config["strategy"], name=self._config["name"])
-        self._places = [_Place(self._seat(rank)) for rank in range(places)]
+        self._places = [_RayPlace(self._agent_of(rank)) for rank in range(places)]
 
     def poll(self) -> list[dict[str, str | None]]:
         """What is known of each place."""
@@ -97,7 +97,7 @@ class Driver:
 
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._places[rank].actor)
-        self._places[rank] = _Place(self._seat(rank))
+        self._places[rank] = _RayPlace(self._agent_of(rank))
 
     def log(self, rank: int) -> str:
         """What there is of the output of an agent."""
@@ -119,11 +119,11 @@ class Driver:
         ray.shutdown()
         return [place.output.decode(errors="replace") for place in self._places]
 
-    def _seat(self, rank: int) -> Any:
+    def _agent_of(self, rank: int) -> Any:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from skipper.control.cluster.jobs.ray_seat import NodeSeat
+        from skipper.control.cluster.jobs.ray_agent_process import NodeAgentProcess
 
         resources = dict(self._config["resources"])
         options = {
@@ -135,9 +135,11 @@ class Driver:
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank),
         }
         files = {name: content.encode() for name, content in self._config["files"].items()}
-        return ray.remote(NodeSeat).options(**options).remote(files, self._config["options"], self._config["env"])
+        return (
+            ray.remote(NodeAgentProcess).options(**options).remote(files, self._config["options"], self._config["env"])
+        )
 
-    def _ask(self, places: list[_Place], timeout_s: float) -> None:
+    def _ask(self, places: list[_RayPlace], timeout_s: float) -> None:
         """Ask the actors of some places for reports, and take in those that come in time."""
         import ray
 
@@ -152,10 +154,10 @@ class Driver:
                 _take_in(place)
 
 
-def _take_in(place: _Place) -> None:
+def _take_in(place: _RayPlace) -> None:
     import ray
 
-    from skipper.control.cluster.jobs.ray_seat import MOST_LOG_NBYTES
+    from skipper.control.cluster.jobs.ray_agent_process import MOST_LOG_NBYTES
 
     ref, place.asked = place.asked, None
     try:

@@ -17,10 +17,10 @@ if not __package__:  # run as a file: its folder's place on the path goes to the
     sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
 
 from skipper.control.cluster.hosts import command
-from skipper.control.cluster.hosts.data_plane import address_of
 from skipper.control.cluster.jobs.slurm_queue import slurm
 from skipper.control.model.errors import JobError
 from skipper.control.wire import addresses
+from skipper.control.wire.addresses import address_of_device
 
 
 def main(announcement: str, secret_file: str, idle_s: str, interface: str, authority: str) -> int:
@@ -49,7 +49,7 @@ def node_address(interface: str) -> str:
         JobError: there is none.
     """
     if interface:
-        host = address_of(interface)
+        host = address_of_device(interface)
         if host is None:
             raise JobError(f"this node has no network device {interface!r} with an IPv4 address")
         return host

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NoReturn, Self
 from skipper.control.api.controller import get_or_spawn_controller
 from skipper.control.api.join import join, serve_job
 from skipper.control.api.mesh import ProcMesh
-from skipper.control.cluster.jobs.rank_registry import ROLL, Roll, Seat, extent_of
-from skipper.control.cluster.jobs.spmd_rendezvous import PORT, Gate, Keeper, come
-from skipper.control.cluster.jobs.torchrun import Launch
+from skipper.control.cluster.jobs.rank_registry import REGISTRY, RankEntry, RankRegistry, extent_of
+from skipper.control.cluster.jobs.spmd_rendezvous import PORT, RendezvousPoint, RendezvousServer, join_rendezvous
+from skipper.control.cluster.jobs.torchrun import TorchrunRank
 from skipper.control.model.errors import (
     AlreadyInJobError,
     ControlError,
@@ -95,14 +95,14 @@ class SpmdJob:
         data_plane: bool | None = None,
         timeout: float = MEET_TIMEOUT_S,
     ) -> None:
-        self.launch = Launch.of(os.environ)
-        self._gate: Gate | None = None
+        self.launch = TorchrunRank.of(os.environ)
+        self._rendezvous: RendezvousPoint | None = None
         if not self.launch.has_one_node:
             address = address or f"tcp://{self.launch.master_addr}:{PORT}"
-            self._gate = Gate.of(address, secret_file, certs, insecure=insecure, data_plane=data_plane)
+            self._rendezvous = RendezvousPoint.of(address, secret_file, certs, insecure=insecure, data_plane=data_plane)
         self._timeout = timeout
         self._procs: ProcMesh | None = None
-        self._roll: ActorMesh[Roll] | None = None
+        self._registry: ActorMesh[RankRegistry] | None = None
         self._was_entered = False
         self._is_ending = False
         self._is_well = False
@@ -151,30 +151,30 @@ class SpmdJob:
         try:
             close = self._open(process)
             try:
-                seats = self._wait_for_all(process)
+                entries = self._wait_for_all(process)
             finally:
                 close()
-            self._procs = self._mesh_of(process, seats)
+            self._procs = self._mesh_of(process, entries)
         except BaseException:
             self._is_ending = True
-            if self._roll is not None:
-                self._roll.dismiss.call_one(False)
+            if self._registry is not None:
+                self._registry.dismiss.call_one(False)
             runtime.shutdown()
             raise
 
     def _open(self, process: Process) -> Callable[[], None]:
         """Let the other ranks in; what is returned ends that."""
-        self._roll = get_or_spawn_controller(ROLL, Roll, self.launch.world_size).get(self._timeout)
+        self._registry = get_or_spawn_controller(REGISTRY, RankRegistry, self.launch.world_size).get(self._timeout)
         if self.launch.world_size == 1:
             return lambda: None
-        if self._gate is not None:
-            return Keeper(process, self._gate, self.launch.name).close
+        if self._rendezvous is not None:
+            return RendezvousServer(process, self._rendezvous, self.launch.name).close
         return serve_job(self.launch.name).close
 
-    def _wait_for_all(self, process: Process) -> Sequence[Seat]:
-        assert self._roll is not None  # `_open` has found it
-        here = self._roll.wait_for_all.call_one(self._timeout).get(self._timeout + _CONNECT_S)
-        here[0] = Seat(process.me, self.launch.local_world_size)
+    def _wait_for_all(self, process: Process) -> Sequence[RankEntry]:
+        assert self._registry is not None  # `_open` has found it
+        here = self._registry.wait_for_all.call_one(self._timeout).get(self._timeout + _CONNECT_S)
+        here[0] = RankEntry(process.me, self.launch.local_world_size)
         missing = sorted(set(range(self.launch.world_size)) - set(here))
         if missing:
             raise RendezvousError(
@@ -182,9 +182,9 @@ class SpmdJob:
             )
         return [here[rank] for rank in sorted(here)]
 
-    def _mesh_of(self, process: Process, seats: Sequence[Seat]) -> ProcMesh:
-        everyone = tuple(seat.process for seat in seats)
-        extent = extent_of([seat.local_world_size for seat in seats])
+    def _mesh_of(self, process: Process, entries: Sequence[RankEntry]) -> ProcMesh:
+        everyone = tuple(entry.process for entry in entries)
+        extent = extent_of([entry.local_world_size for entry in entries])
         mesh = ProcMesh(secrets.randbits(63), _MESH, everyone, extent, Shape.whole(extent), process.me)
         assert process.root_cell is not None  # this is the script
         process.root_cell.own(mesh)
@@ -208,8 +208,8 @@ class SpmdJob:
         """Let the others leave; to do so in the midst of the job is a good end, too. The future ends with the last."""
         is_well = self._is_well or not self._is_ending
         self._is_ending = True
-        assert self._roll is not None  # `_open` has found it
-        self._roll.dismiss.call_one(is_well)
+        assert self._registry is not None  # `_open` has found it
+        self._registry.dismiss.call_one(is_well)
         return all_over(self._ends)
 
     # On the others
@@ -220,8 +220,12 @@ class SpmdJob:
         process = self._join(deadline)
         why = f"rank {self.launch.rank} leaves with rank 0, which has failed"
         try:
-            roll = get_or_spawn_controller(ROLL, Roll, self.launch.world_size).get(deadline - time.monotonic())
-            is_well = roll.stay.call_one(self.launch.rank, Seat(process.me, self.launch.local_world_size)).get()
+            registry = get_or_spawn_controller(REGISTRY, RankRegistry, self.launch.world_size).get(
+                deadline - time.monotonic()
+            )
+            is_well = registry.stay.call_one(
+                self.launch.rank, RankEntry(process.me, self.launch.local_world_size)
+            ).get()
         except SupervisionError as error:
             is_well, why = False, f"rank {self.launch.rank} leaves, since rank 0 is gone: {error}"
         runtime.shutdown()
@@ -244,8 +248,8 @@ class SpmdJob:
 
     def _try_to_join(self) -> Process:
         name = f"rank {self.launch.rank}"
-        if self._gate is not None:
-            return come(self._gate, self.launch.name, name, timeout=_CONNECT_S)
+        if self._rendezvous is not None:
+            return join_rendezvous(self._rendezvous, self.launch.name, name, timeout=_CONNECT_S)
         join(self.launch.name, name=name, timeout=_CONNECT_S)
         return runtime.current()
 

@@ -1,8 +1,8 @@
 """How ranks on other nodes come into the job of rank 0: by TCP, with a secret that all nodes have.
 
 Rank 0 listens where all ranks know it to, and tells who knows the secret what it takes to become a process of its job,
-in the words that scripts and agents of hosts use (see `control.cluster.hosts.protocol`). Once all are in, the gate is
-closed.
+in the words that scripts and agents of hosts use (see `control.cluster.hosts.protocol`). Once all are in, rank 0 stops
+listening.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HANG_UP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class RendezvousPoint:
     """Where the ranks of several nodes meet, and what they have to know.
 
     Attributes:
@@ -62,8 +62,8 @@ class Gate:
         *,
         insecure: bool,
         data_plane: bool | None,
-    ) -> Gate:
-        """The gate of these options, which are those of `attach_to_hosts`.
+    ) -> RendezvousPoint:
+        """The rendezvous that these options describe, which are those of `attach_to_hosts`.
 
         Raises:
             ValueError: there is no secret, or that is no address; also what `attach_to_hosts` says of certificates,
@@ -83,7 +83,7 @@ class Gate:
         if folder is not None:
             Certificates(folder)
         secret = read_secret(Path(secret_file) if secret_file is not None else Path(folder or "") / SECRET)
-        return Gate(host, port, secret, folder, (certs is None) if data_plane is None else data_plane)
+        return RendezvousPoint(host, port, secret, folder, (certs is None) if data_plane is None else data_plane)
 
     @property
     def certificates(self) -> Certificates | None:
@@ -91,52 +91,52 @@ class Gate:
         return None if self.certs is None else Certificates(self.certs)
 
     def __repr__(self) -> str:
-        return f"<Gate {addresses.at(self.host, self.port)}>"  # never the secret
+        return f"<RendezvousPoint {addresses.at(self.host, self.port)}>"  # never the secret
 
 
-class Keeper:
+class RendezvousServer:
     """Rank 0's side: lets the ranks of one run in until it is closed. The process listens beyond its host from then on.
 
     Args:
         process: rank 0's.
-        gate: where.
+        rendezvous: where.
         run: what the ranks of this run have in common.
 
     Raises:
         WireError: the address cannot be listened on.
     """
 
-    def __init__(self, process: Process, gate: Gate, run: str) -> None:
-        from skipper.control.wire.auth_listener import Door
+    def __init__(self, process: Process, rendezvous: RendezvousPoint, run: str) -> None:
+        from skipper.control.wire.auth_listener import AuthListener
 
-        self._process, self._gate, self._run = process, gate, run
+        self._process, self._rendezvous, self._run = process, rendezvous, run
         self._links: set[Link] = set()
         self._gone = threading.Event()
-        certificates = gate.certificates
+        certificates = rendezvous.certificates
         if certificates is not None:
             certificates.require(Role.SCRIPT, "rank 0")
         if not addresses.host_of(process.me.address):
-            process.listen_beyond(gate.host, gate.certs)
-            process.data_plane_is_open = gate.data_plane
-            if gate.data_plane:
-                open_data_plane(gate.host)
-        place = addresses.at(gate.host, gate.port)
-        self._door = Door(
+            process.listen_beyond(rendezvous.host, rendezvous.certs)
+            process.data_plane_is_open = rendezvous.data_plane
+            if rendezvous.data_plane:
+                open_data_plane(rendezvous.host)
+        place = addresses.at(rendezvous.host, rendezvous.port)
+        self._auth_listener = AuthListener(
             [(place, certificates)],
             protocol.AGENT,
-            gate.secret,
+            rendezvous.secret,
             on_proven=self._came,
             on_closed=self._gone.set,
             roles=MEMBERS,
         )
-        self.address = addresses.at(gate.host, self._door.ports[0])
-        """``IP:PORT``, where the port is one that is free if the gate's is 0."""
+        self.address = addresses.at(rendezvous.host, self._auth_listener.ports[0])
+        """``IP:PORT``, where the port is one that is free if that of the rendezvous is 0."""
 
     def close(self) -> None:
         """Let nobody in any more; idempotent."""
-        self._door.close()
+        self._auth_listener.close()
         if not self._gone.wait(_HANG_UP_S):
-            self._door.cut()
+            self._auth_listener.cut()
             self._gone.wait(_HANG_UP_S)
 
     # On the listener's thread
@@ -171,17 +171,17 @@ class Keeper:
         return {
             "root": {"id": process.me.id, "address": process.me.address, "name": process.me.name},
             "nonce": nonce.hex(),
-            "masked_secret": protocol.mask(process.secret, self._gate.secret, nonce).hex(),
+            "masked_secret": protocol.mask(process.secret, self._rendezvous.secret, nonce).hex(),
             "settings": dataclasses.asdict(process.settings),
-            "data_plane": self._gate.data_plane,
+            "data_plane": self._rendezvous.data_plane,
         }
 
 
-def come(gate: Gate, run: str, name: str, *, timeout: float) -> Process:
+def join_rendezvous(rendezvous: RendezvousPoint, run: str, name: str, *, timeout: float) -> Process:
     """Become a process of rank 0's job, one that listens at the IP that this node has on the way to rank 0.
 
     Args:
-        gate: where rank 0 listens.
+        rendezvous: where rank 0 listens.
         run: what the ranks of this run have in common.
         name: of this process, for people.
         timeout: in seconds.
@@ -192,19 +192,23 @@ def come(gate: Gate, run: str, name: str, *, timeout: float) -> Process:
         AuthenticationError: rank 0 has another secret.
     """
     asked = {"versions": protocol.versions(), "run": run}
-    certificates = gate.certificates
+    certificates = rendezvous.certificates
     if certificates is not None and certificates.identity.role not in MEMBERS:
         certificates.require(Role.HOST, "a rank")
-    with AgentLink(gate.host, gate.port, gate.secret, certificates, timeout=timeout, role=Role.SCRIPT) as link:
+    with AgentLink(
+        rendezvous.host, rendezvous.port, rendezvous.secret, certificates, timeout=timeout, role=Role.SCRIPT
+    ) as link:
         there = link.ask("come", asked, timeout=timeout)
     root = ProcessRef(there["root"]["id"], there["root"]["address"], there["root"]["name"])
-    secret = protocol.mask(bytes.fromhex(there["masked_secret"]), gate.secret, bytes.fromhex(there["nonce"]))
-    own = addresses.own_address_towards(gate.host)
+    secret = protocol.mask(bytes.fromhex(there["masked_secret"]), rendezvous.secret, bytes.fromhex(there["nonce"]))
+    own = addresses.own_address_towards(rendezvous.host)
     is_open = bool(there["data_plane"])
     if is_open:
         open_data_plane(own)
     settings = Settings(**there["settings"])
-    process = runtime.start_joined(root, secret, settings, name, host=own, certs=gate.certs, data_plane_is_open=is_open)
+    process = runtime.start_joined(
+        root, secret, settings, name, host=own, certs=rendezvous.certs, data_plane_is_open=is_open
+    )
     try:
         process.request(root, "join", pack(this_proc())).get(timeout)
     except BaseException:

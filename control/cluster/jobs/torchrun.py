@@ -1,4 +1,4 @@
-"""`Launch`: what ``torchrun``, or whoever sets the same variables, has told this process in its environment."""
+"""`TorchrunRank`: what ``torchrun``, or whoever sets the same variables, has told this process in its environment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skipper.control.model.errors import TorchrunError
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class TorchrunRank:
     """One rank of a run of ``torchrun``.
 
     Attributes:
@@ -34,7 +34,7 @@ class Launch:
     restart: int = 0
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Launch:
+    def of(cls, environment: Mapping[str, str]) -> TorchrunRank:
         """Read RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
         Raises:

@@ -1,6 +1,5 @@
 """Recovery: what is done about a failure, by its type, and processes that are made anew in their place."""
 
-from skipper.control.cluster.recovery.attached import AttachedHosts
 from skipper.control.cluster.recovery.policy import (
     Action,
     Attempt,
@@ -12,7 +11,7 @@ from skipper.control.cluster.recovery.policy import (
     Restart,
     Strategy,
 )
-from skipper.control.cluster.recovery.recoverable import Recoverable
+from skipper.control.cluster.recovery.recoverable import AttachedHosts, Recoverable
 
 __all__ = [
     # what to do

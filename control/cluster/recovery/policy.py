@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from skipper.control.cluster.hosts import HostMesh
+from skipper.control.api.mesh import HostMesh
 from skipper.control.model.failure import FailureKind, MeshFailure
 
 

@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from skipper.control.api.mesh import ProcMesh
-from skipper.control.cluster.hosts import HostMesh, this_host
+from skipper.control.api.actor import Actor
+from skipper.control.api.mesh import HostMesh, ProcMesh, this_host
 from skipper.control.cluster.recovery.policy import Action, Attempt, Decision, RecoveryPolicy
-from skipper.control.model.actor import Actor
 from skipper.control.model.errors import ControlError
 from skipper.control.model.failure import FailureKind, MeshFailure
 from skipper.control.runtime import current_runtime as runtime
@@ -187,3 +186,30 @@ async def _end_of(procs: ProcMesh) -> None:
     # A host that is lost cannot say that they have ended. They have: they end with their link.
     with contextlib.suppress(ControlError):
         await procs.stop()
+
+
+class AttachedHosts:
+    """Hosts that were attached by their addresses: one that is lost is attached again, once its agent answers.
+
+    ``ReplaceHost(AttachedHosts(hosts), attempts=20)`` waits for a machine that is cut off, or that starts again.
+
+    Args:
+        hosts: as `attach_to_hosts` has returned them.
+
+    Raises:
+        ValueError: they are this host.
+    """
+
+    def __init__(self, hosts: HostMesh) -> None:
+        if not hosts.names:
+            raise ValueError("this host is not an attached one: it cannot be lost while its script runs")
+        self._hosts = hosts
+
+    def replace(self, *, timeout: float) -> HostMesh:
+        """Attach those again that are lost.
+
+        Raises:
+            HostUnreachableError: the agent of one of them does not answer.
+            HostError: its agent refuses.
+        """
+        return self._hosts.reattach(timeout=timeout)

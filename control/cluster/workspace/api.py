@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.mesh import ProcMesh
-from skipper.control.cluster.workspace.courier import Branch, Courier, Parcel, token_name
 from skipper.control.cluster.workspace.folder import Folder, open_source
-from skipper.control.cluster.workspace.manifest import ChunkReader, Manifest, check, scan
+from skipper.control.cluster.workspace.manifest import ChunkReader, FolderManifest, check, scan
+from skipper.control.cluster.workspace.receiver import ChunkBatch, Subtree, WorkspaceReceiver, token_name
 from skipper.control.model.errors import ControlError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EXCLUDE = (".git", "__pycache__", "*.pyc", ".venv", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints")
 
 _FANOUT = 4
-_PARCEL_NBYTES = 64 << 20
+_BATCH_NBYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,51 +105,51 @@ def sync_workspace(
 
 
 def _sync(
-    procs: ProcMesh, folder: Folder, there: str, manifest: Manifest, *, reload: bool, timeout: float, begin: float
+    procs: ProcMesh, folder: Folder, there: str, manifest: FolderManifest, *, reload: bool, timeout: float, begin: float
 ) -> SyncReport:
     files = {entry.path for entry in manifest.entries if entry.is_file}
-    couriers: ActorMesh[Any] = procs.flatten("hosts").spawn("workspace", Courier)
+    receivers: ActorMesh[Any] = procs.flatten("hosts").spawn("workspace", WorkspaceReceiver)
     try:
-        hosts = _one_of_each(couriers, timeout)
+        hosts = _one_of_each(receivers, timeout)
         moved, hosts = _bring(folder, there, manifest, hosts, timeout)
         changed: set[str] = set()
-        for future in [courier.commit.call_one() for courier in hosts.values()]:
+        for future in [receiver.commit.call_one() for receiver in hosts.values()]:
             changed.update(files.intersection(future.get(timeout)))
         reloaded: set[str] = set()
         if reload and changed:
-            for names in couriers.reload.call(there, tuple(changed)).get(timeout):
+            for names in receivers.reload.call(there, tuple(changed)).get(timeout):
                 reloaded.update(names)
     finally:
         with suppress(ControlError):  # what went wrong before is what matters
-            couriers.stop().get(timeout)
+            receivers.stop().get(timeout)
     return SyncReport(
         tuple(hosts), manifest.nbytes, moved, tuple(sorted(changed)), tuple(sorted(reloaded)), time.monotonic() - begin
     )
 
 
-def _one_of_each(couriers: ActorMesh[Any], timeout: float) -> dict[str, ActorMesh[Any]]:
-    """A courier of each host, by the host's name."""
+def _one_of_each(receivers: ActorMesh[Any], timeout: float) -> dict[str, ActorMesh[Any]]:
+    """A receiver of each host, by the host's name."""
     found: dict[str, tuple[str, int]] = {}
-    for rank, (identity, name) in enumerate(couriers.host.call().get(timeout)):
+    for rank, (identity, name) in enumerate(receivers.host.call().get(timeout)):
         found.setdefault(identity, (name, rank))
     names: dict[str, ActorMesh[Any]] = {}
     for name, rank in found.values():
-        names[name if name not in names else f"{name} ({rank})"] = couriers.slice(hosts=rank)
+        names[name if name not in names else f"{name} ({rank})"] = receivers.slice(hosts=rank)
     return names
 
 
 def _bring(
-    folder: Folder, target: str, manifest: Manifest, hosts: dict[str, ActorMesh[Any]], timeout: float
+    folder: Folder, target: str, manifest: FolderManifest, hosts: dict[str, ActorMesh[Any]], timeout: float
 ) -> tuple[int, dict[str, ActorMesh[Any]]]:
     """Have every host get what it misses; how many bytes that was, and the hosts that have a folder of their own."""
     with _token(folder) as token:
-        asked = {name: courier.begin.call_one(target, token, manifest) for name, courier in hosts.items()}
+        asked = {name: receiver.begin.call_one(target, token, manifest) for name, receiver in hosts.items()}
         missing = {name: future.get(timeout) for name, future in asked.items()}
     needed: set[bytes] = set().union(*(chunks for chunks in missing.values() if chunks))
     tree = _tree([hosts[name] for name, chunks in missing.items() if chunks])
     moved = 0
-    for parcel in _parcels(folder, manifest, needed):
-        futures = [branch.courier.take.call_one(parcel, branch.below) for branch in tree]
+    for batch in _batches(folder, manifest, needed):
+        futures = [branch.receiver.take.call_one(batch, branch.below) for branch in tree]
         moved += sum(future.get(timeout) for future in futures)
     return moved, {name: hosts[name] for name, chunks in missing.items() if chunks is not None}
 
@@ -167,13 +167,13 @@ def _token(folder: Folder) -> Iterator[str]:
         folder.unlink(name)
 
 
-def _tree(couriers: Sequence[ActorMesh[Any]]) -> tuple[Branch, ...]:
-    """Couriers in branches of like sizes, at most `_FANOUT` at each place."""
-    groups = [couriers[start::_FANOUT] for start in range(min(_FANOUT, len(couriers)))]
-    return tuple(Branch(group[0], _tree(group[1:])) for group in groups)
+def _tree(receivers: Sequence[ActorMesh[Any]]) -> tuple[Subtree, ...]:
+    """Receivers in branches of like sizes, at most `_FANOUT` at each place."""
+    groups = [receivers[start::_FANOUT] for start in range(min(_FANOUT, len(receivers)))]
+    return tuple(Subtree(group[0], _tree(group[1:])) for group in groups)
 
 
-def _parcels(folder: Folder, manifest: Manifest, needed: set[bytes]) -> Iterator[Parcel]:
+def _batches(folder: Folder, manifest: FolderManifest, needed: set[bytes]) -> Iterator[ChunkBatch]:
     """The contents of the chunks that are needed, some at a time."""
     chunks: list[bytes] = []
     size = 0
@@ -183,8 +183,8 @@ def _parcels(folder: Folder, manifest: Manifest, needed: set[bytes]) -> Iterator
                 continue
             chunks.append(reader.read(name, path, offset, nbytes))
             size += nbytes
-            if size >= _PARCEL_NBYTES:
-                yield Parcel(b"".join(chunks), tuple(map(len, chunks)))
+            if size >= _BATCH_NBYTES:
+                yield ChunkBatch(b"".join(chunks), tuple(map(len, chunks)))
                 chunks, size = [], 0
     if chunks:
-        yield Parcel(b"".join(chunks), tuple(map(len, chunks)))
+        yield ChunkBatch(b"".join(chunks), tuple(map(len, chunks)))

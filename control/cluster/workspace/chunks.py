@@ -31,7 +31,7 @@ Bytes = bytes | bytearray | memoryview | mmap.mmap
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class FileChunk:
     """A piece of a file.
 
     Attributes:

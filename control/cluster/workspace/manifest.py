@@ -1,4 +1,4 @@
-"""What a folder holds, as names of chunks: `Manifest`, `scan`, which reads it off the disk, and `check` for others'."""
+"""`FolderManifest`: what a folder holds, as names of chunks. `scan` reads it off the disk; `check` is for others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO
 
-from skipper.control.cluster.workspace.chunks import HASH_NBYTES, LARGEST, Chunk, cut, digest
+from skipper.control.cluster.workspace.chunks import HASH_NBYTES, LARGEST, FileChunk, cut, digest
 from skipper.control.cluster.workspace.folder import OTHERS_WRITE, Folder
 from skipper.control.model.errors import WorkspaceError
 
@@ -31,7 +31,7 @@ _MOST_PATTERNS = 1024
 _PERMISSIONS = 0o777 & ~OTHERS_WRITE
 
 _Stamp = tuple[int, int, int, int, int]
-_known: dict[str, tuple[_Stamp, tuple[Chunk, ...]]] = {}
+_known: dict[str, tuple[_Stamp, tuple[FileChunk, ...]]] = {}
 """The chunks of files that this process has read, with what the system said of the file then."""
 
 
@@ -48,7 +48,7 @@ class Entry:
 
     path: str
     mode: int
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[FileChunk, ...] = ()
     link: str = ""
 
     @property
@@ -68,7 +68,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class FolderManifest:
     """Everything in a folder but what is excluded; folders come before what is in them.
 
     Attributes:
@@ -95,7 +95,7 @@ class Manifest:
         return found
 
 
-def scan(folder: Folder, exclude: Sequence[str]) -> Manifest:
+def scan(folder: Folder, exclude: Sequence[str]) -> FolderManifest:
     """Read a folder. Files that have not changed since this process read them last are not read again.
 
     What is neither a file nor a folder nor a symbolic link is passed over.
@@ -104,10 +104,10 @@ def scan(folder: Folder, exclude: Sequence[str]) -> Manifest:
         WorkspaceError: something in it was replaced meanwhile, or belongs to somebody else where all must be ours.
         OSError: something in it cannot be read.
     """
-    return Manifest(tuple(_entries(folder, folder.fd, "", exclude)), tuple(exclude))
+    return FolderManifest(tuple(_entries(folder, folder.fd, "", exclude)), tuple(exclude))
 
 
-def check(manifest: Manifest) -> None:
+def check(manifest: FolderManifest) -> None:
     """See to it that a manifest, wherever it came from, says nothing that reaches beyond its folder.
 
     Raises:
@@ -217,7 +217,7 @@ def _entries(folder: Folder, fd: int, within: str, exclude: Sequence[str]) -> It
                 yield Entry(path, status.st_mode, _chunks(os.path.join(folder.path, path), file))
 
 
-def _chunks(path: str, file: IO[bytes]) -> tuple[Chunk, ...]:
+def _chunks(path: str, file: IO[bytes]) -> tuple[FileChunk, ...]:
     status = os.fstat(file.fileno())
     stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     known = _known.get(path)
@@ -226,7 +226,7 @@ def _chunks(path: str, file: IO[bytes]) -> tuple[Chunk, ...]:
     if not status.st_size:
         return ()
     content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # closed with the last view of it
-    chunks = tuple(Chunk(digest(piece), len(piece)) for piece in cut(content))
+    chunks = tuple(FileChunk(digest(piece), len(piece)) for piece in cut(content))
     _known[path] = stamp, chunks
     return chunks
 

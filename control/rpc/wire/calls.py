@@ -35,7 +35,7 @@ class Code(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CallFailure:
     """Why a call has no result.
 
     Attributes:
@@ -52,7 +52,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class MethodCall:
     """A call of a method.
 
     Attributes:
@@ -71,7 +71,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CallResult:
     """How a call ended.
 
     Attributes:
@@ -80,7 +80,7 @@ class Answer:
     """
 
     segments: Segments = ()
-    failure: Failure | None = None
+    failure: CallFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class OperationState:
     """
 
     id: str
-    answer: Answer | None = None
-    failure: Failure | None = None
+    answer: CallResult | None = None
+    failure: CallFailure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +145,4 @@ class Start:
     """An operation that is to be started, under an id of the caller's choice."""
 
     id: str
-    call: Call
+    call: MethodCall

@@ -23,9 +23,9 @@ from skipper.control.model.exception_text import in_seconds
 from skipper.control.rpc.wire import messages
 from skipper.control.rpc.wire.calls import (
     ActorInfo,
-    Answer,
-    Call,
-    Failure,
+    CallFailure,
+    CallResult,
+    MethodCall,
     MethodInfo,
     OperationQuery,
     OperationState,
@@ -170,7 +170,7 @@ class ActorChannel:
         self._watch = watch
         return session
 
-    def invoke(self, call: Call, timeout: float | None) -> Answer:
+    def invoke(self, call: MethodCall, timeout: float | None) -> CallResult:
         """Call a method and wait in this thread, at the longest for ``timeout`` seconds.
 
         Raises:
@@ -180,7 +180,7 @@ class ActorChannel:
         """
         return self._ask("Invoke", messages.encode_call(call), messages.decode_answer, timeout)
 
-    def begin(self, call: Call, timeout: float | None, done: Callable[[Answer | ControlError], None]) -> None:
+    def begin(self, call: MethodCall, timeout: float | None, done: Callable[[CallResult | ControlError], None]) -> None:
         """`invoke` without the wait: ``done`` is told the answer, or the error, on a thread that must not be held up.
 
         Raises:
@@ -224,7 +224,7 @@ class ActorChannel:
         """The server's actors; raises as `invoke` does."""
         return self._ask("ListActors", messages.encode_actors_query(query), messages.decode_actors, timeout)
 
-    def list_methods(self, query: Query, timeout: float | None) -> tuple[MethodInfo, ...] | Failure:
+    def list_methods(self, query: Query, timeout: float | None) -> tuple[MethodInfo, ...] | CallFailure:
         """An actor's methods, or why they cannot be had; raises as `invoke` does."""
         return self._ask("ListMethods", messages.encode_methods_query(query), messages.decode_methods, timeout)
 

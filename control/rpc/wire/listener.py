@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from functools import cache
 from typing import Any, Protocol
@@ -24,23 +24,22 @@ from skipper.control.model.errors import CertificateError, ProtocolError
 from skipper.control.rpc.wire import messages
 from skipper.control.rpc.wire.calls import (
     ActorInfo,
-    Answer,
-    Call,
-    Failure,
+    CallFailure,
+    CallResult,
+    MethodCall,
     MethodInfo,
     OperationQuery,
     OperationState,
     Query,
     Start,
 )
-from skipper.control.rpc.wire.client_certificates import ClientCertificates
 from skipper.control.rpc.wire.session import VERSION, Refused, ServerSessions
 from skipper.control.rpc.wire.unproven import PATIENCE_S, Unproven
 from skipper.control.wire.auth import NOT_ADMITTED
 from skipper.control.wire.certificates import REVIEW_S, Certificates
 from skipper.control.wire.grpc_core import NO_COMPRESSION
-from skipper.control.wire.identity import Role
-from skipper.control.wire.listener import Listener
+from skipper.control.wire.identity import Identity, Role
+from skipper.control.wire.listener import StreamListener
 from skipper.control.wire.streams import IncomingStream, Status
 from skipper.control.wire.tls import Tls
 
@@ -60,16 +59,19 @@ _MAX_METADATA_NBYTES = 8 << 10
 _MAX_WATCHERS = 64
 """Streams that want to be told when the server stops; one more costs the oldest its place."""
 
+_MOST_KNOWN_CERTIFICATES = 1024
+"""Certificates of which is kept what they say; it takes longer than a call to find out."""
+
 _HEALTH: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
-class Service(Protocol):
+class RequestHandler(Protocol):
     """What answers the requests; on threads of the listener's executor."""
 
-    def invoke(self, call: Call, remaining_s: float | None) -> Answer:
+    def invoke(self, call: MethodCall, remaining_s: float | None) -> CallResult:
         """Call a method."""
 
-    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | Failure:
+    def list_methods(self, query: Query) -> tuple[MethodInfo, ...] | CallFailure:
         """The methods of an actor."""
 
     def list_actors(self, query: Query) -> tuple[ActorInfo, ...]:
@@ -108,7 +110,7 @@ class ActorListener:
 
     def __init__(
         self,
-        service: Service,
+        service: RequestHandler,
         address: str,
         secret: bytes,
         *,
@@ -131,7 +133,7 @@ class ActorListener:
         self._closed = threading.Event()
         self._watchers: dict[_Watcher, None] = {}
         self._review_at_s = 0.0
-        self._unproven: Unproven[_Request | _Questions | _Watcher] = Unproven(
+        self._unproven: Unproven[_IncomingRequest | _Questions | _Watcher] = Unproven(
             begin=lambda request: request.begin(), refuse=lambda request: request.refuse(), group=_peer_of
         )
         self._proofs: deque[str] = deque()
@@ -152,7 +154,7 @@ class ActorListener:
             ("grpc.http2.max_ping_strikes", 0),
             *NO_COMPRESSION,
         )
-        self._listener = Listener(
+        self._listener = StreamListener(
             ((address, tls),),
             greeting_s=PATIENCE_S,
             options=options,
@@ -200,20 +202,22 @@ class ActorListener:
             return
         answer = self._answer_to(stream.method)
         if answer is not None:
-            self._take(_Request(stream, self._gone, lambda request: self._have_answered(answer, request, stream)))
+            self._take(
+                _IncomingRequest(stream, self._gone, lambda request: self._have_answered(answer, request, stream))
+            )
         elif stream.method == f"/{_HEALTH}/Watch":
             self._take(_Watcher(stream, self._gone, self._watch))
         elif self._takes_open_json and stream.method == f"/{reflection.SERVICE_NAME}/ServerReflectionInfo":
             self._take(_Questions(stream, self._gone))
         else:
-            _Request(stream, self._gone, lambda _: None)
+            _IncomingRequest(stream, self._gone, lambda _: None)
             stream.turn_away("unimplemented", "there is no such method")
 
     def _may_ask(self, stream: IncomingStream) -> bool:
         refusal = self._refusal(stream)
         if refusal is None:
             return True
-        _Request(stream, self._gone, lambda _: None)
+        _IncomingRequest(stream, self._gone, lambda _: None)
         stream.turn_away("permission_denied", refusal)
         return False
 
@@ -227,10 +231,10 @@ class ActorListener:
             return f"{NOT_ADMITTED}: {error}"
         return None
 
-    def _take(self, request: _Request | _Questions | _Watcher) -> None:
+    def _take(self, request: _IncomingRequest | _Questions | _Watcher) -> None:
         self._unproven.came(request, request.stream.connection, time.monotonic())
 
-    def _gone(self, request: _Request | _Questions | _Watcher) -> None:
+    def _gone(self, request: _IncomingRequest | _Questions | _Watcher) -> None:
         if isinstance(request, _Watcher):
             self._watchers.pop(request, None)
         self._unproven.gone(request, time.monotonic())
@@ -360,7 +364,7 @@ class ActorListener:
         return messages.encode_operation(self._service.start_operation(start))
 
 
-class _Request:
+class _IncomingRequest:
     """A request of one message, until that has come: the user of its stream.
 
     Args:
@@ -370,7 +374,7 @@ class _Request:
     """
 
     def __init__(
-        self, stream: IncomingStream, on_gone: Callable[[_Request], None], on_message: Callable[[bytes], None]
+        self, stream: IncomingStream, on_gone: Callable[[_IncomingRequest], None], on_message: Callable[[bytes], None]
     ) -> None:
         self.stream = stream
         self._on_gone = on_gone
@@ -386,7 +390,7 @@ class _Request:
         self.stream.turn_away("deadline_exceeded", "its message has not come in time")
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """Void: it is the other side that dials."""
+        """Do nothing: the other side dials."""
 
     def received(self, message: bytes) -> bool:
         """What is asked."""
@@ -395,7 +399,7 @@ class _Request:
         return False
 
     def sent(self) -> None:
-        """Void: the answer is the end."""
+        """Do nothing: the stream ends with the answer."""
 
     def ended(self, status: Status) -> None:
         """It was answered, or has left, or has no message."""
@@ -403,11 +407,11 @@ class _Request:
         self.stream.turn_away("invalid_argument", "a request is one message")
 
 
-class _Watcher(_Request):
+class _Watcher(_IncomingRequest):
     """A stream of health: whether the server serves, and the news when it does not any more."""
 
     def __init__(
-        self, stream: IncomingStream, on_gone: Callable[[_Request], None], on_asked: Callable[[_Watcher], None]
+        self, stream: IncomingStream, on_gone: Callable[[_IncomingRequest], None], on_asked: Callable[[_Watcher], None]
     ) -> None:
         super().__init__(stream, on_gone, lambda _: on_asked(self))
         self._lock = threading.Lock()
@@ -456,7 +460,7 @@ class _Questions:
         self.stream.turn_away("deadline_exceeded", "that is enough")
 
     def opened(self, metadata: dict[str, Any]) -> None:
-        """Void: it is the other side that dials."""
+        """Do nothing: the other side dials."""
 
     def received(self, message: bytes) -> bool:
         """Answer a question; the next is taken when the answer is out."""
@@ -493,8 +497,42 @@ def _peer_of(connection: str) -> str:
     return connection.rpartition(":")[0]
 
 
-def _checked(call: Call, is_proven: bool) -> Call:
+def _checked(call: MethodCall, is_proven: bool) -> MethodCall:
     """A call that may be looked at: nobody's pickle is opened without a proof."""
     if not call.is_json and not is_proven:
         raise Refused("a pickle is taken with a proof only")
     return call
+
+
+class ClientCertificates:
+    """Looks at role, cluster and validity of certificates, and whether they were revoked; for one thread.
+
+    What a certificate says is kept for `REVIEW_S`; the lists of revoked ones are looked at for each request.
+
+    Args:
+        certificates: of the server, with whom it trusts and the lists of what was revoked.
+        roles: those whose holders may ask.
+    """
+
+    def __init__(self, certificates: Certificates, roles: Collection[Role]) -> None:
+        self._certificates = certificates
+        self._roles = frozenset(roles)
+        self._known: OrderedDict[tuple[bytes, ...], tuple[float, Identity]] = OrderedDict()
+
+    def admit(self, shown: Sequence[bytes]) -> Identity:
+        """Who has shown these certificates.
+
+        Raises:
+            CertificateError: it may not ask.
+        """
+        key, now = tuple(shown), time.monotonic()
+        until, identity = self._known.get(key, (0.0, None))
+        if identity is None or now >= until:
+            self._known.pop(key, None)
+            identity = self._certificates.admit(shown, self._roles)
+            self._known[key] = now + REVIEW_S, identity
+            while len(self._known) > _MOST_KNOWN_CERTIFICATES:
+                self._known.popitem(last=False)
+        if self._certificates.is_revoked(identity):
+            raise CertificateError(f"the certificate of {identity} was revoked")
+        return identity

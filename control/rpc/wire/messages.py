@@ -10,10 +10,10 @@ from google.protobuf.message import DecodeError, Message
 from skipper.control.model.errors import ProtocolError
 from skipper.control.rpc.wire.calls import (
     ActorInfo,
-    Answer,
-    Call,
+    CallFailure,
+    CallResult,
     Code,
-    Failure,
+    MethodCall,
     MethodInfo,
     OperationQuery,
     OperationState,
@@ -55,22 +55,22 @@ def decode_session(data: bytes) -> tuple[bytes, bytes]:
     return message.session, message.proof
 
 
-def encode_call(call: Call) -> bytes:
+def encode_call(call: MethodCall) -> bytes:
     """An ActorRequest."""
     return _call(call).SerializeToString()
 
 
-def decode_call(data: bytes) -> Call:
+def decode_call(data: bytes) -> MethodCall:
     """An ActorRequest."""
     return _read_call(_parse(pb.ActorRequest(), data))
 
 
-def encode_answer(answer: Answer) -> bytes:
+def encode_answer(answer: CallResult) -> bytes:
     """An ActorResponse."""
     return _answer(answer).SerializeToString()
 
 
-def decode_answer(data: bytes) -> Answer:
+def decode_answer(data: bytes) -> CallResult:
     """An ActorResponse."""
     return _read_answer(_parse(pb.ActorResponse(), data))
 
@@ -86,9 +86,9 @@ def decode_methods_query(data: bytes) -> Query:
     return Query(handle=message.actor_handle, actor=message.actor)
 
 
-def encode_methods(methods: Iterable[MethodInfo] | Failure) -> bytes:
+def encode_methods(methods: Iterable[MethodInfo] | CallFailure) -> bytes:
     """A ListMethodsResponse."""
-    if isinstance(methods, Failure):
+    if isinstance(methods, CallFailure):
         return pb.ListMethodsResponse(error=_failure(methods)).SerializeToString()
     listed = [
         pb.Method(name=method.name, signature=method.signature, doc=method.doc, idempotent=method.is_idempotent)
@@ -97,7 +97,7 @@ def encode_methods(methods: Iterable[MethodInfo] | Failure) -> bytes:
     return pb.ListMethodsResponse(methods=listed).SerializeToString()
 
 
-def decode_methods(data: bytes) -> tuple[MethodInfo, ...] | Failure:
+def decode_methods(data: bytes) -> tuple[MethodInfo, ...] | CallFailure:
     """A ListMethodsResponse."""
     message = _parse(pb.ListMethodsResponse(), data)
     if message.HasField("error"):
@@ -180,7 +180,7 @@ def decode_operation(data: bytes) -> OperationState:
     )
 
 
-def _call(call: Call) -> pb.ActorRequest:
+def _call(call: MethodCall) -> pb.ActorRequest:
     args, *buffers = call.segments or (b"",)
     return pb.ActorRequest(
         actor_handle=call.handle,
@@ -192,8 +192,8 @@ def _call(call: Call) -> pb.ActorRequest:
     )
 
 
-def _read_call(message: pb.ActorRequest) -> Call:
-    return Call(
+def _read_call(message: pb.ActorRequest) -> MethodCall:
+    return MethodCall(
         message.method,
         (message.args, *message.buffers),
         message.actor_handle,
@@ -202,20 +202,20 @@ def _read_call(message: pb.ActorRequest) -> Call:
     )
 
 
-def _answer(answer: Answer) -> pb.ActorResponse:
+def _answer(answer: CallResult) -> pb.ActorResponse:
     if answer.failure is not None:
         return pb.ActorResponse(error=_failure(answer.failure))
     result, *buffers = answer.segments
     return pb.ActorResponse(result=result, buffers=buffers)
 
 
-def _read_answer(message: pb.ActorResponse) -> Answer:
+def _read_answer(message: pb.ActorResponse) -> CallResult:
     if message.HasField("error"):
-        return Answer(failure=_read_failure(message.error))
-    return Answer((message.result, *message.buffers))
+        return CallResult(failure=_read_failure(message.error))
+    return CallResult((message.result, *message.buffers))
 
 
-def _failure(failure: Failure) -> pb.Error:
+def _failure(failure: CallFailure) -> pb.Error:
     cause, *buffers = failure.cause or (b"",)
     return pb.Error(
         code=pb.ErrorCode.Name(failure.code),
@@ -226,13 +226,13 @@ def _failure(failure: Failure) -> pb.Error:
     )
 
 
-def _read_failure(message: pb.Error) -> Failure:
+def _read_failure(message: pb.Error) -> CallFailure:
     try:
         code = Code(message.code)
     except ValueError:  # of a later version
         code = Code.UNSPECIFIED
     cause = (message.cause, *message.cause_buffers) if message.cause else ()
-    return Failure(code, message.message, message.traceback, cause)
+    return CallFailure(code, message.message, message.traceback, cause)
 
 
 def _parse(message: M, data: bytes) -> M:

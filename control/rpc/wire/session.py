@@ -103,7 +103,7 @@ class ClientSession:
         return body
 
 
-class Seal:
+class AnswerSealer:
     """The server's side of one request that has been proven: closes the answer to it."""
 
     __slots__ = ("_key", "_number", "_rpc")
@@ -143,7 +143,7 @@ class ServerSessions:
         session = ticket + _mac(self._own_key, b"ticket", ticket)
         return session, _mac(self._secret, b"server", nonce, session)
 
-    def accept(self, rpc: bytes, request: bytes) -> tuple[bytes, Seal | None]:
+    def accept(self, rpc: bytes, request: bytes) -> tuple[bytes, AnswerSealer | None]:
         """A request without its proof, and what closes the answer; None where it came without a proof.
 
         Raises:
@@ -163,7 +163,7 @@ class ServerSessions:
             if not self._used[session].window.take(number):
                 raise Refused("this request was there before, or is too old")
             self._used.move_to_end(session)
-        return body, Seal(used.key, rpc, encoded)
+        return body, AnswerSealer(used.key, rpc, encoded)
 
     def _unused(self, session: bytes) -> _Used:
         ticket = session[: -auth.PROOF_NBYTES]
@@ -194,10 +194,10 @@ class _Used:
     def __init__(self, key: hmac.HMAC, begun: float) -> None:
         self.key = key
         self.begun = begun
-        self.window = Window()
+        self.window = ReplayWindow()
 
 
-class Window:
+class ReplayWindow:
     """Which numbers have been there: the highest, and a bit for each of those before it."""
 
     __slots__ = ("_highest", "_seen")

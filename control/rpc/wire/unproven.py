@@ -45,10 +45,10 @@ class Unproven(Generic[R]):
         self._begin = begin
         self._refuse = refuse
         self._group = group
-        self._connections: dict[str, _Connection[R]] = {}
+        self._connections: dict[str, _UnprovenConnection[R]] = {}
         self._peers: dict[str, int] = {}
         """How many places each has."""
-        self._until: dict[R, tuple[float, _Connection[R]]] = {}
+        self._until: dict[R, tuple[float, _UnprovenConnection[R]]] = {}
         """By when a body has to have come; those first that came first."""
         self._since: dict[R, float] = {}
         """Who has a place, and since when, in this order."""
@@ -67,7 +67,7 @@ class Unproven(Generic[R]):
             self._make_room()
         connection = self._connections.get(name)
         if connection is None:
-            connection = self._connections[name] = _Connection(name, self._group(name))
+            connection = self._connections[name] = _UnprovenConnection(name, self._group(name))
         connection.waiting.append(request)
         self._until[request] = (now + PATIENCE_S, connection)
         self._share_out(now)
@@ -114,7 +114,7 @@ class Unproven(Generic[R]):
             self._since[request] = now
             self._begin(request)
 
-    def _next(self) -> _Connection[R] | None:
+    def _next(self) -> _UnprovenConnection[R] | None:
         """Whose turn it is."""
         if len(self._since) == len(self._until):
             return None
@@ -123,7 +123,7 @@ class Unproven(Generic[R]):
         ]
         return min(waiting, key=lambda each: (self._peers.get(each.peer, 0), len(each.receiving)), default=None)
 
-    def _make_way(self, connection: _Connection[R], now: float) -> bool:
+    def _make_way(self, connection: _UnprovenConnection[R], now: float) -> bool:
         """Take a place from a slow one of the peer that has the most, unless that is no more than it would be here."""
         most = max(self._peers.values())
         for request, since in self._since.items():
@@ -161,7 +161,7 @@ class Unproven(Generic[R]):
 
 
 @dataclass(slots=True)
-class _Connection(Generic[R]):
+class _UnprovenConnection(Generic[R]):
     name: str
     peer: str
     waiting: deque[R] = field(default_factory=deque)

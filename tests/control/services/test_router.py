@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from skipper.control import SupervisionError
+from skipper.control.api.service import ReplicaState
 from skipper.control.model.actor import interface_of
-from skipper.control.services.retry import may_retry
-from skipper.control.services.router import Router, Seat
-from skipper.control.services.table import Place, ReplicaState, Table
+from skipper.control.services.retry_thread import may_retry
+from skipper.control.services.router import KnownReplica, Router
+from skipper.control.services.table import ReplicaSlot, ReplicaTable
 from tests.control.services.parties import Worker
 
 
@@ -22,9 +23,9 @@ class Mesh:
     uid: int
 
 
-def table(states: dict[int, ReplicaState], *, life: int = 0) -> Table:
+def table(states: dict[int, ReplicaState], *, life: int = 0) -> ReplicaTable:
     """Replicas of these numbers and states; those of another life are other ones."""
-    return Table(0, tuple(Place(number, state, mesh(number, life)) for number, state in states.items()))
+    return ReplicaTable(0, tuple(ReplicaSlot(number, state, mesh(number, life)) for number, state in states.items()))
 
 
 def mesh(number: int, life: int = 0) -> Any:
@@ -37,23 +38,23 @@ def router(count: int) -> Router:
     return made
 
 
-def choose(chosen_by: Router) -> Seat:
-    seat = chosen_by.choose()
-    assert seat is not None
-    return seat
+def choose(chosen_by: Router) -> KnownReplica:
+    replica = chosen_by.choose()
+    assert replica is not None
+    return replica
 
 
 def test_requests_go_to_the_replica_with_the_fewest_outstanding() -> None:
     chance, made = random.Random(1), router(5)
-    under_way: list[Seat] = []
+    under_way: list[KnownReplica] = []
     for _ in range(2000):
         if under_way and chance.random() < 0.45:
             under_way.pop(chance.randrange(len(under_way))).outstanding -= 1
-        fewest = min(seat.outstanding for number in range(5) if (seat := made.seat(number)))
-        seat = choose(made)
-        assert seat.outstanding == fewest
-        seat.outstanding += 1
-        under_way.append(seat)
+        fewest = min(replica.outstanding for number in range(5) if (replica := made.replica(number)))
+        replica = choose(made)
+        assert replica.outstanding == fewest
+        replica.outstanding += 1
+        under_way.append(replica)
 
 
 def test_replicas_that_have_equally_much_to_do_take_turns() -> None:
@@ -87,16 +88,16 @@ def test_there_is_nobody_to_choose_where_nobody_is_ready() -> None:
 
 def test_a_replica_that_is_lost_here_is_left_out_until_another_has_its_number() -> None:
     made = router(2)
-    lost = made.seat(0)
+    lost = made.replica(0)
     assert lost is not None
     made.lose(lost)
-    made.update(table({0: ReplicaState.READY, 1: ReplicaState.READY}))  # the keeper does not know of it yet
+    made.update(table({0: ReplicaState.READY, 1: ReplicaState.READY}))  # the controller does not know of it yet
     assert {choose(made).number for _ in range(5)} == {1}
-    assert made.seat(0) is None
+    assert made.replica(0) is None
     assert not lost.takes_sessions()
     made.update(table({0: ReplicaState.READY}, life=1))
     assert choose(made) is not lost
-    assert made.seat(0) is choose(made)
+    assert made.replica(0) is choose(made)
 
 
 def test_a_replica_whose_number_another_has_is_known_to_be_lost() -> None:
@@ -108,19 +109,19 @@ def test_a_replica_whose_number_another_has_is_known_to_be_lost() -> None:
 
 def test_what_is_with_a_replica_is_known_after_a_change_of_its_state() -> None:
     made = router(2)
-    seat = choose(made)
-    seat.outstanding = 3
+    replica = choose(made)
+    replica.outstanding = 3
     made.update(table({0: ReplicaState.READY, 1: ReplicaState.UPDATING}))
-    assert seat.outstanding == 3
-    assert made.seat(seat.number) is seat
+    assert replica.outstanding == 3
+    assert made.replica(replica.number) is replica
 
 
 def test_sessions_are_spread_by_their_number_and_then_by_requests() -> None:
     made = router(3)
     for number, (sessions, outstanding) in enumerate([(1, 0), (0, 5), (0, 2)]):
-        seat = made.seat(number)
-        assert seat is not None
-        seat.sessions, seat.outstanding = sessions, outstanding
+        replica = made.replica(number)
+        assert replica is not None
+        replica.sessions, replica.outstanding = sessions, outstanding
     chosen = made.choose_for_session()
     assert chosen is not None
     assert chosen.number == 2
@@ -128,8 +129,8 @@ def test_sessions_are_spread_by_their_number_and_then_by_requests() -> None:
 
 def test_counts_of_a_number_go_on_and_those_of_the_moment_begin_anew_with_its_next_replica() -> None:
     made = router(1)
-    seat = choose(made)
-    seat.outstanding, seat.sessions, seat.tally.done = 2, 1, 7
+    replica = choose(made)
+    replica.outstanding, replica.sessions, replica.tally.done = 2, 1, 7
     assert (made.tallies()[0].outstanding, made.tallies()[0].sessions, made.tallies()[0].done) == (2, 1, 7)
     made.update(table({0: ReplicaState.READY}, life=1))
     assert (made.tallies()[0].outstanding, made.tallies()[0].sessions, made.tallies()[0].done) == (0, 0, 7)

@@ -16,7 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from skipper.control import ActorMesh, ProcMesh, this_host
-from skipper.control.observe import LogOptions, Logs, collect_logs, writer
+from skipper.control.observe import LogOptions, Logs, collect_logs
+from skipper.control.observe import logs as log_output
 from skipper.control.observe.logs import label_of
 from tests.control.actors import Echo, Manager
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
@@ -28,7 +29,7 @@ class Output:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._out, self._err = io.StringIO(), io.StringIO()
         # Not those of `sys` itself, which pytest sets anew between a test's fixtures and its body.
-        monkeypatch.setattr(writer, "sys", SimpleNamespace(stdout=self._out, stderr=self._err))
+        monkeypatch.setattr(log_output, "sys", SimpleNamespace(stdout=self._out, stderr=self._err))
 
     @property
     def out(self) -> str:
@@ -207,8 +208,8 @@ def test_a_script_whose_output_nobody_reads_holds_up_nobody(script: Callable[[st
     running = script(
         PREAMBLE
         + """
-from skipper.control.observe import writer
-writer.MAX_WAITING = 1000
+import skipper.control.observe.logs
+skipper.control.observe.logs.MAX_WAITING = 1000
 collect_logs(options=LogOptions(max_lines_per_s=10**9))
 speaker.say.call_one("x" * 100, 50_000).get(30)  # 5 MB: more than all pipes hold
 sys.stderr.write("all is said\\n")

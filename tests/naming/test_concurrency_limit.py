@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from skipper.control.rpc.concurrency_limit import BusyError, LateError, Turnstile
+from skipper.control.rpc.concurrency_limit import BusyError, ConcurrencyLimit, LateError
 from skipper.control.support.daemon_threads import DaemonThreads
 from tests.control.conftest import wait_until
 
@@ -11,41 +11,41 @@ from .parties import PATIENCE_S
 
 
 def test_those_who_wait_come_through_in_their_order() -> None:
-    turnstile = Turnstile(1, max_waiting=10)
-    turnstile.enter(None)
+    limit = ConcurrencyLimit(1, max_waiting=10)
+    limit.enter(None)
     order: list[int] = []
 
     def pass_through(number: int) -> None:
-        turnstile.enter(PATIENCE_S)
+        limit.enter(PATIENCE_S)
         order.append(number)
-        turnstile.leave()
+        limit.leave()
 
     threads = []
     for number in range(5):
         threads.append(threading.Thread(target=pass_through, args=(number,)))
         threads[-1].start()
-        wait_until(lambda number=number: len(turnstile._waiting) == number + 1, "it waits")
-    turnstile.leave()
+        wait_until(lambda number=number: len(limit._waiting) == number + 1, "it waits")
+    limit.leave()
     for thread in threads:
         thread.join(PATIENCE_S)
     assert order == list(range(5))
 
 
 def test_too_many_are_turned_away_and_who_is_late_takes_no_place() -> None:
-    turnstile = Turnstile(2, max_waiting=1)
-    turnstile.enter(0)
-    turnstile.enter(0)
+    limit = ConcurrencyLimit(2, max_waiting=1)
+    limit.enter(0)
+    limit.enter(0)
     with pytest.raises(LateError):
-        turnstile.enter(0.01)
-    waiting = threading.Thread(target=turnstile.enter, args=(PATIENCE_S,))
+        limit.enter(0.01)
+    waiting = threading.Thread(target=limit.enter, args=(PATIENCE_S,))
     waiting.start()
-    wait_until(lambda: len(turnstile._waiting) == 1, "it waits")
+    wait_until(lambda: len(limit._waiting) == 1, "it waits")
     with pytest.raises(BusyError):
-        turnstile.enter(PATIENCE_S)
-    turnstile.leave()
+        limit.enter(PATIENCE_S)
+    limit.leave()
     waiting.join(PATIENCE_S)
-    turnstile.leave()
-    turnstile.enter(0)
+    limit.leave()
+    limit.enter(0)
 
 
 def test_no_more_threads_are_made_than_are_needed_or_allowed() -> None:

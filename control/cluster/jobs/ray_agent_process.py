@@ -1,4 +1,4 @@
-"""`Seat`: what runs on a node of a Ray cluster for one place of a job, in a Ray actor: the agent, as a child process.
+"""`AgentProcess`: the agent of one place of a job on a node of a Ray cluster, as a child process of a Ray actor.
 
 `ray_driver` makes the actor of it.
 """
@@ -25,7 +25,7 @@ _SERVING = b"serving at "
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class AgentReport:
     """What there is to tell of an agent.
 
     Attributes:
@@ -41,7 +41,7 @@ class Report:
     output: bytes
 
 
-class Seat:
+class AgentProcess:
     """The agent of one place.
 
     Args:
@@ -74,12 +74,12 @@ class Seat:
         threading.Thread(target=self._read, name="skipper-agent-output", daemon=True).start()
 
     def report(self, since: int) -> dict[str, Any]:
-        """A `Report`, as a dict, with the output that came after the first ``since`` bytes."""
+        """An `AgentReport`, as a dict, with the output that came after the first ``since`` bytes."""
         status = self._agent.poll()
         with self._lock:
             missing = min(self._written - since, len(self._tail))
             output = bytes(self._tail[len(self._tail) - missing :]) if missing > 0 else b""
-            return asdict(Report(self._address, status, self._written, output))
+            return asdict(AgentReport(self._address, status, self._written, output))
 
     def _read(self) -> None:
         line = b""  # that is being written, until the address is known
@@ -106,8 +106,8 @@ def _folder_with(files: Mapping[str, bytes]) -> Path:
     return folder
 
 
-class NodeSeat(Seat):
-    """A seat at the IP of its node of Ray.
+class NodeAgentProcess(AgentProcess):
+    """An agent at the IP of its node of Ray.
 
     Args:
         files: what scripts and agents know each other by.

@@ -1,21 +1,69 @@
-"""`ServiceOptions`: what a service is made of. `Actor.options` makes one."""
+"""What is said of services before there is one, and what they tell: options, templates, states and metrics.
+
+The code that keeps replicas lies in `control.services`, above this; it says by `starts_services` how a service starts.
+"""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
-from skipper.control.model.actor import Actor, ActorInterface, check_construction, interface_of
 from skipper.control.model.bounds import LONGEST_S, MAX_PROCESSES, check_count, check_seconds
-from skipper.control.model.endpoint_decorators import checker
-from skipper.control.model.errors import ActorDefinitionError
 
 if TYPE_CHECKING:
-    from skipper.control.cluster.hosts import HostMesh
+    from skipper.control.api.actor import Actor
+    from skipper.control.api.mesh import HostMesh
 
 S = TypeVar("S")
 P = ParamSpec("P")
+
+
+class ReplicaState(enum.Enum):
+    """Where a replica is in its life."""
+
+    STARTING = "starting"
+    """Its processes or its actors are not up yet."""
+    READY = "ready"
+    """It gets requests."""
+    UPDATING = "updating"
+    """It takes its turn in a rolling fanout; it gets requests only if no other replica can."""
+    UNHEALTHY = "unhealthy"
+    """It did not answer its last health check in time; it gets none."""
+    DRAINING = "draining"
+    """It finishes what it has, and its sessions; it gets nothing else."""
+    DOWN = "down"
+    """There is none at the moment: it is about to start, again where one has died."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaMetrics:
+    """What is known of one replica, over all that have had its number and all processes that call the service.
+
+    Attributes:
+        replica: its number.
+        state: of the present one.
+        restarts: how often it was replaced because it had died or was unhealthy.
+        outstanding: requests that are with it.
+        sessions: open sessions that are bound to it.
+        done: requests that it has answered, by a value or an exception.
+        errors: those among them that it has answered by an exception.
+        lost: requests that it has not answered because it died; some of them were answered by others.
+        mean_s: mean time from the sending of a request to its answer, in seconds; 0.0 where none was answered.
+        longest_s: the longest of these times.
+    """
+
+    replica: int
+    state: ReplicaState
+    restarts: int
+    outstanding: int
+    sessions: int
+    done: int
+    errors: int
+    lost: int
+    mean_s: float
+    longest_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,33 +158,17 @@ class ServiceTemplate(Generic[P, S]):
                 service uses itself, or ``setup`` or ``health`` are no endpoints of it.
             PayloadError: (a `TypeError`) the class or an argument cannot be pickled.
         """
-        from skipper.control.services.service import start_service
-
-        interface = interface_of(self.actor_class)
-        check_construction(self.actor_class, args, kwargs)
-        _check_names(interface)
-        _check_hook(interface, "setup", self.options.setup, arguments=1)
-        _check_hook(interface, "health", self.options.health, arguments=0)
-        return start_service(self.actor_class, args, kwargs, name or self.actor_class.__name__, interface, self.options)
+        assert _start is not None  # whoever imports this package imports control as a whole
+        return _start(self, args, kwargs, name)
 
 
-def _check_names(interface: ActorInterface) -> None:
-    from skipper.control.services.service import Service
+StartService: TypeAlias = Callable[[ServiceTemplate[..., Any], tuple[Any, ...], dict[str, Any], str | None], Any]
+"""Checks a template and the arguments for ``__init__``, and starts the service; the last argument is its name."""
 
-    taken = sorted(name for name in interface.endpoints if hasattr(Service, name))
-    if taken:
-        raise ActorDefinitionError(
-            f"{interface.class_name}.{taken[0]}: a service has an attribute of that name; call the endpoint another"
-        )
+_start: StartService | None = None
 
 
-def _check_hook(interface: ActorInterface, option: str, name: str | None, *, arguments: int) -> None:
-    if name is None:
-        return
-    spec = interface.endpoints.get(name)
-    if spec is None:
-        raise ActorDefinitionError(f"{option}={name!r}: {interface.class_name} has no endpoint of that name")
-    try:
-        checker(spec)(*[None] * arguments)
-    except TypeError as error:
-        raise ActorDefinitionError(f"{option}={name!r}: {interface.class_name}.{error}") from None
+def starts_services(start: StartService) -> None:
+    """Let `ServiceTemplate.as_service` start services by this function."""
+    global _start
+    _start = start

@@ -1,21 +1,16 @@
-"""`endpoint`, which makes a method callable from elsewhere, and what callers need to know of such a method."""
+"""What makes a method an endpoint, and what callers need to know of such a method."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import Any, TypeVar
 
 from skipper.control.model.errors import ActorDefinitionError
 
-if TYPE_CHECKING:
-    from skipper.control.api.views import AsyncMark, AsyncPortMark, EndpointMethod, Mark, PortMark
-
 F = TypeVar("F")
-P = ParamSpec("P")
-R = TypeVar("R")
 _MARK = "__control_endpoint__"
 _IDEMPOTENT = "__control_idempotent__"
 _KINDS = (
@@ -29,62 +24,12 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
-    """What `endpoint` or `concurrent_endpoint` was told."""
+    """What `control.endpoint` or `control.concurrent_endpoint` was told."""
 
     explicit_response_port: bool = False
     concurrent: bool = False
     propagate: object = None
     gives_pairs: bool = False
-
-
-@overload
-def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[Callable[P, R]]: ...
-@overload
-def endpoint(*, explicit_response_port: Literal[False] = False, propagate: object = None) -> Mark: ...
-@overload
-def endpoint(*, explicit_response_port: Literal[True], propagate: object = None) -> PortMark: ...
-def endpoint(method: Any = None, /, *, explicit_response_port: bool = False, propagate: object = None) -> Any:
-    """Mark a method of an `Actor` as callable from elsewhere; within the actor it stays a plain method.
-
-    Args:
-        method: the method, when used without parentheses.
-        explicit_response_port: the method takes a `Port` after ``self`` and answers by ``port.send(value)``, when it
-            likes and from any thread; what it returns is ignored. The caller does not notice. An exception that it
-            raises ends the actor: answer with ``port.exception(error)`` where it is to live on.
-        propagate: how the script knows what `Endpoint.rref` gives without waiting for it: see there.
-
-    Raises:
-        ActorDefinitionError: (a `TypeError`) this cannot be an endpoint: it is a generator, it is marked already, its
-            name belongs to Python, or it is no plain function.
-    """
-    return marked(method, EndpointOptions(explicit_response_port, propagate=propagate))
-
-
-@overload
-def concurrent_endpoint(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-) -> EndpointMethod[Callable[P, Coroutine[Any, Any, R]]]: ...
-@overload
-def concurrent_endpoint(*, explicit_response_port: Literal[False] = False, propagate: object = None) -> AsyncMark: ...
-@overload
-def concurrent_endpoint(*, explicit_response_port: Literal[True], propagate: object = None) -> AsyncPortMark: ...
-def concurrent_endpoint(
-    method: Any = None, /, *, explicit_response_port: bool = False, propagate: object = None
-) -> Any:
-    """Mark an ``async def`` of an `Actor` as an endpoint for which later messages need not wait.
-
-    It starts in its turn, as others do; where it awaits, the actor goes on with its next message. So an actor may be
-    called back by somebody whom it is calling. `stop` waits for all that have started.
-
-    Args:
-        method: the method, when used without parentheses.
-        explicit_response_port: as for `endpoint`.
-        propagate: as for `endpoint`.
-
-    Raises:
-        ActorDefinitionError: as for `endpoint`.
-    """
-    return marked(method, EndpointOptions(explicit_response_port, concurrent=True, propagate=propagate))
 
 
 def marked(method: Any, options: EndpointOptions) -> Any:

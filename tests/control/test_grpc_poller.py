@@ -11,17 +11,17 @@ from .conftest import Script
 
 START = """
 import os
-from skipper.control.wire import grpc_poller as engine
+from skipper.control.wire import grpc_poller
 {before}
 from skipper.control.runtime import current_runtime as job
 
 job.current()
-print({{name: os.environ.get(name) for name in engine._CHOICE}})
+print({{name: os.environ.get(name) for name in grpc_poller._CHOICE}})
 """
 NOTHING_LEFT = (
     "{'GRPC_EXPERIMENTS': None, 'GRPC_POLL_STRATEGY': None, 'GRPC_ENABLE_FORK_SUPPORT': None, 'GRPC_VERBOSITY': None}\n"
 )
-PRETEND = "engine._CHOICE['GRPC_EXPERIMENTS'] = 'made_up'"
+PRETEND = "grpc_poller._CHOICE['GRPC_EXPERIMENTS'] = 'made_up'"
 
 
 def test_the_choice_is_one_that_grpc_knows_and_leaves_no_trace_in_the_environment(
@@ -37,7 +37,7 @@ def test_grpc_reads_the_choice_while_it_is_imported(script: Callable[[str], Scri
 
 
 @pytest.mark.parametrize(
-    "before", ["import grpc", "os.environ['GRPC_EXPERIMENTS'] = ''", "engine._KNOWN_UNTIL = (1, 0)"]
+    "before", ["import grpc", "os.environ['GRPC_EXPERIMENTS'] = ''", "grpc_poller._KNOWN_UNTIL = (1, 0)"]
 )
 def test_what_was_decided_before_stands(script: Callable[[str], Script], before: str) -> None:
     code, _, err = script(START.format(before=f"{PRETEND}\n{before}")).finish()

@@ -1,4 +1,4 @@
-"""`Endpoints`: the servers behind one name as a client knows them, and which of them the next call goes to."""
+"""`ActorBackends`: the servers behind one name as a client knows them, and which of them the next call goes to."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _AVOIDED_S = 1.0
 """A server that could not be reached is the last choice for this long."""
 
 
-class Endpoint:
+class ActorBackend:
     """One server that has, or had, an actor of the name.
 
     Attributes:
@@ -69,7 +69,7 @@ class Endpoint:
         return self.handle is not None and self.channel.is_open
 
 
-class Endpoints:
+class ActorBackends:
     """What a client knows of a name; for any number of threads.
 
     Args:
@@ -98,15 +98,15 @@ class Endpoints:
         self._tls = tls
         self._max_nbytes = max_message_nbytes
         self._lock = threading.Lock()
-        self._known: dict[str, Endpoint] = {}
+        self._known: dict[str, ActorBackend] = {}
         self._resolved_at: float | None = None
         self._is_stale = True
         self._is_refreshing = False
         self._is_closed = False
         self._numbers = itertools.count(1)
 
-    def take_ready(self, *, surely: bool = False) -> Endpoint | None:
-        """The endpoint for a call, if there is one that it can be sent to at once.
+    def take_ready(self, *, surely: bool = False) -> ActorBackend | None:
+        """The backend for a call, if there is one that it can be sent to at once.
 
         Args:
             surely: only one of which we have heard lately, for a call that must not be lost on its way.
@@ -115,18 +115,18 @@ class Endpoints:
             self._put_back(best)
         return best
 
-    def _put_back(self, endpoint: Endpoint) -> None:
+    def _put_back(self, backend: ActorBackend) -> None:
         """Note that a call was not sent, since the connection has ended."""
         with self._lock:
-            endpoint.outstanding -= 1
-            endpoint.handle = self.pinned  # whoever answers there the next time may be another
-            is_unused = endpoint.is_gone and endpoint.outstanding == 0
+            backend.outstanding -= 1
+            backend.handle = self.pinned  # whoever answers there the next time may be another
+            is_unused = backend.is_gone and backend.outstanding == 0
         if is_unused:
-            endpoint.channel.close()
+            backend.channel.close()
 
-    def _choose_ready(self, *, surely: bool) -> Endpoint | None:
+    def _choose_ready(self, *, surely: bool) -> ActorBackend | None:
         with self._lock:
-            ready = [endpoint for endpoint in self._known.values() if endpoint.is_ready]
+            ready = [backend for backend in self._known.values() if backend.is_ready]
             if self._is_stale or not ready:
                 return None
             best = ready[0] if len(ready) == 1 else min(ready, key=self._rank)
@@ -138,8 +138,8 @@ class Endpoints:
             self._refresh_beside()
         return best
 
-    def take(self, deadline: float | None, *, surely: bool = False) -> Endpoint:
-        """The endpoint for a call: one that can be reached, after all of them have been tried if need be.
+    def take(self, deadline: float | None, *, surely: bool = False) -> ActorBackend:
+        """The backend for a call: one that can be reached, after all of them have been tried if need be.
 
         Args:
             deadline: by when, as `time.monotonic` counts.
@@ -166,54 +166,54 @@ class Endpoints:
             self._resolve()
             return self._take_reachable(deadline, surely)
 
-    def keep(self, endpoint: Endpoint) -> None:
-        """Take an endpoint for another call, though not of this one's making: `give_back` ends that, too."""
+    def keep(self, backend: ActorBackend) -> None:
+        """Take a backend for another call, though not of this one's making: `give_back` ends that, too."""
         with self._lock:
-            self._lend(endpoint)
+            self._lend(backend)
 
-    def give_back(self, endpoint: Endpoint, *, is_out_of_reach: bool = False) -> None:
+    def give_back(self, backend: ActorBackend, *, is_out_of_reach: bool = False) -> None:
         """Note that a call is over, and that nobody could be reached there if that is so."""
         with self._lock:
-            endpoint.outstanding -= 1
+            backend.outstanding -= 1
             if is_out_of_reach:
                 self._is_stale = True
-                endpoint.avoided_until = time.monotonic() + _AVOIDED_S
-                endpoint.handle = self.pinned  # whoever answers there the next time may be another
+                backend.avoided_until = time.monotonic() + _AVOIDED_S
+                backend.handle = self.pinned  # whoever answers there the next time may be another
             else:
-                endpoint.answered_at = time.monotonic()
-            is_unused = endpoint.is_gone and endpoint.outstanding == 0
+                backend.answered_at = time.monotonic()
+            is_unused = backend.is_gone and backend.outstanding == 0
         if is_unused:
-            endpoint.channel.close()
+            backend.channel.close()
 
-    def expired(self, endpoint: Endpoint) -> None:
-        """Note that the actor of an endpoint's handle is gone."""
+    def expired(self, backend: ActorBackend) -> None:
+        """Note that the actor of a backend's handle is gone."""
         with self._lock:
             if self.pinned is None:
-                endpoint.handle = None
+                backend.handle = None
                 self._is_stale = True
 
     def close(self) -> None:
         """Hang up."""
         with self._lock:
             self._is_closed = True
-            endpoints = list(self._known.values())
-        for endpoint in endpoints:
-            endpoint.channel.close()
+            backends = list(self._known.values())
+        for backend in backends:
+            backend.channel.close()
 
-    def _rank(self, endpoint: Endpoint) -> tuple[bool, int, int]:
-        return endpoint.avoided_until > time.monotonic(), endpoint.outstanding, endpoint.used
+    def _rank(self, backend: ActorBackend) -> tuple[bool, int, int]:
+        return backend.avoided_until > time.monotonic(), backend.outstanding, backend.used
 
-    def _lend(self, endpoint: Endpoint) -> None:
-        endpoint.outstanding += 1
-        endpoint.used = next(self._numbers)
+    def _lend(self, backend: ActorBackend) -> None:
+        backend.outstanding += 1
+        backend.used = next(self._numbers)
 
-    def _take_reachable(self, deadline: float | None, surely: bool) -> Endpoint:
+    def _take_reachable(self, deadline: float | None, surely: bool) -> ActorBackend:
         with self._lock:
             candidates = sorted(self._known.values(), key=self._rank)
         failure: ControlError | None = None
-        for endpoint in candidates:
+        for backend in candidates:
             try:
-                self._connect(endpoint, deadline, surely=surely)
+                self._connect(backend, deadline, surely=surely)
             except DeadlineError as error:
                 if deadline is not None and time.monotonic() >= deadline:
                     raise DeadlineError(f"no connection to {self.name!r} in time: {failure or error}") from error
@@ -224,27 +224,27 @@ class Endpoints:
                 failure = failure or error
             else:
                 with self._lock:
-                    self._lend(endpoint)
-                return endpoint
-            endpoint.avoided_until = time.monotonic() + _AVOIDED_S
+                    self._lend(backend)
+                return backend
+            backend.avoided_until = time.monotonic() + _AVOIDED_S
         raise failure or NameNotFoundError(f"{self.name!r} leads to no server")
 
-    def _connect(self, endpoint: Endpoint, deadline: float | None, *, surely: bool = False) -> None:
-        """Have an endpoint be ready, and if it was, see whether it still is."""
+    def _connect(self, backend: ActorBackend, deadline: float | None, *, surely: bool = False) -> None:
+        """Have a backend be ready, and if it was, see whether it still is."""
         timeout = CONNECT_TIMEOUT_S
         if deadline is not None:
             timeout = min(timeout, max(deadline - time.monotonic(), 0))
         if self._is_closed:
             raise UnreachableError(f"the client of {self.name!r} has been closed")
-        endpoint.channel.open(timeout)
-        if endpoint.handle is None or (surely and _is_quiet(endpoint)):
+        backend.channel.open(timeout)
+        if backend.handle is None or (surely and _is_quiet(backend)):
             within = getattr(self._resolver, "namespace", None) or ""
-            query = Query(actor=endpoint.url.path, namespace="" if self.name.startswith("/") else within)
-            actors = endpoint.channel.list_actors(query, timeout)
-            endpoint.answered_at = time.monotonic()
+            query = Query(actor=backend.url.path, namespace="" if self.name.startswith("/") else within)
+            actors = backend.channel.list_actors(query, timeout)
+            backend.answered_at = time.monotonic()
             if self.pinned is None and not actors:
-                raise NameNotFoundError(f"{endpoint.url.target} serves no actor {endpoint.url.path!r}, or not to us")
-            endpoint.handle = self.pinned or actors[0].handle
+                raise NameNotFoundError(f"{backend.url.target} serves no actor {backend.url.path!r}, or not to us")
+            backend.handle = self.pinned or actors[0].handle
 
     def _resolve(self) -> None:
         """Ask where the name is now. Several threads may do so at a time."""
@@ -264,7 +264,7 @@ class Endpoints:
         grpc_poller.choose()
         from skipper.control.rpc.wire.channel import ActorChannel
 
-        unused: list[Endpoint] = []
+        unused: list[ActorBackend] = []
         with self._lock:
             named = {str(url): url for url in urls}
             for text in self._known.keys() - named.keys():
@@ -275,12 +275,12 @@ class Endpoints:
             for text, url in named.items():
                 if text not in self._known:
                     channel = ActorChannel(url.target, self._secret, tls=self._tls, max_message_nbytes=self._max_nbytes)
-                    self._known[text] = Endpoint(url, channel, self.pinned)
+                    self._known[text] = ActorBackend(url, channel, self.pinned)
             self._is_stale = False
             self._resolved_at = time.monotonic()
-            are_ready = all(endpoint.is_ready for endpoint in self._known.values())
-        for endpoint in unused:
-            endpoint.channel.close()
+            are_ready = all(backend.is_ready for backend in self._known.values())
+        for backend in unused:
+            backend.channel.close()
         if len(urls) > 1 and not are_ready:
             self._refresh_beside(resolve=False)
 
@@ -297,12 +297,12 @@ class Endpoints:
             if resolve:
                 self._resolve()
             with self._lock:
-                endpoints = [endpoint for endpoint in self._known.values() if not endpoint.is_ready]
-            for endpoint in endpoints:
+                backends = [backend for backend in self._known.values() if not backend.is_ready]
+            for backend in backends:
                 try:
-                    self._connect(endpoint, None)
+                    self._connect(backend, None)
                 except ControlError:
-                    endpoint.avoided_until = time.monotonic() + _AVOIDED_S
+                    backend.avoided_until = time.monotonic() + _AVOIDED_S
         except ControlError as error:
             _log.debug("what is known of %s stays as it is: %s", self.name, error)
             with self._lock:
@@ -312,5 +312,5 @@ class Endpoints:
                 self._is_refreshing = False
 
 
-def _is_quiet(endpoint: Endpoint) -> bool:
-    return time.monotonic() - endpoint.answered_at > QUIET_S
+def _is_quiet(backend: ActorBackend) -> bool:
+    return time.monotonic() - backend.answered_at > QUIET_S

@@ -1,4 +1,4 @@
-"""`Courier`: the actor that receives a workspace on one host and passes it on to the hosts below it."""
+"""`WorkspaceReceiver`: the actor that receives a workspace on one host and passes it on to the hosts below it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from skipper.control.cluster.workspace.manifest import OURS, Manifest
+from skipper.control.api.actor import Actor, endpoint
+from skipper.control.cluster.workspace.folder_sync import FolderSync, open_sync
+from skipper.control.cluster.workspace.manifest import OURS, FolderManifest
 from skipper.control.cluster.workspace.reloading import reload_modules
-from skipper.control.cluster.workspace.replica import Replica, open_replica
-from skipper.control.model.actor import Actor
-from skipper.control.model.endpoint_decorators import endpoint
 from skipper.control.model.errors import WorkspaceError
 from skipper.control.model.future import Future
 from skipper.control.runtime.join_file import this_network
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class ChunkBatch:
     """Some chunks, one after another.
 
     Attributes:
@@ -36,11 +35,11 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
-    """A courier and those that it passes on to."""
+class Subtree:
+    """A receiver and those that it passes on to."""
 
-    courier: ActorMesh[Any]
-    below: tuple[Branch, ...]
+    receiver: ActorMesh[Any]
+    below: tuple[Subtree, ...]
 
 
 def token_name(token: str) -> str:
@@ -61,11 +60,11 @@ def token_is_in(target: str, token: str) -> bool:
         return stat.S_ISREG(os.fstat(fd).st_mode) and file.read(2 * len(token)) == token.encode()
 
 
-class Courier(Actor):
-    """One for each process; one of each host takes the folder in."""
+class WorkspaceReceiver(Actor):
+    """There is one in each process; one on each host takes the folder in."""
 
     def __init__(self) -> None:
-        self._replica: Replica | None = None
+        self._sync: FolderSync | None = None
 
     @endpoint
     def host(self) -> tuple[str, str]:
@@ -73,7 +72,7 @@ class Courier(Actor):
         return this_network(), socket.gethostname()
 
     @endpoint
-    def begin(self, target: str, token: str, manifest: Manifest) -> set[bytes] | None:
+    def begin(self, target: str, token: str, manifest: FolderManifest) -> set[bytes] | None:
         """Look at what is here already.
 
         Args:
@@ -88,35 +87,35 @@ class Courier(Actor):
         self._close()
         if token_is_in(target, token):
             return None
-        self._replica = open_replica(target, manifest, token)
-        return None if self._replica is None else self._replica.missing
+        self._sync = open_sync(target, manifest, token)
+        return None if self._sync is None else self._sync.missing
 
     @endpoint
-    def take(self, parcel: Parcel, below: tuple[Branch, ...]) -> int:
+    def take(self, batch: ChunkBatch, below: tuple[Subtree, ...]) -> int:
         """Keep some chunks, and pass them on.
 
         Returns:
             How many bytes have been moved, here and below.
         """
-        if any(type(size) is not int or size <= 0 for size in parcel.sizes) or sum(parcel.sizes) != len(parcel.data):
-            raise WorkspaceError("a parcel has come that does not hold the chunks that it names")
-        passed: list[Future[int]] = [branch.courier.take.call_one(parcel, branch.below) for branch in below]
-        moved, offset, view = 0, 0, memoryview(parcel.data)
+        if any(type(size) is not int or size <= 0 for size in batch.sizes) or sum(batch.sizes) != len(batch.data):
+            raise WorkspaceError("a batch has come that does not hold the chunks that it names")
+        passed: list[Future[int]] = [branch.receiver.take.call_one(batch, branch.below) for branch in below]
+        moved, offset, view = 0, 0, memoryview(batch.data)
         chunks = []
-        for size in parcel.sizes:
+        for size in batch.sizes:
             chunks.append(view[offset : offset + size])
             offset += size
-        if self._replica is not None:
-            moved = self._replica.add(chunks)
+        if self._sync is not None:
+            moved = self._sync.add(chunks)
         return moved + sum(future.get(_TAKE_TIMEOUT_S) for future in passed)
 
     @endpoint
     def commit(self) -> tuple[str, ...]:
         """Make the folder what it is to be; the files that have changed."""
-        if self._replica is None:
+        if self._sync is None:
             return ()
         try:
-            return self._replica.commit()
+            return self._sync.commit()
         finally:
             self._close()
 
@@ -134,10 +133,10 @@ class Courier(Actor):
         self._close()
 
     def _close(self) -> None:
-        if self._replica is not None:
-            self._replica.close()
-            self._replica = None
+        if self._sync is not None:
+            self._sync.close()
+            self._sync = None
 
 
 _TAKE_TIMEOUT_S = 600.0
-"""For one parcel to reach the last host below."""
+"""For one batch to reach the last host below."""

@@ -1,4 +1,4 @@
-"""`Replica`: a folder on one host on its way from what it holds to what a manifest says."""
+"""`FolderSync`: a folder on one host on its way from what it holds to what a manifest says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO
 
 from skipper.control.cluster.workspace.chunks import digest
 from skipper.control.cluster.workspace.folder import Folder, open_target
-from skipper.control.cluster.workspace.manifest import OURS, ChunkReader, Entry, Manifest, check, scan
+from skipper.control.cluster.workspace.manifest import OURS, ChunkReader, Entry, FolderManifest, check, scan
 from skipper.control.model.errors import WorkspaceError
 
 MARKER = OURS + "workspace"
@@ -21,19 +21,19 @@ _STAGING = OURS + "staging-"
 _MOST_TOKEN = 4096
 
 
-class Replica:
+class FolderSync:
     """One sync of one folder: `missing`, then `add` as often as needed, then `commit`; or `close` at any time.
 
     Nothing that was there changes before `commit`, which puts the new files beside the old ones first and then renames
     them one by one; a reader sees each file as it was or as it will be.
 
     Args:
-        target: the folder, whose marker `open_replica` has locked; it is closed with this.
+        target: the folder, whose marker `open_sync` has locked; it is closed with this.
         manifest: what it is to hold; it has been checked.
         marker: the marker, open.
     """
 
-    def __init__(self, target: Folder, manifest: Manifest, marker: IO[str]) -> None:
+    def __init__(self, target: Folder, manifest: FolderManifest, marker: IO[str]) -> None:
         self._target = target
         self._manifest = manifest
         self._marker = marker
@@ -146,7 +146,7 @@ class Replica:
             self._target.link(entry.path, entry.link)
 
 
-def open_replica(target: str, manifest: Manifest, token: str) -> Replica | None:
+def open_sync(target: str, manifest: FolderManifest, token: str) -> FolderSync | None:
     """Make a folder the target of a sync.
 
     Args:
@@ -155,7 +155,7 @@ def open_replica(target: str, manifest: Manifest, token: str) -> Replica | None:
         token: names this sync.
 
     Returns:
-        The replica; None where another host has the same folder in hand for the same sync, by a shared file system.
+        The sync; None where another host has the same folder in hand for the same sync, by a shared file system.
 
     Raises:
         WorkspaceError: the folder holds something and was not made by a sync, so that nothing in it may be replaced;
@@ -173,7 +173,7 @@ def open_replica(target: str, manifest: Manifest, token: str) -> Replica | None:
             for name in os.listdir(folder.fd):
                 if name.startswith(_STAGING):  # of one that was killed
                     folder.remove(name)
-            return Replica(folder, manifest, marker)
+            return FolderSync(folder, manifest, marker)
         except BaseException:
             marker.close()
             raise
