@@ -14,8 +14,9 @@ from skipper.dataplane.backends.base import Peer, Remote, Transfer
 from skipper.dataplane.buffer import RDMABuffer
 from skipper.dataplane.errors import DataplaneError
 from skipper.dataplane.layout import RemoteLayout, Row, as_rows, compile_box, extent, overlaps_itself, row_runs
-from skipper.dataplane.memory import MemoryKind, StridedRegion, require_timeout, require_writable, strided
-from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.memory import require_writable, strided
+from skipper.dataplane.operation import DONE, Operation, require_timeout
+from skipper.dataplane.regions import MemoryKind, StridedRegion
 from skipper.dataplane.select import Selector
 from skipper.dataplane.uncollected import uncollected
 

@@ -16,7 +16,8 @@ from skipper.dataplane.arena import Arena
 from skipper.dataplane.epochs import Epoch, EpochTable
 from skipper.dataplane.errors import DescriptorError
 from skipper.dataplane.handle import Handle
-from skipper.dataplane.memory import HOST, MemoryKind, Region, Storage, storage_of
+from skipper.dataplane.memory import storage_of
+from skipper.dataplane.regions import HOST, MemoryKind, Region, Storage
 
 Key = tuple[int, int]  # token of the epoch page, slot
 

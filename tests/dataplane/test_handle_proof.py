@@ -25,7 +25,7 @@ from tests.dataplane.scripts import ROOT
 SECRET = b"sixteen bytes or more"
 NOBODY = 65534
 READ = (
-    "import sys, numpy as np, dataplane\n"
+    "import sys, numpy as np; from skipper import dataplane\n"
     "raw = sys.stdin.buffer.read()\n"
     "try: buffer = dataplane.RDMABuffer.deserialize(raw)\n"
     "except (dataplane.DescriptorError, dataplane.ConfigurationError) as error: print(type(error).__name__, error)\n"

@@ -49,7 +49,7 @@ def test_a_wrong_setting_is_refused_and_changes_nothing(wrong: dict[str, object]
 
 def test_settings_of_ucx_come_before_its_first_use() -> None:
     run(
-        "import dataplane, numpy\n"
+        "import numpy; from skipper import dataplane\n"
         "dataplane.configure(ucx={'UCX_TLS': 'tcp,self'})\n"
         "dataplane.configure(ucx={'TLS': 'tcp,self', 'net_devices': 'lo'})\n"
         "dataplane.RDMABuffer(numpy.zeros(9)).serialize()\n"
@@ -62,7 +62,7 @@ def test_settings_of_ucx_come_before_its_first_use() -> None:
 
 def test_an_option_that_ucx_does_not_take_is_a_typed_error() -> None:
     run(
-        "import dataplane, numpy\n"
+        "import numpy; from skipper import dataplane\n"
         "dataplane.configure(ucx={'TLS': 'no_such_transport'})\n"
         "try: dataplane.RDMABuffer(numpy.zeros(9)).serialize()\n"
         "except dataplane.BackendUnavailableError as error: assert 'no_such_transport' in str(error), error\n"
@@ -72,7 +72,7 @@ def test_an_option_that_ucx_does_not_take_is_a_typed_error() -> None:
 
 def test_a_library_that_is_not_there_is_a_typed_error() -> None:
     run(
-        "import dataplane, numpy\n"
+        "import numpy; from skipper import dataplane\n"
         "dataplane.configure(ucx_library='/nowhere/libucp.so.0')\n"
         "ucx = next(s for s in dataplane.backends() if s.name == 'ucx')\n"
         "assert not ucx.usable and '/nowhere' in ucx.reason\n"
@@ -84,7 +84,7 @@ def test_a_library_that_is_not_there_is_a_typed_error() -> None:
 
 def test_private_memory_cannot_be_exported_for_shared_memory_only() -> None:
     run(
-        "import dataplane, numpy\n"
+        "import numpy; from skipper import dataplane\n"
         "dataplane.configure(backend='shm')\n"
         "try: dataplane.RDMABuffer(numpy.zeros(9)).serialize()\n"
         "except dataplane.BackendUnavailableError as error: assert 'dataplane.empty' in str(error)\n"
@@ -94,7 +94,7 @@ def test_private_memory_cannot_be_exported_for_shared_memory_only() -> None:
 
 def test_export_all_makes_shared_memory_reachable_by_ucx_too() -> None:
     raw = run(
-        "import sys, dataplane, numpy\n"
+        "import sys, numpy; from skipper import dataplane\n"
         "dataplane.configure(export='all')\n"
         "print(dataplane.RDMABuffer(dataplane.empty_array(9)).serialize().hex())\n"
     )

@@ -10,7 +10,8 @@ from skipper.dataplane.backends.base import Done, Transfer
 from skipper.dataplane.backends.verbs.staging import Stage, StagedTransfer
 from skipper.dataplane.errors import TransferError
 from skipper.dataplane.layout import Rows, as_rows, compile_box
-from skipper.dataplane.memory import StridedRegion, strided
+from skipper.dataplane.memory import strided
+from skipper.dataplane.regions import StridedRegion
 
 pytest.importorskip("torch", reason="needs torch, which copies to and from device memory")
 

@@ -19,7 +19,7 @@ from skipper.dataplane.backends.verbs import keys
 from skipper.dataplane.backends.verbs.device import Atomics
 from skipper.dataplane.handle import SHM, UCX, VERBS, Card, Handle
 from skipper.dataplane.identity import OwnerId, new_owner
-from skipper.dataplane.memory import HOST
+from skipper.dataplane.regions import HOST
 from tests.fuzz.mutation import join_parts, numbers_of, split_parts
 from tests.fuzz.verdicts import Broken
 

@@ -281,7 +281,7 @@ def test_what_nobody_waits_for_ends_by_itself_also_after_much_that_was_waited_fo
 
 def test_an_unknown_device_or_option_is_refused():
     script = (
-        "import dataplane, numpy as np\n"
+        "import numpy as np; from skipper import dataplane\n"
         "from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError\n"
         "for bad in ({'retry_cnt': 7}, {'listen': '0.0.0.0:1'}, {'mtu': 9000}, {'colour': 1}, {'rdma_cm': 1}):\n"
         "    try: dataplane.configure(verbs=bad)\n"

@@ -18,7 +18,7 @@ from skipper.dataplane.backends.ucx.peer import CARD, UcxPeer
 from skipper.dataplane.config import Config
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError
 from skipper.dataplane.handle import UCX, Card, Handle, Sections
-from skipper.dataplane.memory import HOST, MemoryKind
+from skipper.dataplane.regions import HOST, MemoryKind
 from skipper.dataplane.registration import Registration, RegistrationTable
 
 

@@ -31,7 +31,7 @@ from skipper.dataplane.config import HOST_VARIABLE, Config
 from skipper.dataplane.epochs import Epoch
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
 from skipper.dataplane.identity import limit_hint
-from skipper.dataplane.memory import HOST, MemoryKind, Region, Storage
+from skipper.dataplane.regions import HOST, MemoryKind, Region, Storage
 
 if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp

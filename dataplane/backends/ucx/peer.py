@@ -26,8 +26,8 @@ from skipper.dataplane.errors import BackendUnavailableError, DescriptorError, O
 from skipper.dataplane.handle import ADDRESSES, UCX, Card, Handle, unpack_section
 from skipper.dataplane.identity import OwnerId, ProcessWatch, host_id
 from skipper.dataplane.layout import Rows
-from skipper.dataplane.memory import HOST, Region
 from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.regions import HOST, Region
 
 if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp

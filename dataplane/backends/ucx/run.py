@@ -16,8 +16,8 @@ from skipper.dataplane.backends.base import Done, Remote
 from skipper.dataplane.backends.ucx.lane import Lane
 from skipper.dataplane.copying import dropped
 from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
-from skipper.dataplane.memory import Region
 from skipper.dataplane.operation import Helper
+from skipper.dataplane.regions import Region
 
 if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp

@@ -13,8 +13,8 @@ from skipper.dataplane.backends.ucx.run import SPIN_S, Batches, Run
 from skipper.dataplane.copying import INLINE_BYTES
 from skipper.dataplane.errors import TransferError
 from skipper.dataplane.layout import Rows, row_bytes, with_keys
-from skipper.dataplane.memory import HOST, Region
 from skipper.dataplane.operation import DONE, Helper, Operation
+from skipper.dataplane.regions import HOST, Region
 
 if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp

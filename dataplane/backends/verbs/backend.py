@@ -19,7 +19,7 @@ from skipper.dataplane.config import Config
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
 from skipper.dataplane.handle import VERBS, Card, Handle, Sections
 from skipper.dataplane.identity import OwnerId
-from skipper.dataplane.memory import HOST, MemoryKind, Region
+from skipper.dataplane.regions import HOST, MemoryKind, Region
 from skipper.dataplane.registration import Registration, RegistrationTable
 
 

@@ -18,7 +18,8 @@ from skipper.dataplane._copy import BufferView
 from skipper.dataplane.backends.verbs.device import Access, Device
 from skipper.dataplane.backends.verbs.dmabuf import register_cuda
 from skipper.dataplane.layout import extent
-from skipper.dataplane.memory import HOST, Region, StridedRegion, storage_of
+from skipper.dataplane.memory import storage_of
+from skipper.dataplane.regions import HOST, Region, StridedRegion
 
 _SLOTS = 4096
 _FEW = 4  # words: what one buffer needs over four rails

@@ -30,8 +30,8 @@ from skipper.dataplane.errors import (
 from skipper.dataplane.handle import Card, Handle
 from skipper.dataplane.identity import ProcessWatch, host_id
 from skipper.dataplane.layout import Rows, single
-from skipper.dataplane.memory import HOST, Region
 from skipper.dataplane.operation import DONE, Helper, Operation
+from skipper.dataplane.regions import HOST, Region
 
 _LOG = logging.getLogger(__name__)
 

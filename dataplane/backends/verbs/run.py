@@ -21,7 +21,7 @@ from skipper.dataplane.backends.verbs.chain import Chunk, Phase, Program
 from skipper.dataplane.backends.verbs.link import EXPIRED, FLUSHED, NO_WAY, Link
 from skipper.dataplane.copying import dropped
 from skipper.dataplane.errors import DataplaneError, OwnerDiedError, TransferError, TransferTimeoutError
-from skipper.dataplane.memory import Region
+from skipper.dataplane.regions import Region
 
 if TYPE_CHECKING:
     from skipper.dataplane.backends.verbs.peer import VerbsPeer

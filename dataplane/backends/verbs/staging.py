@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from skipper.dataplane import tensors
 from skipper.dataplane.backends.base import Done, Transfer
 from skipper.dataplane.layout import Rows, extent
-from skipper.dataplane.memory import HOST, MemoryKind, Region, StridedRegion
 from skipper.dataplane.operation import Helper
+from skipper.dataplane.regions import HOST, MemoryKind, Region, StridedRegion
 
 _LOCAL, _REMOTE, _, _KEY, _, _DIMS = range(6)  # columns of rows, see rows.h
 
@@ -51,8 +52,6 @@ class Stage:
         self._copy(to_stage=False)
 
     def _copy(self, *, to_stage: bool) -> None:
-        from skipper.dataplane import tensors  # imports torch, where the device memory came from
-
         tensors.copy_rows(self._between, to_stage, self._place, [(MemoryKind.HOST, 0)])
 
 
