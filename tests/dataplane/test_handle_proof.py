@@ -227,14 +227,14 @@ def test_an_operation_ends_by_its_deadline_though_each_of_its_connections_is_cut
         buffer.read_into(bytearray(4096)).get()
         peer, _, _ = buffer.route()
         assert isinstance(peer, UcxPeer)
-        connected = peer.connected
+        connected = peer.connections.connected
 
         def and_cut(*args: Any) -> Any:
             connection, unpacked = connected(*args)
             unpacked[0].close()
             return connection, unpacked
 
-        monkeypatch.setattr(peer, "connected", and_cut)
+        monkeypatch.setattr(peer.connections, "connected", and_cut)
         into = np.zeros(4096, np.uint8)
         action = dataplane.RDMAAction().read_remote(into, buffer)
         with pytest.raises(TransferTimeoutError, match="the deadline passed before"):

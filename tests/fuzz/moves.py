@@ -13,7 +13,7 @@ from skipper.dataplane import handle as handles
 from skipper.dataplane.backends.exchange import TOKEN_BYTES
 from skipper.dataplane.backends.ucx import admission as ucx_admission
 from skipper.dataplane.backends.ucx import packed
-from skipper.dataplane.backends.ucx.peer import CARD, _parse_card
+from skipper.dataplane.backends.ucx.card import UcxCard
 from skipper.dataplane.backends.ucx.segments import Segments
 from skipper.dataplane.backends.verbs import keys
 from skipper.dataplane.backends.verbs.device import Atomics
@@ -56,7 +56,7 @@ def read_signed_handle(data: bytes) -> None:
     if not 0 <= offset <= offset + nbytes <= handle.total:
         raise Broken(f"the handle of {handle} speaks of bytes [{offset}, {offset + nbytes})")
     if UCX in handle.card.sections:
-        Segments.after(_parse_card(handle.card).worker).obstacle(Segments(1, 1))
+        Segments.after(UcxCard.of(handle.card).worker).obstacle(Segments(1, 1))
     if UCX in handle.sections:
         packed.unpack(handle.sections[UCX], 1)
     if VERBS in handle.card.sections and VERBS in handle.sections:
@@ -86,10 +86,10 @@ def _handles() -> Iterator[Handle]:
     owner = OwnerId(1, 4711, 2, 3)
     contact = keys.Contact(bytes(TOKEN_BYTES), 0x1000, (7, 8), Atomics(1), "tcp:127.0.0.1:4711")
     page_key, worker = b"k" * 30, b"w" * 40 + Segments(4, 4).pack()
-    admission = ucx_admission.Contact(bytes(TOKEN_BYTES), "tcp:127.0.0.1:4711").pack()
+    admission = ucx_admission.Contact(bytes(TOKEN_BYTES), "tcp:127.0.0.1:4711")
     cards = {
         SHM: struct.pack("<I", 5),
-        UCX: CARD.pack(0x2000, 6) + packed.pack(page_key, admission, worker),
+        UCX: UcxCard(0x2000, 6, page_key, admission, worker).pack(),
         VERBS: contact.pack(),
     }
     bodies = {

@@ -13,8 +13,9 @@ import weakref
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer
 from skipper.dataplane.backends.exchange import WireUpKeys
 from skipper.dataplane.backends.ucx import packed
-from skipper.dataplane.backends.ucx.engine import Engine, check_options, find_library, has_cuda_modules, load
-from skipper.dataplane.backends.ucx.peer import CARD, UcxPeer
+from skipper.dataplane.backends.ucx.card import UcxCard
+from skipper.dataplane.backends.ucx.engine import UcxEngine, check_options, find_library, has_cuda_modules, load
+from skipper.dataplane.backends.ucx.peer import UcxPeer
 from skipper.dataplane.config import Config
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError
 from skipper.dataplane.handle import UCX, Card, Handle, Sections
@@ -37,7 +38,7 @@ class UcxBackend(Backend):
         self._registrations = registrations
         self._forbidden = forbidden
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
+        self._engine: UcxEngine | None = None
         self._exports: weakref.WeakKeyDictionary[Registration, tuple[Sections, object]] = weakref.WeakKeyDictionary()
 
     @property
@@ -80,7 +81,7 @@ class UcxBackend(Backend):
         kinds = tuple(kind.name.lower() for kind in MemoryKind if self._engine.memory_types >> kind & 1)
         return BackendStatus(self.name, True, f"{where}, running", kinds)
 
-    def engine(self) -> Engine:
+    def engine(self) -> UcxEngine:
         """UCX, started now if it was not.
 
         Raises:
@@ -92,7 +93,7 @@ class UcxBackend(Backend):
             raise BackendUnavailableError(_FORKED)
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(self._config, self._wire_up_keys)
+                self._engine = UcxEngine(self._config, self._wire_up_keys)
             return self._engine
 
     def obstacle(self, handle: Handle) -> str | None:
@@ -126,8 +127,8 @@ class UcxBackend(Backend):
             if region.kind is HOST and engine.expose(epoch, region, writable=registration.writable):
                 self._registrations.at_end(registration, functools.partial(engine.conceal, epoch))
             address = engine.address + engine.segments.pack()
-            card = CARD.pack(page.address, page.fd) + packed.pack(page_key, engine.contact, address)
-            known = self._exports[registration] = ((card, packed.pack(memory.key)), memory)
+            card = UcxCard(page.address, page.fd, page_key, engine.contact, address)
+            known = self._exports[registration] = ((card.pack(), packed.pack(memory.key)), memory)
         return known[0]
 
 
