@@ -15,7 +15,7 @@ from skipper.dataplane.backends.verbs import exchange as verbs_exchange
 from skipper.dataplane.backends.verbs import server as verbs_server
 from skipper.dataplane.backends.verbs.device import ENDPOINT
 from skipper.dataplane.backends.verbs.exchange import Endpoints, dial, hung_up
-from skipper.dataplane.backends.verbs.server import Server
+from skipper.dataplane.backends.verbs.server import QueuePairServer
 from skipper.dataplane.errors import BackendUnavailableError, OwnerDiedError, TransferError, TransferTimeoutError
 
 TOKEN = b"0123456789abcdef"
@@ -58,7 +58,7 @@ def pairs() -> Pairs:
 def address(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[str]:
     listen = None if request.param == "unix" else "127.0.0.1:0"
     listener, address = bind(listen, f"skipper-test-{os.getpid()}")
-    server = Server(listener, address, TOKEN, lambda: KEYS, (0,), pairs)
+    server = QueuePairServer(listener, address, TOKEN, lambda: KEYS, (0,), pairs)
     yield address
     server.close()
     server.close()
@@ -110,7 +110,7 @@ def test_the_ports_that_both_sides_use_are_connected_by_number(
     ours: tuple[int, ...], theirs: tuple[int, ...], common: tuple[int, ...], pairs: Pairs
 ) -> None:
     listener, address = bind(None, f"skipper-test-rails-{os.getpid()}")
-    server = Server(listener, address, TOKEN, lambda: KEYS, theirs, pairs)
+    server = QueuePairServer(listener, address, TOKEN, lambda: KEYS, theirs, pairs)
     mine = {rail: MINE[:-1] + bytes([rail]) for rail in ours}
     connection, endpoints, *_ = dial(address, TOKEN, KEYS, mine, soon())
     assert endpoints == {rail: THEIRS[:-1] + bytes([rail]) for rail in common}
@@ -231,7 +231,7 @@ def test_an_owner_without_a_queue_pair_to_spare_hangs_up(address: str, pairs: Pa
 
 def test_the_end_of_the_owner_is_seen(pairs: Pairs) -> None:
     listener, address = bind(None, f"skipper-test-end-{os.getpid()}")
-    server = Server(listener, address, TOKEN, lambda: KEYS, (0,), pairs)
+    server = QueuePairServer(listener, address, TOKEN, lambda: KEYS, (0,), pairs)
     connection, *_ = dial(address, TOKEN, KEYS, {0: MINE}, soon())
     server.close()
     assert hung_up(connection)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skipper.dataplane.backends.verbs.lock import Mutex
-from skipper.dataplane.backends.verbs.pace import Pace
+from skipper.dataplane.backends.verbs.poll_interval import PollInterval
 
 PATIENCE_S = 10.0
 
@@ -91,7 +91,7 @@ class Looker:
 
     def __init__(self) -> None:
         self.mutex = Mutex()
-        self.pace = Pace(self.mutex)
+        self.pace = PollInterval(self.mutex)
         self.idle = self.stopped = False
         self.looks = 0
         self._looked = condition_of(self.mutex)

@@ -78,7 +78,7 @@ class _Pairs:
 def _verbs_owner() -> tuple[str, _Pairs]:
     pairs = _Pairs()
     listener, address = bind(None, f"skipper-fuzz-{os.getpid()}")
-    verbs_server.Server(listener, address, TOKEN, lambda: KEYS, _RAILS, pairs)
+    verbs_server.QueuePairServer(listener, address, TOKEN, lambda: KEYS, _RAILS, pairs)
     return address, pairs
 
 
@@ -183,7 +183,7 @@ def _verbs_owner_behind() -> tuple[str, _Pairs]:
     """Whose handles name the place of who sits in between."""
     pairs = _Pairs()
     listener, address = bind(None, f"skipper-fuzz-behind-{os.getpid()}")
-    verbs_server.Server(listener, f"unix:{_BETWEEN}", TOKEN, lambda: KEYS, _RAILS, pairs)
+    verbs_server.QueuePairServer(listener, f"unix:{_BETWEEN}", TOKEN, lambda: KEYS, _RAILS, pairs)
     return address, pairs
 
 

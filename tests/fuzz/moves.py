@@ -15,7 +15,7 @@ from skipper.dataplane.backends.ucx import admission as ucx_admission
 from skipper.dataplane.backends.ucx import packed
 from skipper.dataplane.backends.ucx.card import UcxCard
 from skipper.dataplane.backends.ucx.segments import Segments
-from skipper.dataplane.backends.verbs import keys
+from skipper.dataplane.backends.verbs import card as verbs_card
 from skipper.dataplane.backends.verbs.device import Atomics
 from skipper.dataplane.handle import SHM, UCX, VERBS, Card, Handle
 from skipper.dataplane.identity import OwnerId, new_owner
@@ -60,7 +60,7 @@ def read_signed_handle(data: bytes) -> None:
     if UCX in handle.sections:
         packed.unpack(handle.sections[UCX], 1)
     if VERBS in handle.card.sections and VERBS in handle.sections:
-        keys.remote_of(handle)
+        verbs_card.remote_of(handle)
 
 
 def _look_at(buffer: RDMABuffer) -> None:
@@ -84,7 +84,7 @@ def signed_handle_seeds() -> Iterator[bytes]:
 
 def _handles() -> Iterator[Handle]:
     owner = OwnerId(1, 4711, 2, 3)
-    contact = keys.Contact(bytes(TOKEN_BYTES), 0x1000, (7, 8), Atomics(1), "tcp:127.0.0.1:4711")
+    contact = verbs_card.VerbsCard(bytes(TOKEN_BYTES), 0x1000, (7, 8), Atomics(1), "tcp:127.0.0.1:4711")
     page_key, worker = b"k" * 30, b"w" * 40 + Segments(4, 4).pack()
     admission = ucx_admission.Contact(bytes(TOKEN_BYTES), "tcp:127.0.0.1:4711")
     cards = {
@@ -95,7 +95,7 @@ def _handles() -> Iterator[Handle]:
     bodies = {
         SHM: struct.pack("<IQQ", 5, 6, 7),
         UCX: packed.pack(b"r" * 40),
-        VERBS: keys.pack_body(0x3000, (1, 2)),
+        VERBS: verbs_card.pack_body(0x3000, (1, 2)),
     }
     for numbers in ((SHM,), (UCX,), (VERBS,), (SHM, UCX, VERBS)):
         card = Card.make(owner, 9, {number: cards[number] for number in numbers})

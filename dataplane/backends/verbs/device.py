@@ -1,6 +1,6 @@
 """An RDMA device, opened: its port, memory regions and queue pairs.
 
-Only the files `verbs_*` know pyverbs, all of them through `pyverbs()` below.
+Only the files of this folder know pyverbs, all of them through `pyverbs()` below.
 """
 
 import enum

@@ -1,6 +1,6 @@
 """How two processes tell each other their queue pairs: a short, authenticated conversation over a stream socket.
 
-This file has what is said, and the initiator's side of it; the owner's is `verbs_server`.
+This file has what is said, and the initiator's side of it; the owner's is `server`.
 
 The owner listens on a unix socket without a file (an abstract name, reachable on its host only), or on the TCP address
 that `configure(verbs={"listen": ...})` names. All messages have a fixed size, nothing is unpickled.
@@ -42,7 +42,7 @@ HELLO = struct.Struct("<4sB16s")
 MAGIC = b"SKv4"
 
 Endpoints = Mapping[int, bytes]
-"""What one side must know of the other, by rail; see `verbs_device.ENDPOINT`."""
+"""What one side must know of the other, by rail; see `device.ENDPOINT`."""
 
 
 class Dialled(NamedTuple):

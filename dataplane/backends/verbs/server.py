@@ -1,4 +1,4 @@
-"""The owner's side of the conversation that connects queue pairs; see `verbs_exchange` for what is said."""
+"""The owner's side of the conversation that connects queue pairs; see `exchange` for what is said."""
 
 import secrets
 import socket
@@ -20,8 +20,8 @@ from skipper.dataplane.backends.verbs.device import ENDPOINT
 from skipper.dataplane.backends.verbs.exchange import HELLO, MAGIC, NOBODY, Endpoints, bits_of, by_rail
 
 
-class Pairs(Protocol):
-    """The owner's end of a connection; see `verbs_rails.PassivePairs`."""
+class OwnerEnd(Protocol):
+    """The owner's end of a connection; see `rails.OwnerQueuePairs`."""
 
     @property
     def endpoints(self) -> Endpoints:
@@ -47,10 +47,10 @@ class _Visitor:
     greetings: bytes = b""
     name: bytes = NOBODY
     rails: tuple[int, ...] = ()
-    pairs: Pairs | None = None
+    pairs: OwnerEnd | None = None
 
 
-class Server(ExchangeServer[_Visitor]):
+class QueuePairServer(ExchangeServer[_Visitor]):
     """The owner's side: answers initiators, and keeps their queue pairs while they live."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Server(ExchangeServer[_Visitor]):
         token: bytes,
         wire_up_keys: WireUpKeys,
         rails: Iterable[int],
-        make_pairs: Callable[[tuple[int, ...], bytes], Pairs],
+        make_pairs: Callable[[tuple[int, ...], bytes], OwnerEnd],
     ) -> None:
         """Begin to listen.
 

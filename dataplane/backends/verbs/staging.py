@@ -18,7 +18,7 @@ from skipper.dataplane.regions import HOST, MemoryKind, Region, StridedRegion
 _LOCAL, _REMOTE, _, _KEY, _, _DIMS = range(6)  # columns of rows, see rows.h
 
 
-class Stage:
+class HostStage:
     """Host memory in place of local regions that rows speak of.
 
     Attributes:
@@ -58,7 +58,7 @@ class Stage:
 class StagedTransfer(Transfer):
     """A transfer of a stage, together with the copies between it and the memory that is meant."""
 
-    def __init__(self, stage: Stage, inner: Transfer, *, to_remote: bool) -> None:
+    def __init__(self, stage: HostStage, inner: Transfer, *, to_remote: bool) -> None:
         self._stage = stage
         self._inner = inner
         self._to_remote = to_remote
