@@ -104,7 +104,7 @@ class Process:
         return self._handle(registration, {}, {})
 
     def _wire_up_keys(self) -> tuple[bytes, ...]:
-        """See `exchange.WireUpKeys`. Those of now: jobs are entered and left, and secrets configured."""
+        """See `handshake.WireUpKeys`. Those of now: jobs are entered and left, and secrets configured."""
         return self.keys.derived(b"wire-up")
 
     def _handle(

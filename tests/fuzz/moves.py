@@ -1,4 +1,4 @@
-"""What comes with handles, as targets call it; see `conversations` for what comes to the sockets."""
+"""What comes with handles, as targets call it; see `handshakes` for what comes to the sockets."""
 
 import dataclasses
 import fcntl
@@ -10,7 +10,7 @@ from functools import cache
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer, memfd, process
 from skipper.dataplane import handle as handles
-from skipper.dataplane.backends.exchange import TOKEN_BYTES
+from skipper.dataplane.backends.handshake import TOKEN_BYTES
 from skipper.dataplane.backends.ucx import admission as ucx_admission
 from skipper.dataplane.backends.ucx import packed
 from skipper.dataplane.backends.ucx.card import UcxCard

@@ -12,7 +12,7 @@ from skipper import dataplane
 from skipper.dataplane import RDMABuffer, process
 from skipper.dataplane.backends.verbs import rdma_cm
 from skipper.dataplane.backends.verbs.card import verbs_card_of
-from skipper.dataplane.backends.verbs.exchange import dial
+from skipper.dataplane.backends.verbs.handshake import dial
 from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
 from tests.conformance.owner import RemoteOwner
 from tests.handles import parsed

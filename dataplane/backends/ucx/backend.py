@@ -11,7 +11,7 @@ import threading
 import weakref
 
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer
-from skipper.dataplane.backends.exchange import WireUpKeys
+from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.ucx import packed
 from skipper.dataplane.backends.ucx.card import UcxCard
 from skipper.dataplane.backends.ucx.engine import UcxEngine, check_options, find_library, has_cuda_modules, load

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skipper.dataplane import memfd
-from skipper.dataplane.backends.exchange import WireUpKeys
+from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.ucx.admission import Admission, Contact
 from skipper.dataplane.backends.ucx.card import UcxCard
 from skipper.dataplane.backends.ucx.client import ClientWorker

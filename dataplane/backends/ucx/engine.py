@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 
 from skipper.dataplane import memfd
 from skipper.dataplane.backends import own_sockets, socket_filter
-from skipper.dataplane.backends.exchange import WireUpKeys
+from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.own_sockets import Place
-from skipper.dataplane.backends.ucx import admission_server
+from skipper.dataplane.backends.ucx.admission_server import AdmissionServer
 from skipper.dataplane.backends.ucx.client import ClientWorker
 from skipper.dataplane.backends.ucx.segments import Segments
 from skipper.dataplane.config import HOST_VARIABLE, Config
@@ -162,7 +162,7 @@ class UcxEngine:
 
         Args:
             config: With UCX's options.
-            wire_up_keys: For the conversations that let peers connect over TCP.
+            wire_up_keys: For the handshakes that let peers connect over TCP.
 
         Raises:
             BackendUnavailableError: It cannot be loaded, or refuses an option.
@@ -344,7 +344,7 @@ def _stop_listening(listeners: Mapping[int, Place]) -> tuple[Place, ...]:
 
 def _admission(
     listeners: Mapping[int, Place], wire_up_keys: WireUpKeys, *, within_host: bool
-) -> admission_server.Server | None:
+) -> AdmissionServer | None:
     """Keep everybody from the port of a worker that serves peers until they are let in. None: it has none.
 
     Nobody has progressed the worker so far, so that nothing was read from whoever has connected already.
@@ -362,7 +362,7 @@ def _admission(
     told = os.environ.get(HOST_VARIABLE, "")
     try:
         address = told if told in hosts else [*beyond, *hosts][0]
-        return admission_server.Server(copies, address, wire_up_keys, within_host=within_host)
+        return AdmissionServer(copies, address, wire_up_keys, within_host=within_host)
     except BaseException:
         for copy in copies:
             copy.close()

@@ -9,7 +9,7 @@ refuses its key. So a write needs no look at the epoch word first, as other back
 import threading
 
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer
-from skipper.dataplane.backends.exchange import WireUpKeys
+from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.verbs.card import VerbsCard, pack_body, verbs_card_of
 from skipper.dataplane.backends.verbs.device import require_pyverbs
 from skipper.dataplane.backends.verbs.engine import VerbsEngine

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from skipper.dataplane.backends.base import Remote
-from skipper.dataplane.backends.exchange import TOKEN_BYTES
+from skipper.dataplane.backends.handshake import TOKEN_BYTES
 from skipper.dataplane.backends.verbs.device import Atomics
 from skipper.dataplane.backends.verbs.port import MOST_PORTS
 from skipper.dataplane.epochs import PAGE_BYTES, WORD

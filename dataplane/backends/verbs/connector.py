@@ -9,7 +9,7 @@ from collections.abc import Callable
 from skipper.dataplane.backends.verbs.card import verbs_card_of
 from skipper.dataplane.backends.verbs.connection import VerbsConnection
 from skipper.dataplane.backends.verbs.engine import VerbsEngine
-from skipper.dataplane.backends.verbs.exchange import NOBODY, hung_up
+from skipper.dataplane.backends.verbs.handshake import NOBODY, hung_up
 from skipper.dataplane.errors import OwnerDiedError, TransferTimeoutError
 from skipper.dataplane.handle import Card
 from skipper.dataplane.identity import ProcessWatch, host_id

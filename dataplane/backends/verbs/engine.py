@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skipper.dataplane.backends.exchange import WireUpKeys
+from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.verbs.connection import (
     EXPIRED,
     FLUSHED,
@@ -76,7 +76,7 @@ class VerbsEngine(Posting):
     def connect(
         self, address: str, token: bytes, wanted: Sequence[int], deadline: float, *, replaces: bytes
     ) -> VerbsConnection:
-        """A new connection to an owner, over those of the wanted rails that it has too; see `exchange.dial`.
+        """A new connection to an owner, over those of the wanted rails that it has too; see `handshake.dial`.
 
         Raises:
             OwnerDiedError: Nobody listens there any more.

@@ -6,14 +6,14 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from skipper.dataplane.backends.exchange import TOKEN_BYTES, WireUpKeys, bind
+from skipper.dataplane.backends.handshake import TOKEN_BYTES, WireUpKeys, bind
 from skipper.dataplane.backends.verbs.connection import Rail, VerbsConnection
 from skipper.dataplane.backends.verbs.device import QueuePair
-from skipper.dataplane.backends.verbs.exchange import dial
+from skipper.dataplane.backends.verbs.handshake import dial
+from skipper.dataplane.backends.verbs.handshake_server import QueuePairServer
 from skipper.dataplane.backends.verbs.memory import MemoryCache, WordRoom
 from skipper.dataplane.backends.verbs.port import Port
 from skipper.dataplane.backends.verbs.rdma_cm import connect, managed, ticket
-from skipper.dataplane.backends.verbs.server import QueuePairServer
 from skipper.dataplane.errors import TransferError
 from skipper.dataplane.identity import OwnerId
 
@@ -110,7 +110,7 @@ class Rails:
     def connect(
         self, address: str, token: bytes, wanted: Sequence[int], deadline: float, *, replaces: bytes
     ) -> VerbsConnection:
-        """Connect to an owner over those of the wanted rails that it has too; see `exchange.dial`.
+        """Connect to an owner over those of the wanted rails that it has too; see `handshake.dial`.
 
         Raises:
             OwnerDiedError: Nobody listens there any more.

@@ -1,7 +1,7 @@
 """Queue pairs connected by the RDMA connection manager (rdma_cm) instead of by hand.
 
 Some fabrics must be asked for the path to a peer, which is what it does. Who may connect is decided in the same
-conversation as ever (`exchange`): it ends with a *ticket* that both sides compute and nobody else can, good for
+handshake as ever (`handshake`): it ends with a *ticket* that both sides compute and nobody else can, good for
 one connection of one queue pair. The request of the connection manager carries it as private data.
 
 The queue pairs stay our own, "external" to the manager. pyverbs' calls that wait for an event would hold the GIL, so
@@ -78,7 +78,7 @@ class CmEventChannel:
 
 
 def ticket(key: bytes, initiator: bytes, owner: bytes) -> bytes:
-    """What lets one queue pair connect to one other: who does not know the key of their conversation cannot make it."""
+    """What lets one queue pair connect to one other: who does not know the key of their handshake cannot make it."""
     return hmac.digest(key, b"ticket" + initiator + owner, "sha256")
 
 
