@@ -134,7 +134,7 @@ class CopyTransfer(Transfer):
         if fault is not None:
             done(fault)
             return None
-        run = _Run(self, deadline, done, pinned)
+        run = _CopyRun(self, deadline, done, pinned)
         if at_once(self._nbytes):
             run.help()
             return None
@@ -162,7 +162,7 @@ class CopyTransfer(Transfer):
         return None
 
 
-class _Run:
+class _CopyRun:
     """One start of a transfer: its stripes are claimed one by one, the last one to finish checks and reports."""
 
     def __init__(self, transfer: CopyTransfer, deadline: float, done: Done, pinned: object) -> None:

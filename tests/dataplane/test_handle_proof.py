@@ -219,7 +219,7 @@ def test_nothing_shows_a_secret() -> None:
 def test_an_operation_ends_by_its_deadline_though_each_of_its_connections_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As happened with a damaged section: a new connection failed before the lane's thread looked at the deadline."""
+    """As happened with a damaged section: a new connection failed before the worker's thread looked at the deadline."""
     owner = RemoteOwner({"backend": "ucx", "ucx": {"TLS": "tcp,self"}}, shared=False)
     try:
         _, raw = owner("make", bytes(4096))

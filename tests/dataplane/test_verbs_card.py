@@ -5,17 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from skipper.dataplane import DescriptorError, empty_array, process
+from skipper.dataplane import DescriptorError, empty_array
 from skipper.dataplane.backends.verbs.card import VerbsCard, pack_body, parse_section, remote_of
 from skipper.dataplane.backends.verbs.device import Atomics
 from skipper.dataplane.buffer import RDMABuffer
 from skipper.dataplane.handle import VERBS, Card, Handle
+from tests.handles import parsed
 
 CONTACT = VerbsCard(bytes(16), 1 << 40, (7,), Atomics.DEVICE, "tcp:10.0.0.1:4791")
 
 
 def handle(contact: VerbsCard, body: bytes) -> Handle:
-    made = process.current().export(RDMABuffer(empty_array(100, np.uint8))._registration)  # type: ignore[arg-type]
+    made, _, _ = parsed(RDMABuffer(empty_array(100, np.uint8)).serialize())
     card = Card.make(made.card.owner, made.card.page_token, {VERBS: contact.pack()})
     return dataclasses.replace(made, card=card, sections={VERBS: body})
 

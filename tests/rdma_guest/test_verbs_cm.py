@@ -101,7 +101,9 @@ def test_nobody_is_connected_without_a_ticket_and_one_is_good_once(far):
         return "connected"
 
     mine = rail.pair()
-    dialled = dial(contact.address, contact.token, rails._wire_up_keys(), {0: mine.endpoint}, deadline)
+    dialled = dial(
+        contact.address, contact.token, process.current().keys.derived(b"wire-up"), {0: mine.endpoint}, deadline
+    )
     theirs = dialled.endpoints
     try:
         good = rdma_cm.ticket(dialled.key, mine.endpoint, theirs[0])

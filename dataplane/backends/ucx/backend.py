@@ -24,7 +24,11 @@ from skipper.dataplane.registration import Registration, RegistrationTable
 
 
 class UcxBackend(Backend):
-    """libucp, loaded and started when it is first needed."""
+    """libucp, loaded and started when it is first needed.
+
+    Attributes:
+        config: As configured last.
+    """
 
     name = "ucx"
     number = UCX
@@ -33,7 +37,7 @@ class UcxBackend(Backend):
     def __init__(
         self, config: Config, registrations: RegistrationTable, wire_up_keys: WireUpKeys, *, forbidden: bool
     ) -> None:
-        self._config = config
+        self.config = config
         self._wire_up_keys = wire_up_keys
         self._registrations = registrations
         self._forbidden = forbidden
@@ -52,7 +56,7 @@ class UcxBackend(Backend):
         Raises:
             ConfigurationError: UCX runs already with other options, or does not know one of them.
         """
-        changed = (config.ucx, config.ucx_library) != (self._config.ucx, self._config.ucx_library)
+        changed = (config.ucx, config.ucx_library) != (self.config.ucx, self.config.ucx_library)
         if changed and self._engine is not None:
             raise ConfigurationError("UCX runs already in this process; configure its options before its first use")
         if changed and config.ucx:
@@ -62,13 +66,13 @@ class UcxBackend(Backend):
         """See `Backend`."""
         if self._engine is not None:
             self._engine.width = config.threads
-        self._config = config
+        self.config = config
 
     def status(self) -> BackendStatus:
         """Loads the library if need be, starts nothing. Which memory it can move shows once it runs."""
         if self._forbidden:
             return BackendStatus(self.name, False, _FORKED)
-        library = find_library(self._config.ucx_library)
+        library = find_library(self.config.ucx_library)
         try:
             version = load(library).library_version()
         except BackendUnavailableError as error:
@@ -93,7 +97,7 @@ class UcxBackend(Backend):
             raise BackendUnavailableError(_FORKED)
         with self._lock:
             if self._engine is None:
-                self._engine = UcxEngine(self._config, self._wire_up_keys)
+                self._engine = UcxEngine(self.config, self._wire_up_keys)
             return self._engine
 
     def obstacle(self, handle: Handle) -> str | None:

@@ -14,7 +14,7 @@ from skipper.dataplane.backends.verbs.card import VerbsCard, pack_body, verbs_ca
 from skipper.dataplane.backends.verbs.device import require_pyverbs
 from skipper.dataplane.backends.verbs.engine import VerbsEngine
 from skipper.dataplane.backends.verbs.peer import VerbsPeer
-from skipper.dataplane.backends.verbs.port import Port, find_ports
+from skipper.dataplane.backends.verbs.port import VerbsPort, find_ports
 from skipper.dataplane.config import Config
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
 from skipper.dataplane.handle import VERBS, Card, Handle, Sections
@@ -46,7 +46,7 @@ class VerbsBackend(Backend):
         self._forbidden = forbidden
         self._lock = threading.Lock()
         self._engine: VerbsEngine | None = None
-        self._ports: tuple[Port, ...] = ()
+        self._ports: tuple[VerbsPort, ...] = ()
         self._exports: dict[tuple[int, int], Sections] = {}  # by epoch page and slot
 
     @property
@@ -150,7 +150,7 @@ class VerbsBackend(Backend):
         self._registrations.at_end(registration, end)
         return known
 
-    def _usable_ports(self) -> tuple[Port, ...]:
+    def _usable_ports(self) -> tuple[VerbsPort, ...]:
         if self._forbidden:
             raise BackendUnavailableError(
                 "this process was forked from one that had the RDMA device open; start it by spawn instead"

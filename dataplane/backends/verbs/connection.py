@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from skipper.dataplane.backends.verbs.chain import RequestChain
 from skipper.dataplane.backends.verbs.completions import Completions
 from skipper.dataplane.backends.verbs.device import Device, QueuePair, pyverbs
-from skipper.dataplane.backends.verbs.port import Port
+from skipper.dataplane.backends.verbs.port import VerbsPort
 from skipper.dataplane.backends.verbs.rdma_cm import ConnectionManager
 from skipper.dataplane.errors import BackendUnavailableError
 
@@ -85,7 +85,7 @@ class Rail:
         starved: Send queues that wait for that room.
     """
 
-    def __init__(self, index: int, port: Port, options: Mapping[str, Any]) -> None:
+    def __init__(self, index: int, port: VerbsPort, options: Mapping[str, Any]) -> None:
         """Open the port.
 
         Raises:

@@ -29,7 +29,7 @@ from skipper.dataplane.backends.verbs.connection import (
 )
 from skipper.dataplane.backends.verbs.lock import Mutex
 from skipper.dataplane.backends.verbs.poll_interval import PollInterval, lead_from
-from skipper.dataplane.backends.verbs.port import Port
+from skipper.dataplane.backends.verbs.port import VerbsPort
 from skipper.dataplane.backends.verbs.posting import Posting
 from skipper.dataplane.backends.verbs.rails import Rails
 from skipper.dataplane.identity import OwnerId
@@ -48,7 +48,7 @@ class VerbsEngine(Posting):
     """
 
     def __init__(
-        self, ports: Sequence[Port], options: Mapping[str, Any], owner: OwnerId, wire_up_keys: WireUpKeys
+        self, ports: Sequence[VerbsPort], options: Mapping[str, Any], owner: OwnerId, wire_up_keys: WireUpKeys
     ) -> None:
         """Open the ports, listen for peers, start the threads.
 

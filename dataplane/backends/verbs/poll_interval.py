@@ -15,42 +15,46 @@ _SLOWEST_S = 0.08
 
 
 class PollInterval:
-    """For one thread that looks and others that call it. All methods are for holders of the lock."""
+    """For one thread that looks and others that call it. All methods are for holders of the lock.
+
+    Attributes:
+        seconds: To sleep between two looks; infinity until the thread is called.
+    """
 
     def __init__(self, lock: Any) -> None:
         """Begin quickly; the lock is one that conditions can have."""
         self._called = threading.Condition(lock)
-        self._seconds = _GRACE_S  # to sleep between two looks; infinity until called
+        self.seconds = _GRACE_S
         self._busy = False  # whether a run has begun since the last look
 
     def begun(self, run: PostedRun) -> None:
         """A run is under way."""
         self._busy = True
-        if self._seconds > _SLOWEST_S or not run.attended or run.timeout < self._seconds:
+        if self.seconds > _SLOWEST_S or not run.attended or run.timeout < self.seconds:
             self.call()
 
     def left_alone(self) -> None:
         """A thread that others have relied on leads no more."""
-        if self._seconds > _GRACE_S:
+        if self.seconds > _GRACE_S:
             self.call()
 
     def call(self) -> None:
         """Have the thread look soon, and often."""
-        self._seconds = _GRACE_S
+        self.seconds = _GRACE_S
         self._called.notify()
 
     def quicken(self) -> None:
         """It has had to do something, so let it look often."""
-        self._seconds = _GRACE_S
+        self.seconds = _GRACE_S
 
     def rest(self, most: float, *, idle: bool) -> None:
         """Sleep until the next look, or a call, for `most` seconds; `idle` when no run is under way."""
-        if idle and not self._busy and self._seconds == _SLOWEST_S:
-            self._seconds = math.inf
+        if idle and not self._busy and self.seconds == _SLOWEST_S:
+            self.seconds = math.inf
         self._busy = False
-        seconds = min(self._seconds, most)
+        seconds = min(self.seconds, most)
         if not self._called.wait(None if seconds == math.inf else max(0.0, seconds)):
-            self._seconds = min(2 * self._seconds, _SLOWEST_S)
+            self.seconds = min(2 * self.seconds, _SLOWEST_S)
 
 
 def lead_from(run: PostedRun) -> float:

@@ -12,7 +12,7 @@ from skipper.dataplane.backends.verbs.device import QueuePair
 from skipper.dataplane.backends.verbs.handshake import dial
 from skipper.dataplane.backends.verbs.handshake_server import QueuePairServer
 from skipper.dataplane.backends.verbs.memory import MemoryCache, WordRoom
-from skipper.dataplane.backends.verbs.port import Port
+from skipper.dataplane.backends.verbs.port import VerbsPort
 from skipper.dataplane.backends.verbs.rdma_cm import connect, managed, ticket
 from skipper.dataplane.errors import TransferError
 from skipper.dataplane.identity import OwnerId
@@ -87,7 +87,7 @@ class Rails:
     """
 
     def __init__(
-        self, ports: Sequence[Port], options: Mapping[str, Any], owner: OwnerId, wire_up_keys: WireUpKeys
+        self, ports: Sequence[VerbsPort], options: Mapping[str, Any], owner: OwnerId, wire_up_keys: WireUpKeys
     ) -> None:
         """Open the ports and listen for peers.
 
