@@ -5,7 +5,7 @@ if __name__ != "skipper.dataplane":  # found by the folder's own name, beside th
 
 
 from skipper.dataplane.action import RDMAAction
-from skipper.dataplane.allocation import empty_array, is_shared, memcpy, release_pages
+from skipper.dataplane.allocation import empty, empty_array, is_shared, memcpy, release_pages
 from skipper.dataplane.atomic import FetchOperation
 from skipper.dataplane.backends.base import BackendStatus
 from skipper.dataplane.buffer import RDMABuffer
@@ -25,7 +25,6 @@ from skipper.dataplane.layout import RemoteLayout
 from skipper.dataplane.metering import Traffic
 from skipper.dataplane.operation import Operation
 from skipper.dataplane.settings import backends, configure, get_rdma_backend, is_ibverbs_available, traffic
-from skipper.dataplane.tensors import empty
 
 __all__ = [
     # buffers and transfers

@@ -14,16 +14,17 @@ from skipper.dataplane.backends.base import Peer, Remote, Transfer
 from skipper.dataplane.buffer import RDMABuffer
 from skipper.dataplane.errors import DataplaneError
 from skipper.dataplane.layout import RemoteLayout, Row, as_rows, compile_box, extent, overlaps_itself, row_runs
-from skipper.dataplane.memory import MemoryKind, StridedRegion, require_timeout, require_writable, strided
-from skipper.dataplane.operation import DONE, Operation
-from skipper.dataplane.select import Selector
+from skipper.dataplane.memory import require_writable, strided
+from skipper.dataplane.operation import DONE, Operation, require_timeout
+from skipper.dataplane.regions import MemoryKind, StridedRegion
+from skipper.dataplane.select import BackendSelector
 from skipper.dataplane.uncollected import uncollected
 
 _FEW = 64  # transfers: those are compiled before the collector has anything to look at
 
 
 @dataclass(slots=True)
-class _Part:
+class _RequestedCopy:
     """One transfer as it was asked for, checked: a block of local memory, a box of a buffer of the same shape."""
 
     local: StridedRegion
@@ -38,7 +39,7 @@ class _Part:
 
 
 @dataclass(slots=True)
-class _Group:
+class _PeerBatch:
     """What goes in one direction between one kind of memory here and one peer."""
 
     peer: Peer
@@ -60,7 +61,7 @@ class RDMAAction:
     """
 
     def __init__(self) -> None:
-        self._parts: list[_Part] = []
+        self._parts: list[_RequestedCopy] = []
         self._lock = threading.Lock()
         self._compiled: tuple[object, list[Transfer]] | None = None  # and the selector that it was compiled with
         self._segments = 0
@@ -189,11 +190,11 @@ class RDMAAction:
         else:
             address = _check_layout(layout, local, role, at, buf)
         with self._lock:
-            self._parts.append(_Part(local, address, buf, layout, to_remote))
+            self._parts.append(_RequestedCopy(local, address, buf, layout, to_remote))
             self._compiled = None
         return self
 
-    def _transfers(self, selector: Selector) -> list[Transfer]:
+    def _transfers(self, selector: BackendSelector) -> list[Transfer]:
         compiled = self._compiled
         if compiled is None or compiled[0] is not selector:  # as after a fork, or with another configuration
             with self._lock, uncollected() if len(self._parts) > _FEW else nullcontext():
@@ -201,13 +202,13 @@ class RDMAAction:
         return compiled[1]
 
     def _compile(self) -> list[Transfer]:
-        groups: dict[tuple[int, bool, MemoryKind, int], _Group] = {}
+        groups: dict[tuple[int, bool, MemoryKind, int], _PeerBatch] = {}
         for part in self._parts:
             peer, remote, offset = part.buffer.route()
             where = (id(peer), part.to_remote, part.local.kind, part.local.device)
             group = groups.get(where)
             if group is None:
-                group = groups[where] = _Group(peer, part.to_remote, [], [], {}, [])
+                group = groups[where] = _PeerBatch(peer, part.to_remote, [], [], {}, [])
             registration = (remote.word, remote.address)
             key = group.keys.setdefault(registration, len(group.remotes))
             if key == len(group.remotes):

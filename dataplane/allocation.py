@@ -1,15 +1,19 @@
-"""Memory that peers of the same host can map, for users of numpy; `tensors.empty` is the same for torch."""
+"""Memory that peers of the same host can map: `empty` for users of torch, `empty_array` for users of numpy."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from skipper.dataplane import process
+from skipper.dataplane import process, tensors
 from skipper.dataplane._copy import Block
 from skipper.dataplane.identity import page_size
-from skipper.dataplane.memory import HOST, contiguous, require_writable, strided
+from skipper.dataplane.memory import contiguous, require_writable, strided
+from skipper.dataplane.regions import HOST
+
+if TYPE_CHECKING:
+    from skipper.dataplane.tensors import DType, Tensor
 
 
 def allocate(nbytes: int) -> Block:
@@ -19,6 +23,24 @@ def allocate(nbytes: int) -> Block:
         RegistrationError: The system has no memory or file descriptor left for it.
     """
     return process.current().arena.allocate(nbytes)
+
+
+def empty(shape: int | Sequence[int], dtype: "DType | None" = None, *, device: str = "cpu") -> "Tensor":
+    """An uninitialised tensor in memory that processes of this host can map: the fast kind to publish from.
+
+    The memory is anonymous (a memfd): nothing is left behind however this process ends. It goes back to the arena
+    when the last tensor that views it is gone.
+
+    Args:
+        shape: Elements per dimension.
+        dtype: torch's default dtype when None.
+        device: "cpu", or "cuda[:N]" for plain device memory, which peers reach through UCX.
+
+    Raises:
+        RegistrationError: The system has no memory or file descriptor left for it.
+        ValueError: A dimension is negative, or the device is of another kind.
+    """
+    return tensors.empty(shape, dtype, device, allocate)
 
 
 def empty_array(shape: int | Sequence[int], dtype: DTypeLike = np.float64) -> NDArray[Any]:

@@ -26,7 +26,7 @@ _WASTE = 8  # a kept memfd is reused for a block when at most 1/8 of it stays id
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _FreeList:
     """A memfd with its free ranges, as sorted (offset, nbytes) that never touch."""
 
     mapping: memfd.Mapping
@@ -62,7 +62,7 @@ class Arena:
         self._owner = owner
         self._lock = threading.Lock()
         self._by_address: list[tuple[int, memfd.Mapping]] = []
-        self._chunks: dict[int, _Chunk] = {}  # by address of the mapping
+        self._chunks: dict[int, _FreeList] = {}  # by address of the mapping
         self._kept: list[tuple[int, int, memfd.Mapping]] = []  # (nbytes, address, mapping), idle and touched
         self._kept_bytes = 0  # of those, and roughly of the freed ranges of chunks
         # A block may die wherever the garbage collector runs, also below our own lock: its range is queued here and
@@ -119,7 +119,7 @@ class Arena:
                 self._kept_bytes = max(0, self._kept_bytes - nbytes)
                 return chunk.mapping, offset
         mapping = self._map(_CHUNK)
-        chunk = _Chunk(mapping, [(nbytes, mapping.nbytes - nbytes)])
+        chunk = _FreeList(mapping, [(nbytes, mapping.nbytes - nbytes)])
         self._chunks[mapping.address] = chunk
         return mapping, 0
 

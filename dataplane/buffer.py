@@ -9,8 +9,8 @@ from skipper.dataplane.backends.base import Peer, Remote
 from skipper.dataplane.errors import DataplaneError
 from skipper.dataplane.handle import Handle
 from skipper.dataplane.identity import OwnerId
-from skipper.dataplane.memory import LONGEST_S, contiguous, require_range, require_timeout, require_writable
-from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.memory import contiguous, require_range, require_writable
+from skipper.dataplane.operation import DONE, LONGEST_S, Operation, require_timeout
 from skipper.dataplane.registration import Registration
 
 

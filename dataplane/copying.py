@@ -16,14 +16,15 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
+from skipper.dataplane import tensors
 from skipper.dataplane._copy import GuardedRows, changed_word, copy, copy_rows
 from skipper.dataplane.backends.base import Done, Remote, Transfer
 from skipper.dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
 from skipper.dataplane.handle import Handle
 from skipper.dataplane.identity import ProcessWatch
 from skipper.dataplane.layout import Rows, row_bytes, single, stripes
-from skipper.dataplane.memory import HOST, Region
 from skipper.dataplane.operation import DONE, Helper, Operation
+from skipper.dataplane.regions import HOST, Region
 
 INLINE_BYTES = 1 << 20
 """Copied in the calling thread, also in that of an event loop: some 50 us, as much as handing over and back costs."""
@@ -133,7 +134,7 @@ class CopyTransfer(Transfer):
         if fault is not None:
             done(fault)
             return None
-        run = _Run(self, deadline, done, pinned)
+        run = _CopyRun(self, deadline, done, pinned)
         if at_once(self._nbytes):
             run.help()
             return None
@@ -161,7 +162,7 @@ class CopyTransfer(Transfer):
         return None
 
 
-class _Run:
+class _CopyRun:
     """One start of a transfer: its stripes are claimed one by one, the last one to finish checks and reports."""
 
     def __init__(self, transfer: CopyTransfer, deadline: float, done: Done, pinned: object) -> None:
@@ -192,8 +193,6 @@ class _Run:
             if transfer.on_host:
                 copy_rows(rows, transfer.to_remote, transfer.stream)
             else:
-                from skipper.dataplane import tensors  # imports torch, where the device memory came from
-
                 tensors.copy_rows(rows, transfer.to_remote, transfer.local, transfer.places)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is the caller's, not this thread's
             self._error = error

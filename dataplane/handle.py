@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from skipper.dataplane.errors import DescriptorError
 from skipper.dataplane.identity import OwnerId
-from skipper.dataplane.memory import MemoryKind
+from skipper.dataplane.regions import MemoryKind
 
 SHM = 1
 UCX = 2

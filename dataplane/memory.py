@@ -1,78 +1,17 @@
 """What a caller may hand over as memory, and every check of it that needs no transfer.
 
 A `Region` is a contiguous range, a `StridedRegion` an N-dimensional view; both hold whatever keeps the memory where it
-is. Nothing else in the package looks at user data.
+is. Only this file and `tensors`, which it asks about tensors, look at the caller's objects.
 """
 
-import enum
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import numpy as np
 
+from skipper.dataplane import tensors
 from skipper.dataplane._copy import BufferView
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-LONGEST_S: Final = 1e9
-"""Thirty years: a longer timeout is taken for this one, since the system cannot wait for longer."""
-
-
-class MemoryKind(enum.IntEnum):
-    """Where memory lies. The numbers are part of the handle format."""
-
-    HOST = 0
-    CUDA = 1
-
-
-HOST: Final = MemoryKind.HOST
-
-
-@dataclass(slots=True)
-class Region:
-    """A contiguous range of memory.
-
-    Attributes:
-        address: Virtual address of its first byte in this process.
-        nbytes: Its length.
-        readonly: Whether the owner of the memory forbids writing.
-        kind: Host or device memory.
-        device: Index of the device; 0 for host memory.
-        keep: Keeps the memory valid and in place while referenced.
-    """
-
-    address: int
-    nbytes: int
-    readonly: bool
-    kind: MemoryKind
-    device: int
-    keep: object
-
-
-@dataclass(slots=True)
-class StridedRegion(Region):
-    """An N-dimensional view of memory; `address` is that of element (0, ..., 0), strides are in bytes."""
-
-    itemsize: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class Storage:
-    """The allocation that a region is part of: what a registration covers and how long it may last.
-
-    Attributes:
-        address: First byte.
-        nbytes: Its length.
-        anchor: Weakly referenceable; lives exactly as long as the allocation. None where nothing does.
-    """
-
-    address: int
-    nbytes: int
-    anchor: object
+from skipper.dataplane.regions import HOST, Region, Storage, StridedRegion
 
 
 def contiguous(data: Any, role: str) -> Region:
@@ -87,7 +26,7 @@ def contiguous(data: Any, role: str) -> Region:
         ValueError: It has no bytes, or is not contiguous.
     """
     if _is_tensor(data):
-        region: Region = _tensors("contiguous")(data, role)
+        region = tensors.contiguous(data, role)
     else:
         view = _view(data, role)
         if not view.contiguous:
@@ -110,7 +49,7 @@ def strided(data: Any, role: str) -> StridedRegion:
         ValueError: It has no bytes.
     """
     if _is_tensor(data):
-        region: StridedRegion = _tensors("strided")(data, role)
+        region = tensors.strided(data, role)
     else:
         view = _view(data, role)
         region = StridedRegion(
@@ -124,8 +63,7 @@ def strided(data: Any, role: str) -> StridedRegion:
 def storage_of(data: Any, region: Region) -> Storage:
     """The allocation that `data`, described by `region`, is part of."""
     if _is_tensor(data):
-        storage: Storage = _tensors("storage_of")(data)
-        return storage
+        return tensors.storage_of(data)
     if not isinstance(data, np.ndarray):
         return Storage(region.address, region.nbytes, None)
     root = data
@@ -161,33 +99,10 @@ def require_range(offset: Any, nbytes: Any, total: int) -> None:
         raise ValueError(f"bytes [{offset}, {offset + nbytes}) are not a non-empty range within {total} bytes")
 
 
-def require_timeout(timeout: Any) -> float:
-    """The timeout in seconds as a float, at most `LONGEST_S`.
-
-    Raises:
-        TypeError: It is no number.
-        ValueError: It is not positive.
-    """
-    if type(timeout) is float and 0 < timeout < LONGEST_S:
-        return timeout
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
-    if not timeout > 0:
-        raise ValueError(f"timeout must be positive, not {timeout}")
-    return float(min(timeout, LONGEST_S))
-
-
 def _is_tensor(data: Any) -> bool:
-    # A tensor cannot exist before somebody has imported torch, so a numpy user never pays for the import.
+    # A tensor cannot exist before torch is imported: users of numpy never pay for the import.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(data, getattr(torch, "Tensor", ()))
-
-
-def _tensors(name: str) -> "Callable[..., Any]":
-    from skipper.dataplane import tensors  # it imports torch, which only a caller with a tensor has
-
-    function: Callable[..., Any] = getattr(tensors, name)
-    return function
 
 
 def _view(data: Any, role: str) -> BufferView:

@@ -35,7 +35,7 @@ Counts = list[int]
 """Operations that ended well, bytes read, bytes written."""
 
 
-class _Here(threading.local):
+class _ThreadCounts(threading.local):
     def __init__(self, meter: "Meter") -> None:
         self.counts: Counts = [0, 0, 0]
         meter.admit(current_thread(), self.counts)
@@ -50,7 +50,7 @@ class Meter:
         self._rest: Counts = [0, 0, 0]
         """Of threads that have ended, and of operations that went on after their submission."""
         self._in_flight = self._failed = 0
-        self._here = _Here(self)
+        self._here = _ThreadCounts(self)
 
     def follow(self, operation: Operation, read_nbytes: int, written_nbytes: int) -> Operation:
         """Count an operation that has just been submitted, and its bytes once it has ended well.

@@ -5,12 +5,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from typing import Self
+from typing import Any, Final, Self
 
 from skipper.dataplane.errors import TransferTimeoutError
-from skipper.dataplane.memory import require_timeout
 
 _LOG = logging.getLogger(__name__)
+
+LONGEST_S: Final = 1e9
+"""Thirty years: a longer timeout is taken for this one, since the system cannot wait for longer."""
 
 Helper = Callable[[], bool | None]
 """What a waiting thread can do; true where it is to be called again."""
@@ -136,6 +138,22 @@ class Operation:
 
 DONE = Operation(0)
 """Every transfer that succeeded before its submission returned: there is nothing left to tell them apart."""
+
+
+def require_timeout(timeout: Any) -> float:
+    """The timeout in seconds as a float, at most `LONGEST_S`.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is not positive.
+    """
+    if type(timeout) is float and 0 < timeout < LONGEST_S:
+        return timeout
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, not {type(timeout).__name__}")
+    if not timeout > 0:
+        raise ValueError(f"timeout must be positive, not {timeout}")
+    return float(min(timeout, LONGEST_S))
 
 
 def _resolve_threadsafe(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]") -> None:

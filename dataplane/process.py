@@ -22,10 +22,10 @@ from skipper.dataplane.identity import new_owner
 from skipper.dataplane.keys import Keys
 from skipper.dataplane.metering import Meter
 from skipper.dataplane.registration import Registration, RegistrationTable
-from skipper.dataplane.select import Selector
+from skipper.dataplane.select import BackendSelector
 
 
-class Process:
+class DataPlane:
     """The data plane of this process.
 
     Attributes:
@@ -41,7 +41,7 @@ class Process:
         meter: Counts its transfers.
     """
 
-    def __init__(self, config: Config, *, parent: "Process | None" = None) -> None:
+    def __init__(self, config: Config, *, parent: "DataPlane | None" = None) -> None:
         self.owner = new_owner()
         self.config = config
         self.keys = Keys(config.secret)
@@ -61,7 +61,7 @@ class Process:
             "ucx": self.ucx,
             "verbs": self.verbs,
         }
-        self.selector = Selector(self.owner, self.local, self.transports, config)
+        self.selector = BackendSelector(self.owner, self.local, self.transports, config)
         self.meter = Meter()
         self._cards: dict[tuple[int, tuple[bytes, ...]], Card] = {}
 
@@ -104,7 +104,7 @@ class Process:
         return self._handle(registration, {}, {})
 
     def _wire_up_keys(self) -> tuple[bytes, ...]:
-        """See `exchange.WireUpKeys`. Those of now: jobs are entered and left, and secrets configured."""
+        """See `handshake.WireUpKeys`. Those of now: jobs are entered and left, and secrets configured."""
         return self.keys.derived(b"wire-up")
 
     def _handle(
@@ -144,14 +144,14 @@ class Process:
         if config.secret != self.config.secret:
             self.keys = Keys(config.secret)
         self.config = config
-        self.selector = Selector(self.owner, self.local, self.transports, config)
+        self.selector = BackendSelector(self.owner, self.local, self.transports, config)
 
 
 _lock = threading.Lock()
-_current: Process | None = None
+_current: DataPlane | None = None
 
 
-def current() -> Process:
+def current() -> DataPlane:
     """The data plane of this process, made on first use."""
     return _current or _first()
 
@@ -161,12 +161,12 @@ def meter() -> Meter | None:
     return None if _current is None else _current.meter
 
 
-def _first() -> Process:
+def _first() -> DataPlane:
     global _current
     with _lock:
         if _current is None:
             os.register_at_fork(after_in_child=_start_afresh)
-            _current = Process(Config())
+            _current = DataPlane(Config())
         return _current
 
 
@@ -178,8 +178,8 @@ def _start_afresh() -> None:
         _abandoned.append(parent)
         parent.arena.disown()
         parent.registrations.disown()
-        _current = Process(parent.config, parent=parent)
+        _current = DataPlane(parent.config, parent=parent)
 
 
 # What a forked child inherits is kept for ever: letting go of it would release what belongs to the parent.
-_abandoned: list[Process] = []
+_abandoned: list[DataPlane] = []

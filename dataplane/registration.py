@@ -16,7 +16,8 @@ from skipper.dataplane.arena import Arena
 from skipper.dataplane.epochs import Epoch, EpochTable
 from skipper.dataplane.errors import DescriptorError
 from skipper.dataplane.handle import Handle
-from skipper.dataplane.memory import HOST, MemoryKind, Region, Storage, storage_of
+from skipper.dataplane.memory import storage_of
+from skipper.dataplane.regions import HOST, MemoryKind, Region, Storage
 
 Key = tuple[int, int]  # token of the epoch page, slot
 
@@ -54,7 +55,7 @@ class Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class _RegisteredRange:
     """What two registrations must have in common to be one."""
 
     address: int
@@ -65,7 +66,7 @@ class _Range:
     writable: bool
 
     @classmethod
-    def of(cls, region: Region, *, writable: bool) -> "_Range":
+    def of(cls, region: Region, *, writable: bool) -> "_RegisteredRange":
         return cls(region.address, region.nbytes, region.kind, region.device, region.readonly, writable)
 
 
@@ -82,7 +83,7 @@ class _Outside:
         end: Called when the anchor dies; to be detached when the registration ends before that.
     """
 
-    range: _Range
+    range: _RegisteredRange
     storage_range: tuple[int, int]
     anchor: "weakref.ref[Any]"
     shared: tuple[memfd.Mapping, int] | None
@@ -108,7 +109,7 @@ class RegistrationTable:
         self._lock = threading.RLock()  # reference callbacks may run below us
         self._live: dict[Key, weakref.ref[Registration]] = {}
         self._outside: dict[Key, _Outside] = {}
-        self._outside_by_range: dict[_Range, Key] = {}
+        self._outside_by_range: dict[_RegisteredRange, Key] = {}
         self._kept: dict[Key, Registration] = {}  # let out, of memory that nothing tells the end of
         self._endings: dict[Key, list[Callable[[], None]]] = {}
         self._disowned = False
@@ -131,7 +132,7 @@ class RegistrationTable:
         """
         storage = storage_of(data, region)
         with self._lock:
-            key = self._outside_by_range.get(_Range.of(region, writable=writable))
+            key = self._outside_by_range.get(_RegisteredRange.of(region, writable=writable))
             if key is not None and key not in self._live and self._outside[key].anchor() is storage.anchor:
                 registration = self._revive(key)
                 if registration is not None:
@@ -154,7 +155,7 @@ class RegistrationTable:
                 return
             end = weakref.finalize(storage.anchor, self._memory_freed, key)
             end.atexit = False
-            range_ = _Range.of(region, writable=registration.writable)
+            range_ = _RegisteredRange.of(region, writable=registration.writable)
             self._outside[key] = _Outside(
                 range_,
                 (storage.address, storage.nbytes),

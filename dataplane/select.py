@@ -10,7 +10,7 @@ from skipper.dataplane.handle import Handle
 from skipper.dataplane.identity import OwnerId
 
 
-class Selector:
+class BackendSelector:
     """Picks backends by the configuration that it was made with, and keeps the connections."""
 
     def __init__(self, owner: OwnerId, local: LocalBackend, transports: dict[str, Backend], config: Config) -> None:

@@ -1,39 +1,30 @@
-"""The only file of this package that knows torch, and it imports torch when a tensor is asked for, not before."""
+"""The only file of this package that knows torch. It imports torch within functions, which only tensors lead to."""
 
 from typing import TYPE_CHECKING
 
 from skipper.dataplane._copy import Block
 from skipper.dataplane.layout import Rows, runs_of
-from skipper.dataplane.memory import MemoryKind, Region, Storage, StridedRegion
+from skipper.dataplane.regions import MemoryKind, Region, Storage, StridedRegion
 
-Place = tuple[MemoryKind, int]
+Location = tuple[MemoryKind, int]
+"""Kind of memory and index of the device."""
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
+
+    Tensor = torch.Tensor
+    DType = torch.dtype
 
 _KINDS = {"cpu": MemoryKind.HOST, "cuda": MemoryKind.CUDA}
 
 
-def empty(shape: "int | Sequence[int]", dtype: "torch.dtype | None" = None, *, device: str = "cpu") -> "torch.Tensor":
-    """An uninitialised tensor in memory that processes of this host can map: the fast kind to publish from.
-
-    The memory is anonymous (a memfd): nothing is left behind however this process ends. It goes back to the arena
-    when the last tensor that views it is gone.
-
-    Args:
-        shape: Elements per dimension.
-        dtype: torch's default dtype when None.
-        device: "cpu", or "cuda[:N]" for plain device memory, which peers reach through UCX.
-
-    Raises:
-        RegistrationError: The system has no memory or file descriptor left for it.
-        ValueError: A dimension is negative, or the device is of another kind.
-    """
+def empty(
+    shape: "int | Sequence[int]", dtype: "torch.dtype | None", device: str, allocate: "Callable[[int], Block]"
+) -> "torch.Tensor":
+    """See `allocation.empty`; host memory comes from `allocate`, which takes a number of bytes."""
     import torch
-
-    from skipper.dataplane.allocation import allocate
 
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     dtype = dtype or torch.get_default_dtype()
@@ -76,7 +67,7 @@ def storage_of(tensor: "torch.Tensor") -> Storage:
     return Storage(storage.data_ptr(), storage.nbytes(), storage)
 
 
-def copy_rows(rows: Rows, to_remote: bool, local: Place, remotes: "Sequence[Place]") -> None:
+def copy_rows(rows: Rows, to_remote: bool, local: Location, remotes: "Sequence[Location]") -> None:
     """Copy rows of which at least one side is device memory of this process; returns when the bytes are there.
 
     Args:
@@ -110,7 +101,7 @@ class _DeviceMemory:
         }
 
 
-def _runs(place: Place, address: int, run: int, counts: list[int], strides: list[int]) -> "torch.Tensor":
+def _runs(place: Location, address: int, run: int, counts: list[int], strides: list[int]) -> "torch.Tensor":
     """Equally long runs as a uint8 tensor whose last dimension is the run. It does not own the memory."""
     import torch
 

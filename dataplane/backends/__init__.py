@@ -1,1 +1,5 @@
-"""The ways to another process's memory, one file each behind the interface of `base`."""
+"""The ways to reach memory, one file or folder each behind the interface of `base`.
+
+`handshake` and `handshake_server` are what UCX and verbs share: the proofs that two processes exchange before a
+connection. `own_sockets` finds UCX's sockets, `socket_filter` guards them.
+"""

@@ -15,8 +15,8 @@ from skipper.dataplane.atomic import Atomic, FetchOperation
 from skipper.dataplane.config import Config
 from skipper.dataplane.handle import Card, Handle, Sections
 from skipper.dataplane.layout import Rows
-from skipper.dataplane.memory import MemoryKind, Region
 from skipper.dataplane.operation import Helper, Operation
+from skipper.dataplane.regions import MemoryKind, Region
 
 if TYPE_CHECKING:
     from skipper.dataplane.registration import Registration

@@ -10,8 +10,8 @@ from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_onc
 from skipper.dataplane.errors import BackendUnavailableError
 from skipper.dataplane.handle import Card, Handle, Sections
 from skipper.dataplane.layout import Rows, single_stripes
-from skipper.dataplane.memory import HOST, MemoryKind, Region
 from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.regions import HOST, MemoryKind, Region
 from skipper.dataplane.registration import Registration, RegistrationTable
 
 _REGION = operator.attrgetter("region")

@@ -20,8 +20,8 @@ from skipper.dataplane.errors import DescriptorError, OwnerDiedError
 from skipper.dataplane.handle import SHM, Card, Handle, Sections, unpack_section
 from skipper.dataplane.identity import OwnerId, ProcessWatch
 from skipper.dataplane.layout import Rows, single_stripes
-from skipper.dataplane.memory import HOST, MemoryKind, Region
 from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.regions import HOST, MemoryKind, Region
 from skipper.dataplane.registration import Registration
 
 _PAGE = struct.Struct("<I")  # descriptor of the epoch page; its token is in the card already

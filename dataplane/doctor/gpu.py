@@ -25,10 +25,11 @@ def gpu(*, rdma: bool) -> tuple[list[Check], Facts]:
     facts = {"gpus": answer.get("gpus", []), "cuda": answer.get("cuda"), "error": answer.get("error")}
     facts["peermem"] = peermem
     module = Path("/proc/driver/nvidia/version").exists() or any(Path("/dev").glob("nvidia[0-9]*"))
-    return _checks(answer, peermem, rdma=rdma, module=module), facts
+    return checks_of(answer, peermem, rdma=rdma, module=module), facts
 
 
-def _checks(answer: Facts, peermem: str | None, *, rdma: bool, module: bool) -> list[Check]:
+def checks_of(answer: Facts, peermem: str | None, *, rdma: bool, module: bool) -> list[Check]:
+    """The checks for what the probe of the GPUs has answered."""
     if "error" in answer:
         return [_no_driver(answer, module=module)]
     gpus = answer["gpus"]

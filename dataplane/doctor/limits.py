@@ -26,10 +26,11 @@ def within_host() -> tuple[list[Check], Facts]:
         answer = {"error": str(error)}
     works = answer.get("read") == 0 and answer.get("write") == 0 and answer.get("whole") is True
     facts = {"ptrace_scope": scope, "cma": works, "cma_tried": answer}
-    return [_cma_check(works, scope, answer)], facts
+    return [cma_check(works, scope, answer)], facts
 
 
-def _cma_check(works: bool, scope: str | None, answer: Facts) -> Check:
+def cma_check(works: bool, scope: str | None, answer: Facts) -> Check:
+    """Whether UCX can copy between processes by the kernel (CMA), and what forbids it."""
     told = "no yama" if scope is None else f"ptrace_scope {scope}"
     if works:
         return Check(

@@ -23,10 +23,10 @@ def rdma() -> tuple[list[Check], Facts]:
     if not ports:
         return [_no_device()], {"ports": [], "pyverbs": _pyverbs_facts()}
     asked = _ask_devices(ports)
-    checks = [_port_check(port, asked.get(f"{port.device}:{port.number}", {})) for port in ports]
+    checks = [port_check(port, asked.get(f"{port.device}:{port.number}", {})) for port in ports]
     active = any(port.state == "ACTIVE" for port in ports)
     pyverbs = _pyverbs_facts(trial=True)
-    checks += [_access(), _pyverbs_check(pyverbs, needed=active)]
+    checks += [_access(), pyverbs_check(pyverbs, needed=active)]
     facts = [{**port.to_dict(), **asked.get(f"{port.device}:{port.number}", {})} for port in ports]
     return checks, {"ports": facts, "pyverbs": pyverbs}
 
@@ -49,7 +49,8 @@ def _ask_devices(ports: Sequence[RdmaPort]) -> dict[str, Facts]:
     return answer
 
 
-def _port_check(port: RdmaPort, asked: Facts) -> Check:
+def port_check(port: RdmaPort, asked: Facts) -> Check:
+    """Whether a port can be used."""
     name = f"{port.device} port {port.number}"
     rate = "rate not stated" if port.gbit_per_s is None else f"{port.gbit_per_s:g} Gb/s"
     nominal = " (nominal: a device made of software)" if port.software else ""
@@ -114,7 +115,8 @@ def _rdma_core() -> str | None:
     return None
 
 
-def _pyverbs_check(pyverbs: Facts, *, needed: bool) -> Check:
+def pyverbs_check(pyverbs: Facts, *, needed: bool) -> Check:
+    """Whether pyverbs can be imported; it is `needed` where a port is active."""
     core = f" (rdma-core {pyverbs['rdma_core']})" if pyverbs["rdma_core"] else ""
     if pyverbs["found"] and pyverbs["error"] is None:
         return Check("rdma", "pyverbs", Verdict.OK, f"can be imported{core}")

@@ -9,7 +9,7 @@ import pytest
 from skipper.dataplane import BufferDroppedError, DataplaneError, DescriptorError, RDMABuffer
 from skipper.dataplane import handle as handles
 from skipper.dataplane.keys import Keys
-from skipper.dataplane.memory import MemoryKind
+from skipper.dataplane.regions import MemoryKind
 from tests.conformance.conftest import Case
 from tests.conformance.test_transfers import handle_to, pattern
 from tests.handles import parsed, proved_handle

@@ -28,7 +28,7 @@ from skipper.dataplane.backends.ucx import packed
 from skipper.dataplane.backends.ucx.peer import CARD
 from skipper.dataplane.handle import SHM, UCX, Card
 from skipper.dataplane.keys import Keys
-from skipper.dataplane.memory import MemoryKind
+from skipper.dataplane.regions import MemoryKind
 from tests.conformance.owner import Memory, RemoteOwner, main
 from tests.handles import parsed, proved
 

@@ -24,7 +24,7 @@ def victim(buffer: Any) -> dict[str, Any]:
     """What there is to know of a remote buffer."""
     peer, remote, _ = buffer.route()
     return {
-        "worker": peer._worker_address.hex(),
+        "worker": peer.connections.worker_address.hex(),
         "keys": [key.hex() for key in remote.key.packed],
         "address": remote.address,
         "word": remote.key.far_word,

@@ -130,7 +130,7 @@ def test_memory_that_may_not_be_read_gives_the_kernels_own_reason() -> None:
 def test_without_cma_there_is_a_warning_that_says_what_to_change(
     scope: str | None, answer: dict[str, Any], says: str
 ) -> None:
-    check = limits._cma_check(False, scope, answer)
+    check = limits.cma_check(False, scope, answer)
     assert check.verdict is Verdict.WARNING
     assert says in check.found + check.advice
 
@@ -151,7 +151,7 @@ def test_without_cma_there_is_a_warning_that_says_what_to_change(
     ],
 )
 def test_a_port_is_judged_by_what_it_can_do(port: RdmaPort, asked: dict[str, Any], verdict: Verdict, says: str) -> None:
-    check = rdma._port_check(port, asked)
+    check = rdma.port_check(port, asked)
     assert check.verdict is verdict
     assert says in f"{check.found} {check.advice}"
 
@@ -169,7 +169,7 @@ def test_pyverbs_is_missed_where_a_port_is_active(
     found: bool, error: str | None, debian: str | None, needed: bool, verdict: Verdict, says: str
 ) -> None:
     facts = {"found": found, "rdma_core": "44.0", "debian_module": debian, "error": error}
-    check = rdma._pyverbs_check(facts, needed=needed)
+    check = rdma.pyverbs_check(facts, needed=needed)
     assert check.verdict is verdict
     assert says in f"{check.found} {check.advice}"
 
@@ -193,7 +193,7 @@ def test_pyverbs_is_missed_where_a_port_is_active(
 def test_a_gpu_whose_memory_no_card_reaches_is_a_warning(
     answer: dict[str, Any], module: bool, verdicts: list[Verdict], says: str
 ) -> None:
-    checks = gpu._checks(answer, None, rdma=True, module=module)
+    checks = gpu.checks_of(answer, None, rdma=True, module=module)
     assert [check.verdict for check in checks] == verdicts
     assert any(says in f"{check.found} {check.advice}" for check in checks)
 

@@ -22,7 +22,7 @@ from skipper.dataplane import (
 from skipper.dataplane import handle as handles
 from skipper.dataplane.handle import Card, Handle
 from skipper.dataplane.identity import new_owner
-from skipper.dataplane.memory import MemoryKind
+from skipper.dataplane.regions import MemoryKind
 from tests.handles import parsed, proved, proved_handle
 
 numbers = st.integers(0, (1 << 64) - 1)

@@ -25,7 +25,7 @@ from tests.dataplane.scripts import ROOT
 SECRET = b"sixteen bytes or more"
 NOBODY = 65534
 READ = (
-    "import sys, numpy as np, dataplane\n"
+    "import sys, numpy as np; from skipper import dataplane\n"
     "raw = sys.stdin.buffer.read()\n"
     "try: buffer = dataplane.RDMABuffer.deserialize(raw)\n"
     "except (dataplane.DescriptorError, dataplane.ConfigurationError) as error: print(type(error).__name__, error)\n"
@@ -219,7 +219,7 @@ def test_nothing_shows_a_secret() -> None:
 def test_an_operation_ends_by_its_deadline_though_each_of_its_connections_is_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As happened with a damaged section: a new connection failed before the lane's thread looked at the deadline."""
+    """As happened with a damaged section: a new connection failed before the worker's thread looked at the deadline."""
     owner = RemoteOwner({"backend": "ucx", "ucx": {"TLS": "tcp,self"}}, shared=False)
     try:
         _, raw = owner("make", bytes(4096))
@@ -227,14 +227,14 @@ def test_an_operation_ends_by_its_deadline_though_each_of_its_connections_is_cut
         buffer.read_into(bytearray(4096)).get()
         peer, _, _ = buffer.route()
         assert isinstance(peer, UcxPeer)
-        connected = peer.connected
+        connected = peer.connections.connected
 
         def and_cut(*args: Any) -> Any:
             connection, unpacked = connected(*args)
             unpacked[0].close()
             return connection, unpacked
 
-        monkeypatch.setattr(peer, "connected", and_cut)
+        monkeypatch.setattr(peer.connections, "connected", and_cut)
         into = np.zeros(4096, np.uint8)
         action = dataplane.RDMAAction().read_remote(into, buffer)
         with pytest.raises(TransferTimeoutError, match="the deadline passed before"):

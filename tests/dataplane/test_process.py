@@ -15,7 +15,7 @@ def test_importing_has_no_side_effects() -> None:
 
 def test_shared_memory_alone_never_starts_ucx() -> None:
     run(
-        "import sys, threading, dataplane, numpy as np\n"
+        "import sys, threading, numpy as np; from skipper import dataplane\n"
         "array = dataplane.empty_array(10, np.uint8)\n"
         "buffer = dataplane.RDMABuffer(array); buffer.serialize()\n"
         "buffer.read_into(bytearray(10)).get()\n"
@@ -33,7 +33,7 @@ def test_ucx_listens_on_no_port_unless_a_network_device_is_named() -> None:
 def _listening(prepare: str) -> set[str]:
     """Addresses of every TCP socket that a process listens on once UCX serves, from the kernel's own table."""
     listening = run(
-        "import os, dataplane, numpy as np\n"
+        "import os, numpy as np; from skipper import dataplane\n"
         + prepare
         + "buffer = dataplane.RDMABuffer(np.zeros(10)); buffer.serialize()\n"
         "mine = {os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n.isdigit()\n"
@@ -47,13 +47,18 @@ def _listening(prepare: str) -> set[str]:
 
 
 def test_a_process_that_used_ucx_ends_cleanly() -> None:
-    first = "import numpy; from skipper import dataplane; b = dataplane.RDMABuffer(numpy.zeros(9)); "
-    assert run(first + "b.serialize(); print('end')") == "end\n"
+    assert (
+        run(
+            "import numpy; from skipper import dataplane\n"
+            "b = dataplane.RDMABuffer(numpy.zeros(9)); b.serialize(); print('end')"
+        )
+        == "end\n"
+    )
 
 
 def test_a_forked_child_starts_afresh_and_harms_nothing() -> None:
     out = run(
-        "import os, gc, sys, dataplane, numpy as np\n"
+        "import os, gc, sys, numpy as np; from skipper import dataplane\n"
         "array = dataplane.empty_array(1 << 16, np.uint8); array[:] = 7\n"
         "buffer = dataplane.RDMABuffer(array); raw = buffer.serialize()\n"
         "child = os.fork()\n"
@@ -80,7 +85,7 @@ def test_a_forked_child_starts_afresh_and_harms_nothing() -> None:
 
 def test_ucx_in_a_forked_child_is_a_typed_error_and_the_parent_goes_on() -> None:
     out = run(
-        "import os, sys, warnings, subprocess, dataplane, numpy as np\n"
+        "import os, sys, warnings, subprocess, numpy as np; from skipper import dataplane\n"
         "warnings.simplefilter('ignore', DeprecationWarning)\n"
         "array = np.arange(1000); buffer = dataplane.RDMABuffer(array); raw = buffer.serialize()\n"
         "child = os.fork()\n"
@@ -94,7 +99,7 @@ def test_ucx_in_a_forked_child_is_a_typed_error_and_the_parent_goes_on() -> None
         "    assert not ucx.usable and 'fork' in ucx.reason\n"
         "    sys.exit(0)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
-        "reader = ('import sys, dataplane, numpy as np; into = np.zeros(1000, np.int64);'\n"
+        "reader = ('import sys, numpy as np; from skipper import dataplane; into = np.zeros(1000, np.int64);'\n"
         "          'dataplane.RDMABuffer.deserialize(sys.stdin.buffer.read()).read_into(into, timeout=10).get();'\n"
         "          'assert (into == np.arange(1000)).all()')\n"
         "subprocess.run([sys.executable, '-c', reader], input=raw, check=True, timeout=30)\n"

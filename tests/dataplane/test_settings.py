@@ -94,7 +94,7 @@ def test_private_memory_cannot_be_exported_for_shared_memory_only() -> None:
 
 def test_export_all_makes_shared_memory_reachable_by_ucx_too() -> None:
     raw = run(
-        "import sys, dataplane, numpy\n"
+        "import sys, numpy; from skipper import dataplane\n"
         "dataplane.configure(export='all')\n"
         "print(dataplane.RDMABuffer(dataplane.empty_array(9)).serialize().hex())\n"
     )

@@ -60,8 +60,8 @@ def test_a_short_action_goes_on_over_a_new_connection(owner: RemoteOwner) -> Non
         into[:] = 0
         action.submit().get()
         assert (into == 5).all()
-        _, (endpoint, *_) = peer.connected(0, remote.key, time.monotonic() + 10)
-        peer.cut(endpoint)
+        _, (endpoint, *_) = peer.connections.connected(0, remote.key, time.monotonic() + 10)
+        peer.connections.cut(endpoint)
 
 
 def test_transfers_larger_than_a_piece_and_a_turn(owner: RemoteOwner) -> None:

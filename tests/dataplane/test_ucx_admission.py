@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from skipper.dataplane.backends import exchange, own_sockets, socket_filter
+from skipper.dataplane.backends import handshake, handshake_server, own_sockets, socket_filter
 from skipper.dataplane.backends.own_sockets import Place, as_ipv6
 from skipper.dataplane.backends.ucx.admission import HELLO, MAGIC, Admission, Contact
-from skipper.dataplane.backends.ucx.admission_server import Server
+from skipper.dataplane.backends.ucx.admission_server import AdmissionServer
 from skipper.dataplane.errors import DescriptorError, OwnerDiedError, TransferError, TransferTimeoutError
 
 KEYS = (b"of the job" + bytes(22), b"of the user" + bytes(21))
@@ -57,10 +57,10 @@ def library(request: pytest.FixtureRequest) -> Iterator[Library]:
 
 
 @pytest.fixture
-def server(library: Library) -> Iterator[Server]:
+def server(library: Library) -> Iterator[AdmissionServer]:
     copy = library.listener.dup()
     socket_filter.admit(copy, ())
-    server = Server([copy], library.listener.getsockname()[0], lambda: KEYS, within_host=False)
+    server = AdmissionServer([copy], library.listener.getsockname()[0], lambda: KEYS, within_host=False)
     yield server
     server.close()
     server.close()
@@ -105,13 +105,13 @@ def is_connected(connection: socket.socket, seconds: float) -> bool:
     return True
 
 
-def test_nobody_can_connect_unasked(library: Library, server: Server) -> None:
+def test_nobody_can_connect_unasked(library: Library, server: AdmissionServer) -> None:
     with connecting_to(library) as stranger:
         assert not is_connected(stranger, MUTE_S)
     assert library.accepted == []
 
 
-def test_what_was_let_in_is_heard(library: Library, server: Server) -> None:
+def test_what_was_let_in_is_heard(library: Library, server: AdmissionServer) -> None:
     with Admission(server.contact, KEYS, [own_address(library)], soon()) as admission:
         assert admission.listeners == {library.place}
         peer = connecting_to(library)
@@ -128,7 +128,9 @@ def test_what_was_let_in_is_heard(library: Library, server: Server) -> None:
             assert not is_connected(later, MUTE_S)  # the port is closed again
 
 
-def test_a_stranger_of_the_same_address_is_not_heard_and_then_cut_off(library: Library, server: Server) -> None:
+def test_a_stranger_of_the_same_address_is_not_heard_and_then_cut_off(
+    library: Library, server: AdmissionServer
+) -> None:
     with Admission(server.contact, KEYS, [own_address(library)], soon()) as admission, contextlib.ExitStack() as stack:
         known = own_sockets.descriptors()
         # As another process of that host would: not among the sockets that this process has opened since.
@@ -151,7 +153,7 @@ def test_a_stranger_of_the_same_address_is_not_heard_and_then_cut_off(library: L
 
 
 @pytest.mark.parametrize("library", ["127.0.0.1"], indirect=True)  # of IPv6 the loopback has one address
-def test_other_addresses_than_those_that_were_told_stay_out(library: Library, server: Server) -> None:
+def test_other_addresses_than_those_that_were_told_stay_out(library: Library, server: AdmissionServer) -> None:
     with (
         Admission(server.contact, KEYS, [own_address(library)], soon()),
         connecting_to(library, "127.0.0.9") as stranger,
@@ -159,15 +161,15 @@ def test_other_addresses_than_those_that_were_told_stay_out(library: Library, se
         assert not is_connected(stranger, MUTE_S)
 
 
-def test_a_visitor_that_leaves_closes_the_port_behind_it(library: Library, server: Server) -> None:
+def test_a_visitor_that_leaves_closes_the_port_behind_it(library: Library, server: AdmissionServer) -> None:
     with Admission(server.contact, KEYS, [own_address(library)], soon()), connecting_to(library) as peer:
         assert is_connected(peer, PATIENCE_S)
     assert library.arrived.acquire(timeout=PATIENCE_S)
     assert got(library.accepted[0], PATIENCE_S) == b""  # it had not said that this was its own
 
 
-def test_another_token_lets_nobody_in(library: Library, server: Server) -> None:
-    forged = Contact(os.urandom(exchange.TOKEN_BYTES), server.contact.address)
+def test_another_token_lets_nobody_in(library: Library, server: AdmissionServer) -> None:
+    forged = Contact(os.urandom(handshake.TOKEN_BYTES), server.contact.address)
     with pytest.raises(TransferError, match="hung up"):
         Admission(forged, KEYS, [own_address(library)], soon())
     with connecting_to(library) as stranger:
@@ -175,7 +177,9 @@ def test_another_token_lets_nobody_in(library: Library, server: Server) -> None:
 
 
 @pytest.mark.parametrize("keys", [STRANGE, ()], ids=["another", "none"])
-def test_a_handle_without_the_secret_lets_nobody_in(library: Library, server: Server, keys: tuple[bytes, ...]) -> None:
+def test_a_handle_without_the_secret_lets_nobody_in(
+    library: Library, server: AdmissionServer, keys: tuple[bytes, ...]
+) -> None:
     with pytest.raises(TransferError, match="no secret"):
         Admission(server.contact, keys, [own_address(library)], soon())
     with connecting_to(library) as stranger:
@@ -183,13 +187,13 @@ def test_a_handle_without_the_secret_lets_nobody_in(library: Library, server: Se
 
 
 @pytest.mark.parametrize("keys", [KEYS, KEYS[1:], (*STRANGE, KEYS[1])], ids=["both", "user", "last"])
-def test_one_secret_in_common_lets_in(library: Library, server: Server, keys: tuple[bytes, ...]) -> None:
+def test_one_secret_in_common_lets_in(library: Library, server: AdmissionServer, keys: tuple[bytes, ...]) -> None:
     with Admission(server.contact, keys, [own_address(library)], soon()) as admission, connecting_to(library):
         admission.connected()
 
 
-def test_an_older_version_is_told_apart(library: Library, server: Server) -> None:
-    with socket.create_connection(exchange.target(server.contact.address)) as older:
+def test_an_older_version_is_told_apart(library: Library, server: AdmissionServer) -> None:
+    with socket.create_connection(handshake.target(server.contact.address)) as older:
         older.sendall(HELLO.pack(b"SKu1", bytes(16)))
         older.settimeout(PATIENCE_S)
         assert older.recv(HELLO.size, socket.MSG_WAITALL)[:4] == MAGIC
@@ -197,7 +201,7 @@ def test_an_older_version_is_told_apart(library: Library, server: Server) -> Non
 
 
 def test_an_owner_of_an_older_version_is_a_typed_error() -> None:
-    listener, address = exchange.bind("127.0.0.1:0", "")
+    listener, address = handshake.bind("127.0.0.1:0", "")
     listener.setblocking(True)
 
     def older() -> None:
@@ -215,7 +219,7 @@ def test_an_owner_of_an_older_version_is_a_typed_error() -> None:
 
 
 def test_an_owner_that_does_not_know_the_token_is_not_believed() -> None:
-    listener, address = exchange.bind("127.0.0.1:0", "")
+    listener, address = handshake.bind("127.0.0.1:0", "")
     listener.setblocking(True)
 
     def pretend() -> None:
@@ -239,8 +243,8 @@ def test_an_owner_that_does_not_know_the_token_is_not_believed() -> None:
 @pytest.mark.parametrize(
     "message", [b"GET / HTTP/1.0\r\n\r\n" * 9, os.urandom(4096), HELLO.pack(MAGIC, bytes(16)) + os.urandom(4096)]
 )
-def test_garbage_is_hung_up_on(library: Library, server: Server, message: bytes) -> None:
-    with socket.create_connection(exchange.target(server.contact.address)) as stranger:
+def test_garbage_is_hung_up_on(library: Library, server: AdmissionServer, message: bytes) -> None:
+    with socket.create_connection(handshake.target(server.contact.address)) as stranger:
         stranger.sendall(message)
         stranger.settimeout(PATIENCE_S)
         with contextlib.suppress(ConnectionResetError):
@@ -251,21 +255,21 @@ def test_garbage_is_hung_up_on(library: Library, server: Server, message: bytes)
 
 
 @pytest.mark.parametrize("library", ["127.0.0.1"], indirect=True)  # of IPv6 the loopback has one address
-def test_strangers_that_say_nothing_leave_room_for_others(library: Library, server: Server) -> None:
-    where = exchange.target(server.contact.address)
+def test_strangers_that_say_nothing_leave_room_for_others(library: Library, server: AdmissionServer) -> None:
+    where = handshake.target(server.contact.address)
     with contextlib.ExitStack() as stack:
-        for _ in range(3 * exchange.MOST_ALIKE):
+        for _ in range(3 * handshake_server.MOST_ALIKE):
             stack.enter_context(socket.create_connection(where, source_address=("127.0.0.9", 0)))
         with Admission(server.contact, KEYS, [own_address(library)], soon()):
             pass
 
 
-def test_strangers_that_say_nothing_are_hung_up_on_in_the_end(library: Library, server: Server) -> None:
-    with socket.create_connection(exchange.target(server.contact.address)) as stranger:
+def test_strangers_that_say_nothing_are_hung_up_on_in_the_end(library: Library, server: AdmissionServer) -> None:
+    with socket.create_connection(handshake.target(server.contact.address)) as stranger:
         assert got(stranger, PATIENCE_S) == b""
 
 
-def test_what_is_replayed_is_not_believed(library: Library, server: Server) -> None:
+def test_what_is_replayed_is_not_believed(library: Library, server: AdmissionServer) -> None:
     """Somebody who has listened to one conversation says the same again."""
     said: list[bytes] = []
     real = socket.socket.sendall
@@ -275,7 +279,7 @@ def test_what_is_replayed_is_not_believed(library: Library, server: Server) -> N
             pass
     first, *_ = (text for text in said if text[:4] == MAGIC)
     proof = next(text for text in said if len(text) > HELLO.size)
-    with socket.create_connection(exchange.target(server.contact.address)) as stranger:
+    with socket.create_connection(handshake.target(server.contact.address)) as stranger:
         stranger.sendall(first)
         stranger.settimeout(PATIENCE_S)
         assert len(stranger.recv(HELLO.size)) == HELLO.size
@@ -284,7 +288,7 @@ def test_what_is_replayed_is_not_believed(library: Library, server: Server) -> N
 
 
 def test_an_owner_that_is_gone_is_told_from_one_that_is_silent(library: Library) -> None:
-    listener, address = exchange.bind("127.0.0.1:0", "")
+    listener, address = handshake.bind("127.0.0.1:0", "")
     with pytest.raises(TransferTimeoutError):
         Admission(Contact(bytes(16), address), KEYS, [], soon(0.1))
     listener.close()

@@ -15,7 +15,8 @@ from skipper import trust
 from skipper.dataplane import RDMABuffer, TransferError, TransferTimeoutError, process
 from skipper.dataplane.backends.own_sockets import Place
 from skipper.dataplane.backends.ucx.admission import Admission, Contact
-from skipper.dataplane.backends.ucx.peer import UcxPeer, _parse_card
+from skipper.dataplane.backends.ucx.card import UcxCard
+from skipper.dataplane.backends.ucx.peer import UcxPeer
 from skipper.dataplane.keys import Keys
 from tests.conformance.owner import Memory, RemoteOwner, main
 from tests.freezing import freeze
@@ -88,7 +89,7 @@ def test_connections_that_are_made_anew_leave_nothing(owner: RemoteOwner) -> Non
 def contact_in(raw: bytes) -> Contact:
     """Where the owner of a handle lets others in, as everybody reads who gets hold of it."""
     handle, _, _ = parsed(raw)
-    contact = _parse_card(handle.card).contact
+    contact = UcxCard.of(handle.card).contact
     assert contact is not None
     return contact
 

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-COUNT = 3_000_000  # of int64: large enough for several lanes
+COUNT = 3_000_000  # of int64: large enough for several workers
 
 
 def own(connection: "Connection[Any, Any]") -> None:

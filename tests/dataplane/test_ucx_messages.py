@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from skipper.dataplane import (
     TransferError,
     TransferTimeoutError,
 )
-from skipper.dataplane.backends.ucx.connection import Abandoned
+from skipper.dataplane.backends.ucx.connections import AbandonedConnections
 from skipper.dataplane.backends.ucx.peer import UcxPeer
 from skipper.dataplane.operation import Operation
 from tests.conformance.loops import meanwhile, write_until_it_fails
@@ -154,8 +155,7 @@ def test_what_comes_late_over_a_connection_that_was_given_up_is_ignored(owner: R
     )
     for attempt in attempts:
         buffer.read_into(bytearray(len(CONTENT)), timeout=10).get()
-        endpoint = peer_of(buffer)._connections[0]._endpoint
-        assert endpoint is not None
+        _, (endpoint, *_) = peer_of(buffer).connections.connected(0, buffer.route()[1].key, time.monotonic() + 10)
         endpoint.forget([endpoint.number])  # as the next connection would, with messages of this one under way
         with pytest.raises(TransferTimeoutError):
             attempt().get()
@@ -165,7 +165,7 @@ def test_what_comes_late_over_a_connection_that_was_given_up_is_ignored(owner: R
 
 
 def test_connections_that_were_given_up_are_counted_once_and_the_last_ones_kept() -> None:
-    abandoned = Abandoned()
+    abandoned = AbandonedConnections()
     for number in (1, 2, 2, 1):
         abandoned.note(number)
     assert abandoned.last() == (2, [1, 2])

@@ -8,7 +8,7 @@ from skipper.dataplane.backends.ucx.segments import Segments
 from tests.conformance.owner import RemoteOwner
 from tests.dataplane.scripts import run
 
-START = "import os, sys, dataplane, numpy as np\nbefore = dict(os.environ)\n"
+START = "import os, sys, numpy as np; from skipper import dataplane\nbefore = dict(os.environ)\n"
 REFUSED = (
     START
     + """

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from skipper.dataplane import DescriptorError, RDMABuffer, process
+from skipper.dataplane import DescriptorError, RDMABuffer
 from skipper.dataplane.backends.ucx import packed as ucx_packed
 from skipper.dataplane.handle import UCX
+from tests.handles import parsed
 
 PARTS = (b"a packed key", b"", b"an address")
 
@@ -28,7 +29,7 @@ def test_what_is_cut_short_damaged_or_followed_by_more_is_refused() -> None:
 
 
 def test_the_keys_of_this_ucx_are_whole_and_their_beginnings_are_not() -> None:
-    handle = process.current().export(RDMABuffer(np.zeros(10))._registration)  # type: ignore[arg-type]
+    handle, _, _ = parsed(RDMABuffer(np.zeros(10)).serialize())
     (key,) = ucx_packed.unpack(handle.sections[UCX], 1)
     ucx_packed.require_key(key)
     for end in range(9):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from skipper.dataplane.backends.verbs.lock import Mutex
-from skipper.dataplane.backends.verbs.pace import Pace
+from skipper.dataplane.backends.verbs.poll_interval import PollInterval
 
 PATIENCE_S = 10.0
 
@@ -80,7 +80,7 @@ def test_a_condition_lets_go_of_the_mutex_however_often_it_was_taken() -> None:
 
 @dataclass
 class Begun:
-    """As much of a run as the pace looks at."""
+    """As much of a run as the interval looks at."""
 
     timeout: float
     attended: bool = True
@@ -91,7 +91,7 @@ class Looker:
 
     def __init__(self) -> None:
         self.mutex = Mutex()
-        self.pace = Pace(self.mutex)
+        self.interval = PollInterval(self.mutex)
         self.idle = self.stopped = False
         self.looks = 0
         self._looked = condition_of(self.mutex)
@@ -106,7 +106,7 @@ class Looker:
     def stop(self) -> None:
         with self.mutex:
             self.stopped = True
-            self.pace.call()
+            self.interval.call()
         self._thread.join(PATIENCE_S)
 
     def _look(self) -> None:
@@ -114,7 +114,7 @@ class Looker:
             while not self.stopped:
                 self.looks += 1
                 self._looked.notify_all()
-                self.pace.rest(float("inf"), idle=self.idle)
+                self.interval.rest(float("inf"), idle=self.idle)
 
 
 def test_the_thread_goes_on_looking_while_runs_are_under_way_and_rests_when_none_is() -> None:
@@ -126,7 +126,7 @@ def test_the_thread_goes_on_looking_while_runs_are_under_way_and_rests_when_none
         pass
     begun: Any = Begun(timeout=60)
     with looker.mutex:
-        looker.pace.begun(begun)
+        looker.interval.begun(begun)
     assert looker.looks_again(PATIENCE_S)
     looker.stop()
 
@@ -134,10 +134,10 @@ def test_the_thread_goes_on_looking_while_runs_are_under_way_and_rests_when_none
 @pytest.mark.parametrize("begun", [Begun(timeout=0.001), Begun(timeout=60, attended=False)])
 def test_a_run_that_cannot_wait_for_the_next_look_has_the_thread_look_at_once(begun: Any) -> None:
     looker = Looker()
-    while looker.pace._seconds < 0.08:
+    while looker.interval.seconds < 0.08:
         assert looker.looks_again(PATIENCE_S)
     with looker.mutex:
-        looker.pace.begun(begun)
-        assert looker.pace._seconds == 0.01
+        looker.interval.begun(begun)
+        assert looker.interval.seconds == 0.01
     assert looker.looks_again(PATIENCE_S)
     looker.stop()

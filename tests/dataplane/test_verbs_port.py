@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from skipper.dataplane.backends.verbs import port as verbs_port
-from skipper.dataplane.backends.verbs.port import MOST_PORTS, Port, find_ports
+from skipper.dataplane.backends.verbs.port import MOST_PORTS, VerbsPort, find_ports
 from skipper.dataplane.errors import BackendUnavailableError
 
 EMPTY = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -48,17 +48,17 @@ def test_the_first_active_port_is_used_unless_told_otherwise(add: Add) -> None:
     add("mlx5_1", 1, state="2: INIT")
     add("mlx5_1", 2)
     add("mlx5_2")
-    assert find_ports({}) == (Port("mlx5_1", 2, 0, True),)
-    assert find_ports({"device": "mlx5_2"}) == (Port("mlx5_2", 1, 0, True),)
-    assert find_ports({"port": 1}) == (Port("mlx5_2", 1, 0, True),)
+    assert find_ports({}) == (VerbsPort("mlx5_1", 2, 0, True),)
+    assert find_ports({"device": "mlx5_2"}) == (VerbsPort("mlx5_2", 1, 0, True),)
+    assert find_ports({"port": 1}) == (VerbsPort("mlx5_2", 1, 0, True),)
 
 
 def test_the_port_with_the_address_that_peers_connect_to_comes_before_the_first(add: Add) -> None:
     add("rxe0", gids=(("0000:0000:0000:0000:0000:ffff:0a4d:0001", "RoCE v2"),))
     add("rxe1")
-    assert find_ports({"listen": "10.9.0.1:0"}) == (Port("rxe1", 1, 0, True),)
-    assert find_ports({"listen": "10.9.0.7:0"}) == (Port("rxe0", 1, 0, True),)
-    assert find_ports({"listen": "10.9.0.1:0", "device": "rxe0"}) == (Port("rxe0", 1, 0, True),)
+    assert find_ports({"listen": "10.9.0.1:0"}) == (VerbsPort("rxe1", 1, 0, True),)
+    assert find_ports({"listen": "10.9.0.7:0"}) == (VerbsPort("rxe0", 1, 0, True),)
+    assert find_ports({"listen": "10.9.0.1:0", "device": "rxe0"}) == (VerbsPort("rxe0", 1, 0, True),)
 
 
 def test_several_ports_are_used_in_the_order_in_which_they_are_named(add: Add) -> None:
@@ -119,7 +119,7 @@ def test_on_ethernet_the_best_address_is_chosen(add: Add, gids: tuple[tuple[str,
 
 def test_infiniband_needs_no_address(add: Add) -> None:
     add("mlx5_0", layer="InfiniBand", gids=((LINK_LOCAL, "IB/RoCE v1"), (IPV4, "RoCE v2")))
-    assert find_ports({}) == (Port("mlx5_0", 1, 0, False),)
+    assert find_ports({}) == (VerbsPort("mlx5_0", 1, 0, False),)
 
 
 def test_a_port_tells_whether_it_is_active_now(add: Add) -> None:

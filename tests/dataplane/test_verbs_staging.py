@@ -7,10 +7,11 @@ import pytest
 
 from skipper.dataplane._copy import copy_rows
 from skipper.dataplane.backends.base import Done, Transfer
-from skipper.dataplane.backends.verbs.staging import Stage, StagedTransfer
+from skipper.dataplane.backends.verbs.staging import HostStage, StagedTransfer
 from skipper.dataplane.errors import TransferError
 from skipper.dataplane.layout import Rows, as_rows, compile_box
-from skipper.dataplane.memory import StridedRegion, strided
+from skipper.dataplane.memory import strided
+from skipper.dataplane.regions import StridedRegion
 
 pytest.importorskip("torch", reason="needs torch, which copies to and from device memory")
 
@@ -36,9 +37,9 @@ def box(local: np.ndarray, remote: np.ndarray) -> tuple[list[list[int]], Strided
     return rows, here
 
 
-def moved(parts: list[tuple[np.ndarray, np.ndarray]], *, to_remote: bool) -> Stage:
+def moved(parts: list[tuple[np.ndarray, np.ndarray]], *, to_remote: bool) -> HostStage:
     boxes = [box(local, remote) for local, remote in parts]
-    stage = Stage(as_rows([row for rows, _ in boxes for row in rows]), [region for _, region in boxes])
+    stage = HostStage(as_rows([row for rows, _ in boxes for row in rows]), [region for _, region in boxes])
     ended: list[BaseException | None] = []
     StagedTransfer(stage, Wire(stage.rows, to_remote), to_remote=to_remote).start(time.monotonic() + 10, ended.append)
     assert ended == [None]
@@ -73,7 +74,7 @@ def test_neighbours_whose_rows_are_joined_share_a_stage() -> None:
 def test_a_transfer_that_fails_leaves_the_local_memory_as_it_was() -> None:
     local, remote = np.zeros(8, np.uint8), np.ones(8, np.uint8)
     rows, region = box(local, remote)
-    stage = Stage(as_rows(rows), [region])
+    stage = HostStage(as_rows(rows), [region])
     error = TransferError("cut")
     ended: list[BaseException | None] = []
     StagedTransfer(stage, Wire(stage.rows, False, error), to_remote=False).start(0.0, ended.append)

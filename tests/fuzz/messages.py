@@ -14,7 +14,7 @@ from pathlib import Path
 
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer
-from skipper.dataplane.backends.ucx.peer import _parse_card
+from skipper.dataplane.backends.ucx.card import UcxCard
 from skipper.dataplane.epochs import WORD
 from tests.fuzz.mutation import join_parts, split_parts
 from tests.fuzz.verdicts import Broken, Void
@@ -40,7 +40,7 @@ class _Owner:
         self.middle = memoryview(self.memory)[_NBYTES : 2 * _NBYTES]
         self.buffer = RDMABuffer(self.middle)
         handle = self.buffer._exported_handle()
-        section = _parse_card(handle.card)
+        section = UcxCard.of(handle.card)
         word = section.page_address + handle.slot * WORD
         self.stands_for = {_BASE: handle.base, _WORD: word, _EPOCH: handle.epoch}
         self.client = _client()

@@ -1,4 +1,4 @@
-"""What comes with handles, as targets call it; see `conversations` for what comes to the sockets."""
+"""What comes with handles, as targets call it; see `handshakes` for what comes to the sockets."""
 
 import dataclasses
 import fcntl
@@ -10,16 +10,16 @@ from functools import cache
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer, memfd, process
 from skipper.dataplane import handle as handles
-from skipper.dataplane.backends.exchange import TOKEN_BYTES
+from skipper.dataplane.backends.handshake import TOKEN_BYTES
 from skipper.dataplane.backends.ucx import admission as ucx_admission
 from skipper.dataplane.backends.ucx import packed
-from skipper.dataplane.backends.ucx.peer import CARD, _parse_card
+from skipper.dataplane.backends.ucx.card import UcxCard
 from skipper.dataplane.backends.ucx.segments import Segments
-from skipper.dataplane.backends.verbs import keys
+from skipper.dataplane.backends.verbs import card as verbs_card
 from skipper.dataplane.backends.verbs.device import Atomics
 from skipper.dataplane.handle import SHM, UCX, VERBS, Card, Handle
 from skipper.dataplane.identity import OwnerId, new_owner
-from skipper.dataplane.memory import HOST
+from skipper.dataplane.regions import HOST
 from tests.fuzz.mutation import join_parts, numbers_of, split_parts
 from tests.fuzz.verdicts import Broken
 
@@ -56,11 +56,11 @@ def read_signed_handle(data: bytes) -> None:
     if not 0 <= offset <= offset + nbytes <= handle.total:
         raise Broken(f"the handle of {handle} speaks of bytes [{offset}, {offset + nbytes})")
     if UCX in handle.card.sections:
-        Segments.after(_parse_card(handle.card).worker).obstacle(Segments(1, 1))
+        Segments.after(UcxCard.of(handle.card).worker).obstacle(Segments(1, 1))
     if UCX in handle.sections:
         packed.unpack(handle.sections[UCX], 1)
     if VERBS in handle.card.sections and VERBS in handle.sections:
-        keys.remote_of(handle)
+        verbs_card.remote_of(handle)
 
 
 def _look_at(buffer: RDMABuffer) -> None:
@@ -84,18 +84,18 @@ def signed_handle_seeds() -> Iterator[bytes]:
 
 def _handles() -> Iterator[Handle]:
     owner = OwnerId(1, 4711, 2, 3)
-    contact = keys.Contact(bytes(TOKEN_BYTES), 0x1000, (7, 8), Atomics(1), "tcp:127.0.0.1:4711")
+    contact = verbs_card.VerbsCard(bytes(TOKEN_BYTES), 0x1000, (7, 8), Atomics(1), "tcp:127.0.0.1:4711")
     page_key, worker = b"k" * 30, b"w" * 40 + Segments(4, 4).pack()
-    admission = ucx_admission.Contact(bytes(TOKEN_BYTES), "tcp:127.0.0.1:4711").pack()
+    admission = ucx_admission.Contact(bytes(TOKEN_BYTES), "tcp:127.0.0.1:4711")
     cards = {
         SHM: struct.pack("<I", 5),
-        UCX: CARD.pack(0x2000, 6) + packed.pack(page_key, admission, worker),
+        UCX: UcxCard(0x2000, 6, page_key, admission, worker).pack(),
         VERBS: contact.pack(),
     }
     bodies = {
         SHM: struct.pack("<IQQ", 5, 6, 7),
         UCX: packed.pack(b"r" * 40),
-        VERBS: keys.pack_body(0x3000, (1, 2)),
+        VERBS: verbs_card.pack_body(0x3000, (1, 2)),
     }
     for numbers in ((SHM,), (UCX,), (VERBS,), (SHM, UCX, VERBS)):
         card = Card.make(owner, 9, {number: cards[number] for number in numbers})

@@ -12,7 +12,7 @@ from skipper.control.wire.frames import decode_process
 from skipper.dataplane.errors import BufferDroppedError, DataplaneError, DescriptorError, TransferError
 from skipper.torchstore.errors import RendezvousError, StoreError
 from skipper.torchstore.spmd.launch import parse_note
-from tests.fuzz import conversations, messages, moves, services, stores, wire, workspaces
+from tests.fuzz import handshakes, messages, moves, services, stores, wire, workspaces
 from tests.fuzz.mutation import mutate_json
 from tests.fuzz.target import Target
 
@@ -56,12 +56,12 @@ TARGETS = (
     Target("shared-memory", moves.resolve_shared, moves.resolve_shared_seeds, (DataplaneError,)),
     Target("shared-header", moves.attach_shared, moves.attach_shared_seeds, (BufferDroppedError,)),
     Target("ucx-owner", messages.ask_owner, messages.owner_seeds),
-    Target("ucx-admission", conversations.ask_for_admission, conversations.admission_seeds),
-    Target("ucx-initiator", conversations.answer_initiator, conversations.answer_initiator_seeds, (TransferError,)),
-    Target("exchange", conversations.change_exchange, conversations.change_exchange_seeds),
-    Target("verbs-owner", conversations.meet_owner, conversations.meet_owner_seeds),
-    Target("verbs-initiator", conversations.meet_initiator, conversations.meet_initiator_seeds, (TransferError,)),
-    Target("verbs-endpoints", conversations.read_endpoints, lambda: [bytes(70)]),
+    Target("ucx-admission", handshakes.ask_for_admission, handshakes.admission_seeds),
+    Target("ucx-initiator", handshakes.answer_initiator, handshakes.answer_initiator_seeds, (TransferError,)),
+    Target("exchange", handshakes.change_handshake, handshakes.change_handshake_seeds),
+    Target("verbs-owner", handshakes.meet_owner, handshakes.meet_owner_seeds),
+    Target("verbs-initiator", handshakes.meet_initiator, handshakes.meet_initiator_seeds, (TransferError,)),
+    Target("verbs-endpoints", handshakes.read_endpoints, lambda: [bytes(70)]),
     # Stores
     Target("board", stores.read_board, stores.board_seeds, _OF_THE_JOB),
     Target("manifest", stores.read_manifest, stores.manifest_seeds, _OF_THE_JOB, mutate_json),

@@ -259,7 +259,7 @@ def test_a_configuration_that_comes_too_late_for_the_device_changes_nothing_at_a
     assert here.config is before
     assert here.pool.threads == threads
     assert "not started" in {status.name: status.reason for status in dataplane.backends()}["ucx"]
-    assert here.ucx._config is before
+    assert here.ucx.config is before
     assert buffer.backend == "verbs"
     buffer.read_into(bytearray(4096)).get()
 

@@ -8,8 +8,8 @@ import pytest
 
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer, process
+from skipper.dataplane.backends.verbs.card import verbs_card_of
 from skipper.dataplane.backends.verbs.device import Atomics
-from skipper.dataplane.backends.verbs.keys import contact_of
 from skipper.dataplane.errors import BackendUnavailableError, BufferDroppedError, TransferError, TransferTimeoutError
 from skipper.dataplane.handle import VERBS, Card
 from tests.conformance.owner import RemoteOwner
@@ -48,9 +48,9 @@ def held(owner, name):
 def all_credits_are_back():
     """Whether no queue counts requests that are not there any more."""
     rails = process.current().verbs.engine().rails.rails
-    lanes = [lane for rail in rails for lane in rail.lanes.values()]
+    queues = [queue for rail in rails for queue in rail.queues.values()]
     return all(rail.room == rail.device.completions for rail in rails) and all(
-        lane.room == lane.rail.device.depth for lane in lanes
+        queue.room == queue.rail.device.depth for queue in queues
     )
 
 
@@ -121,7 +121,7 @@ def test_a_buffer_dropped_by_its_owner_is_told_from_one_that_is_refused(far):
 def test_an_owner_whose_device_has_none_is_an_error_before_anything_is_sent(far):
     _, handle = far("make", bytes(8))
     of, offset, nbytes = parsed(handle)
-    contact = dataclasses.replace(contact_of(of.card), atomics=Atomics.NONE)
+    contact = dataclasses.replace(verbs_card_of(of.card), atomics=Atomics.NONE)
     card = Card.make(of.card.owner, of.card.page_token, {VERBS: contact.pack()})
     dataplane.configure(backend="verbs")  # forgets the connection that was made by the true card
     counter = RDMABuffer.deserialize(proved(card.encoded, of.body(offset, nbytes)))
@@ -133,4 +133,4 @@ def test_an_owner_whose_device_has_none_is_an_error_before_anything_is_sent(far)
 def test_a_handle_says_what_its_owners_atomic_operations_are_atomic_with(far):
     _, handle = far("make", bytes(8))
     of, _, _ = parsed(handle)
-    assert contact_of(of.card).atomics is Atomics.DEVICE  # Soft-RoCE: not with the CPU
+    assert verbs_card_of(of.card).atomics is Atomics.DEVICE  # Soft-RoCE: not with the CPU

@@ -11,8 +11,8 @@ import pytest
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer, process
 from skipper.dataplane.backends.verbs import rdma_cm
-from skipper.dataplane.backends.verbs.exchange import dial
-from skipper.dataplane.backends.verbs.keys import contact_of
+from skipper.dataplane.backends.verbs.card import verbs_card_of
+from skipper.dataplane.backends.verbs.handshake import dial
 from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
 from tests.conformance.owner import RemoteOwner
 from tests.handles import parsed
@@ -84,7 +84,7 @@ def test_several_ports_are_connected_each():
 def test_nobody_is_connected_without_a_ticket_and_one_is_good_once(far):
     _, handle = far("make", bytes(8))
     of, _, _ = parsed(handle)
-    contact = contact_of(of.card)
+    contact = verbs_card_of(of.card)
     rails = process.current().verbs.engine().rails
     rail = rails.rails[0]
     deadline = time.monotonic() + 20
@@ -101,7 +101,9 @@ def test_nobody_is_connected_without_a_ticket_and_one_is_good_once(far):
         return "connected"
 
     mine = rail.pair()
-    dialled = dial(contact.address, contact.token, rails._wire_up_keys(), {0: mine.endpoint}, deadline)
+    dialled = dial(
+        contact.address, contact.token, process.current().keys.derived(b"wire-up"), {0: mine.endpoint}, deadline
+    )
     theirs = dialled.endpoints
     try:
         good = rdma_cm.ticket(dialled.key, mine.endpoint, theirs[0])

@@ -4,7 +4,7 @@ import pytest
 
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer, process
-from skipper.dataplane.memory import MemoryKind
+from skipper.dataplane.regions import MemoryKind
 from tests.conformance.owner import RemoteOwner
 from tests.handles import parsed
 from tests.rdma_guest.gates import needs_cuda, needs_device

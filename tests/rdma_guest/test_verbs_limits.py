@@ -17,7 +17,7 @@ from skipper.dataplane.backends.verbs.device import Access
 from skipper.dataplane.backends.verbs.dmabuf import register_cuda
 from skipper.dataplane.backends.verbs.staging import StagedTransfer
 from skipper.dataplane.layout import single
-from skipper.dataplane.memory import MemoryKind, Region
+from skipper.dataplane.regions import MemoryKind, Region
 from tests.conformance.owner import RemoteOwner
 from tests.conformance.records import Fault
 from tests.rdma_guest.gates import needs_device

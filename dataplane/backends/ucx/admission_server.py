@@ -1,79 +1,45 @@
-"""The owner's side of the conversation that lets others connect to UCX's TCP port; see `ucx_admission`."""
+"""The owner's side of the handshake that lets others connect to UCX's TCP port; see `admission`."""
 
 import contextlib
 import ipaddress
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
-from skipper.dataplane.backends import exchange, own_sockets, socket_filter
-from skipper.dataplane.backends.exchange import (
-    DIGEST_BYTES,
-    GREETING_S,
-    PROOFS_BYTES,
-    WireUpKeys,
-    is_kindred,
-    proof_keys,
-    prove,
-    proved_by,
-)
-from skipper.dataplane.backends.exchange_server import ExchangeServer
+from skipper.dataplane.backends import own_sockets, socket_filter
+from skipper.dataplane.backends.handshake import DIGEST_BYTES, PROOFS_BYTES, TOKEN_BYTES, WireUpKeys, bind
+from skipper.dataplane.backends.handshake_server import GREETING_S, HandshakeServer, Initiator
 from skipper.dataplane.backends.own_sockets import Place
 from skipper.dataplane.backends.ucx.admission import FOUND, HELLO, MAGIC, PLACES, Contact, pack_places, parse_places
 
-_PROVED_S = 20.0  # for the rest of the conversation, once a visitor has proved itself
+_PROVED_S = 20.0  # for the rest of the handshake, once an initiator has proved itself
 _LOOK_S = 0.001  # between two looks at whether UCX has accepted a connection
 
 
-class _Stage(Enum):
-    """Which message is due of an initiator."""
-
-    HELLO = auto()
-    SOURCES = auto()
-    CONNECTIONS = auto()
-    NONE = auto()
-
-
-# Its role, what it says, how long its proofs are.
-_OWED: dict[_Stage, tuple[bytes, struct.Struct, int]] = {
-    _Stage.SOURCES: (b"sources", PLACES, PROOFS_BYTES),
-    _Stage.CONNECTIONS: (b"connections", PLACES, DIGEST_BYTES),
-}
+# How many bytes an initiator's messages have, the greeting apart.
+_SOURCES_BYTES = PLACES.size + PROOFS_BYTES
+_CONNECTIONS_BYTES = PLACES.size + DIGEST_BYTES
 
 
 @dataclass(slots=True, eq=False)
-class _Visitor:
-    """An initiator, with what it has said so far."""
+class AdmissionInitiator(Initiator):
+    """An initiator that asks to be let in.
 
-    connection: socket.socket
-    origin: Hashable
-    due: float
-    proved: bool = False
-    stage: _Stage = _Stage.HELLO
-    received: bytearray = field(default_factory=bytearray)
-    transcript: bytes = b""
-    keys: tuple[bytes, ...] = ()  # that its proofs may be made with; one, once it has proved itself
+    Attributes:
+        sources: The addresses from which it may connect now.
+        expected: Its ends of the connections that it has claimed and UCX has not accepted yet.
+        claimed: How many it has claimed.
+    """
+
     sources: frozenset[ipaddress.IPv6Address] = frozenset()
     expected: set[Place] = field(default_factory=set)
     claimed: int = 0
 
-    @property
-    def wanted(self) -> int:
-        """How many bytes the message has that is due; 1 where there is none."""
-        if self.stage is _Stage.HELLO:
-            return HELLO.size
-        if self.stage is _Stage.NONE:
-            return 1
-        _, layout, proof_nbytes = _OWED[self.stage]
-        return layout.size + proof_nbytes
 
-
-class Server(ExchangeServer[_Visitor]):
-    """Lets others connect to UCX. Until somebody has proved itself nobody can."""
+class AdmissionServer(HandshakeServer[AdmissionInitiator]):
+    """Lets others connect to UCX. Nobody can before somebody has proved itself."""
 
     def __init__(
         self, listeners: Sequence[socket.socket], address: str, wire_up_keys: WireUpKeys, *, within_host: bool
@@ -83,108 +49,95 @@ class Server(ExchangeServer[_Visitor]):
         Args:
             listeners: Copies of UCX's sockets, kept; closed already by `socket_filter.admit`.
             address: The IP at which to listen.
-            wire_up_keys: Of which a visitor must have one.
+            wire_up_keys: One of which an initiator must have.
             within_host: For `Contact`.
 
         Raises:
             BackendUnavailableError: It cannot be listened at.
         """
         own = f"[{address}]:0" if ":" in address else f"{address}:0"
-        door, where = exchange.bind(own, "")
-        self._listeners = tuple(listeners)
-        super().__init__(door, "dataplane-ucx-admission", self._listeners)
-        self._places = {Place.of(listener.getsockname()) for listener in listeners}
-        self.contact = Contact(secrets.token_bytes(exchange.TOKEN_BYTES), where, within_host)
-        self._wire_up_keys = wire_up_keys
+        listener, where = bind(own, "")
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._ucx_listeners = tuple(listeners)
+        super().__init__(
+            listener,
+            "dataplane-ucx-admission",
+            address=where,
+            token=token,
+            wire_up_keys=wire_up_keys,
+            others=self._ucx_listeners,
+        )
+        self._places = {Place.of(each.getsockname()) for each in listeners}
+        self.contact = Contact(token, where, within_host)
         self._admitted: frozenset[ipaddress.IPv6Address] = frozenset()
         self._elsewhere: dict[int, str] = {}  # descriptors that are not UCX's connections
         self._begin()
 
-    def _visitor(self, connection: socket.socket, origin: Hashable, due: float) -> _Visitor:
-        return _Visitor(connection, origin, due)
+    def _initiator(self, connection: socket.socket, origin: Hashable, due: float) -> AdmissionInitiator:
+        return AdmissionInitiator(connection, origin, due, HELLO.size)
 
-    def _is_silent(self, visitor: _Visitor) -> bool:
-        return visitor.stage is _Stage.NONE
-
-    def _stays(self, visitor: _Visitor, now: float) -> bool:
-        return (visitor.stage is not _Stage.NONE or self._looked_for(visitor)) and now <= visitor.due
+    def _stays(self, initiator: AdmissionInitiator, now: float) -> bool:
+        return (not initiator.silent or self._looked_for(initiator)) and now <= initiator.due
 
     def _patience(self) -> float | None:
-        if any(visitor.stage is _Stage.NONE for visitor in self._visitors.values()):
+        if any(initiator.silent for initiator in self._initiators.values()):
             return _LOOK_S
-        return GREETING_S if self._visitors else None
+        return GREETING_S if self._initiators else None
 
-    def _understand(self, visitor: _Visitor, message: bytes) -> bool:
-        if visitor.stage is _Stage.HELLO:
-            return self._greet(visitor, message)
-        role, layout, _ = _OWED[visitor.stage]
-        said, proofs = message[: layout.size], message[layout.size :]
-        visitor.transcript += said
-        key = proved_by(proofs, visitor.keys, role, visitor.transcript)
-        if key is None:
+    def _understand(self, initiator: AdmissionInitiator, message: bytes) -> bool:
+        if not initiator.transcript:
+            initiator.wanted = _SOURCES_BYTES
+            return self._greet(initiator, message, HELLO.pack(MAGIC, secrets.token_bytes(16)), MAGIC)
+        role = b"connections" if initiator.proved else b"sources"
+        said, proofs = message[: PLACES.size], message[PLACES.size :]
+        if not self._proves(initiator, role, said, proofs):
             return False
-        visitor.keys = (key,)
         places = parse_places(said)
-        if visitor.stage is _Stage.SOURCES:
-            self._has_proved(visitor)
-            visitor.due = time.monotonic() + _PROVED_S
-            visitor.sources = frozenset(place.address for place in places)
+        if role == b"sources":
+            initiator.due = time.monotonic() + _PROVED_S
+            initiator.sources = frozenset(place.address for place in places)
             self._restrict()
-            visitor.stage = _Stage.CONNECTIONS
-            self._answer(visitor, b"listeners", pack_places(sorted(self._places)))
+            initiator.wanted = _CONNECTIONS_BYTES
+            self._answer(initiator, b"listeners", pack_places(sorted(self._places)))
         else:
-            visitor.expected = {place for place in places if place.address in visitor.sources}
-            visitor.claimed = len(visitor.expected)
-            visitor.stage = _Stage.NONE
+            initiator.expected = {place for place in places if place.address in initiator.sources}
+            initiator.claimed = len(initiator.expected)
+            initiator.silent = True
+            initiator.wanted = 1
         return True
 
-    def _greet(self, visitor: _Visitor, theirs: bytes) -> bool:
-        magic, _ = HELLO.unpack(theirs)
-        if not is_kindred(magic, MAGIC):
-            return False
-        mine = HELLO.pack(MAGIC, secrets.token_bytes(16))
-        visitor.transcript = theirs + mine
-        visitor.keys = proof_keys(self._wire_up_keys(), self.contact.token, self.contact.address)
-        visitor.stage = _Stage.SOURCES
-        visitor.connection.sendall(mine)
-        return bool(magic == MAGIC)
-
-    def _looked_for(self, visitor: _Visitor) -> bool:
-        """Lift the restriction on what a visitor has claimed; whether some of it has not been accepted yet."""
-        if visitor.expected:
+    def _looked_for(self, initiator: AdmissionInitiator) -> bool:
+        """Lift the restriction on what an initiator has claimed; whether some of it has not been accepted yet."""
+        if initiator.expected:
             for place, connection in self._accepted():
                 with connection:
-                    if place in visitor.expected:
+                    if place in initiator.expected:
                         socket_filter.lift(connection)
-                        visitor.expected.discard(place)
-            if visitor.expected:
+                        initiator.expected.discard(place)
+            if initiator.expected:
                 return True
-        self._close_to(visitor)
+        self._close_to(initiator)
         with contextlib.suppress(OSError):  # it has left
-            self._answer(visitor, b"found", FOUND.pack(visitor.claimed))
+            self._answer(initiator, b"found", FOUND.pack(initiator.claimed))
         return False
 
-    def _answer(self, visitor: _Visitor, role: bytes, message: bytes) -> None:
-        visitor.transcript += message
-        visitor.connection.sendall(message + prove(visitor.keys[0], role, visitor.transcript))
-
-    def _part(self, visitor: _Visitor) -> None:
+    def _part(self, initiator: AdmissionInitiator) -> None:
         """Close the port to it, end what it has not claimed."""
-        self._close_to(visitor)
-        visitor.connection.close()
+        self._close_to(initiator)
+        initiator.connection.close()
 
-    def _close_to(self, visitor: _Visitor) -> None:
-        """Let nobody connect for its sake any more, and end what it has not claimed. Idempotent."""
-        if visitor.sources:
-            visitor.sources = frozenset()
+    def _close_to(self, initiator: AdmissionInitiator) -> None:
+        """Let nobody connect from its addresses any more, and end what it has not claimed. Idempotent."""
+        if initiator.sources:
+            initiator.sources = frozenset()
             self._restrict()
             self._sweep(self._admitted)
 
     def _restrict(self) -> None:
-        """Let those connect whom a visitor speaks for, and nobody else."""
-        wanted = frozenset().union(*(visitor.sources for visitor in self._visitors.values()))
+        """Let those addresses connect that an initiator has named, and no others."""
+        wanted = frozenset().union(*(initiator.sources for initiator in self._initiators.values()))
         if wanted != self._admitted:
-            for listener in self._listeners:
+            for listener in self._ucx_listeners:
                 socket_filter.admit(listener, wanted)
             self._admitted = wanted
 

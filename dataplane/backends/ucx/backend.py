@@ -11,19 +11,24 @@ import threading
 import weakref
 
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer
-from skipper.dataplane.backends.exchange import WireUpKeys
+from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.ucx import packed
-from skipper.dataplane.backends.ucx.engine import Engine, check_options, find_library, has_cuda_modules, load
-from skipper.dataplane.backends.ucx.peer import CARD, UcxPeer
+from skipper.dataplane.backends.ucx.card import UcxCard
+from skipper.dataplane.backends.ucx.engine import UcxEngine, check_options, find_library, has_cuda_modules, load
+from skipper.dataplane.backends.ucx.peer import UcxPeer
 from skipper.dataplane.config import Config
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError
 from skipper.dataplane.handle import UCX, Card, Handle, Sections
-from skipper.dataplane.memory import HOST, MemoryKind
+from skipper.dataplane.regions import HOST, MemoryKind
 from skipper.dataplane.registration import Registration, RegistrationTable
 
 
 class UcxBackend(Backend):
-    """libucp, loaded and started when it is first needed."""
+    """libucp, loaded and started when it is first needed.
+
+    Attributes:
+        config: As configured last.
+    """
 
     name = "ucx"
     number = UCX
@@ -32,12 +37,12 @@ class UcxBackend(Backend):
     def __init__(
         self, config: Config, registrations: RegistrationTable, wire_up_keys: WireUpKeys, *, forbidden: bool
     ) -> None:
-        self._config = config
+        self.config = config
         self._wire_up_keys = wire_up_keys
         self._registrations = registrations
         self._forbidden = forbidden
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
+        self._engine: UcxEngine | None = None
         self._exports: weakref.WeakKeyDictionary[Registration, tuple[Sections, object]] = weakref.WeakKeyDictionary()
 
     @property
@@ -51,7 +56,7 @@ class UcxBackend(Backend):
         Raises:
             ConfigurationError: UCX runs already with other options, or does not know one of them.
         """
-        changed = (config.ucx, config.ucx_library) != (self._config.ucx, self._config.ucx_library)
+        changed = (config.ucx, config.ucx_library) != (self.config.ucx, self.config.ucx_library)
         if changed and self._engine is not None:
             raise ConfigurationError("UCX runs already in this process; configure its options before its first use")
         if changed and config.ucx:
@@ -61,13 +66,13 @@ class UcxBackend(Backend):
         """See `Backend`."""
         if self._engine is not None:
             self._engine.width = config.threads
-        self._config = config
+        self.config = config
 
     def status(self) -> BackendStatus:
         """Loads the library if need be, starts nothing. Which memory it can move shows once it runs."""
         if self._forbidden:
             return BackendStatus(self.name, False, _FORKED)
-        library = find_library(self._config.ucx_library)
+        library = find_library(self.config.ucx_library)
         try:
             version = load(library).library_version()
         except BackendUnavailableError as error:
@@ -80,7 +85,7 @@ class UcxBackend(Backend):
         kinds = tuple(kind.name.lower() for kind in MemoryKind if self._engine.memory_types >> kind & 1)
         return BackendStatus(self.name, True, f"{where}, running", kinds)
 
-    def engine(self) -> Engine:
+    def engine(self) -> UcxEngine:
         """UCX, started now if it was not.
 
         Raises:
@@ -92,7 +97,7 @@ class UcxBackend(Backend):
             raise BackendUnavailableError(_FORKED)
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(self._config, self._wire_up_keys)
+                self._engine = UcxEngine(self.config, self._wire_up_keys)
             return self._engine
 
     def obstacle(self, handle: Handle) -> str | None:
@@ -126,8 +131,8 @@ class UcxBackend(Backend):
             if region.kind is HOST and engine.expose(epoch, region, writable=registration.writable):
                 self._registrations.at_end(registration, functools.partial(engine.conceal, epoch))
             address = engine.address + engine.segments.pack()
-            card = CARD.pack(page.address, page.fd) + packed.pack(page_key, engine.contact, address)
-            known = self._exports[registration] = ((card, packed.pack(memory.key)), memory)
+            card = UcxCard(page.address, page.fd, page_key, engine.contact, address)
+            known = self._exports[registration] = ((card.pack(), packed.pack(memory.key)), memory)
         return known[0]
 
 

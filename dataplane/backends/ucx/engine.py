@@ -1,11 +1,11 @@
 """UCX in one process: the library, its context, its workers and their threads.
 
 The *server* worker serves peers: a daemon thread progresses it and sleeps in `ucp_worker_wait` in between. What this
-process initiates is carried by *lanes*, each a worker of its own: one for short operations, so that none waits behind
-a large copy, and as many as there are copy threads for large ones, which share the bytes out between them. A
-short operation runs in the thread that submits it; what is not over after a brief spin is driven to its end by the
-lane's thread, which also keeps the deadlines. All of it starts with the first use, so that a process that only copies
-within memory never pays for it.
+process initiates is carried by *client* workers: one for short operations, so that none waits behind a large copy, and
+as many as there are copy threads for large ones, which share the bytes out between them. A short operation runs in the
+thread that submits it. What is not over after a brief spin is driven to its end by the thread of its client worker,
+which also keeps the deadlines. All of it starts with the first use, so that a process that only copies within memory
+never pays for it.
 """
 
 import atexit
@@ -22,16 +22,16 @@ from typing import TYPE_CHECKING
 
 from skipper.dataplane import memfd
 from skipper.dataplane.backends import own_sockets, socket_filter
-from skipper.dataplane.backends.exchange import WireUpKeys
+from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.own_sockets import Place
-from skipper.dataplane.backends.ucx import admission_server
-from skipper.dataplane.backends.ucx.lane import Lane
+from skipper.dataplane.backends.ucx.admission_server import AdmissionServer
+from skipper.dataplane.backends.ucx.client import ClientWorker
 from skipper.dataplane.backends.ucx.segments import Segments
 from skipper.dataplane.config import HOST_VARIABLE, Config
 from skipper.dataplane.epochs import Epoch
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
 from skipper.dataplane.identity import limit_hint
-from skipper.dataplane.memory import HOST, MemoryKind, Region, Storage
+from skipper.dataplane.regions import HOST, MemoryKind, Region, Storage
 
 if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp
@@ -144,17 +144,17 @@ def check_options(config: Config) -> None:
             raise ConfigurationError(f"UCX {version} has no option {name} that can be {value!r} (see ucx_info -cf)")
 
 
-class Engine:
+class UcxEngine:
     """UCX, started. Thread-safe.
 
     Attributes:
         ucp: The binding.
         wire_up_keys: As given.
         address: Of the server worker, for peers.
-        contact: Where they ask to be let in to its port of TCP (see `ucx_admission.Contact`); empty where it has none.
+        contact: Where they ask to be let in to its port of TCP; None where it has none.
         segments: What this process sends and takes over TCP.
         memory_types: Bit mask of what it can move.
-        width: Lanes that a large operation may use.
+        width: Client workers that a large operation may use.
     """
 
     def __init__(self, config: Config, wire_up_keys: WireUpKeys) -> None:
@@ -162,7 +162,7 @@ class Engine:
 
         Args:
             config: With UCX's options.
-            wire_up_keys: For the conversations that let peers connect over TCP.
+            wire_up_keys: For the handshakes that let peers connect over TCP.
 
         Raises:
             BackendUnavailableError: It cannot be loaded, or refuses an option.
@@ -191,49 +191,49 @@ class Engine:
                 self._admission = _admission(listeners, wire_up_keys, within_host=within_host)
             self._exports: _ucp.Exports = ucp.Exports()
             self._server.answer(self._exports)
-            self._lanes = [self._new_lane(0)]
+            self._clients = [self._new_client(0)]
         except ucp.UcxError as error:
             raise BackendUnavailableError(f"UCX does not start with {chosen}: {error}") from error
-        self.contact = b"" if self._admission is None else self._admission.contact.pack()
+        self.contact = None if self._admission is None else self._admission.contact
         self.memory_types = self._context.memory_types()
         self._pid = os.getpid()
-        self._memory: dict[tuple[int, int, int], weakref.ref[_Registered]] = {}
-        self._anchored: dict[tuple[int, int, int], _Registered] = {}
-        self._pages: dict[int, _Registered] = {}
-        self._retired: weakref.WeakSet[Lane] = weakref.WeakSet()
+        self._memory: dict[tuple[int, int, int], weakref.ref[_MemoryHandle]] = {}
+        self._anchored: dict[tuple[int, int, int], _MemoryHandle] = {}
+        self._pages: dict[int, _MemoryHandle] = {}
+        self._retired: weakref.WeakSet[ClientWorker] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._server.serve, name="dataplane-ucx-server", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
-    def lane(self, number: int) -> Lane:
-        """Number 0 is for short operations, those from 1 on are for large ones and made when first asked for.
+    def client(self, number: int) -> ClientWorker:
+        """Number 0 is for short operations; those from 1 on are for large ones and are made when first asked for.
 
         Raises:
             UcxError: There cannot be another worker.
         """
-        if number < len(self._lanes):
-            return self._lanes[number]
+        if number < len(self._clients):
+            return self._clients[number]
         with self._lock:
-            while len(self._lanes) <= number:
-                self._lanes.append(self._new_lane(len(self._lanes)))
-            return self._lanes[number]
+            while len(self._clients) <= number:
+                self._clients.append(self._new_client(len(self._clients)))
+            return self._clients[number]
 
-    def lane_instead(self, number: int, used: Lane) -> Lane:
+    def replace_client(self, number: int, used: ClientWorker) -> ClientWorker:
         """Another one than `used`, by that number: the present one, or a new one that takes its place.
 
         Raises:
             UcxError: There cannot be another worker.
         """
         with self._lock:
-            if self._lanes[number] is used:
-                self._lanes[number] = self._new_lane(number)
+            if self._clients[number] is used:
+                self._clients[number] = self._new_client(number)
                 self._retired.add(used)
                 used.retire()
-            return self._lanes[number]
+            return self._clients[number]
 
-    def register(self, storage: Storage, region: Region) -> "_Registered":
+    def register(self, storage: Storage, region: Region) -> "_MemoryHandle":
         """Register a region; the storage around it is registered once, for as long as the storage lives.
 
         Raises:
@@ -250,7 +250,7 @@ class Engine:
                 weakref.finalize(storage.anchor, self._anchored.pop, key, None).atexit = False
         return known
 
-    def register_page(self, page: memfd.Mapping) -> "_Registered":
+    def register_page(self, page: memfd.Mapping) -> "_MemoryHandle":
         """Register a page of epoch words, for ever."""
         known = self._pages.get(page.token)
         if known is not None:
@@ -279,23 +279,23 @@ class Engine:
         if self._closing or os.getpid() != self._pid:
             return
         self._closing = True
-        for lane in [*self._lanes, *self._retired]:
-            lane.close()
+        for client in [*self._clients, *self._retired]:
+            client.close()
         if self._admission is not None:
             self._admission.close()
         self._server.stop()
         self._thread.join(_JOIN_S)
 
-    def _new_lane(self, number: int) -> Lane:
+    def _new_client(self, number: int) -> ClientWorker:
         with _opening:
             known = own_sockets.descriptors()
             worker = self.ucp.Worker(self._context)
             sources = _stop_listening(_listeners(known, worker.address()))
-        return Lane(worker, f"dataplane-ucx-client-{number}", self.ucp.RUNNING, sources)
+        return ClientWorker(worker, f"dataplane-ucx-client-{number}", self.ucp.RUNNING, sources)
 
-    def _map(self, address: int, nbytes: int, kind: MemoryKind) -> "_Registered":
+    def _map(self, address: int, nbytes: int, kind: MemoryKind) -> "_MemoryHandle":
         try:
-            return _Registered(self.ucp.MemoryHandle(self._context, address, nbytes, int(kind)))
+            return _MemoryHandle(self.ucp.MemoryHandle(self._context, address, nbytes, int(kind)))
         except self.ucp.UcxError as error:
             raise RegistrationError(
                 f"UCX cannot register {nbytes} bytes of {kind.name.lower()} memory: {error}. "
@@ -344,7 +344,7 @@ def _stop_listening(listeners: Mapping[int, Place]) -> tuple[Place, ...]:
 
 def _admission(
     listeners: Mapping[int, Place], wire_up_keys: WireUpKeys, *, within_host: bool
-) -> admission_server.Server | None:
+) -> AdmissionServer | None:
     """Keep everybody from the port of a worker that serves peers until they are let in. None: it has none.
 
     Nobody has progressed the worker so far, so that nothing was read from whoever has connected already.
@@ -362,7 +362,7 @@ def _admission(
     told = os.environ.get(HOST_VARIABLE, "")
     try:
         address = told if told in hosts else [*beyond, *hosts][0]
-        return admission_server.Server(copies, address, wire_up_keys, within_host=within_host)
+        return AdmissionServer(copies, address, wire_up_keys, within_host=within_host)
     except BaseException:
         for copy in copies:
             copy.close()
@@ -382,8 +382,8 @@ def _is_loopback(place: Place) -> bool:
     return (place.address.ipv4_mapped or place.address).is_loopback
 
 
-class _Registered:
-    """A memory handle of UCX, closed with its last reference."""
+class _MemoryHandle:
+    """Memory registered with UCX. Its handle is closed with the last reference."""
 
     __slots__ = ("__weakref__", "handle", "key")
 

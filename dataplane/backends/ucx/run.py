@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING
 
 from skipper.dataplane.atomic import FetchOperation
 from skipper.dataplane.backends.base import Done, Remote
-from skipper.dataplane.backends.ucx.lane import Lane
+from skipper.dataplane.backends.ucx.client import ClientWorker
+from skipper.dataplane.backends.ucx.connections import OwnerConnections
 from skipper.dataplane.copying import dropped
 from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
-from skipper.dataplane.memory import Region
 from skipper.dataplane.operation import Helper
+from skipper.dataplane.regions import Region
 
 if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp
-    from skipper.dataplane.backends.ucx.peer import UcxPeer
 
 SPIN_S = 100e-6
 """A round trip over loopback takes some 10 us, waking another thread as long again."""
 
 _EXPIRED = math.inf
 
-Batches = Sequence[tuple[Lane, "_ucp.Batch"]]
-"""What the lanes of one operation are to carry."""
+Batches = Sequence[tuple[ClientWorker, "_ucp.Batch"]]
+"""What the client workers of one operation are to carry."""
 
 
-class Run:
+class UcxRun:
     """One operation under way: its present batches, and what to do when all of them are over."""
 
     def __init__(
         self,
-        peer: "UcxPeer",
+        owner: OwnerConnections,
         make: Callable[[], Batches],
         remotes: tuple[Remote, ...],
         pinned: tuple[Region, ...],
@@ -47,14 +47,14 @@ class Run:
         self.deadline = deadline
         self.expired = False
         self.lost = False
-        self._peer = peer
+        self._owner = owner
         self._make = make
         self._remotes = remotes
         self._pinned = pinned
         self._done = done
         self._tries = 0
         self._lock = threading.Lock()
-        self._parts: list[Part] = []
+        self._parts: list[RunPart] = []
         self._left = 0
 
     def begin(self, batches: Batches, *, begun: bool) -> Helper | None:
@@ -64,17 +64,17 @@ class Run:
             self._parts[0].go_on()
             return None
         for part in self._parts:
-            part.lane.adopt(part)
+            part.client.adopt(part)
         return self._help
 
     def owner_lost(self) -> bool:
         """Whether the kernel knows that the owner is gone; what is under way then fails for that reason."""
-        self.lost = self.lost or not self._peer.usable()
+        self.lost = self.lost or not self._owner.usable()
         return self.lost
 
     def cut(self, batch: "_ucp.Batch") -> None:
         """End the connection of one of the batches, and so the batch."""
-        self._peer.cut(batch.endpoint)
+        self._owner.cut(batch.endpoint)
 
     def part_over(self) -> None:
         """One of the batches is over."""
@@ -85,7 +85,7 @@ class Run:
         self._conclude()
 
     def _take(self, batches: Batches) -> None:
-        self._parts = [Part(self, lane, batch) for lane, batch in batches]
+        self._parts = [RunPart(self, client, batch) for client, batch in batches]
         self._left = len(self._parts)
 
     def _help(self) -> None:
@@ -94,7 +94,7 @@ class Run:
             part.help()
 
     def _conclude(self) -> None:
-        ucp = self._peer.engine.ucp
+        ucp = self._owner.engine.ucp
         results = [part.batch.result for part in self._parts]
         changed = [part.batch for part in self._parts if part.batch.result == ucp.CHANGED]
         if changed:
@@ -112,26 +112,26 @@ class Run:
         self._done(None)
 
     def _fail(self, statuses: list[int]) -> None:
-        ucp = self._peer.engine.ucp
+        ucp = self._owner.engine.ucp
         own = [status for status in statuses if status != ucp.CANCELED]
         status = own[0] if own else statuses[0]
         # One that UCX itself has given up was not cut by anybody, whatever the status says.
         alone = any(part.batch.endpoint.failed for part in self._parts)
         if self.expired or time.monotonic() >= self.deadline:
-            message = f"the deadline passed before the transfer with {self._peer.owner} was complete"
+            message = f"the deadline passed before the transfer with {self._owner.owner} was complete"
             self._done(TransferTimeoutError(message + self._fate(), status=status))
             return
         for part in self._parts:
             if part.batch.result < 0:
                 self.cut(part.batch)
-        if self.lost or ((own or alone) and self._peer.wait_for_exit()):
-            self._done(OwnerDiedError(f"{self._peer.owner} is gone", status=status))
+        if self.lost or ((own or alone) and self._owner.wait_for_exit()):
+            self._done(OwnerDiedError(f"{self._owner.owner} is gone", status=status))
             return
         self._tries += bool(own or alone)  # one that another operation's deadline has cut says nothing about this one
         if self._tries > 1 or self._fate():
-            self._done(self._peer.failure(ucp.status_text(status) + self._fate(), status))
+            self._done(self._owner.failure(ucp.status_text(status) + self._fate(), status))
             return
-        if self._peer.asks_first:
+        if self._owner.asks_first:
             # The owner may let this thread wait for it, and it may be the one that keeps the deadlines of others.
             threading.Thread(target=self._try_again, name="dataplane-ucx-retry", daemon=True).start()
         else:
@@ -145,14 +145,14 @@ class Run:
             return
         self._take(batches)
         for part in self._parts:
-            part.lane.adopt(part)
+            part.client.adopt(part)
 
     def _fate(self) -> str:
         """What more there is to say about an operation that must not be repeated."""
         return ""
 
 
-class AtomicRun(Run):
+class UcxAtomicRun(UcxRun):
     """One atomic operation: never given to UCX twice."""
 
     operation: FetchOperation
@@ -165,13 +165,13 @@ class AtomicRun(Run):
         return "; the atomic operation may have taken place or not" if self._parts[0].batch.sent else ""
 
 
-class Part:
-    """What one lane carries of a run. Whoever claims it drives it: a thread that waits for the end, or the lane's."""
+class RunPart:
+    """What one client worker carries of a run. The thread that claims it drives it: a waiting one, or the worker's."""
 
-    __slots__ = ("_claimed", "_handed_over", "_run", "batch", "deadline", "lane")
+    __slots__ = ("_claimed", "_handed_over", "_run", "batch", "client", "deadline")
 
-    def __init__(self, run: Run, lane: Lane, batch: "_ucp.Batch") -> None:
-        self.lane = lane
+    def __init__(self, run: UcxRun, client: ClientWorker, batch: "_ucp.Batch") -> None:
+        self.client = client
         self.batch = batch
         self.deadline = run.deadline
         self._run = run
@@ -179,7 +179,7 @@ class Part:
         self._handed_over = False
 
     def claim(self) -> bool:
-        """See `ucx_lane.Driven`: one that nobody has begun, or that was handed over. Only the lane calls it."""
+        """See `client.Driven`: one that nobody has begun, or that was handed over. Only the worker calls it."""
         if self._handed_over:
             self._handed_over = False  # the same part may be queued from before it was claimed: it counts once
             return True
@@ -197,16 +197,16 @@ class Part:
         self._settle_or_hand_over()
 
     def settle(self) -> None:
-        """See `ucx_lane.Driven`."""
+        """See `client.Driven`."""
         self._run.part_over()
 
     def look(self) -> None:
-        """See `ucx_lane.Driven`. UCX may try a device for as long as it is told to before it says that."""
+        """See `client.Driven`. UCX may try a device for as long as it is told to before it says that."""
         if self._run.owner_lost():
             self._run.cut(self.batch)
 
     def expire(self) -> None:
-        """See `ucx_lane.Driven`.
+        """See `client.Driven`.
 
         UCX cannot cancel a transfer, but to close the connection by force completes all that is on it.
         """
@@ -215,8 +215,8 @@ class Part:
         self._run.cut(self.batch)
 
     def _settle_or_hand_over(self) -> None:
-        if self.batch.result != self.lane.running:
+        if self.batch.result != self.client.running:
             self.settle()
             return
         self._handed_over = True
-        self.lane.adopt(self)
+        self.client.adopt(self)

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from skipper.dataplane.backends.base import Done, Remote, Transfer
-from skipper.dataplane.backends.ucx.connection import Connection, Keys
-from skipper.dataplane.backends.ucx.run import SPIN_S, Batches, Run
+from skipper.dataplane.backends.ucx.client import ClientWorker
+from skipper.dataplane.backends.ucx.connections import OwnerConnections, RemoteKeys, UcxConnection
+from skipper.dataplane.backends.ucx.run import SPIN_S, Batches, UcxRun
 from skipper.dataplane.copying import INLINE_BYTES
 from skipper.dataplane.errors import TransferError
 from skipper.dataplane.layout import Rows, row_bytes, with_keys
-from skipper.dataplane.memory import HOST, Region
 from skipper.dataplane.operation import DONE, Helper, Operation
+from skipper.dataplane.regions import HOST, Region
 
 if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp
-    from skipper.dataplane.backends.ucx.lane import Lane
-    from skipper.dataplane.backends.ucx.peer import UcxPeer
 
 _SPARE = 4  # batches that a short transfer keeps: as many threads may submit it at a time and find one
 
@@ -28,9 +27,14 @@ class UcxTransfer(Transfer):
     """Rows for one peer, in the order in which UCX gets them."""
 
     def __init__(
-        self, peer: "UcxPeer", rows: Rows, remotes: tuple[Remote, ...], locals_: tuple[Region, ...], to_remote: bool
+        self,
+        owner: OwnerConnections,
+        rows: Rows,
+        remotes: tuple[Remote, ...],
+        locals_: tuple[Region, ...],
+        to_remote: bool,
     ) -> None:
-        self._peer = peer
+        self._owner = owner
         self._remotes = remotes
         self._locals = locals_
         self._to_remote = to_remote
@@ -40,7 +44,7 @@ class UcxTransfer(Transfer):
         of_remote = [keys.setdefault(remote.key.packed[0], len(keys)) for remote in remotes]
         word_keys = [keys.setdefault(remote.key.packed[1], len(keys)) for remote in remotes]
         self._word_keys = np.array(word_keys, dtype=np.int64)
-        self._keys = Keys(tuple(keys))
+        self._keys = RemoteKeys(tuple(keys))
         # A batch looks at all of its words in the same way.
         self._words_here = all(remote.key.page is not None for remote in remotes)
         words = [remote.word if self._words_here else remote.key.far_word for remote in remotes]
@@ -71,24 +75,24 @@ class UcxTransfer(Transfer):
             return super().submit(timeout)
         deadline = time.monotonic() + timeout
         try:
-            connection, lane, batch = self._again(deadline)
+            connection, client, batch = self._again(deadline)
         except TransferError as error:
             return Operation.failed(error)
-        if batch.advance(SPIN_S, deadline) == self._peer.engine.ucp.FINISHED:
+        if batch.advance(SPIN_S, deadline) == self._owner.engine.ucp.FINISHED:
             if not connection.emulated:
                 self._spare.append(batch)
             return DONE
         operation = Operation(1)
-        self._run(deadline, operation.part_done).begin(((lane, batch),), begun=True)
+        self._run(deadline, operation.part_done).begin(((client, batch),), begun=True)
         return operation
 
-    def _run(self, deadline: float, done: Done) -> Run:
+    def _run(self, deadline: float, done: Done) -> UcxRun:
         make = functools.partial(self._make, deadline)
-        return Run(self._peer, make, self._remotes, self._locals, deadline, done)
+        return UcxRun(self._owner, make, self._remotes, self._locals, deadline, done)
 
-    def _again(self, deadline: float) -> "tuple[Connection, Lane, _ucp.Batch]":
+    def _again(self, deadline: float) -> "tuple[UcxConnection, ClientWorker, _ucp.Batch]":
         """The batch of a short transfer: one that has been used before, where the connection is still the same."""
-        connection, (endpoint, _, lane) = self._peer.connected(0, self._keys, deadline)
+        connection, (endpoint, _, client) = self._owner.connected(0, self._keys, deadline)
         try:
             batch = self._spare.pop()  # so that no other thread gets the same
         except IndexError:
@@ -96,20 +100,22 @@ class UcxTransfer(Transfer):
         if batch.endpoint is not endpoint:
             return connection, *self._make(deadline)[0]
         batch.rewind()
-        return connection, lane, batch
+        return connection, client, batch
 
     def _make(self, deadline: float) -> Batches:
-        numbers = self._peer.spread(self._nbytes)
-        by_message = self._on_host and self._peer.connected(numbers[0], self._keys, deadline)[0].emulated
+        numbers = self._owner.spread(self._nbytes)
+        by_message = self._on_host and self._owner.connected(numbers[0], self._keys, deadline)[0].emulated
         rows = self._rows_by_word if by_message else self._rows
-        share = self._peer.engine.ucp.Share.many(rows, self._nbytes)
+        share = self._owner.engine.ucp.Share.many(rows, self._nbytes)
         return [self._batch(number, share, by_message, deadline) for number in numbers]
 
-    def _batch(self, number: int, share: "_ucp.Share", by_message: bool, deadline: float) -> "tuple[Lane, _ucp.Batch]":
-        _, (endpoint, keys, lane) = self._peer.connected(number, self._keys, deadline)
-        batch: _ucp.Batch = self._peer.engine.ucp.Batch(
+    def _batch(
+        self, number: int, share: "_ucp.Share", by_message: bool, deadline: float
+    ) -> "tuple[ClientWorker, _ucp.Batch]":
+        _, (endpoint, keys, client) = self._owner.connected(number, self._keys, deadline)
+        batch: _ucp.Batch = self._owner.engine.ucp.Batch(
             endpoint, keys, share, self._to_remote, self._locals[0].kind, self._words_here, by_message
         )
         words = self._far_words if by_message else self._words
         batch.guard_many(words, self._word_keys, self._epochs)
-        return lane, batch
+        return client, batch

@@ -9,17 +9,17 @@ refuses its key. So a write needs no look at the epoch word first, as other back
 import threading
 
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer
-from skipper.dataplane.backends.exchange import WireUpKeys
+from skipper.dataplane.backends.handshake import WireUpKeys
+from skipper.dataplane.backends.verbs.card import VerbsCard, pack_body, verbs_card_of
 from skipper.dataplane.backends.verbs.device import require_pyverbs
-from skipper.dataplane.backends.verbs.engine import Engine
-from skipper.dataplane.backends.verbs.keys import Contact, contact_of, pack_body
+from skipper.dataplane.backends.verbs.engine import VerbsEngine
 from skipper.dataplane.backends.verbs.peer import VerbsPeer
-from skipper.dataplane.backends.verbs.port import Port, find_ports
+from skipper.dataplane.backends.verbs.port import VerbsPort, find_ports
 from skipper.dataplane.config import Config
 from skipper.dataplane.errors import BackendUnavailableError, ConfigurationError, RegistrationError
 from skipper.dataplane.handle import VERBS, Card, Handle, Sections
 from skipper.dataplane.identity import OwnerId
-from skipper.dataplane.memory import HOST, MemoryKind, Region
+from skipper.dataplane.regions import HOST, MemoryKind, Region
 from skipper.dataplane.registration import Registration, RegistrationTable
 
 
@@ -45,8 +45,8 @@ class VerbsBackend(Backend):
         self._registrations = registrations
         self._forbidden = forbidden
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
-        self._ports: tuple[Port, ...] = ()
+        self._engine: VerbsEngine | None = None
+        self._ports: tuple[VerbsPort, ...] = ()
         self._exports: dict[tuple[int, int], Sections] = {}  # by epoch page and slot
 
     @property
@@ -82,7 +82,7 @@ class VerbsBackend(Backend):
             state += f"; CUDA memory is moved by way of host memory: {staging}"
         return BackendStatus(self.name, True, f"{where}, {state}", ("host", "cuda"))
 
-    def engine(self) -> Engine:
+    def engine(self) -> VerbsEngine:
         """The device, opened now if it was not.
 
         Raises:
@@ -94,7 +94,7 @@ class VerbsBackend(Backend):
             if self._engine is None:
                 try:
                     ports = self._usable_ports()
-                    self._engine = Engine(ports, self._config.verbs, self._owner, self._wire_up_keys)
+                    self._engine = VerbsEngine(ports, self._config.verbs, self._owner, self._wire_up_keys)
                 except OSError as error:  # no file descriptor is left
                     raise BackendUnavailableError(f"RDMA cannot be started: {error}") from error
             return self._engine
@@ -107,7 +107,7 @@ class VerbsBackend(Backend):
             self._usable_ports()
         except BackendUnavailableError as error:
             return str(error)
-        if contact_of(handle.card).address.startswith("unix:") and handle.card.owner.host != self._owner.host:
+        if verbs_card_of(handle.card).address.startswith("unix:") and handle.card.owner.host != self._owner.host:
             return "its owner can be dialled on its own host only (dataplane.configure(verbs={'listen': ...}) there)"
         return None
 
@@ -140,7 +140,7 @@ class VerbsBackend(Backend):
             rails = engine.rails
             memory = rails.memory.exported(region, writable=registration.writable)
             keys = rails.memory.page(page.address, page.nbytes).rkeys
-            contact = Contact(rails.token, page.address, keys, rails.devices[0].atomics, rails.address)
+            contact = VerbsCard(rails.token, page.address, keys, rails.devices[0].atomics, rails.address)
             known = self._exports[key] = (contact.pack(), pack_body(memory.begin, memory.rkeys))
 
         def end() -> None:
@@ -150,7 +150,7 @@ class VerbsBackend(Backend):
         self._registrations.at_end(registration, end)
         return known
 
-    def _usable_ports(self) -> tuple[Port, ...]:
+    def _usable_ports(self) -> tuple[VerbsPort, ...]:
         if self._forbidden:
             raise BackendUnavailableError(
                 "this process was forked from one that had the RDMA device open; start it by spawn instead"

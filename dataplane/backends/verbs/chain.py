@@ -1,8 +1,8 @@
 """Work requests, made once and posted as often as needed: rows and epoch words as chains for queue pairs.
 
-A *program* is what one transfer does: for each rail that it uses a few *chunks*, each a chain of work requests that is
-posted by one call and of which only the last one completes. A chunk fills no more than half of a queue, so that the
-next one can be posted while it runs.
+A *program* is what one transfer does: for each rail that it uses a few *chains* of work requests. One call posts a
+chain, and only its last request completes. A chain fills no more than half of a queue, so that the next one can be
+posted while it runs.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from skipper.dataplane.atomic import Atomic, AtomicKind
 from skipper.dataplane.backends.base import Remote
 from skipper.dataplane.backends.verbs.device import Device, pyverbs
-from skipper.dataplane.backends.verbs.memory import Memory, WordRoom, Words
+from skipper.dataplane.backends.verbs.memory import RegisteredMemory, WordRoom, Words
 from skipper.dataplane.layout import Rows
 
 STRIPE_BYTES = 2 << 20
@@ -31,7 +31,7 @@ Piece = tuple[int, int, tuple[int, ...]]  # address, bytes, local keys
 
 
 @dataclass(slots=True)
-class Request:
+class WorkRequest:
     """One RDMA READ or WRITE: a contiguous range of the peer, scattered to or gathered from pieces of this side.
 
     Attributes:
@@ -51,7 +51,7 @@ class Request:
     atomic: Atomic | None = None
 
 
-class Chunk:
+class RequestChain:
     """A chain of work requests.
 
     Attributes:
@@ -62,8 +62,8 @@ class Chunk:
 
     __slots__ = ("__weakref__", "count", "first", "last")
 
-    def __init__(self, device: Device, rail: int, requests: Sequence[Request]) -> None:
-        made = [_work_request(device, rail, request) for request in requests]
+    def __init__(self, device: Device, rail: int, requests: Sequence[WorkRequest]) -> None:
+        made = [_send_request(device, rail, request) for request in requests]
         for this, following in itertools.pairwise(made):
             this.next_wr = following
         self.first, self.last, self.count = made[0], made[-1], len(made)
@@ -72,27 +72,27 @@ class Chunk:
         weakref.finalize(self, _free, made).atexit = False
 
 
-Phase = dict[int, tuple[Chunk, ...]]
-"""Chunks that may be posted together, by the rail that they are for."""
+Phase = dict[int, tuple[RequestChain, ...]]
+"""Chains that may be posted together, by the rail that they are for."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
-class Program:
+class VerbsProgram:
     """Everything that a transfer posts.
 
     Attributes:
-        data: The transfer itself; on every rail that takes part, the words follow it.
+        data: The transfer itself; on each of its rails the epoch words follow.
         probe: Fetches only the words, on the first of these rails.
         words: Where the words arrive: first those of the first rail, and so on; for an atomic, its result at last.
         memories: The local memory that it uses, which must stay open.
-        sole: The rail and the chunk that are all of the transfer, where there is only one.
+        sole: The rail and the chain, where one chain is all of the transfer.
     """
 
     data: Phase
     probe: Phase
     words: Words
-    memories: tuple[Memory, ...]
-    sole: tuple[int, Chunk] | None = None
+    memories: tuple[RegisteredMemory, ...]
+    sole: tuple[int, RequestChain] | None = None
 
     @property
     def valid(self) -> bool:
@@ -105,12 +105,12 @@ def compile_program(
     rails: Sequence[int],
     rows: Rows,
     remotes: Sequence[Remote],
-    memories: tuple[Memory, ...],
+    memories: tuple[RegisteredMemory, ...],
     room: WordRoom,
     *,
     to_remote: bool,
     turn: int,
-) -> Program:
+) -> VerbsProgram:
     """Chains for rows whose `key` column counts `remotes`, and for the word of each remote.
 
     The words are fetched behind the data, by every rail behind its own: a reliable connection executes requests in
@@ -140,13 +140,13 @@ def compile_program(
     data: Phase = {}
     for at, rail in enumerate(used):
         fetch = _fetch(remotes, words, at * len(remotes))
-        data[rail] = _chunks(devices[rail], rail, requests[at :: len(used)] + fetch)
+        data[rail] = _chains(devices[rail], rail, requests[at :: len(used)] + fetch)
     first = data[used[0]]
     sole = (used[0], first[0]) if len(used) == len(first) == 1 else None
-    return Program(data, _probe(devices, used[0], remotes, words), words, memories, sole)
+    return VerbsProgram(data, _probe(devices, used[0], remotes, words), words, memories, sole)
 
 
-def compile_atomic(device: Device, remote: Remote, address: int, atomic: Atomic, room: WordRoom) -> Program:
+def compile_atomic(device: Device, remote: Remote, address: int, atomic: Atomic, room: WordRoom) -> VerbsProgram:
     """A chain for one atomic operation, whose result is the second of the words.
 
     Always on rail 0: operations through two devices of the owner would not be atomic with each other.
@@ -156,40 +156,40 @@ def compile_atomic(device: Device, remote: Remote, address: int, atomic: Atomic,
     """
     words = room.take(2)
     result = (words.address + _WORD, _WORD, words.lkeys)
-    request = Request(address, remote.key.memory, _WORD, [result], atomic=atomic)
-    data = {0: _chunks(device, 0, [request, *_fetch((remote,), words, 0)])}
-    return Program(data, _probe((device,), 0, (remote,), words), words, ())
+    request = WorkRequest(address, remote.key.memory, _WORD, [result], atomic=atomic)
+    data = {0: _chains(device, 0, [request, *_fetch((remote,), words, 0)])}
+    return VerbsProgram(data, _probe((device,), 0, (remote,), words), words, ())
 
 
-def reuse_atomic(program: Program, remote: Remote, address: int, atomic: Atomic) -> Program:
+def reuse_atomic(program: VerbsProgram, remote: Remote, address: int, atomic: Atomic) -> VerbsProgram:
     """A program of `compile_atomic` that has run, for the same word and kind of operation, with other operands."""
     _set_operands(program.data[0][0].first, remote.key.memory[0], address, atomic)
     return program
 
 
 def _probe(devices: Sequence[Device], rail: int, remotes: Sequence[Remote], words: Words) -> Phase:
-    return {rail: _chunks(devices[rail], rail, _fetch(remotes, words, 0))}
+    return {rail: _chains(devices[rail], rail, _fetch(remotes, words, 0))}
 
 
-def _fetch(remotes: Sequence[Remote], words: Words, first: int) -> list[Request]:
+def _fetch(remotes: Sequence[Remote], words: Words, first: int) -> list[WorkRequest]:
     """Requests for the words of remotes, to arrive from the `first` place on."""
     return [
-        Request(remote.word, remote.key.page, _WORD, [(words.address + at * _WORD, _WORD, words.lkeys)])
+        WorkRequest(remote.word, remote.key.page, _WORD, [(words.address + at * _WORD, _WORD, words.lkeys)])
         for at, remote in enumerate(remotes, first)
     ]
 
 
-def _chunks(device: Device, rail: int, requests: list[Request]) -> tuple[Chunk, ...]:
+def _chains(device: Device, rail: int, requests: list[WorkRequest]) -> tuple[RequestChain, ...]:
     most = max(1, device.depth // 2)
-    return tuple(Chunk(device, rail, requests[at : at + most]) for at in range(0, len(requests), most))
+    return tuple(RequestChain(device, rail, requests[at : at + most]) for at in range(0, len(requests), most))
 
 
 def _requests(
-    rows: Rows, remotes: Sequence[Remote], memories: tuple[Memory, ...], limit: int, gather: int, write: bool
-) -> Iterator[Request]:
+    rows: Rows, remotes: Sequence[Remote], memories: tuple[RegisteredMemory, ...], limit: int, gather: int, write: bool
+) -> Iterator[WorkRequest]:
     """The fewest requests for the rows: what is contiguous at the peer is joined, however scattered it is here."""
     find = _finder(memories)
-    present: Request | None = None
+    present: WorkRequest | None = None
     for local, remote, nbytes, key in _segments(rows, limit):
         rkeys = remotes[key].key.memory
         while nbytes:
@@ -209,18 +209,18 @@ def _requests(
             else:
                 if present is not None:
                     yield present
-                present = Request(remote, rkeys, part, [piece], write)
+                present = WorkRequest(remote, rkeys, part, [piece], write)
             local, remote, nbytes = local + part, remote + part, nbytes - part
     if present is not None:
         yield present
 
 
-def _finder(memories: tuple[Memory, ...]) -> Callable[[int], Memory]:
+def _finder(memories: tuple[RegisteredMemory, ...]) -> Callable[[int], RegisteredMemory]:
     """Which memory an address lies in."""
     ordered = sorted(memories, key=lambda memory: memory.address)
     starts = [memory.address for memory in ordered]
 
-    def find(address: int) -> Memory:
+    def find(address: int) -> RegisteredMemory:
         at = bisect_right(starts, address) - 1
         while ordered[at].address + ordered[at].nbytes <= address:
             at -= 1  # a shorter one that overlaps the one that is meant
@@ -253,7 +253,7 @@ def _starts(row: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64
     return locals_, remotes
 
 
-def _work_request(device: Device, rail: int, request: Request) -> Any:
+def _send_request(device: Device, rail: int, request: WorkRequest) -> Any:
     wr, e = pyverbs("wr"), device.enums
     pieces = [wr.SGE(address, nbytes, lkeys[rail]) for address, nbytes, lkeys in request.pieces]
     atomic = request.atomic

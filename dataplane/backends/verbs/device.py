@@ -1,6 +1,6 @@
 """An RDMA device, opened: its port, memory regions and queue pairs.
 
-Only the files `verbs_*` know pyverbs, all of them through `pyverbs()` below.
+Only the files of this folder know pyverbs, all of them through `pyverbs()` below.
 """
 
 import enum
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from skipper.dataplane.backends.verbs.port import Port
+from skipper.dataplane.backends.verbs.port import VerbsPort
 from skipper.dataplane.errors import BackendUnavailableError, RegistrationError, TransferError
 
 _MTUS = (256, 512, 1024, 2048, 4096)  # enum ibv_mtu counts them from 1
@@ -91,7 +91,7 @@ class Device:
         context: pyverbs' own object for the device.
     """
 
-    def __init__(self, port: Port, options: Mapping[str, Any]) -> None:
+    def __init__(self, port: VerbsPort, options: Mapping[str, Any]) -> None:
         """Open it.
 
         Raises:

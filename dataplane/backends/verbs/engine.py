@@ -1,8 +1,8 @@
-"""Verbs in one process: its rails, the links over them, and whoever waits for what completes.
+"""Verbs in one process: its rails, the connections over them, and the threads that wait for completions.
 
-Waiting threads take turns: one leads, asleep on the file descriptors of the completion channels without the GIL, and
-hands out what completes; the others sleep until it has. A thread that waits for a result leads by itself. Runs that
-nobody waits for, and all deadlines, are the concern of one daemon thread (see `verbs_pace`).
+Waiting threads take turns. One leads: it sleeps on the file descriptors of the completion channels without the GIL, and
+hands out what completes, while the others sleep. A thread that waits for a result leads by itself. One daemon thread
+looks after the runs that nobody waits for, and after all deadlines (see `poll_interval`).
 """
 
 import atexit
@@ -14,22 +14,22 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from skipper.dataplane.backends.exchange import WireUpKeys
-from skipper.dataplane.backends.verbs.link import (
+from skipper.dataplane.backends.handshake import WireUpKeys
+from skipper.dataplane.backends.verbs.connection import (
     EXPIRED,
     FLUSHED,
     NO_WAY,
-    Lane,
-    Link,
-    Run,
-    Sole,
+    PostedRun,
+    SendQueue,
+    SoleRun,
+    VerbsConnection,
     deadline_of,
     set_deadline,
     tell_failed,
 )
 from skipper.dataplane.backends.verbs.lock import Mutex
-from skipper.dataplane.backends.verbs.pace import Pace, lead_from
-from skipper.dataplane.backends.verbs.port import Port
+from skipper.dataplane.backends.verbs.poll_interval import PollInterval, lead_from
+from skipper.dataplane.backends.verbs.port import VerbsPort
 from skipper.dataplane.backends.verbs.posting import Posting
 from skipper.dataplane.backends.verbs.rails import Rails
 from skipper.dataplane.identity import OwnerId
@@ -39,7 +39,7 @@ _LEAD_S = 0.05  # a waiting thread hands over after so long, to look at its own 
 _RETRY_S = 0.005  # between two looks at whether a run that failed is under way again, or over
 
 
-class Engine(Posting):
+class VerbsEngine(Posting):
     """Verbs, started. Thread-safe.
 
     Attributes:
@@ -48,7 +48,7 @@ class Engine(Posting):
     """
 
     def __init__(
-        self, ports: Sequence[Port], options: Mapping[str, Any], owner: OwnerId, wire_up_keys: WireUpKeys
+        self, ports: Sequence[VerbsPort], options: Mapping[str, Any], owner: OwnerId, wire_up_keys: WireUpKeys
     ) -> None:
         """Open the ports, listen for peers, start the threads.
 
@@ -62,74 +62,76 @@ class Engine(Posting):
         self._sleeper = select.poll()  # for whoever leads; unlike select() it takes descriptors of any number
         for rail in self._all:
             self._sleeper.register(rail.completions.events, select.POLLIN)
-        self._links: set[Link] = set()
+        self._connections: set[VerbsConnection] = set()
         lock: Any = Mutex()  # that one thread may take twice: a finalizer may run below us
         self.lock = lock
         self._changed = threading.Condition(lock)
-        self._pace = Pace(lock)
+        self._interval = PollInterval(lock)
         self._leading = False
         self._closing = False
         self._thread = threading.Thread(target=self._attend, name="dataplane-verbs-client", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
-    def connect(self, address: str, token: bytes, wanted: Sequence[int], deadline: float, *, replaces: bytes) -> Link:
-        """A new link to an owner, over those of the wanted rails that it has too; see `verbs_exchange.dial`.
+    def connect(
+        self, address: str, token: bytes, wanted: Sequence[int], deadline: float, *, replaces: bytes
+    ) -> VerbsConnection:
+        """A new connection to an owner, over those of the wanted rails that it has too; see `handshake.dial`.
 
         Raises:
             OwnerDiedError: Nobody listens there any more.
             TransferError: It cannot be made.
             TransferTimeoutError: The deadline passed.
         """
-        link = Link(self.rails.connect(address, token, wanted, deadline, replaces=replaces))
+        connection = self.rails.connect(address, token, wanted, deadline, replaces=replaces)
         with self.lock:
-            self._links.add(link)
-            for lane in link.lanes.values():
-                lane.rail.lanes[lane.pair.number] = lane
-        return link
+            self._connections.add(connection)
+            for queue in connection.queues.values():
+                queue.rail.queues[queue.pair.number] = queue
+        return connection
 
-    def start(self, run: Run, link: Link) -> bool:
-        """Post what there is room for; the rest, and what follows, as it completes.
+    def start(self, run: PostedRun, connection: VerbsConnection) -> bool:
+        """Post what there is room for; post the rest, and what follows, as it completes.
 
         Returns:
             Whether the run is over already; then it is not told to `finish`.
         """
         with self.lock:
-            if link.alive:
+            if connection.alive:
                 self._starting = run
-                self._enter(run, link)
-                for rail in link.rails:
+                self._enter(run, connection)
+                for rail in connection.rails:
                     self._reap(self._all[rail])
                 self._starting = None
-                if not run.over and run.link is not None:
+                if not run.over and run.connection is not None:
                     self._runs.add(run)
             else:
                 self._fail([run], FLUSHED, None)
             over = run.over
             if not over:
                 set_deadline(run)
-                self._pace.begun(run)
+                self._interval.begun(run)
         self.report()
         return over
 
-    def adopt(self, run: Run, sole: Sole, lane: Lane) -> None:
-        """Put a run in the place of what has stood for it; its link may have failed meanwhile."""
+    def adopt(self, run: PostedRun, sole: SoleRun, queue: SendQueue) -> None:
+        """Put a run in the place of its `SoleRun`; the connection may have failed meanwhile."""
         sole.run = run
         set_deadline(run)
-        if lane.in_flight and lane.in_flight[0][0] is sole:
-            lane.in_flight[0] = run, lane.in_flight[0][1]
-            run.link, run.outstanding = lane.link, 1
+        if queue.in_flight and queue.in_flight[0][0] is sole:
+            queue.in_flight[0] = run, queue.in_flight[0][1]
+            run.connection, run.outstanding = queue.connection, 1
             self._runs.add(run)
-            self._pace.begun(run)
+            self._interval.begun(run)
 
-    def lead(self, run: Run) -> None:
+    def lead(self, run: PostedRun) -> None:
         """Drive the engine in this thread until the run is over, but not for long."""
         now = time.monotonic()
         end = now + _LEAD_S
         with self.lock:
             while not run.over and now < end:
                 until = min(end, deadline_of(run))
-                if run.link is None:
+                if run.connection is None:
                     self._changed.wait(_RETRY_S)
                 elif until <= now:
                     self._expire(run)
@@ -141,17 +143,17 @@ class Engine(Posting):
                     self._report_unlocked()
                     now = time.monotonic()
             if run.over and self._runs:
-                self._pace.left_alone()
+                self._interval.left_alone()
         self.report()
 
-    def cut(self, link: Link) -> None:
+    def cut(self, connection: VerbsConnection) -> None:
         """Close a connection; what runs on it begins again on another. Idempotent."""
         with self.lock:
-            self._break(link, None, FLUSHED)
+            self._break(connection, None, FLUSHED)
         self.report()
 
-    def over(self, run: Run) -> None:
-        """A run that failed has been reported."""
+    def over(self, run: PostedRun) -> None:
+        """Note that a run that failed has been reported."""
         with self.lock:
             run.over = True
             self._changed.notify_all()
@@ -162,30 +164,32 @@ class Engine(Posting):
             return
         self._closing = True
         with self.lock:
-            self._pace.call()
+            self._interval.call()
         self.rails.stop_listening()
         self._thread.join(1.0)
         with self.lock:
-            for link in self._links:
-                link.alive = False
-                link.connection.close()
-                for lane in link.lanes.values():
-                    lane.pair.close()
-            self._links.clear()
+            for connection in self._connections:
+                connection.alive = False
+                connection.socket.close()
+                for queue in connection.queues.values():
+                    queue.pair.close()
+            self._connections.clear()
         if not self._thread.is_alive():
             self.rails.close()
 
-    def _break(self, link: Link, culprit: Run | None, status: int, lane: Lane | None = None) -> None:
-        """The link has failed: destroy its queue pairs, so that nothing moves any more, then tell its runs."""
-        if not link.alive:
+    def _break(
+        self, connection: VerbsConnection, culprit: PostedRun | None, status: int, queue: SendQueue | None = None
+    ) -> None:
+        """A connection has failed: destroy its queue pairs, so that nothing moves any more, then tell its runs."""
+        if not connection.alive:
             return
-        link.alive = False
-        if lane is not None and status in NO_WAY:
-            link.failed_rail = lane.rail.index
-        self._links.discard(link)
-        runs: dict[Run, None] = {}
-        for each in link.lanes.values():
-            del each.rail.lanes[each.pair.number]
+        connection.alive = False
+        if queue is not None and status in NO_WAY:
+            connection.failed_rail = queue.rail.index
+        self._connections.discard(connection)
+        runs: dict[PostedRun, None] = {}
+        for each in connection.queues.values():
+            del each.rail.queues[each.pair.number]
             each.pair.close()
             each.rail.room += sum(count for _, count in each.in_flight)
             runs.update(dict.fromkeys(run for run, _ in each.in_flight))
@@ -193,19 +197,19 @@ class Engine(Posting):
             each.in_flight.clear()
             each.waiting.clear()
             self._feed(each.rail)
-        link.connection.close()
+        connection.socket.close()
         self._fail([run for run in runs if not run.over], status, culprit)
 
-    def _expire(self, run: Run) -> None:
-        """Its deadline has passed. What was posted cannot be called back; only the whole link can be stopped."""
-        link = run.link
-        if link is not None and link.alive:
+    def _expire(self, run: PostedRun) -> None:
+        """Its deadline has passed. What was posted cannot be called back; only the whole connection can be closed."""
+        connection = run.connection
+        if connection is not None and connection.alive:
             if run.outstanding:
-                self._break(link, run, EXPIRED)
+                self._break(connection, run, EXPIRED)
             else:
-                for lane in link.lanes.values():
-                    if run in lane.waiting:
-                        lane.waiting.remove(run)
+                for queue in connection.queues.values():
+                    if run in queue.waiting:
+                        queue.waiting.remove(run)
                 self._fail([run], EXPIRED, run)
 
     def _expire_until(self, now: float) -> None:
@@ -213,10 +217,10 @@ class Engine(Posting):
         for run in [run for run in self._runs if deadline_of(run) <= now]:
             self._expire(run)
 
-    def _fail(self, runs: list[Run], status: int, culprit: Run | None) -> None:
-        """Tell runs whose link is gone, in a thread: what they do then may wait for the owner."""
+    def _fail(self, runs: list[PostedRun], status: int, culprit: PostedRun | None) -> None:
+        """Tell runs that their connection is gone, in a thread: what they do then may wait for the owner."""
         for run in runs:
-            run.link = None
+            run.connection = None
             run.outstanding = 0
             self._runs.discard(run)
             set_deadline(run)
@@ -270,8 +274,8 @@ class Engine(Posting):
                 self._expire_until(now)
                 nearest = min(map(deadline_of, self._runs), default=math.inf) - now
                 if self._leading or now < min(map(lead_from, self._runs), default=math.inf):
-                    self._pace.rest(nearest, idle=not self._runs)
+                    self._interval.rest(nearest, idle=not self._runs)
                 else:
-                    self._pace.quicken()
+                    self._interval.quicken()
                     self._sleep(min(_LEAD_S, nearest))
                 self._report_unlocked()

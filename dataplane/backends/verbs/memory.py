@@ -18,7 +18,8 @@ from skipper.dataplane._copy import BufferView
 from skipper.dataplane.backends.verbs.device import Access, Device
 from skipper.dataplane.backends.verbs.dmabuf import register_cuda
 from skipper.dataplane.layout import extent
-from skipper.dataplane.memory import HOST, Region, StridedRegion, storage_of
+from skipper.dataplane.memory import storage_of
+from skipper.dataplane.regions import HOST, Region, StridedRegion
 
 _SLOTS = 4096
 _FEW = 4  # words: what one buffer needs over four rails
@@ -28,7 +29,7 @@ Span = tuple[int, int]
 """Address and length."""
 
 
-class Memory:
+class RegisteredMemory:
     """A range of memory, registered with every device in use.
 
     Attributes:
@@ -54,7 +55,9 @@ class Memory:
         self.rkeys: tuple[int, ...] = tuple(region.rkey for region in regions)
 
     @classmethod
-    def of_host(cls, devices: Sequence[Device], address: int, nbytes: int, access: Access, *, kept: bool) -> "Memory":
+    def of_host(
+        cls, devices: Sequence[Device], address: int, nbytes: int, access: Access, *, kept: bool
+    ) -> "RegisteredMemory":
         """Register memory of this process.
 
         Raises:
@@ -64,7 +67,9 @@ class Memory:
         return cls(regions, address, nbytes, address, kept=kept)
 
     @classmethod
-    def of(cls, devices: Sequence[Device], region: Region, span: Span, access: Access, *, kept: bool) -> "Memory":
+    def of(
+        cls, devices: Sequence[Device], region: Region, span: Span, access: Access, *, kept: bool
+    ) -> "RegisteredMemory":
         """Register a span of the kind of memory that a region lies in.
 
         Raises:
@@ -89,9 +94,9 @@ class MemoryCache:
     def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = tuple(devices)
         self._lock = threading.RLock()  # a finalizer may run below us
-        self._kept: dict[tuple[int, int, Access], Memory] = {}
+        self._kept: dict[tuple[int, int, Access], RegisteredMemory] = {}
 
-    def exported(self, region: Region, *, writable: bool) -> Memory:
+    def exported(self, region: Region, *, writable: bool) -> RegisteredMemory:
         """A region for one buffer, that peers may read, and change if `writable`, until it is closed.
 
         Raises:
@@ -100,9 +105,9 @@ class MemoryCache:
         access = _local(region) | Access.REMOTE_READ
         if writable:
             access |= Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
-        return Memory.of(self._devices, region, (region.address, region.nbytes), access, kept=False)
+        return RegisteredMemory.of(self._devices, region, (region.address, region.nbytes), access, kept=False)
 
-    def local(self, region: Region) -> Memory:
+    def local(self, region: Region) -> RegisteredMemory:
         """The region of memory that this process moves bytes to or from; peers may not touch it.
 
         Raises:
@@ -116,9 +121,9 @@ class MemoryCache:
         begin, end = region.address + low, region.address + high
         if storage.anchor is not None and storage.address <= begin and end <= storage.address + storage.nbytes:
             return self._get(region, (storage.address, storage.nbytes), storage.anchor, _local(region))
-        return Memory.of(self._devices, region, (begin, end - begin), _local(region), kept=False)
+        return RegisteredMemory.of(self._devices, region, (begin, end - begin), _local(region), kept=False)
 
-    def page(self, address: int, nbytes: int) -> Memory:
+    def page(self, address: int, nbytes: int) -> RegisteredMemory:
         """A page of epoch words, readable by peers, for ever.
 
         Raises:
@@ -127,12 +132,12 @@ class MemoryCache:
         page = Region(address, nbytes, False, HOST, 0, None)
         return self._get(page, (address, nbytes), self, Access.LOCAL_WRITE | Access.REMOTE_READ)
 
-    def _get(self, region: Region, span: Span, anchor: object, access: Access) -> Memory:
+    def _get(self, region: Region, span: Span, anchor: object, access: Access) -> RegisteredMemory:
         key = (*span, access)
         with self._lock:
             known = self._kept.get(key)
             if known is None:
-                known = self._kept[key] = Memory.of(self._devices, region, span, access, kept=True)
+                known = self._kept[key] = RegisteredMemory.of(self._devices, region, span, access, kept=True)
                 weakref.finalize(anchor, self._forget, key).atexit = False
             return known
 
@@ -159,7 +164,7 @@ class Words:
 
     __slots__ = ("__weakref__", "_memory", "address", "bytes", "found", "lkeys")
 
-    def __init__(self, found: NDArray[np.uint64], memory: Memory) -> None:
+    def __init__(self, found: NDArray[np.uint64], memory: RegisteredMemory) -> None:
         self.found = found
         self.bytes = found.data.cast("B")
         self.address = found.__array_interface__["data"][0]
@@ -193,7 +198,7 @@ class WordRoom:
         weakref.finalize(words, self._free.append, slot).atexit = False
         return words
 
-    def _registered(self, array: NDArray[np.uint64]) -> Memory:
-        return Memory.of_host(
+    def _registered(self, array: NDArray[np.uint64]) -> RegisteredMemory:
+        return RegisteredMemory.of_host(
             self._devices, array.__array_interface__["data"][0], array.nbytes, Access.LOCAL_WRITE, kept=False
         )

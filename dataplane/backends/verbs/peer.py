@@ -1,81 +1,65 @@
-"""One owner as this process reaches it over verbs: its connection, and the programs made for it."""
+"""One owner as this process reaches it over verbs, and the programs made for it."""
 
 import functools
-import logging
 import threading
 import time
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from skipper.dataplane.atomic import Atomic, FetchOperation
 from skipper.dataplane.backends.base import Done, Peer, Remote, Transfer
-from skipper.dataplane.backends.verbs.chain import Program, compile_atomic, compile_program, reuse_atomic
+from skipper.dataplane.backends.verbs.card import remote_of
+from skipper.dataplane.backends.verbs.chain import VerbsProgram, compile_atomic, compile_program, reuse_atomic
+from skipper.dataplane.backends.verbs.connector import OwnerConnector
 from skipper.dataplane.backends.verbs.device import Atomics
-from skipper.dataplane.backends.verbs.engine import Engine
-from skipper.dataplane.backends.verbs.exchange import NOBODY, hung_up
-from skipper.dataplane.backends.verbs.keys import contact_of, remote_of
-from skipper.dataplane.backends.verbs.link import Link
-from skipper.dataplane.backends.verbs.memory import Memory
-from skipper.dataplane.backends.verbs.run import AtomicRun, VerbsRun, epochs_of
-from skipper.dataplane.backends.verbs.staging import Stage, StagedTransfer
+from skipper.dataplane.backends.verbs.engine import VerbsEngine
+from skipper.dataplane.backends.verbs.memory import RegisteredMemory
+from skipper.dataplane.backends.verbs.run import VerbsAtomicRun, VerbsRun, epochs_of
+from skipper.dataplane.backends.verbs.staging import HostStage, StagedTransfer
 from skipper.dataplane.copying import dropped
 from skipper.dataplane.errors import (
     BackendUnavailableError,
     DataplaneError,
-    OwnerDiedError,
     RegistrationError,
-    TransferTimeoutError,
 )
 from skipper.dataplane.handle import Card, Handle
-from skipper.dataplane.identity import ProcessWatch, host_id
 from skipper.dataplane.layout import Rows, single
-from skipper.dataplane.memory import HOST, Region
 from skipper.dataplane.operation import DONE, Helper, Operation
-
-_LOG = logging.getLogger(__name__)
+from skipper.dataplane.regions import HOST, Region
 
 _PROGRAMS = 256  # kept for the same copy to come again
 _SPARE = 4  # of one kind of atomic operation on one word
-_AVOID_S = 10.0  # a rail that had no way to the owner is left out for so long
 
 
 class VerbsPeer(Peer):
-    """See `Peer`. The connection is made at the first use, and anew after each failure.
+    """See `Peer`.
 
     Attributes:
         engine: Moves the bytes.
-        owner: Who it is.
+        connector: Connects to the owner, at the first use and anew after each failure.
         rails: Those that both sides have.
     """
 
     backend = "verbs"
 
-    def __init__(self, engine: Engine, card: Card) -> None:
+    def __init__(self, engine: VerbsEngine, card: Card) -> None:
         self.engine = engine
-        self.owner = card.owner
-        self._contact = contact = contact_of(card)
-        self.rails = tuple(range(min(len(engine.rails.rails), len(contact.page_keys))))
-        # Within the host the kernel knows at once; beyond it the connection's own socket tells.
-        self._watch = ProcessWatch(card.owner) if card.owner.host == host_id() else None
+        self.connector = OwnerConnector(engine, card)
+        self.rails = self.connector.rails
         self._lock = threading.Lock()
-        self._link: Link | None = None
-        self._forsaken: weakref.finalize[[Link], VerbsPeer] | None = None
-        self._avoid: dict[int, float] = {}  # rails, until when
-        self._programs: OrderedDict[tuple[object, ...], Program] = OrderedDict()
-        self._atomics: dict[tuple[object, ...], deque[Program]] = {}
+        self._programs: OrderedDict[tuple[object, ...], VerbsProgram] = OrderedDict()
+        self._atomics: dict[tuple[object, ...], deque[VerbsProgram]] = {}
 
     def usable(self) -> bool:
         """Whether the owner is not known to be dead."""
-        return self._watch is None or not self._watch.gone
+        return self.connector.usable()
 
     def close(self) -> None:
         """See `Peer`."""
         with self._lock:
             self._programs.clear()
             self._atomics.clear()
-            if self._link is not None:
-                self.engine.cut(self._link)
+        self.connector.close()
 
     def resolve(self, handle: Handle) -> Remote:
         """See `Peer`. Nothing is sent."""
@@ -107,7 +91,7 @@ class VerbsPeer(Peer):
             return VerbsTransfer(self, rows, tuple(remotes), tuple(locals_), to_remote)
         except RegistrationError as error:
             self.engine.rails.stage(str(error))
-        stage = Stage(rows, locals_)
+        stage = HostStage(rows, locals_)
         inner = VerbsTransfer(self, stage.rows, tuple(remotes), stage.regions, to_remote)
         return StagedTransfer(stage, inner, to_remote=to_remote)
 
@@ -118,8 +102,10 @@ class VerbsPeer(Peer):
             return FetchOperation.failed(
                 BackendUnavailableError(f"atomic operations over verbs reach host memory only, not {remote.handle}")
             )
-        if Atomics.NONE in (self._contact.atomics, rails.devices[0].atomics):
-            where = "that of its owner" if self._contact.atomics is Atomics.NONE else f"{rails.devices[0].port} here"
+        if Atomics.NONE in (self.connector.card.atomics, rails.devices[0].atomics):
+            where = (
+                "that of its owner" if self.connector.card.atomics is Atomics.NONE else f"{rails.devices[0].port} here"
+            )
             return FetchOperation.failed(
                 BackendUnavailableError(f"atomic operations on {remote.handle}: {where} is an RDMA device without them")
             )
@@ -128,13 +114,13 @@ class VerbsPeer(Peer):
 
         spare = self._spare_atomics(remote, address, atomic)
 
-        def make(_: tuple[int, ...]) -> Program:
+        def make(_: tuple[int, ...]) -> VerbsProgram:
             try:
                 return reuse_atomic(spare.pop(), remote, address, atomic)
             except IndexError:
                 return compile_atomic(rails.devices[0], remote, address, atomic, rails.words)
 
-        run = AtomicRun(self, make, remote, timeout, operation, spare)
+        run = VerbsAtomicRun(self.connector, make, remote, timeout, operation, spare)
         try:
             over = run.begin()
         except DataplaneError as error:
@@ -145,39 +131,14 @@ class VerbsPeer(Peer):
             operation.add_helper(run.help)
         return operation
 
-    def link(self, run: VerbsRun) -> Link:
-        """The present connection, made if there is none that works.
-
-        Raises:
-            OwnerDiedError: The owner is gone.
-            TransferError: No connection can be made.
-            TransferTimeoutError: The deadline of the run passed.
-        """
-        link = self._link
-        if link is not None and self._good(link, run.needs):
-            return link
-        deadline = run.due()
-        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TransferTimeoutError(f"the deadline passed before {self.owner} had answered")
-        try:
-            if self._link is link or self._link is None or not self._link.alive:
-                self._link = self._connect(run.needs, deadline)
-            return self._link
-        finally:
-            self._lock.release()
-
-    def gone(self) -> bool:
-        """Whether the owner is gone, after giving a dying one a moment."""
-        return self._watch is not None and self._watch.gone_soon()
-
     def compiled(
         self,
         rows: Rows,
         remotes: tuple[Remote, ...],
-        memories: tuple[Memory, ...],
+        memories: tuple[RegisteredMemory, ...],
         rails: tuple[int, ...],
         to_remote: bool,
-    ) -> Program:
+    ) -> VerbsProgram:
         """A program for this peer; see `compile_program`.
 
         Raises:
@@ -201,29 +162,29 @@ class VerbsPeer(Peer):
         """One contiguous copy, not begun."""
         operation = Operation(1)
         make = functools.partial(self._program, local, remote, address, to_remote)
-        run = VerbsRun(self, make, (remote,), epochs_of((remote,)), (local,), timeout, operation.part_done)
+        run = VerbsRun(self.connector, make, (remote,), epochs_of((remote,)), (local,), timeout, operation.part_done)
         return operation, run
 
     def _copy_at_once(
         self, local: Region, remote: Remote, address: int, to_remote: bool, timeout: float
     ) -> Operation | None:
         """Begin a copy that was done before, over a connection with nothing else to do; None where that is not so."""
-        link, engine = self._link, self.engine
-        if link is None or not self._good(link, ()):
+        connection, engine = self.connector.present, self.engine
+        if connection is None or not self.connector.good(connection, ()):
             return None
-        program = self._programs.get(_key(local, remote, address, to_remote, link.rails))
+        program = self._programs.get(_key(local, remote, address, to_remote, connection.rails))
         if program is None or program.sole is None or not program.valid:
             return None
-        rail, chunk = program.sole
-        lane = link.lanes[rail]
+        rail, chain = program.sole
+        queue = connection.queues[rail]
         with engine.lock:
-            sole = engine.post_sole(lane, chunk)
+            sole = engine.post_sole(queue, chain)
             if sole is None:
                 return None
             if not sole.over:
                 operation, run = self._run(local, remote, address, to_remote, timeout)
-                run.resume(link, program)
-                engine.adopt(run, sole, lane)
+                run.resume(connection, program)
+                engine.adopt(run, sole, queue)
         engine.report()
         if not sole.over:
             operation.add_helper(run.help)
@@ -240,7 +201,7 @@ class VerbsPeer(Peer):
         except DataplaneError as error:
             return Operation.failed(error)
 
-    def _spare_atomics(self, remote: Remote, address: int, atomic: Atomic) -> deque[Program]:
+    def _spare_atomics(self, remote: Remote, address: int, atomic: Atomic) -> deque[VerbsProgram]:
         """Programs for a kind of operation on a word that no operation is using: making one takes longer than it."""
         key = (remote.word, remote.key.memory, address, atomic.kind)
         spare = self._atomics.get(key)
@@ -251,44 +212,9 @@ class VerbsPeer(Peer):
                 spare = self._atomics[key] = deque(maxlen=_SPARE)
         return spare
 
-    def _good(self, link: Link, needs: tuple[int, ...]) -> bool:
-        if not link.alive or (self._watch is None and hung_up(link.connection)):
-            return False
-        for rail in needs:
-            if rail not in link.lanes:
-                return False
-        return link.widen_at is None or time.monotonic() < link.widen_at or not link.idle
-
-    def _connect(self, needed: tuple[int, ...], deadline: float) -> Link:
-        if not self.usable():
-            raise OwnerDiedError(f"{self.owner} is gone")
-        failed, replaced = (None, NOBODY) if self._link is None else (self._link.failed_rail, self._link.name)
-        if self._forsaken is not None:
-            self._forsaken()
-        now = time.monotonic()
-        if failed is not None and len(self.rails) > 1:
-            self._avoid[failed] = now + _AVOID_S
-            _LOG.warning(
-                "%s does not reach %s; using the other ports for %d s",
-                self.engine.rails.devices[failed].port,
-                self.owner,
-                _AVOID_S,
-            )
-        self._avoid = {rail: until for rail, until in self._avoid.items() if until > now and rail not in needed}
-        # Where none is left, all of them: then what the device says of them is what the caller is told.
-        wanted = tuple(rail for rail in self.rails if self._promising(rail)) or self.rails
-        contact = self._contact
-        link = self.engine.connect(contact.address, contact.token, wanted, deadline, replaces=replaced)
-        if len(wanted) < len(self.rails):
-            link.widen_at = min(self._avoid.values(), default=now + _AVOID_S)
-        self._forsaken = weakref.finalize(self, self.engine.cut, link)
-        self._forsaken.atexit = False
-        return link
-
-    def _promising(self, rail: int) -> bool:
-        return rail not in self._avoid and (len(self.rails) == 1 or self.engine.rails.devices[rail].port.active)
-
-    def _program(self, local: Region, remote: Remote, address: int, to_remote: bool, rails: tuple[int, ...]) -> Program:
+    def _program(
+        self, local: Region, remote: Remote, address: int, to_remote: bool, rails: tuple[int, ...]
+    ) -> VerbsProgram:
         key = _key(local, remote, address, to_remote, rails)
         program = self._programs.get(key)
         if program is not None and program.valid:
@@ -323,13 +249,13 @@ class VerbsTransfer(Transfer):
         self._epochs = epochs_of(remotes)
         local = peer.engine.rails.memory.local
         self._memories = tuple({id(memory): memory for memory in map(local, locals_)}.values())
-        self._programs: dict[tuple[int, ...], Program] = {}
+        self._programs: dict[tuple[int, ...], VerbsProgram] = {}
         self._program(peer.rails)
 
     def start(self, deadline: float, done: Done) -> Helper | None:
         """See `Transfer`."""
         left = deadline - time.monotonic()
-        run = VerbsRun(self._peer, self._program, self._remotes, self._epochs, self._locals, left, done)
+        run = VerbsRun(self._peer.connector, self._program, self._remotes, self._epochs, self._locals, left, done)
         try:
             over = run.begin()
         except DataplaneError as error:
@@ -340,7 +266,7 @@ class VerbsTransfer(Transfer):
             return None
         return run.help
 
-    def _program(self, rails: tuple[int, ...]) -> Program:
+    def _program(self, rails: tuple[int, ...]) -> VerbsProgram:
         program = self._programs.get(rails)
         if program is None:
             program = self._programs[rails] = self._peer.compiled(

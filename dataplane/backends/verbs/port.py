@@ -15,7 +15,7 @@ _SYS = SYS  # another folder in tests
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class VerbsPort:
     """A port of a device.
 
     Attributes:
@@ -39,7 +39,7 @@ class Port:
         return port_folder(self.device, self.number, _SYS).state == "ACTIVE"
 
 
-def find_ports(options: Mapping[str, Any]) -> tuple[Port, ...]:
+def find_ports(options: Mapping[str, Any]) -> tuple[VerbsPort, ...]:
     """The ports to use, in order: as configured, else that with the address to listen at, else the first active one.
 
     Raises:
@@ -50,7 +50,7 @@ def find_ports(options: Mapping[str, Any]) -> tuple[Port, ...]:
         wanted = (wanted,)
     if isinstance(wanted, tuple):
         return tuple(_named(name, number, options) for name in wanted)
-    active: list[Port] = []
+    active: list[VerbsPort] = []
     seen: list[str] = []
     listens_at = str(options.get("listen", "")).rpartition(":")[0].strip("[]")
     for folder in _ports(None if wanted == "all" else wanted, number):
@@ -68,7 +68,7 @@ def find_ports(options: Mapping[str, Any]) -> tuple[Port, ...]:
     raise BackendUnavailableError("this kernel has no RDMA device (/sys/class/infiniband)")
 
 
-def _named(name: str, number: int | None, options: Mapping[str, Any]) -> Port:
+def _named(name: str, number: int | None, options: Mapping[str, Any]) -> VerbsPort:
     """The active port of one entry of a list: "NAME" or "NAME:PORT"."""
     device, _, own = name.partition(":")
     one = find_ports({**options, "device": device, "port": int(own) if own else number})
@@ -81,9 +81,11 @@ def _ports(wanted: str | None, number: int | None) -> Iterator[PortFolder]:
             yield folder
 
 
-def _port(folder: PortFolder, gid_index: int | None) -> Port:
+def _port(folder: PortFolder, gid_index: int | None) -> VerbsPort:
     routed = folder.link == "Ethernet"
-    return Port(folder.device, folder.number, _best_gid(folder, routed) if gid_index is None else gid_index, routed)
+    return VerbsPort(
+        folder.device, folder.number, _best_gid(folder, routed) if gid_index is None else gid_index, routed
+    )
 
 
 def _has_address(folder: PortFolder, host: str) -> bool:

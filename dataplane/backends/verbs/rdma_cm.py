@@ -1,7 +1,7 @@
 """Queue pairs connected by the RDMA connection manager (rdma_cm) instead of by hand.
 
 Some fabrics must be asked for the path to a peer, which is what it does. Who may connect is decided in the same
-conversation as ever (`verbs_exchange`): it ends with a *ticket* that both sides compute and nobody else can, good for
+handshake as ever (`handshake`): it ends with a *ticket* that both sides compute and nobody else can, good for
 one connection of one queue pair. The request of the connection manager carries it as private data.
 
 The queue pairs stay our own, "external" to the manager. pyverbs' calls that wait for an event would hold the GIL, so
@@ -32,7 +32,7 @@ _TICKET = 32
 _opening = threading.Lock()
 
 
-class Channel:
+class CmEventChannel:
     """An event channel whose descriptor is known and does not block."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Channel:
 
 
 def ticket(key: bytes, initiator: bytes, owner: bytes) -> bytes:
-    """What lets one queue pair connect to one other: who does not know the key of their conversation cannot make it."""
+    """What lets one queue pair connect to one other: who does not know the key of their handshake cannot make it."""
     return hmac.digest(key, b"ticket" + initiator + owner, "sha256")
 
 
@@ -94,7 +94,7 @@ def connect(pair: QueuePair, device: Device, theirs: bytes, proof: bytes, deadli
         TransferError: The owner refuses, or there is no way.
         TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed.
     """
-    channel = Channel()
+    channel = CmEventChannel()
     try:
         identity = _resolved(channel, device, theirs, deadline)
         pair.hold(identity, channel)
@@ -109,7 +109,7 @@ def connect(pair: QueuePair, device: Device, theirs: bytes, proof: bytes, deadli
         raise TransferError(f"{device.port} cannot be connected by the RDMA connection manager: {error}") from error
 
 
-def _resolved(channel: Channel, device: Device, theirs: bytes, deadline: float) -> Any:
+def _resolved(channel: CmEventChannel, device: Device, theirs: bytes, deadline: float) -> Any:
     cmid, enums = pyverbs("cmid"), pyverbs("cm_enums")
     space = enums.RDMA_PS_TCP
     *_, gid, _, _, _, port = ENDPOINT.unpack(theirs)
@@ -136,7 +136,7 @@ def _parameters(device: Device, pair: QueuePair, data: bytes) -> Any:
     return made
 
 
-class Manager:
+class ConnectionManager:
     """The owner's side, for one device: accepts those who bring a ticket that is expected. One daemon thread.
 
     Attributes:
@@ -153,7 +153,7 @@ class Manager:
         self._lock = threading.Lock()
         self._expected: dict[bytes, QueuePair] = {}
         try:
-            self._channel = Channel()
+            self._channel = CmEventChannel()
             self._identity, self.port = self._listening()
         except (device.error, TransferError) as error:
             raise BackendUnavailableError(f"rdma_cm cannot be used with {device.port}: {error}") from error

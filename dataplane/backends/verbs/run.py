@@ -11,20 +11,17 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from skipper.dataplane.atomic import FetchOperation
 from skipper.dataplane.backends.base import Done, Remote
-from skipper.dataplane.backends.verbs.chain import Chunk, Phase, Program
-from skipper.dataplane.backends.verbs.link import EXPIRED, FLUSHED, NO_WAY, Link
+from skipper.dataplane.backends.verbs.chain import Phase, RequestChain, VerbsProgram
+from skipper.dataplane.backends.verbs.connection import EXPIRED, FLUSHED, NO_WAY, VerbsConnection
+from skipper.dataplane.backends.verbs.connector import OwnerConnector
 from skipper.dataplane.copying import dropped
 from skipper.dataplane.errors import DataplaneError, OwnerDiedError, TransferError, TransferTimeoutError
-from skipper.dataplane.memory import Region
-
-if TYPE_CHECKING:
-    from skipper.dataplane.backends.verbs.peer import VerbsPeer
+from skipper.dataplane.regions import Region
 
 _WORD = struct.Struct("=Q")
 _TRIES = 8
@@ -44,10 +41,10 @@ _TEXTS = {
 
 
 class VerbsRun:
-    """One start of a transfer; see `verbs_link.Run`.
+    """One start of a transfer; see `PostedRun`.
 
     Attributes:
-        needs: Rails that its link must have.
+        needs: Rails that its connection must have.
         error: With what it ended.
     """
 
@@ -55,8 +52,8 @@ class VerbsRun:
 
     def __init__(
         self,
-        peer: "VerbsPeer",
-        make: Callable[[tuple[int, ...]], Program],
+        connector: OwnerConnector,
+        make: Callable[[tuple[int, ...]], VerbsProgram],
         remotes: tuple[Remote, ...],
         epochs: bytes,
         pinned: tuple[Region, ...],
@@ -66,7 +63,7 @@ class VerbsRun:
         """Get ready.
 
         Args:
-            peer: Whom it is for.
+            connector: Connects to the owner.
             make: Gives the program for some rails.
             remotes: What it reads or writes.
             epochs: What their words must be.
@@ -78,20 +75,20 @@ class VerbsRun:
         self.deadline: float | None = None
         # An event loop awaits; other threads mostly call `get`, which leads by itself.
         self.attended = asyncio._get_running_loop() is None
-        self.link: Link | None = None
+        self.connection: VerbsConnection | None = None
         self.outstanding = 0
         self.over = False
         self.error: DataplaneError | None = None
-        self._peer = peer
+        self._connector = connector
         self._make = make
         self._remotes = remotes
         self._epochs = epochs
         self._pinned = pinned
         self._done = done
-        self._program: Program
+        self._program: VerbsProgram
         self._rails: tuple[int, ...] = ()
         self._phases: list[Phase] = []  # the present one last
-        self._left: dict[int, list[Chunk]] = {}  # of the present phase, the next one last
+        self._left: dict[int, list[RequestChain]] = {}  # of the present phase, the next one last
         self._probed = False
         self._tries = 0
 
@@ -101,13 +98,13 @@ class VerbsRun:
         Raises:
             DataplaneError: There is no connection, or no room for the words.
         """
-        link = self._peer.link(self)
-        self._prepare(link, probe=False)
-        return self._peer.engine.start(self, link)
+        connection = self._connector.connected(self.needs, self.due)
+        self._prepare(connection, probe=False)
+        return self._connector.engine.start(self, connection)
 
-    def resume(self, link: Link, program: Program) -> None:
+    def resume(self, connection: VerbsConnection, program: VerbsProgram) -> None:
         """Be what was posted there already, all of it."""
-        self._rails, self._program, self._phases = link.rails, program, [program.data]
+        self._rails, self._program, self._phases = connection.rails, program, [program.data]
         self._left = {rail: [] for rail in program.data}
 
     def due(self) -> float:
@@ -118,28 +115,28 @@ class VerbsRun:
 
     def help(self) -> bool:
         """What a waiting thread can do, and whether there is more of it."""
-        self._peer.engine.lead(self)
+        self._connector.engine.lead(self)
         return not self.over
 
     def rails(self) -> Iterable[int]:
-        """See `Run`."""
+        """See `PostedRun`."""
         return tuple(self._left)
 
-    def next_chunk(self, rail: int) -> Chunk | None:
-        """See `Run`."""
+    def next_chain(self, rail: int) -> RequestChain | None:
+        """See `PostedRun`."""
         left = self._left[rail]
         return left[-1] if left else None
 
     def posted(self, rail: int) -> None:
-        """See `Run`."""
+        """See `PostedRun`."""
         self._left[rail].pop()
 
     def all_posted(self) -> bool:
-        """See `Run`."""
+        """See `PostedRun`."""
         return not any(self._left.values())
 
     def phase_over(self) -> bool:
-        """See `Run`. Every phase fetches the words, on each of its rails."""
+        """See `PostedRun`. Every phase fetches the words, on each of its rails."""
         expected = self._epochs * len(self._left)
         if self._program.words.bytes[: len(expected)] != expected:
             self.error = self._dropped(np.frombuffer(expected, np.uint64))
@@ -151,61 +148,61 @@ class VerbsRun:
         return True
 
     def finish(self) -> None:
-        """See `Run`."""
+        """See `PostedRun`."""
         self._done(self.error)
 
     def failed(self, status: int) -> None:
-        """See `Run`."""
-        peer = self._peer
+        """See `PostedRun`."""
+        connector = self._connector
         self._tries += 1
         again = self._tries < _TRIES
         if status == EXPIRED:
-            self._report(TransferTimeoutError(f"the deadline passed before {peer.owner} had answered"))
+            self._report(TransferTimeoutError(f"the deadline passed before {connector.owner} had answered"))
         elif again and (status == FLUSHED or (status == _ACCESS and not self._probed)):
             self._again()
-        elif peer.gone():
-            self._report(OwnerDiedError(f"{peer.owner} is gone", status=status))
+        elif connector.gone():
+            self._report(OwnerDiedError(f"{connector.owner} is gone", status=status))
         elif again and status in NO_WAY and len(self._rails) > 1:
             self._again()
         else:
             self._report(self._verdict(status))
 
-    def _prepare(self, link: Link, *, probe: bool) -> None:
-        self._rails = link.rails
-        self._program = program = self._make(link.rails)
+    def _prepare(self, connection: VerbsConnection, *, probe: bool) -> None:
+        self._rails = connection.rails
+        self._program = program = self._make(connection.rails)
         self._probed = probe
         self._phases = [program.data, program.probe] if probe else [program.data]
         self._load()
 
     def _load(self) -> None:
-        self._left = {rail: [*reversed(chunks)] for rail, chunks in self._phases[-1].items()}
+        self._left = {rail: [*reversed(chains)] for rail, chains in self._phases[-1].items()}
 
     def _again(self) -> None:
         """Over a new connection: first the words, and only if they are as they should be, the rest."""
         try:
-            link = self._peer.link(self)
-            self._prepare(link, probe=True)
+            connection = self._connector.connected(self.needs, self.due)
+            self._prepare(connection, probe=True)
         except DataplaneError as error:
             self._report(error)
         else:
-            if self._peer.engine.start(self, link):
+            if self._connector.engine.start(self, connection):
                 self.finish()
 
     def _report(self, error: DataplaneError) -> None:
         self._done(error)
-        self._peer.engine.over(self)
+        self._connector.engine.over(self)
 
     def _verdict(self, status: int) -> TransferError:
         """The error for a status of the device after which there is no more to try."""
         text = _TEXTS.get(status, "a status that is never expected")
-        return TransferError(f"transfer with {self._peer.owner} failed: {text} (status {status})", status=status)
+        return TransferError(f"transfer with {self._connector.owner} failed: {text} (status {status})", status=status)
 
     def _dropped(self, expected: "np.ndarray[tuple[int], np.dtype[np.uint64]]") -> DataplaneError:
         changed = np.flatnonzero(self._program.words.found[: len(expected)] != expected)
         return dropped(self._remotes[changed[0] % len(self._remotes)].handle)
 
 
-class AtomicRun(VerbsRun):
+class VerbsAtomicRun(VerbsRun):
     """An atomic operation: posted only once.
 
     The word of the buffer is looked at after it; before, only where it is begun again. What was dropped the device
@@ -216,15 +213,15 @@ class AtomicRun(VerbsRun):
 
     def __init__(
         self,
-        peer: "VerbsPeer",
-        make: Callable[[tuple[int, ...]], Program],
+        connector: OwnerConnector,
+        make: Callable[[tuple[int, ...]], VerbsProgram],
         remote: Remote,
         timeout: float,
         operation: FetchOperation,
-        spare: deque[Program],
+        spare: deque[VerbsProgram],
     ) -> None:
         """See `VerbsRun`; the program goes to `spare` when the operation has succeeded."""
-        super().__init__(peer, make, (remote,), epochs_of((remote,)), (), timeout, operation.part_done)
+        super().__init__(connector, make, (remote,), epochs_of((remote,)), (), timeout, operation.part_done)
         self._operation = operation
         self._spare = spare
         self._sent = False
@@ -236,12 +233,12 @@ class AtomicRun(VerbsRun):
         return int(self._program.words.found[1])
 
     def posted(self, rail: int) -> None:
-        """See `Run`."""
+        """See `PostedRun`."""
         super().posted(rail)
         self._sent = self._sent or len(self._phases) == 1
 
     def finish(self) -> None:
-        """See `Run`."""
+        """See `PostedRun`."""
         self.error = self.error or self._refusal
         if self.error is None:
             self._operation.previous = self.previous
@@ -249,8 +246,8 @@ class AtomicRun(VerbsRun):
         super().finish()
 
     def failed(self, status: int) -> None:
-        """See `Run`."""
-        owner = self._peer.owner
+        """See `PostedRun`."""
+        owner = self._connector.owner
         if not self._sent:
             super().failed(status)
         elif status in _REFUSED and self._refusal is None:
@@ -258,13 +255,13 @@ class AtomicRun(VerbsRun):
             self._again()  # only for the words, which tell a buffer that was dropped
         elif status == EXPIRED:
             self._report(TransferTimeoutError(f"the deadline passed before {owner} had answered; {_UNKNOWN}"))
-        elif self._peer.gone():
+        elif self._connector.gone():
             self._report(OwnerDiedError(f"{owner} is gone; {_UNKNOWN}", status=status))
         else:
             self._report(TransferError(f"{self._verdict(status)}; {_UNKNOWN}", status=status))
 
-    def _prepare(self, link: Link, *, probe: bool) -> None:
-        super()._prepare(link, probe=probe)
+    def _prepare(self, connection: VerbsConnection, *, probe: bool) -> None:
+        super()._prepare(connection, probe=probe)
         if self._refusal is not None:
             self._phases = [self._program.probe]
             self._load()

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from skipper.dataplane import tensors
 from skipper.dataplane.backends.base import Done, Transfer
 from skipper.dataplane.layout import Rows, extent
-from skipper.dataplane.memory import HOST, MemoryKind, Region, StridedRegion
 from skipper.dataplane.operation import Helper
+from skipper.dataplane.regions import HOST, MemoryKind, Region, StridedRegion
 
 _LOCAL, _REMOTE, _, _KEY, _, _DIMS = range(6)  # columns of rows, see rows.h
 
 
-class Stage:
+class HostStage:
     """Host memory in place of local regions that rows speak of.
 
     Attributes:
@@ -51,15 +52,13 @@ class Stage:
         self._copy(to_stage=False)
 
     def _copy(self, *, to_stage: bool) -> None:
-        from skipper.dataplane import tensors  # imports torch, where the device memory came from
-
         tensors.copy_rows(self._between, to_stage, self._place, [(MemoryKind.HOST, 0)])
 
 
 class StagedTransfer(Transfer):
     """A transfer of a stage, together with the copies between it and the memory that is meant."""
 
-    def __init__(self, stage: Stage, inner: Transfer, *, to_remote: bool) -> None:
+    def __init__(self, stage: HostStage, inner: Transfer, *, to_remote: bool) -> None:
         self._stage = stage
         self._inner = inner
         self._to_remote = to_remote

@@ -11,7 +11,7 @@ from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout, TransferTime
 from tests.conformance.owner import RemoteOwner
 from tests.sameness import assert_same
 
-LANES = 3
+THREADS = 3
 MIB = 1 << 20
 
 
@@ -24,9 +24,9 @@ def owner(request: pytest.FixtureRequest) -> Iterator[RemoteOwner]:
 
 
 @pytest.fixture(autouse=True)
-def lanes() -> Iterator[None]:
+def threads() -> Iterator[None]:
     before = dataplane.process.current().config.threads
-    dataplane.configure(copy_threads=LANES)
+    dataplane.configure(copy_threads=THREADS)
     yield
     dataplane.configure(copy_threads=before)
 
@@ -55,7 +55,7 @@ def test_large_transfers_have_as_many_threads_as_copies_have(owner: RemoteOwner)
     _, raw = owner("make_filled", 32 * MIB, 3)
     RDMABuffer.deserialize(raw).read_into(np.zeros(32 * MIB, np.uint8), timeout=20).get()
     names = {thread.name for thread in threading.enumerate()}
-    assert names >= {f"dataplane-ucx-client-{number}" for number in range(1, LANES + 1)}
+    assert names >= {f"dataplane-ucx-client-{number}" for number in range(1, THREADS + 1)}
 
 
 def test_a_batch_of_many_short_runs_is_shared_out_too(owner: RemoteOwner) -> None:

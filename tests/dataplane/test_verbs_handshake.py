@@ -1,4 +1,4 @@
-"""The conversation that connects queue pairs: who may have one, and what strangers get. Needs no RDMA device."""
+"""The handshake that connects queue pairs: who may have one, and what strangers get. Needs no RDMA device."""
 
 import contextlib
 import os
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from skipper.dataplane.backends import exchange
-from skipper.dataplane.backends.exchange import TOKEN_BYTES, bind
-from skipper.dataplane.backends.verbs import exchange as verbs_exchange
-from skipper.dataplane.backends.verbs import server as verbs_server
+from skipper.dataplane.backends import handshake
+from skipper.dataplane.backends.handshake import TOKEN_BYTES, bind
+from skipper.dataplane.backends.verbs import handshake as verbs_handshake
+from skipper.dataplane.backends.verbs import handshake_server as verbs_server
 from skipper.dataplane.backends.verbs.device import ENDPOINT
-from skipper.dataplane.backends.verbs.exchange import Endpoints, dial, hung_up
-from skipper.dataplane.backends.verbs.server import Server
+from skipper.dataplane.backends.verbs.handshake import Endpoints, dial, hung_up
+from skipper.dataplane.backends.verbs.handshake_server import QueuePairServer
 from skipper.dataplane.errors import BackendUnavailableError, OwnerDiedError, TransferError, TransferTimeoutError
 
 TOKEN = b"0123456789abcdef"
@@ -58,7 +58,7 @@ def pairs() -> Pairs:
 def address(request: pytest.FixtureRequest, pairs: Pairs) -> Iterator[str]:
     listen = None if request.param == "unix" else "127.0.0.1:0"
     listener, address = bind(listen, f"skipper-test-{os.getpid()}")
-    server = Server(listener, address, TOKEN, lambda: KEYS, (0,), pairs)
+    server = QueuePairServer(listener, address, TOKEN, lambda: KEYS, (0,), pairs)
     yield address
     server.close()
     server.close()
@@ -110,7 +110,7 @@ def test_the_ports_that_both_sides_use_are_connected_by_number(
     ours: tuple[int, ...], theirs: tuple[int, ...], common: tuple[int, ...], pairs: Pairs
 ) -> None:
     listener, address = bind(None, f"skipper-test-rails-{os.getpid()}")
-    server = Server(listener, address, TOKEN, lambda: KEYS, theirs, pairs)
+    server = QueuePairServer(listener, address, TOKEN, lambda: KEYS, theirs, pairs)
     mine = {rail: MINE[:-1] + bytes([rail]) for rail in ours}
     connection, endpoints, *_ = dial(address, TOKEN, KEYS, mine, soon())
     assert endpoints == {rail: THEIRS[:-1] + bytes([rail]) for rail in common}
@@ -145,20 +145,20 @@ def test_one_secret_in_common_is_enough_and_both_sides_know_which(
     dialled = dial(address, TOKEN, keys, {0: MINE}, soon())
     assert pairs.keys == [dialled.key]
     (expected, *_) = (key for key in KEYS if key in keys)
-    assert exchange.proof_keys([expected], TOKEN, address) == (dialled.key,)
+    assert handshake.proof_keys([expected], TOKEN, address) == (dialled.key,)
     dialled.socket.close()
 
 
 def test_a_proof_for_one_owner_is_none_for_another_place(address: str) -> None:
     """Somebody in between, who has what is said to him passed on, is not where the handle leads to."""
-    elsewhere = exchange.proof_keys(KEYS, TOKEN, "tcp:127.0.0.1:1")
-    assert not set(elsewhere).intersection(exchange.proof_keys(KEYS, TOKEN, address))
+    elsewhere = handshake.proof_keys(KEYS, TOKEN, "tcp:127.0.0.1:1")
+    assert not set(elsewhere).intersection(handshake.proof_keys(KEYS, TOKEN, address))
 
 
 def test_an_older_version_is_told_apart(address: str, pairs: Pairs) -> None:
     with connect_raw(address) as older:
         older.sendall(b"SKv3\1" + b"n" * 16)
-        assert older.recv(21, socket.MSG_WAITALL)[:4] == verbs_exchange.MAGIC
+        assert older.recv(21, socket.MSG_WAITALL)[:4] == verbs_handshake.MAGIC
         assert older.recv(1) == b""
     assert pairs.connected == []
 
@@ -182,14 +182,14 @@ def test_an_owner_of_an_older_version_is_a_typed_error() -> None:
 
 
 def test_a_proof_cannot_be_used_twice(address: str, pairs: Pairs) -> None:
-    keys = exchange.proof_keys(KEYS, TOKEN, address)
+    keys = handshake.proof_keys(KEYS, TOKEN, address)
     sent = []
     with connect_raw(address) as first:
-        hello = verbs_exchange.MAGIC + b"\1" + b"n" * 16
+        hello = verbs_handshake.MAGIC + b"\1" + b"n" * 16
         first.sendall(hello)
         greetings = hello + first.recv(21)
-        own = MINE + verbs_exchange.NOBODY
-        sent.append(own + exchange.prove_by_each(keys, b"initiator", greetings, own))
+        own = MINE + verbs_handshake.NOBODY
+        sent.append(own + handshake.prove_by_each(keys, b"initiator", greetings, own))
         first.sendall(sent[0])
         assert first.recv(ENDPOINT.size)[:4] == THEIRS[:4]
     with connect_raw(address) as second:
@@ -231,7 +231,7 @@ def test_an_owner_without_a_queue_pair_to_spare_hangs_up(address: str, pairs: Pa
 
 def test_the_end_of_the_owner_is_seen(pairs: Pairs) -> None:
     listener, address = bind(None, f"skipper-test-end-{os.getpid()}")
-    server = Server(listener, address, TOKEN, lambda: KEYS, (0,), pairs)
+    server = QueuePairServer(listener, address, TOKEN, lambda: KEYS, (0,), pairs)
     connection, *_ = dial(address, TOKEN, KEYS, {0: MINE}, soon())
     server.close()
     assert hung_up(connection)
@@ -248,8 +248,8 @@ def test_an_impostor_without_the_token_is_found_out() -> None:
         connection, _ = listener.accept()
         with connection:
             connection.recv(21)
-            connection.sendall(verbs_exchange.MAGIC + b"\1" + b"i" * 16)
-            connection.recv(ENDPOINT.size + len(verbs_exchange.NOBODY) + exchange.PROOFS_BYTES)
+            connection.sendall(verbs_handshake.MAGIC + b"\1" + b"i" * 16)
+            connection.recv(ENDPOINT.size + len(verbs_handshake.NOBODY) + handshake.PROOFS_BYTES)
             connection.sendall(THEIRS + b"\0" * 32)
             connection.recv(1)
 

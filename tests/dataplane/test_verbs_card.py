@@ -5,17 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from skipper.dataplane import DescriptorError, empty_array, process
+from skipper.dataplane import DescriptorError, empty_array
+from skipper.dataplane.backends.verbs.card import VerbsCard, pack_body, parse_section, remote_of
 from skipper.dataplane.backends.verbs.device import Atomics
-from skipper.dataplane.backends.verbs.keys import Contact, pack_body, parse_contact, remote_of
 from skipper.dataplane.buffer import RDMABuffer
 from skipper.dataplane.handle import VERBS, Card, Handle
+from tests.handles import parsed
 
-CONTACT = Contact(bytes(16), 1 << 40, (7,), Atomics.DEVICE, "tcp:10.0.0.1:4791")
+CONTACT = VerbsCard(bytes(16), 1 << 40, (7,), Atomics.DEVICE, "tcp:10.0.0.1:4791")
 
 
-def handle(contact: Contact, body: bytes) -> Handle:
-    made = process.current().export(RDMABuffer(empty_array(100, np.uint8))._registration)  # type: ignore[arg-type]
+def handle(contact: VerbsCard, body: bytes) -> Handle:
+    made, _, _ = parsed(RDMABuffer(empty_array(100, np.uint8)).serialize())
     card = Card.make(made.card.owner, made.card.page_token, {VERBS: contact.pack()})
     return dataclasses.replace(made, card=card, sections={VERBS: body})
 
@@ -25,7 +26,7 @@ def handle(contact: Contact, body: bytes) -> Handle:
 )
 def test_a_contact_is_read_back(address: str) -> None:
     contact = dataclasses.replace(CONTACT, address=address)
-    assert parse_contact(contact.pack()) == contact
+    assert parse_section(contact.pack()) == contact
 
 
 @pytest.mark.parametrize(
@@ -34,12 +35,12 @@ def test_a_contact_is_read_back(address: str) -> None:
 )
 def test_an_address_that_no_socket_takes_is_refused(address: str) -> None:
     with pytest.raises(DescriptorError):
-        parse_contact(dataclasses.replace(CONTACT, address=address).pack())
+        parse_section(dataclasses.replace(CONTACT, address=address).pack())
 
 
 def test_memory_and_pages_where_none_can_be_are_refused() -> None:
     with pytest.raises(DescriptorError):
-        parse_contact(dataclasses.replace(CONTACT, page=(1 << 63) - 8).pack())
+        parse_section(dataclasses.replace(CONTACT, page=(1 << 63) - 8).pack())
     assert remote_of(handle(CONTACT, pack_body(1 << 41, (7,)))).address == 1 << 41
     with pytest.raises(DescriptorError):
         remote_of(handle(CONTACT, pack_body((1 << 63) - 50, (7,))))

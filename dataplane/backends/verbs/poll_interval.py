@@ -1,58 +1,62 @@
 """How often the daemon thread of the verbs backend looks after the runs that nobody waits for.
 
-To be woken for each run would cost that run more than the device does. So the thread looks by itself, the less often
-the longer it finds that others see to everything, and rests when nothing happens at all.
+To wake the thread for each run would cost that run more than the device does. So the thread looks by itself. It looks
+less often the longer it finds that other threads do all the work, and it rests when nothing happens at all.
 """
 
 import math
 import threading
 from typing import Any
 
-from skipper.dataplane.backends.verbs.link import Run, deadline_of
+from skipper.dataplane.backends.verbs.connection import PostedRun, deadline_of
 
 _GRACE_S = 0.01  # a run that is this old and that nobody waits for is led by the daemon thread
 _SLOWEST_S = 0.08
 
 
-class Pace:
-    """For one thread that looks and others that call it. All methods are for holders of the lock."""
+class PollInterval:
+    """For one thread that looks and others that call it. All methods are for holders of the lock.
+
+    Attributes:
+        seconds: To sleep between two looks; infinity until the thread is called.
+    """
 
     def __init__(self, lock: Any) -> None:
         """Begin quickly; the lock is one that conditions can have."""
         self._called = threading.Condition(lock)
-        self._seconds = _GRACE_S  # to sleep between two looks; infinity until called
+        self.seconds = _GRACE_S
         self._busy = False  # whether a run has begun since the last look
 
-    def begun(self, run: Run) -> None:
+    def begun(self, run: PostedRun) -> None:
         """A run is under way."""
         self._busy = True
-        if self._seconds > _SLOWEST_S or not run.attended or run.timeout < self._seconds:
+        if self.seconds > _SLOWEST_S or not run.attended or run.timeout < self.seconds:
             self.call()
 
     def left_alone(self) -> None:
         """A thread that others have relied on leads no more."""
-        if self._seconds > _GRACE_S:
+        if self.seconds > _GRACE_S:
             self.call()
 
     def call(self) -> None:
         """Have the thread look soon, and often."""
-        self._seconds = _GRACE_S
+        self.seconds = _GRACE_S
         self._called.notify()
 
     def quicken(self) -> None:
         """It has had to do something, so let it look often."""
-        self._seconds = _GRACE_S
+        self.seconds = _GRACE_S
 
     def rest(self, most: float, *, idle: bool) -> None:
         """Sleep until the next look, or a call, for `most` seconds; `idle` when no run is under way."""
-        if idle and not self._busy and self._seconds == _SLOWEST_S:
-            self._seconds = math.inf
+        if idle and not self._busy and self.seconds == _SLOWEST_S:
+            self.seconds = math.inf
         self._busy = False
-        seconds = min(self._seconds, most)
+        seconds = min(self.seconds, most)
         if not self._called.wait(None if seconds == math.inf else max(0.0, seconds)):
-            self._seconds = min(2 * self._seconds, _SLOWEST_S)
+            self.seconds = min(2 * self.seconds, _SLOWEST_S)
 
 
-def lead_from(run: Run) -> float:
+def lead_from(run: PostedRun) -> float:
     """When the daemon thread leads a run that no thread waits for."""
     return deadline_of(run) - run.timeout + (_GRACE_S if run.attended else 0.0)

@@ -1,4 +1,4 @@
-"""The conversations before a connection over UCX's TCP or verbs, as targets call them: strangers on either side.
+"""The handshakes before a connection over UCX's TCP or verbs, as targets call them: strangers on either side.
 
 What comes from who knows the secrets is tried, too: a first byte of an input says whether its proofs are good.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from skipper.dataplane.backends import socket_filter
-from skipper.dataplane.backends.exchange import (
+from skipper.dataplane.backends.handshake import (
     DIGEST_BYTES,
     PROOFS_BYTES,
     bind,
@@ -25,12 +25,12 @@ from skipper.dataplane.backends.exchange import (
 )
 from skipper.dataplane.backends.own_sockets import Place, as_ipv6
 from skipper.dataplane.backends.ucx import admission as ucx_admission
-from skipper.dataplane.backends.ucx import admission_server
 from skipper.dataplane.backends.ucx.admission import FOUND, PLACES, Admission, Contact, pack_places
-from skipper.dataplane.backends.verbs import exchange
-from skipper.dataplane.backends.verbs import server as verbs_server
+from skipper.dataplane.backends.ucx.admission_server import AdmissionServer
+from skipper.dataplane.backends.verbs import handshake
+from skipper.dataplane.backends.verbs import handshake_server as verbs_server
 from skipper.dataplane.backends.verbs.device import ENDPOINT
-from skipper.dataplane.backends.verbs.exchange import NOBODY, Endpoints, by_rail, dial
+from skipper.dataplane.backends.verbs.handshake import NOBODY, Endpoints, by_rail, dial
 from skipper.dataplane.errors import TransferError, TransferTimeoutError
 from tests.fuzz.mutation import join_parts, numbers_of, split_parts
 from tests.fuzz.verdicts import Broken
@@ -54,7 +54,7 @@ def _heard(connection: socket.socket) -> int:
     return count
 
 
-# The exchange before queue pairs
+# The handshake before queue pairs
 
 
 class _Pairs:
@@ -78,7 +78,7 @@ class _Pairs:
 def _verbs_owner() -> tuple[str, _Pairs]:
     pairs = _Pairs()
     listener, address = bind(None, f"skipper-fuzz-{os.getpid()}")
-    verbs_server.Server(listener, address, TOKEN, lambda: KEYS, _RAILS, pairs)
+    verbs_server.QueuePairServer(listener, address, TOKEN, lambda: KEYS, _RAILS, pairs)
     return address, pairs
 
 
@@ -99,9 +99,9 @@ def meet_owner(data: bytes) -> None:
 
 def meet_owner_seeds() -> Iterator[bytes]:
     """An initiator's two messages; it has no proof."""
-    hello = exchange.HELLO.pack(exchange.MAGIC, 3, bytes(16))
+    hello = handshake.HELLO.pack(handshake.MAGIC, 3, bytes(16))
     yield join_parts(hello, bytes(2 * ENDPOINT.size + len(NOBODY) + PROOFS_BYTES))
-    yield join_parts(exchange.HELLO.pack(exchange.MAGIC, 0, bytes(16)))
+    yield join_parts(handshake.HELLO.pack(handshake.MAGIC, 0, bytes(16)))
 
 
 def meet_initiator(data: bytes) -> None:
@@ -111,10 +111,10 @@ def meet_initiator(data: bytes) -> None:
     name = f"skipper-fuzz-initiator-{os.getpid()}"
 
     def answer(connection: socket.socket) -> None:
-        said = connection.recv(exchange.HELLO.size, socket.MSG_WAITALL) + hello
+        said = connection.recv(handshake.HELLO.size, socket.MSG_WAITALL) + hello
         connection.sendall(hello)
-        if knows and len(hello) == exchange.HELLO.size:
-            _, bits, _ = exchange.HELLO.unpack(hello)
+        if knows and len(hello) == handshake.HELLO.size:
+            _, bits, _ = handshake.HELLO.unpack(hello)
             rails = sum(bits >> rail & 1 for rail in _RAILS)
             said += connection.recv(rails * ENDPOINT.size + len(NOBODY), socket.MSG_WAITALL)
             connection.recv(PROOFS_BYTES, socket.MSG_WAITALL)
@@ -159,17 +159,17 @@ def _answering(name: str, answer: Callable[[socket.socket], None]) -> Iterator[N
 def meet_initiator_seeds() -> Iterator[bytes]:
     """An owner's words, of one that knows the secret and of one that does not."""
     endpoints = ENDPOINT.pack(6, 7, b"t" * 16, 8, 9, 10, 0) * 2
-    hello = exchange.HELLO
+    hello = handshake.HELLO
     for knows in (b"\0", b"\1"):
-        yield knows + join_parts(hello.pack(exchange.MAGIC, 3, bytes(16)), endpoints)
-        yield knows + join_parts(hello.pack(exchange.MAGIC, 1, bytes(16)), endpoints[: ENDPOINT.size])
+        yield knows + join_parts(hello.pack(handshake.MAGIC, 3, bytes(16)), endpoints)
+        yield knows + join_parts(hello.pack(handshake.MAGIC, 1, bytes(16)), endpoints[: ENDPOINT.size])
 
 
 def read_endpoints(data: bytes) -> None:
     """Endpoints of a peer, cut up by rail."""
     (count,), rest = numbers_of(data, 65)
     by_rail(rest, range(count))
-    exchange.bits_of(range(count))
+    handshake.bits_of(range(count))
 
 
 # The same with somebody in between
@@ -183,11 +183,11 @@ def _verbs_owner_behind() -> tuple[str, _Pairs]:
     """Whose handles name the place of who sits in between."""
     pairs = _Pairs()
     listener, address = bind(None, f"skipper-fuzz-behind-{os.getpid()}")
-    verbs_server.Server(listener, f"unix:{_BETWEEN}", TOKEN, lambda: KEYS, _RAILS, pairs)
+    verbs_server.QueuePairServer(listener, f"unix:{_BETWEEN}", TOKEN, lambda: KEYS, _RAILS, pairs)
     return address, pairs
 
 
-def change_exchange(data: bytes) -> None:
+def change_handshake(data: bytes) -> None:
     """Both sides are real and belong together; somebody in between changes bytes of either."""
     address, pairs = _verbs_owner_behind()
     pairs.connected.clear()
@@ -197,7 +197,7 @@ def change_exchange(data: bytes) -> None:
         changes[whose % 2, place] = changes.get((whose % 2, place), 0) ^ by
     mine = {rail: ENDPOINT.pack(1, 2, b"m" * 16, 3, 4, 5, 0) for rail in _RAILS}
 
-    hello, endpoints = exchange.HELLO.size, len(_RAILS) * ENDPOINT.size
+    hello, endpoints = handshake.HELLO.size, len(_RAILS) * ENDPOINT.size
     signed_nbytes = hello + endpoints + len(NOBODY), hello + endpoints + DIGEST_BYTES
     altered = {key for key, by in changes.items() if by and key[1] < signed_nbytes[key[0]]}
     open_to_owner = not any(whose == 0 or place < hello for whose, place in altered)
@@ -236,10 +236,10 @@ def _relay(sides: tuple[socket.socket, socket.socket], changes: dict[tuple[int, 
         return bytes(words)
 
     for speaker in (0, 1):
-        greeting = pass_message(speaker, exchange.HELLO.size)
-        if len(greeting) < exchange.HELLO.size:
+        greeting = pass_message(speaker, handshake.HELLO.size)
+        if len(greeting) < handshake.HELLO.size:
             return
-        _, bits, _ = exchange.HELLO.unpack(greeting)
+        _, bits, _ = handshake.HELLO.unpack(greeting)
         rails[1 - speaker] = sum(bits >> rail & 1 for rail in _RAILS)
     meeting_nbytes = rails[0] * ENDPOINT.size + len(NOBODY) + PROOFS_BYTES
     if len(pass_message(0, meeting_nbytes)) < meeting_nbytes:
@@ -249,7 +249,7 @@ def _relay(sides: tuple[socket.socket, socket.socket], changes: dict[tuple[int, 
     pass_message(1, rails[1] * ENDPOINT.size + DIGEST_BYTES)
 
 
-def change_exchange_seeds() -> Iterator[bytes]:
+def change_handshake_seeds() -> Iterator[bytes]:
     """Nothing is changed, and each of the four messages is; and what one side has of rails."""
     yield b""
     for whose, place in ((0, 10), (1, 10), (0, 21), (1, 21), (0, 200), (1, 110), (0, 4), (1, 4)):
@@ -261,11 +261,11 @@ def change_exchange_seeds() -> Iterator[bytes]:
 
 
 @cache
-def _ucx_owner() -> admission_server.Server:
+def _ucx_owner() -> AdmissionServer:
     """A port that stands for UCX's: nobody accepts there."""
     listener = socket.create_server(("127.0.0.1", 0))
     socket_filter.admit(listener, ())
-    return admission_server.Server([listener], "127.0.0.1", lambda: KEYS, within_host=False)
+    return AdmissionServer([listener], "127.0.0.1", lambda: KEYS, within_host=False)
 
 
 _visits = itertools.count()
@@ -290,7 +290,7 @@ def ask_for_admission(data: bytes) -> None:
         heard += _heard(visitor)
     if not knows and heard > ucx_admission.HELLO.size:
         raise Broken(f"a stranger was told {heard} bytes")
-    if not server._thread.is_alive():
+    if not server.alive:
         raise Broken("nobody answers any more who asks to be let in")
 
 

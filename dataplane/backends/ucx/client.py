@@ -1,4 +1,4 @@
-"""A worker of UCX for what this process initiates, with the thread that drives what nobody else does."""
+"""A worker of UCX for what this process initiates, with a thread that drives what no other thread does."""
 
 import threading
 import time
@@ -17,30 +17,30 @@ _LOOK_S = 0.1  # between two looks at whether the owners of what is under way st
 
 
 class Driven(Protocol):
-    """What a lane drives."""
+    """What the thread of a client worker drives."""
 
     batch: "_ucp.Batch"
     deadline: float
 
     def claim(self) -> bool:
-        """Whether the caller is the one that may drive it."""
+        """Whether the caller may drive it: only one thread may."""
 
     def settle(self) -> None:
         """Called when the batch is over."""
 
     def look(self) -> None:
-        """Called now and then before that: see to the same where there is nobody any more to answer."""
+        """Called now and then before that, to end the batch if its owner is gone."""
 
     def expire(self) -> None:
-        """Called once when the deadline has passed: see to it that the batch comes to an end soon."""
+        """Called once when the deadline has passed: make the batch end soon."""
 
 
-class Lane:
-    """One worker. Its thread starts with the first batch that is handed to it; thread-safe.
+class ClientWorker:
+    """One worker. Its thread starts with the first batch that is handed to it. Thread-safe.
 
     Attributes:
         worker: It.
-        running: What a batch has for its result while it is not over.
+        running: The result of a batch that is not over.
         sources: The addresses from which it connects over TCP.
     """
 
@@ -57,7 +57,7 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     def adopt(self, run: Driven) -> None:
-        """Let the lane's thread drive a run to its end."""
+        """Have this worker's thread drive a run to its end."""
         with self._condition:
             self._inbox.append(run)
             if self._thread is None:
@@ -67,7 +67,7 @@ class Lane:
         self.worker.wake()
 
     def join(self, user: object) -> Callable[[], object]:
-        """Note that a connection uses it, until that is no more or calls what this returns."""
+        """Count a connection that uses it, until that is collected or calls what this returns."""
         with self._condition:
             self._users += 1
         leave = weakref.finalize(user, self._left)
@@ -80,7 +80,7 @@ class Lane:
             self._condition.notify()
 
     def retire(self) -> None:
-        """Another one takes its place. It ends, with its worker, once no connection uses it."""
+        """Another one takes its place. The thread and the worker end once no connection uses them."""
         self.worker.retire()
         with self._condition:
             self._retired = True

@@ -1,6 +1,6 @@
-"""How two processes tell each other their queue pairs: a short, authenticated conversation over a stream socket.
+"""How two processes tell each other their queue pairs: a handshake over a stream socket.
 
-This file has what is said, and the initiator's side of it; the owner's is `verbs_server`.
+This file has what is said, and the initiator's side of it; the owner's is `handshake_server`.
 
 The owner listens on a unix socket without a file (an abstract name, reachable on its host only), or on the TCP address
 that `configure(verbs={"listen": ...})` names. All messages have a fixed size, nothing is unpickled.
@@ -30,10 +30,9 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from skipper.dataplane.backends import exchange
-from skipper.dataplane.backends.exchange import DIGEST_BYTES, proof_keys, prove_by_each, proved_by
+from skipper.dataplane.backends.handshake import Handshake
 from skipper.dataplane.backends.verbs.device import ENDPOINT
-from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
+from skipper.dataplane.errors import TransferError
 
 NOBODY = bytes(16)
 """Name of a connection that does not exist."""
@@ -42,7 +41,7 @@ HELLO = struct.Struct("<4sB16s")
 MAGIC = b"SKv4"
 
 Endpoints = Mapping[int, bytes]
-"""What one side must know of the other, by rail; see `verbs_device.ENDPOINT`."""
+"""What one side must know of the other, by rail; see `device.ENDPOINT`."""
 
 
 class Dialled(NamedTuple):
@@ -75,7 +74,7 @@ def dial(
     Args:
         address: Where it listens.
         token: Of the handle.
-        wire_up_keys: One of which the owner has, too; see `exchange.WireUpKeys`.
+        wire_up_keys: One of which the owner has, too; see `handshake.WireUpKeys`.
         endpoints: Of this side, on the rails that it would use.
         deadline: On CLOCK_MONOTONIC.
         replaces: Name of an earlier connection to this owner, over which nothing must arrive any more.
@@ -86,46 +85,22 @@ def dial(
             another version. Or both sides have no rail in common.
         TransferTimeoutError: The deadline (CLOCK_MONOTONIC) passed.
     """
+    shake = Handshake(address, token, wire_up_keys, deadline)
     try:
-        connection = exchange.socket_for(address)
-    except OSError as error:  # no file descriptor is left
-        raise TransferError(f"no socket for a connection to {address}: {error}", status=error.errno) from error
-    try:
-        exchange.set_timeout(connection, deadline)
-        connection.connect(exchange.target(address))
-        name = secrets.token_bytes(len(NOBODY))
-        mine = HELLO.pack(MAGIC, bits_of(endpoints), name)
-        connection.sendall(mine)
-        theirs = exchange.receive(connection, HELLO.size, deadline)
-        magic, bits, _ = HELLO.unpack(theirs)
-        if magic != MAGIC:
-            raise TransferError(f"who listens on {address} is no owner of buffers of this version of Skipper")
-        used = tuple(rail for rail in endpoints if bits >> rail & 1)
-        if not used:
-            raise TransferError("the owner uses other RDMA ports, none of those that would be tried from here")
-        keys = proof_keys(wire_up_keys, token, address)
-        own = b"".join(endpoints[rail] for rail in used) + replaces
-        said = mine + theirs + own
-        connection.sendall(own + prove_by_each(keys, b"initiator", said))
-        answer = exchange.receive(connection, len(used) * ENDPOINT.size + DIGEST_BYTES, deadline)
-        other, proof = answer[:-DIGEST_BYTES], answer[-DIGEST_BYTES:]
-        key = proved_by(proof, keys, b"owner", said, other)
-        if key is None:
-            raise TransferError(f"who listens on {address} is not the owner that the handle names")
-    except TimeoutError:
-        connection.close()
-        raise TransferTimeoutError(f"the deadline passed before the owner had answered on {address}") from None
-    except ConnectionRefusedError:
-        connection.close()
-        raise OwnerDiedError(f"nobody listens on {address} any more: the owner is gone") from None
-    except OSError as error:
-        connection.close()
-        raise TransferError(f"no connection to the owner on {address}: {error}", status=error.errno) from error
+        with shake.errors():
+            name = secrets.token_bytes(len(NOBODY))
+            _, bits, _ = HELLO.unpack(shake.greet(HELLO.pack(MAGIC, bits_of(endpoints), name), MAGIC))
+            used = tuple(rail for rail in endpoints if bits >> rail & 1)
+            if not used:
+                raise TransferError("the owner uses other RDMA ports, none of those that would be tried from here")
+            shake.say(b"initiator", b"".join(endpoints[rail] for rail in used) + replaces)
+            other = shake.hear(b"owner", len(used) * ENDPOINT.size)
+            assert shake.key is not None
     except BaseException:
-        connection.close()
+        shake.close()
         raise
-    connection.setblocking(False)
-    return Dialled(connection, by_rail(other, used), name, key)
+    shake.socket.setblocking(False)
+    return Dialled(shake.socket, by_rail(other, used), name, shake.key)
 
 
 def hung_up(connection: socket.socket) -> bool:

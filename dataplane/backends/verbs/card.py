@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from skipper.dataplane.backends.base import Remote
-from skipper.dataplane.backends.exchange import TOKEN_BYTES
+from skipper.dataplane.backends.handshake import TOKEN_BYTES
 from skipper.dataplane.backends.verbs.device import Atomics
 from skipper.dataplane.backends.verbs.port import MOST_PORTS
 from skipper.dataplane.epochs import PAGE_BYTES, WORD
@@ -21,7 +21,7 @@ _DAMAGED = "this buffer handle has a damaged section for verbs"
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class Rkeys:
     """What an owner's devices want to see, one per rail: the keys of the memory and of its epoch page."""
 
     memory: tuple[int, ...]
@@ -29,7 +29,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Contact:
+class VerbsCard:
     """The verbs section of a card.
 
     Attributes:
@@ -58,7 +58,7 @@ def pack_body(begin: int, keys: tuple[int, ...]) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def parse_contact(section: bytes) -> Contact:
+def parse_section(section: bytes) -> VerbsCard:
     """How to reach the owner of a card.
 
     Raises:
@@ -75,16 +75,16 @@ def parse_contact(section: bytes) -> Contact:
         raise DescriptorError(_DAMAGED)
     if not 0 < rails <= MOST_PORTS or atomics not in Atomics._value2member_map_ or page + PAGE_BYTES > ADDRESSES:
         raise DescriptorError(_DAMAGED)
-    return Contact(token, page, _unpack_keys(section[_CARD.size : end]), Atomics(atomics), address)
+    return VerbsCard(token, page, _unpack_keys(section[_CARD.size : end]), Atomics(atomics), address)
 
 
-def contact_of(card: Card) -> Contact:
+def verbs_card_of(card: Card) -> VerbsCard:
     """The verbs section of a card that has one.
 
     Raises:
         DescriptorError: It is damaged.
     """
-    return parse_contact(card.sections[VERBS])
+    return parse_section(card.sections[VERBS])
 
 
 def remote_of(handle: Handle) -> Remote:
@@ -93,7 +93,7 @@ def remote_of(handle: Handle) -> Remote:
     Raises:
         DescriptorError: The handle's section is damaged, or its numbers contradict each other.
     """
-    contact, section = contact_of(handle.card), handle.sections[VERBS]
+    contact, section = verbs_card_of(handle.card), handle.sections[VERBS]
     if (handle.slot + 1) * WORD > PAGE_BYTES:
         raise DescriptorError(f"the handle of {handle} reaches beyond the owner's memory")
     if len(section) != _BODY.size + len(contact.page_keys) * _KEY.size:
@@ -101,7 +101,7 @@ def remote_of(handle: Handle) -> Remote:
     (begin,) = _BODY.unpack_from(section)
     if begin + handle.total > ADDRESSES:
         raise DescriptorError(_DAMAGED)
-    keys = Keys(_unpack_keys(section[_BODY.size :]), contact.page_keys)
+    keys = Rkeys(_unpack_keys(section[_BODY.size :]), contact.page_keys)
     return Remote(handle, begin, contact.page + handle.slot * WORD, keys)
 
 

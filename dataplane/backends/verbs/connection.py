@@ -1,0 +1,237 @@
+"""What a transfer is posted on.
+
+A *rail* is a port that this process uses, with the queue that its requests complete on. Rails of two processes that
+talk to each other are paired by their number.
+
+A connection to an owner has one *send queue*, that of a queue pair, on each rail that both sides have. What is posted
+on a send queue completes in order, so a completion speaks of the oldest chain. *Credits* (the attributes `room`) keep
+queue pairs and completion queues from overflowing.
+"""
+
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from skipper.dataplane.backends.verbs.chain import RequestChain
+from skipper.dataplane.backends.verbs.completions import Completions
+from skipper.dataplane.backends.verbs.device import Device, QueuePair, pyverbs
+from skipper.dataplane.backends.verbs.port import VerbsPort
+from skipper.dataplane.backends.verbs.rdma_cm import ConnectionManager
+from skipper.dataplane.errors import BackendUnavailableError
+
+FLUSHED = 5
+"""IBV_WC_WR_FLUSH_ERR: the queue pair failed before this request had its turn."""
+EXPIRED = -1
+"""Ours: the deadline of the run passed."""
+
+NO_WAY = frozenset({2, 12})
+"""Statuses of the device that speak of the way rather than of the request: own link down, no answer."""
+
+
+class PostedRun(Protocol):
+    """One start of a transfer, as the engine sees it.
+
+    Attributes:
+        timeout: Seconds from its submission.
+        deadline: On CLOCK_MONOTONIC; None until somebody needs it.
+        attended: Whether a thread is likely to wait for it.
+        connection: What it is posted on; None while there is none.
+        outstanding: Its chains that are posted and not complete.
+        over: Whether it needs nothing any more.
+    """
+
+    timeout: float
+    deadline: float | None
+    attended: bool
+    connection: "VerbsConnection | None"
+    outstanding: int
+    over: bool
+
+    def rails(self) -> Iterable[int]:
+        """Those that this phase has chains for."""
+
+    def next_chain(self, rail: int) -> RequestChain | None:
+        """What to post next on a rail in this phase; the same one until `posted`."""
+
+    def posted(self, rail: int) -> None:
+        """That chain was posted."""
+
+    def all_posted(self) -> bool:
+        """Whether this phase has no chain left for any rail."""
+
+    def phase_over(self) -> bool:
+        """All chains of the phase are complete; whether another one follows. Called with the engine's lock."""
+
+    def finish(self) -> None:
+        """It is over: report. Called without the lock, unless it was over before `VerbsEngine.start` returned."""
+
+    def failed(self, status: int) -> None:
+        """Its connection is gone: report, or begin again. Called without the lock, in a thread that may wait."""
+
+
+class Rail:
+    """A port in use, opened.
+
+    Attributes:
+        index: Its place among those of this process; peers know it by that too.
+        device: The opened port.
+        manager: Connects peers' queue pairs, where that is left to rdma_cm.
+        completions: Where requests of this process complete.
+        room: How many more can.
+        queues: The send queues in use, by the number of their queue pair.
+        starved: Send queues that wait for that room.
+    """
+
+    def __init__(self, index: int, port: VerbsPort, options: Mapping[str, Any]) -> None:
+        """Open the port.
+
+        Raises:
+            BackendUnavailableError: It cannot be opened.
+        """
+        self.index = index
+        self.device = device = Device(port, options)
+        try:
+            self.completions = Completions(device)
+            # Peers' requests complete at the peers.
+            self._passive = pyverbs("cq").CQ(device.context, 1)
+        except (device.error, OSError) as error:
+            raise BackendUnavailableError(f"RDMA device {port} cannot be used: {error}") from error
+        self.manager = ConnectionManager(device) if options.get("rdma_cm") else None
+        device.manager_port = 0 if self.manager is None else self.manager.port
+        self.room = device.completions
+        self.queues: dict[int, SendQueue] = {}
+        self.starved: list[SendQueue] = []
+
+    def pair(self) -> QueuePair:
+        """A queue pair to send from.
+
+        Raises:
+            TransferError: The device has none left.
+        """
+        return self.device.queue_pair(self.completions.queue, depth=self.device.depth)
+
+    def passive_pair(self) -> QueuePair:
+        """A queue pair that only serves a peer.
+
+        Raises:
+            TransferError: The device has none left.
+        """
+        return self.device.queue_pair(self._passive, depth=1)
+
+
+class SendQueue:
+    """The send queue of one queue pair of a connection.
+
+    Attributes:
+        serial: What its completions bear, since a queue pair's number is given again to a later one.
+        room: How many more requests it holds.
+        in_flight: The runs of what is posted, with the number of requests, oldest first.
+        waiting: Runs with chains that are not posted.
+    """
+
+    __slots__ = ("connection", "in_flight", "pair", "rail", "room", "serial", "waiting")
+
+    def __init__(self, connection: "VerbsConnection", rail: Rail, pair: QueuePair) -> None:
+        self.connection = connection
+        self.rail = rail
+        self.pair = pair
+        self.serial = secrets.randbits(63) | 1
+        self.room = rail.device.depth
+        self.in_flight: deque[tuple[PostedRun, int]] = deque()
+        self.waiting: deque[PostedRun] = deque()
+
+
+class VerbsConnection:
+    """A connection to an owner that this process initiated.
+
+    Attributes:
+        queues: Its send queues, by the index of their rail.
+        rails: These indices.
+        socket: Its end tells either side that the other one is gone.
+        name: For the connection that replaces it.
+        alive: Whether it can be used.
+        failed_rail: The rail that had no way to the owner, and made it fail.
+        widen_at: When to try the rails that it lacks; None where it has all of them.
+    """
+
+    def __init__(self, pairs: Mapping[Rail, QueuePair], tie: socket.socket, name: bytes) -> None:
+        """Take over connected queue pairs, one for each rail in use, and the socket that was used for that."""
+        self.queues = {rail.index: SendQueue(self, rail, pair) for rail, pair in pairs.items()}
+        self.rails = tuple(self.queues)
+        self.socket = tie
+        self.name = name
+        self.alive = True
+        self.failed_rail: int | None = None
+        self.widen_at: float | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way on it."""
+        return not any(queue.in_flight or queue.waiting for queue in self.queues.values())
+
+
+class SoleRun:
+    """Stands for a run of only one chain, while the thread that posted it looks whether it is over already.
+
+    Most short transfers are: then no run has to be made for them. A `PostedRun` takes its place otherwise.
+    """
+
+    __slots__ = ("attended", "connection", "deadline", "outstanding", "over", "run", "timeout")
+
+    def __init__(self) -> None:
+        self.timeout = 0.0
+        self.deadline: float | None = 0.0
+        self.attended = True
+        self.connection: VerbsConnection | None = None
+        self.outstanding = 1
+        self.over = False
+        self.run: PostedRun | None = None
+
+    def rails(self) -> Iterable[int]:
+        """None: it is posted."""
+        return ()
+
+    def next_chain(self, rail: int) -> RequestChain | None:
+        """None."""
+
+    def posted(self, rail: int) -> None:
+        """Never."""
+
+    def all_posted(self) -> bool:
+        """It is."""
+        return True
+
+    def phase_over(self) -> bool:
+        """It has only one."""
+        return False
+
+    def finish(self) -> None:
+        """Nobody waits for it."""
+
+    def failed(self, status: int) -> None:
+        """See `PostedRun`."""
+        if self.run is not None:
+            self.run.failed(status)
+
+
+def deadline_of(run: PostedRun) -> float:
+    """Its deadline; infinity while it needs none."""
+    return float("inf") if run.deadline is None else run.deadline
+
+
+def set_deadline(run: PostedRun) -> None:
+    """Fix it when it is first needed: some clocks cost more than the short transfers that never need it."""
+    if run.deadline is None:
+        run.deadline = time.monotonic() + run.timeout
+
+
+def tell_failed(runs: Iterable[PostedRun], status: int, culprit: PostedRun | None) -> None:
+    """Tell runs that their connection is gone: the culprit why, the others that they had no turn.
+
+    None waits beyond its own deadline. In this order none makes another one late.
+    """
+    for run in sorted(runs, key=deadline_of):
+        run.failed(status if run is culprit else FLUSHED)
