@@ -43,12 +43,12 @@ from skipper.tensor_engine.script.compiled import CompiledFunction, compile
 from skipper.tensor_engine.script.fetch import Fetched, fetch_first, fetch_shard, inspect, show
 from skipper.tensor_engine.script.grad_function import grad_function
 from skipper.tensor_engine.script.opaque import OpaqueModule, OpaqueObject, opaque_method
-from skipper.tensor_engine.script.opaque_ref import OpaqueRef
 from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, process_group
 from skipper.tensor_engine.script.remote import Remote, call_on_shard_and_fetch, remote
 from skipper.tensor_engine.script.session import shutdown
 from skipper.tensor_engine.script.streams import Stream, get_active_stream
 from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.shared.opaque_ref import OpaqueRef
 
 tensor.connect(issue.dispatch, issue.drop, fetch_first)
 activation.connect(issue.dispatch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -14,11 +14,27 @@ from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import LocalTensorError
 from skipper.tensor_engine.script import activation
 from skipper.tensor_engine.script.instruction_stream import Lane
-from skipper.tensor_engine.script.opaque_ref import OpaqueRef
-from skipper.tensor_engine.script.process_groups import RemoteProcessGroup
+from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, stand_in
 from skipper.tensor_engine.script.tensor import Tensor, Value, refuse_mixture, value_of
+from skipper.tensor_engine.shared.opaque_ref import OpaqueRef
+from skipper.tensor_engine.shared.remote_functions import GROUP, VALUE, unpack
 
-_INPUT, _GROUP = "input", "group"
+
+class OpaqueHandle(OpaqueRef):
+    """The script's reference to objects that the workers have under a number.
+
+    Attributes:
+        remote_value: the number, and where they are.
+    """
+
+    __slots__ = ("remote_value",)
+
+    def __init__(self, value: Value) -> None:
+        super().__init__()
+        self.remote_value = value
+
+    def __repr__(self) -> str:
+        return f"<OpaqueRef on {self.remote_value.mesh!r}>"
 
 
 class Packed:
@@ -59,7 +75,7 @@ class Packed:
 
     def load(self, stand_ins: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments again, with other things in place of the values, and process groups that do nothing."""
-        return unpack(self.data, stand_ins, RemoteProcessGroup.stand_in)
+        return unpack(self.data, stand_ins, stand_in)
 
     def place(self, what: str) -> tuple[Lane, ProcMesh]:
         """Where it runs: where its tensors are, or on the active mesh.
@@ -105,20 +121,6 @@ def place_of(values: Sequence[Value], what: str) -> tuple[Lane, ProcMesh]:
     return first.lane, first.mesh
 
 
-def unpack(
-    data: bytes, inputs: Sequence[Any], group_of: Callable[[RemoteProcessGroup], Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that `Packed` packed.
-
-    Args:
-        data: as packed.
-        inputs: what to put in place of the values.
-        group_of: makes a process group of what stands for it.
-    """
-    args, kwargs = _Unpickler(io.BytesIO(data), inputs, group_of).load()
-    return args, kwargs
-
-
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed
     def __init__(self, sink: io.BytesIO, packed: Packed) -> None:
         super().__init__(sink, protocol=5)
@@ -133,13 +135,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not
                     "function: make it on the mesh, by torch.tensor(data) under `with mesh.activate():`, or bring it "
                     "there, by to_mesh(tensor, mesh)"
                 )
-            return _INPUT, self._number(obj, value_of(obj), obj)
-        if isinstance(obj, OpaqueRef) and obj._value is not None:
-            obj._value.check()
-            return _INPUT, self._number(obj, obj._value, None)
+            return VALUE, self._number(obj, value_of(obj), obj)
+        if isinstance(obj, OpaqueHandle):
+            obj.remote_value.check()
+            return VALUE, self._number(obj, obj.remote_value, None)
         if isinstance(obj, RemoteProcessGroup):
             self._packed.groups.append(obj)
-            return _GROUP, obj.told()
+            return GROUP, obj.spec
         return None
 
     def _number(self, obj: object, value: Value, tensor: Tensor | None) -> int:
@@ -149,18 +151,3 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not
             self._packed.values.append(value)
             self._packed.tensors.append(tensor)
         return number
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(
-        self, source: io.BytesIO, inputs: Sequence[Any], group_of: Callable[[RemoteProcessGroup], Any]
-    ) -> None:
-        super().__init__(source)
-        self._inputs = inputs
-        self._group_of = group_of
-
-    def persistent_load(self, found: tuple[str, Any]) -> Any:
-        kind, what = found
-        if kind == _INPUT:
-            return self._inputs[what]
-        return self._group_of(RemoteProcessGroup.of(what))

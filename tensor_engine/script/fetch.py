@@ -162,7 +162,7 @@ def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
         answers = [ask(value, rank, "skipper.tensor_engine.worker.data:small")]
     if strict:
         answers += [
-            ask(value, other, "skipper.tensor_engine.script.fetch:is_there")
+            ask(value, other, "skipper.tensor_engine.worker.data:is_there")
             for other in range(len(value.lane.ranks))
             if other != rank
         ]
@@ -179,11 +179,6 @@ def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
         return memory if buffer is not None else tensor_of(first, meta.dtype, meta.shape)
 
     return Fetched(answers, open_answers)
-
-
-def is_there(worker: object, value: object, argument: None) -> bool:
-    """Whether the worker has a value; poison is answered before this is asked."""
-    return value is not None
 
 
 def mesh_rank(mesh: ProcMesh, coordinates: Mapping[str, int]) -> int:

@@ -13,14 +13,23 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from skipper.control import Endpoint, ProcMesh
 from skipper.tensor_engine.script.activation import no_mesh
-from skipper.tensor_engine.script.arguments import Packed
-from skipper.tensor_engine.script.expectation import INPUT as GIVEN_INPUT
-from skipper.tensor_engine.script.expectation import TENSOR, Expected, as_described, expect
+from skipper.tensor_engine.script.arguments import OpaqueHandle, Packed
+from skipper.tensor_engine.script.expectation import Expected, as_described, expect
 from skipper.tensor_engine.script.fetch import Fetched, ask, mesh_rank, open_answer
 from skipper.tensor_engine.script.instruction_stream import Lane
 from skipper.tensor_engine.script.issue import issue_call
-from skipper.tensor_engine.script.opaque_ref import OPAQUE_META, OpaqueRef, refer_to
-from skipper.tensor_engine.worker.user_code import ANSWER, EXPECTED, IGNORED, WHOLE, Source, Task, is_worker, resolve
+from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META
+from skipper.tensor_engine.shared.remote_functions import (
+    ANSWER,
+    EXPECTED,
+    IGNORED,
+    INPUT,
+    TENSOR,
+    WHOLE,
+    Source,
+    Task,
+)
+from skipper.tensor_engine.worker.user_code import is_worker, resolve
 
 Propagate = Callable[..., Any] | Literal["cached", "mocked", "inspect"] | None
 
@@ -185,13 +194,13 @@ def give(packed: Packed, expected: Expected, made: Sequence[Any]) -> Any:
     fresh = iter(made)
     found: list[Any] = []
     for kind, base in expected.kinds:
-        if kind == GIVEN_INPUT:
+        if kind == INPUT:
             assert base is not None  # by `Kind`
             found.append(packed.tensors[base])
             continue
         each = next(fresh)
         if kind != TENSOR:
-            found.append(refer_to(each._value))
+            found.append(OpaqueHandle(each._value))
             continue
         if base is not None:
             each._value.storage = packed.values[base].storage
@@ -292,6 +301,3 @@ def _is(module: str, name: str, wanted: Sequence[object]) -> bool:
     for each in name.split("."):
         found = getattr(found, each, None)
     return any(found is each for each in wanted)
-
-
-__all__ = ["OpaqueRef", "Remote", "call_on_shard_and_fetch", "remote"]

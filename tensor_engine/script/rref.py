@@ -15,10 +15,10 @@ from skipper.tensor_engine.script.arguments import Packed
 from skipper.tensor_engine.script.expectation import Expected, expect
 from skipper.tensor_engine.script.instruction_stream import Lane
 from skipper.tensor_engine.script.issue import issue_call
-from skipper.tensor_engine.script.opaque_ref import OPAQUE_META
 from skipper.tensor_engine.script.remote import give, look_at, take_apart
+from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META
+from skipper.tensor_engine.shared.remote_functions import EXPECTED, IGNORED, WHOLE, Task
 from skipper.tensor_engine.worker.handover import Order, in_actor, in_async_actor
-from skipper.tensor_engine.worker.user_code import EXPECTED, IGNORED, WHOLE, Task
 
 _CACHED = 4096
 """Kinds of calls whose results are remembered."""

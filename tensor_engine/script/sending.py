@@ -13,8 +13,8 @@ from skipper.tensor_engine.script.arguments import Packed
 from skipper.tensor_engine.script.instruction_stream import Lane
 from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.script.rref import is_on_all, new_number, refuse_place, turn
+from skipper.tensor_engine.shared.remote_functions import IGNORED, Task
 from skipper.tensor_engine.worker import handover
-from skipper.tensor_engine.worker.user_code import IGNORED, Task
 
 
 def send(endpoint: Endpoint[..., Any], adverb: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -26,9 +26,9 @@ from skipper.tensor_engine.script.results import (
     put_together,
     seal,
 )
+from skipper.tensor_engine.script.segments import segments_of
 from skipper.tensor_engine.script.tensor import Storage, Tensor, Value, wrap
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.program import segments_of
 from skipper.tensor_engine.shared.stacks import Replayed, Stack, capture
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from skipper.control import ActorMesh, Channel, ControlError, Future, PortReceiver, context
-from skipper.tensor_engine.script.arguments import unpack
-from skipper.tensor_engine.script.process_groups import WorkerGroups
+from skipper.tensor_engine.shared.remote_functions import Task, unpack
 from skipper.tensor_engine.worker.calls import Call
 from skipper.tensor_engine.worker.device import adopt, follow, mark, move_to
 from skipper.tensor_engine.worker.heap import Poison
 from skipper.tensor_engine.worker.interpreter import Interpreter
+from skipper.tensor_engine.worker.process_groups import WorkerGroups
 from skipper.tensor_engine.worker.rendezvous_point import Key, Meeting, fail, forget, meet, settle
-from skipper.tensor_engine.worker.user_code import Task, use
+from skipper.tensor_engine.worker.user_code import use
 
 
 @dataclass(frozen=True, slots=True)

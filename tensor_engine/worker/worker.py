@@ -6,12 +6,12 @@ from typing import Any
 
 from skipper.control import Actor, Port, context, endpoint
 from skipper.tensor_engine.shared.encoding import unpack_code, unpack_constants, unpack_definitions
-from skipper.tensor_engine.shared.seeds import seed_worker
 from skipper.tensor_engine.worker import rendezvous_point
 from skipper.tensor_engine.worker.device import choose
 from skipper.tensor_engine.worker.heap import Poison, forget_heap, heap_of
 from skipper.tensor_engine.worker.interpreter import Interpreter, resolve
 from skipper.tensor_engine.worker.lending import use_own_cuda_stream
+from skipper.tensor_engine.worker.random_state import seed_worker
 
 
 class Worker(Actor):
