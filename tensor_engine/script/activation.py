@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import NoActiveMeshError
-from skipper.tensor_engine.script.instruction_stream import MAIN, Lane, StreamKey
+from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, StreamKey
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.script.tensor import Tensor
 
@@ -21,14 +21,14 @@ class Active:
 
     Attributes:
         mesh: as it was activated.
-        lane: to its workers, on the active stream.
+        instruction_stream: to its workers, on the active stream.
     """
 
-    __slots__ = ("lane", "mesh")
+    __slots__ = ("instruction_stream", "mesh")
 
-    def __init__(self, mesh: ProcMesh, lane: Lane) -> None:
+    def __init__(self, mesh: ProcMesh, instruction_stream: InstructionStream) -> None:
         self.mesh = mesh
-        self.lane = lane
+        self.instruction_stream = instruction_stream
 
 
 class _Here(threading.local):
@@ -131,7 +131,7 @@ def activate(mesh: ProcMesh, stream: StreamKey | None = None) -> Iterator[ProcMe
     """
     before, before_stream = _here.active, _here.stream
     key = before_stream if stream is None else stream
-    active = Active(mesh, session_of(mesh).lane(mesh, key))
+    active = Active(mesh, session_of(mesh).instruction_stream(mesh, key))
     # One mode is enough, and a second would take what the first one does itself.
     mode_before = _here.mode
     mode = _here.mode = mode_before or _Mode(_dispatch)
@@ -150,7 +150,7 @@ def activate_stream(stream: StreamKey) -> Iterator[None]:
     """Make a stream the active one of this thread, on the active mesh and on those that are activated within."""
     before, before_stream = _here.active, _here.stream
     if before is not None:
-        _set(Active(before.mesh, before.lane.session.lane(before.mesh, stream)))
+        _set(Active(before.mesh, before.instruction_stream.session.instruction_stream(before.mesh, stream)))
     _here.stream = stream
     try:
         yield

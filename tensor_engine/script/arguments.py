@@ -13,7 +13,7 @@ import torch
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import LocalTensorError
 from skipper.tensor_engine.script import activation
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, stand_in
 from skipper.tensor_engine.script.tensor import Tensor, Value, refuse_mixture, value_of
 from skipper.tensor_engine.shared.opaque_ref import OpaqueRef
@@ -77,7 +77,7 @@ class Packed:
         """The arguments again, with other things in place of the values, and process groups that do nothing."""
         return unpack(self.data, stand_ins, stand_in)
 
-    def place(self, what: str) -> tuple[Lane, ProcMesh]:
+    def place(self, what: str) -> tuple[InstructionStream, ProcMesh]:
         """Where it runs: where its tensors are, or on the active mesh.
 
         Raises:
@@ -85,10 +85,10 @@ class Packed:
             StreamMismatchError: they are not all of one stream.
             NoActiveMeshError: there are none, and no mesh is active.
         """
-        lane, mesh = place_of(self.values, what)
+        instruction_stream, mesh = place_of(self.values, what)
         for group in self.groups:
-            group.check(lane, mesh)
-        return lane, mesh
+            group.check(instruction_stream, mesh)
+        return instruction_stream, mesh
 
     def pattern(self) -> tuple[object, ...]:
         """What the metadata of results can depend on; hashable."""
@@ -105,20 +105,20 @@ class Packed:
         return (self.data, alike)
 
 
-def place_of(values: Sequence[Value], what: str) -> tuple[Lane, ProcMesh]:
-    """The lane and the mesh that values have in common; those that are active if there are none.
+def place_of(values: Sequence[Value], what: str) -> tuple[InstructionStream, ProcMesh]:
+    """The instruction stream and the mesh that values have in common; those that are active if there are none.
 
     Raises:
         As `Packed.place`.
     """
     if not values:
         active = activation.require_active(what)
-        return active.lane, active.mesh
+        return active.instruction_stream, active.mesh
     first = values[0]
     for other in values:
-        if other.lane is not first.lane:
+        if other.instruction_stream is not first.instruction_stream:
             refuse_mixture(f"{what}: arguments", first, other)
-    return first.lane, first.mesh
+    return first.instruction_stream, first.mesh
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed

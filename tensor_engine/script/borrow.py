@@ -15,7 +15,7 @@ from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.script.tensor import Tensor, Value, value_of
 
 if TYPE_CHECKING:
-    from skipper.tensor_engine.script.instruction_stream import Lane
+    from skipper.tensor_engine.script.instruction_stream import InstructionStream
     from skipper.tensor_engine.script.streams import Stream
 
 _numbers = itertools.count(1 << 40)  # calls of actors' endpoints, which meet at the same places, count from 1
@@ -33,8 +33,8 @@ class Borrow:
         recording.refuse("a borrow", "borrow what the compiled function needs before its call")
         self._source = source = value_of(tensor)
         self._mutable = mutable
-        lender, borrower = source.lane.stream.name, stream.name
-        if source.lane.stream == stream.key:
+        lender, borrower = source.instruction_stream.stream.name, stream.name
+        if source.instruction_stream.stream == stream.key:
             raise StreamMismatchError(f"the tensor belongs to the stream {borrower!r} already")
         if mutable:
             source.storage.refuse_change()
@@ -43,18 +43,18 @@ class Borrow:
                     "what a borrower changes is unseen by autograd: borrow tensor.detach(), or do it under "
                     "torch.no_grad()"
                 )
-        session = source.lane.session
-        self._lane = session.lane(source.mesh, stream.key)
+        session = source.instruction_stream.session
+        self._instruction_stream = session.instruction_stream(source.mesh, stream.key)
         self._number = next(_numbers)
-        self._tell("lend", source.lane, source)
+        self._tell("lend", source.instruction_stream, source)
         # What waits for it must not hold it up.
         with session.lock:
-            source.lane.flush()
+            source.instruction_stream.flush()
         (taken,) = issue_call(
             "skipper.tensor_engine.worker.lending:take",
             (),
             (source.meta,),
-            lane=self._lane,
+            instruction_stream=self._instruction_stream,
             mesh=source.mesh,
             name="borrow",
             constant=self._number,
@@ -89,7 +89,8 @@ class Borrow:
         source, borrowed = self._source, self._borrowed
         if borrowed.storage.lent:
             raise BorrowedTensorError(
-                f"the tensor has been lent on by the stream {self._lane.stream.name!r}: that borrow has to end first"
+                f"the tensor has been lent on by the stream {self._instruction_stream.stream.name!r}: that borrow "
+                "has to end first"
             )
         self._is_over = True
         source.storage.lent -= 1
@@ -98,14 +99,14 @@ class Borrow:
             if not source.storage.keeps_frozen:
                 source.storage.frozen = None
         borrowed.storage.barred = BorrowedTensorError("the tensor was borrowed, and has been given back")
-        session = self._lane.session
-        if session.is_closed or self._lane.lost is not None:
+        session = self._instruction_stream.session
+        if session.is_closed or self._instruction_stream.lost is not None:
             return  # there is nobody left to whom it matters
-        self._tell("give_back", self._lane, borrowed)
-        self._lane.freed.append(borrowed.ref)
+        self._tell("give_back", self._instruction_stream, borrowed)
+        self._instruction_stream.freed.append(borrowed.ref)
         with session.lock:
-            self._lane.flush()
-        self._tell("get_back", source.lane, source)
+            self._instruction_stream.flush()
+        self._tell("get_back", source.instruction_stream, source)
 
     def __enter__(self) -> Tensor:
         return self.tensor
@@ -119,18 +120,18 @@ class Borrow:
     def __del__(self) -> None:
         if not self._is_over:
             warnings.warn(
-                f"a tensor of the stream {self._source.lane.stream.name!r} was borrowed and never given back: it stays "
-                "lent. Use `with stream.borrow(tensor) as x:`, or call drop()",
+                f"a tensor of the stream {self._source.instruction_stream.stream.name!r} was borrowed and never given "
+                "back: it stays lent. Use `with stream.borrow(tensor) as x:`, or call drop()",
                 ResourceWarning,
                 stacklevel=2,
             )
 
-    def _tell(self, what: str, lane: Lane, value: Value) -> None:
+    def _tell(self, what: str, instruction_stream: InstructionStream, value: Value) -> None:
         issue_call(
             f"skipper.tensor_engine.worker.lending:{what}",
             (value,),
             (),
-            lane=lane,
+            instruction_stream=instruction_stream,
             mesh=value.mesh,
             name="borrow",
             constant=self._number,
@@ -147,7 +148,7 @@ class _Lent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        if value_of(grad).lane.stream == ctx.stream.key:
+        if value_of(grad).instruction_stream.stream == ctx.stream.key:
             return grad, None
         with ctx.stream.borrow(grad) as lent:
             return lent.clone(), None

@@ -28,7 +28,7 @@ def rank_tensor(mesh: ProcMesh, axis: str) -> Tensor:
 
 def rank_tensors(mesh: ProcMesh, axes: tuple[str, ...] | None = None) -> dict[str, Tensor]:
     """`ProcMesh.rank_tensors`."""
-    lane = session_of(mesh).lane(mesh, activation.current_stream())
+    instruction_stream = session_of(mesh).instruction_stream(mesh, activation.current_stream())
     tensors: dict[str, Tensor] = {}
     for axis in mesh.extent if axes is None else axes:
         if axis not in mesh.extent:
@@ -38,7 +38,7 @@ def rank_tensors(mesh: ProcMesh, axes: tuple[str, ...] | None = None) -> dict[st
             "skipper.tensor_engine.worker.data:place",
             (),
             (metadata((), torch.int64),),
-            lane=lane,
+            instruction_stream=instruction_stream,
             mesh=mesh,
             name=f"rank_tensor({axis!r})",
             static=places,

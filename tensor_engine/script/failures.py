@@ -48,7 +48,7 @@ class Failures:
 
     def add(self, poison: Poison) -> None:
         """Take note of what a worker reports."""
-        key = (poison.lane, poison.sequence, poison.step)
+        key = (poison.instruction_stream, poison.sequence, poison.step)
         with self._lock:
             failure = self._failed.get(key)
             if failure is None:
@@ -61,7 +61,7 @@ class Failures:
     def error(self, poison: Poison) -> RemoteError:
         """What to raise where somebody meets poison, who has seen the failure then."""
         self.add(poison)
-        key = (poison.lane, poison.sequence, poison.step)
+        key = (poison.instruction_stream, poison.sequence, poison.step)
         with self._lock:
             failure = self._failed.get(key)
             if failure is not None:
@@ -92,8 +92,8 @@ class Failures:
             _log.error("%d more reports of failures are not listed", more)
 
     def _stack(self, key: tuple[int, int, int | None]) -> Stack | None:
-        lane, sequence, _ = key
-        for known in list(self._session.lanes.values()):
-            if known.number == lane:
+        instruction_stream, sequence, _ = key
+        for known in list(self._session.instruction_streams.values()):
+            if known.number == instruction_stream:
                 return known.stack_of(sequence)
         return None

@@ -42,7 +42,7 @@ def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[T
         torch.get_default_dtype(),
     ]
     if active is not None:
-        key += (active.mesh, active.lane)
+        key += (active.mesh, active.instruction_stream)
     tensors: list[Tensor] = []
     for argument in args:
         _look(argument, key, tensors, with_grad)
@@ -69,7 +69,7 @@ def _look(argument: Any, key: list[Any], tensors: list[Tensor], with_grad: bool)
         value = argument._value
         if value.barred is not None or value.storage.barred is not None:
             value.check()
-        key += (value.meta, value.lane, value.mesh)
+        key += (value.meta, value.instruction_stream, value.mesh)
         tensors.append(argument)
         if not argument.requires_grad:
             return

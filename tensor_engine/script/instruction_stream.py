@@ -1,4 +1,4 @@
-"""`Lane`: the way of instructions to some workers of one stream: in order, in batches, kept until acknowledged."""
+"""`InstructionStream`: instructions to some workers on one stream, in order, in batches, kept until acknowledged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class StreamKey:
-    """A stream, by which lanes are told apart.
+    """A stream, by which instruction streams are told apart.
 
     Attributes:
         number: unique in the session; 0 is the main one.
@@ -49,7 +49,7 @@ class StreamKey:
 MAIN = StreamKey(0, "main")
 
 
-class Lane:
+class InstructionStream:
     """Instructions to some workers, on one stream. All of it happens under the lock of the session.
 
     Attributes:
@@ -151,7 +151,7 @@ class Lane:
             self.put(site, outputs, inputs, (constant,), depth=4)
 
     def one(self, position: int) -> Any:
-        """The worker at this place of the lane, as a mesh of one."""
+        """The worker at this place of the instruction stream, as a mesh of one."""
         known = self._ones.get(position)
         if known is None:
             known = self._ones[position] = self.actors.slice(**self.actors.extent.point(position))

@@ -13,7 +13,7 @@ from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import LocalTensorError
 from skipper.tensor_engine.script import activation, recording, tensor
 from skipper.tensor_engine.script.dispatch_key import PLAIN, Facts, Special, note_aliases, walk
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.propagation import NEW, SAME, SEQUENCE, CallSite, propagate
 from skipper.tensor_engine.script.session import all_sessions
 from skipper.tensor_engine.script.tensor import Tensor, Value, refuse_mixture, value_of, wrap
@@ -70,10 +70,10 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
     if tensors:
         value = tensors[0]._value
-        lane, mesh = value.lane, value.mesh
+        instruction_stream, mesh = value.instruction_stream, value.mesh
         for each in tensors:
             value = each._value
-            if value.lane is not lane:
+            if value.instruction_stream is not instruction_stream:
                 refuse_mixture(f"{_name(func)}: tensors", tensors[0]._value, value)
             if value.barred is not None or value.storage.barred is not None:
                 value.check()
@@ -83,7 +83,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         active = activation.current()
         if active is None:
             return func(*args, **kwargs)  # under no_mesh
-        lane, mesh = active.lane, active.mesh
+        instruction_stream, mesh = active.instruction_stream, active.mesh
     if (recorder := recording.current) is not None:
         for each in tensors:
             recorder.note_tensor(each)
@@ -100,17 +100,19 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     single = site.single
     if single is not None:
         meta, base = single
-        result = wrap(Value(new_ref(), meta, lane, mesh, None if base is None else tensors[base]._value.storage))
-        lane.put(site, (result._value.ref,), inputs, constants, 3)
+        result = wrap(
+            Value(new_ref(), meta, instruction_stream, mesh, None if base is None else tensors[base]._value.storage)
+        )
+        instruction_stream.put(site, (result._value.ref,), inputs, constants, 3)
         return result
     if site.same is not None:
-        lane.put(site, (), inputs, constants, 3)
+        instruction_stream.put(site, (), inputs, constants, 3)
         return tensors[site.same]
     outputs = [
-        Value(new_ref(), meta, lane, mesh, None if base is None else tensors[base]._value.storage)
+        Value(new_ref(), meta, instruction_stream, mesh, None if base is None else tensors[base]._value.storage)
         for meta, base in site.outputs
     ]
-    lane.put(site, [value.ref for value in outputs], inputs, constants, 3)
+    instruction_stream.put(site, [value.ref for value in outputs], inputs, constants, 3)
     for index, output in site.reshaped:
         _reshape(func, args, kwargs)
         tensors[index]._value = outputs[output]
@@ -184,9 +186,9 @@ def issue_call(
     inputs: Sequence[Tensor | Value],
     outputs: Sequence[Metadata],
     *,
-    lane: Lane,
+    instruction_stream: InstructionStream,
     mesh: ProcMesh,
-    owner: Lane | None = None,
+    owner: InstructionStream | None = None,
     name: str | None = None,
     static: Hashable = None,
     constant: object = None,
@@ -194,15 +196,15 @@ def issue_call(
     sees_poison: bool = False,
     writes: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Have the workers of a lane call a function of this package, in its turn among the operations.
+    """Have the workers of an instruction stream call a function of this package, in its turn among the operations.
 
     Args:
         function: where it lies, ``module:name`` (see `calls.Call.function` for how it is called).
-        inputs: its inputs; a worker of the lane that does not have one gets None for it.
+        inputs: its inputs; a worker of the instruction stream that does not have one gets None for it.
         outputs: what is known of the tensors that it makes.
-        lane: whose workers call it.
+        instruction_stream: whose workers call it.
         mesh: those workers as the user laid them out, which is the mesh of the outputs.
-        owner: the lane of the outputs, where only some of the workers have any; ``mesh`` is of these then.
+        owner: the instruction stream of the outputs, where only some workers have any; ``mesh`` is of these then.
         name: for people; the function's own when None.
         static: for `calls.Call.static`; sent once, and part of the key by which the site is remembered.
         constant: sent with the instruction; anything that can be pickled.
@@ -243,17 +245,17 @@ def issue_call(
         site = _remember(key, CallSite(form, call, [(meta, None) for meta in outputs], (SEQUENCE, (list, ()))))
     else:
         site.is_in_use = True
-    made = [Value(new_ref(), meta, owner or lane, mesh) for meta in outputs]
+    made = [Value(new_ref(), meta, owner or instruction_stream, mesh) for meta in outputs]
     refs, given = [value.ref for value in made], [value.ref for value in values]
     if has_constant:
-        lane.put_call(site, refs, given, constant)
+        instruction_stream.put_call(site, refs, given, constant)
     else:
-        lane.put(site, refs, given, (), 3)
+        instruction_stream.put(site, refs, given, (), 3)
     return [wrap(value) for value in made]
 
 
-def ship(data: torch.Tensor, *, lane: Lane, mesh: ProcMesh) -> Tensor:
-    """Send a tensor of the script to all workers of a lane; it is copied before this returns."""
+def ship(data: torch.Tensor, *, instruction_stream: InstructionStream, mesh: ProcMesh) -> Tensor:
+    """Send a tensor of the script to all workers of an instruction stream; it is copied before this returns."""
     source = data.detach()
     device = source.device
     meta = metadata_of(source).contiguous()
@@ -263,7 +265,7 @@ def ship(data: torch.Tensor, *, lane: Lane, mesh: ProcMesh) -> Tensor:
         "skipper.tensor_engine.worker.data:receive",
         (),
         (meta,),
-        lane=lane,
+        instruction_stream=instruction_stream,
         mesh=mesh,
         name="a tensor from the script",
         static=(meta.dtype, meta.shape, device.type),
@@ -280,7 +282,7 @@ def _lift(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     active = activation.current()
     if active is None:
         return func(*args, **kwargs)
-    return ship(data, lane=active.lane, mesh=active.mesh)
+    return ship(data, instruction_stream=active.instruction_stream, mesh=active.mesh)
 
 
 def _detach(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -335,4 +337,4 @@ def drop(value: Value) -> None:
 
     if value.barred is None:
         value.barred = DroppedTensorError("this tensor has been dropped: its memory on the workers is gone")
-        value.lane.freed.append(value.ref)
+        value.instruction_stream.freed.append(value.ref)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import MeshMismatchError
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.plans import mesh_axes
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.shared.remote_functions import ProcessGroupSpec
@@ -43,13 +43,13 @@ class RemoteProcessGroup:
         """The number of members."""
         return len(self._spec.groups[0])
 
-    def check(self, lane: Lane, mesh: ProcMesh) -> None:
-        """See whether a function that runs on a lane can use it.
+    def check(self, instruction_stream: InstructionStream, mesh: ProcMesh) -> None:
+        """See whether a function that runs on an instruction stream can use it.
 
         Raises:
             MeshMismatchError: a member does not take part, or somebody who takes part is no member.
         """
-        here = {worker_number(lane.session.number, rank) for rank in lane.ranks}
+        here = {worker_number(instruction_stream.session.number, rank) for rank in instruction_stream.ranks}
         members = [set(group) for group in self._spec.groups]
         if any(group & here and not group <= here for group in members) or not here <= set().union(*members):
             raise MeshMismatchError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from skipper.tensor_engine.errors import CompileError
 
 if TYPE_CHECKING:
-    from skipper.tensor_engine.script.instruction_stream import Lane
+    from skipper.tensor_engine.script.instruction_stream import InstructionStream
     from skipper.tensor_engine.script.propagation import CallSite
     from skipper.tensor_engine.script.tensor import Storage, Tensor, Value
     from skipper.tensor_engine.shared.stacks import Stack
@@ -22,7 +22,7 @@ class Noted:
     """One instruction.
 
     Attributes:
-        lane: that it was issued on.
+        instruction_stream: that it was issued on.
         site: what is done.
         outputs: numbers of the values that come out.
         inputs: numbers of those that go in.
@@ -30,7 +30,7 @@ class Noted:
         stack: where the script issued it.
     """
 
-    lane: Lane
+    instruction_stream: InstructionStream
     site: CallSite
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
@@ -70,7 +70,7 @@ class Recorder:
 
     def note(
         self,
-        lane: Lane,
+        instruction_stream: InstructionStream,
         site: CallSite,
         outputs: Sequence[int],
         inputs: Sequence[int],
@@ -79,7 +79,7 @@ class Recorder:
     ) -> None:
         """An instruction is issued."""
         if self.is_here:
-            noted = Noted(lane, site, tuple(outputs), tuple(inputs), tuple(constants), stack)
+            noted = Noted(instruction_stream, site, tuple(outputs), tuple(inputs), tuple(constants), stack)
             self.instructions.append(noted)
 
     def note_made(self, value: Value) -> None:

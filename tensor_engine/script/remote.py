@@ -16,7 +16,7 @@ from skipper.tensor_engine.script.activation import no_mesh
 from skipper.tensor_engine.script.arguments import OpaqueHandle, Packed
 from skipper.tensor_engine.script.expectation import Expected, as_described, expect
 from skipper.tensor_engine.script.fetch import Fetched, ask, mesh_rank, open_answer
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META
 from skipper.tensor_engine.shared.remote_functions import (
@@ -66,15 +66,15 @@ class Remote:
         if is_worker():
             return resolve_given(self.__remote_function__)(*args, **kwargs)
         packed = Packed(args, kwargs)
-        lane, mesh = packed.place(self.name)
+        instruction_stream, mesh = packed.place(self.name)
         if self.propagate is None:
-            self._issue(packed, (), lane, mesh, Task(self.source, IGNORED, (), bool(packed.groups)))
+            self._issue(packed, (), instruction_stream, mesh, Task(self.source, IGNORED, (), bool(packed.groups)))
             return None
         if self.propagate == "inspect":
-            return self._inspect(packed, lane, mesh)
+            return self._inspect(packed, instruction_stream, mesh)
         expected = self._expect(packed)
         task = Task(self.source, EXPECTED, expected.kinds, bool(packed.groups))
-        made = self._issue(packed, expected.metas, lane, mesh, task, expected.writes)
+        made = self._issue(packed, expected.metas, instruction_stream, mesh, task, expected.writes)
         return give(packed, expected, made)
 
     rref = __call__
@@ -93,14 +93,14 @@ class Remote:
     def fetch(self, args: Sequence[Any], kwargs: Mapping[str, Any], shard: Mapping[str, int] | None) -> Fetched[Any]:
         """See `call_on_shard_and_fetch`."""
         packed = Packed(args, kwargs)
-        lane, mesh = packed.place(self.name)
+        instruction_stream, mesh = packed.place(self.name)
         one = mesh.slice(**mesh.extent.point(mesh_rank(mesh, shard or {})))
-        alone = lane.session.lane(one, lane.stream)
+        alone = instruction_stream.session.instruction_stream(one, instruction_stream.stream)
         for group in packed.groups:
             group.check(alone, one)
         task = Task(self.source, ANSWER, (), bool(packed.groups))
         (answer,) = self._issue(packed, (OPAQUE_META,), alone, one, task)
-        session = lane.session
+        session = instruction_stream.session
 
         @no_mesh()
         def open_answers(found: list[Any]) -> Any:
@@ -112,7 +112,7 @@ class Remote:
         self,
         packed: Packed,
         metas: Sequence[Any],
-        lane: Lane,
+        instruction_stream: InstructionStream,
         mesh: ProcMesh,
         task: Task,
         writes: tuple[int, ...] = (),
@@ -121,7 +121,7 @@ class Remote:
             "skipper.tensor_engine.worker.user_code:call",
             packed.values,
             metas,
-            lane=lane,
+            instruction_stream=instruction_stream,
             mesh=mesh,
             name=self.name,
             static=task,
@@ -145,9 +145,9 @@ class Remote:
             found = self._cache[key] = expect(self.name, run, packed, is_real=True)
         return found
 
-    def _inspect(self, packed: Packed, lane: Lane, mesh: ProcMesh) -> Any:
+    def _inspect(self, packed: Packed, instruction_stream: InstructionStream, mesh: ProcMesh) -> Any:
         task = Task(self.source, WHOLE, (), bool(packed.groups))
-        (whole,) = self._issue(packed, (OPAQUE_META,), lane, mesh, task)
+        (whole,) = self._issue(packed, (OPAQUE_META,), instruction_stream, mesh, task)
         return take_apart(self.name, whole, packed, look_at(whole))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -171,7 +171,7 @@ def look_at(whole: Any) -> Expected:
     value = whole._value
     answer = ask(value, 0, "skipper.tensor_engine.worker.user_code:describe")
     with no_mesh():
-        return as_described(pickle.loads(open_answer(value.lane.session, answer.get())))
+        return as_described(pickle.loads(open_answer(value.instruction_stream.session, answer.get())))
 
 
 def take_apart(name: str, whole: Any, packed: Packed, expected: Expected) -> Any:
@@ -181,7 +181,7 @@ def take_apart(name: str, whole: Any, packed: Packed, expected: Expected) -> Any
         "skipper.tensor_engine.worker.user_code:parts",
         (value, *packed.values),
         expected.metas,
-        lane=value.lane,
+        instruction_stream=value.instruction_stream,
         mesh=value.mesh,
         name=name,
         static=Task("", EXPECTED, expected.kinds),

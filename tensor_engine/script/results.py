@@ -10,7 +10,7 @@ import torch
 
 from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script.activation import no_mesh
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.tensor import Storage, Tensor, Value, wrap
 from skipper.tensor_engine.shared.metadata import Metadata
 
@@ -27,12 +27,12 @@ class Made:
         sealed: whether it looks as if it could be differentiated.
     """
 
-    __slots__ = ("argument", "lane", "mesh", "meta", "sealed", "slot", "storage")
+    __slots__ = ("argument", "instruction_stream", "mesh", "meta", "sealed", "slot", "storage")
 
     def __init__(self, value: Value, argument: int | None, sealed: bool, storage: int | Storage) -> None:
         self.slot = value.ref
         self.meta: Metadata = value.meta
-        self.lane: Lane = value.lane
+        self.instruction_stream: InstructionStream = value.instruction_stream
         self.mesh = value.mesh
         self.argument = argument
         self.sealed = sealed

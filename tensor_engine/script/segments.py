@@ -1,32 +1,32 @@
-"""`Segment`: instructions of a trace that go to one lane in one message, and the program that is made of them."""
+"""`Segment`: instructions of a trace that go to the same workers in one message, and the program that they make."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.recording import Noted
 from skipper.tensor_engine.shared.encoding import Form
 from skipper.tensor_engine.shared.program import Program, Step
 
 
 class Segment:
-    """Instructions of a trace that go to one lane in one message.
+    """Instructions of a trace that go to one instruction stream in one message.
 
     Attributes:
-        lane: to which they go.
+        instruction_stream: to which they go.
         instructions: in their order.
     """
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, instruction_stream: InstructionStream) -> None:
+        self.instruction_stream = instruction_stream
         self.instructions: list[Noted] = []
 
     def program(
         self, name: str, given: set[int], wanted: set[int], kept: set[int], backend: str | None = None
     ) -> Program:
-        """What the workers of the lane are told.
+        """What the workers of the instruction stream are told.
 
         Args:
             name: for people.
@@ -67,19 +67,22 @@ def segments_of(instructions: Sequence[Noted]) -> list[Segment]:
     """Cut a trace into as few segments as keep the order of instructions on every worker."""
     segments: list[Segment] = []
     for each in instructions:
-        place = _place(segments, each.lane)
+        place = _place(segments, each.instruction_stream)
         if place is None:
-            place = Segment(each.lane)
+            place = Segment(each.instruction_stream)
             segments.append(place)
         place.instructions.append(each)
     return segments
 
 
-def _place(segments: Sequence[Segment], lane: Lane) -> Segment | None:
-    """The segment to which the next instruction of a lane may be added: no later one concerns the same workers."""
+def _place(segments: Sequence[Segment], instruction_stream: InstructionStream) -> Segment | None:
+    """The segment to which the next instruction may be added: no later one concerns the same workers."""
     for segment in reversed(segments):
-        if segment.lane is lane:
+        if segment.instruction_stream is instruction_stream:
             return segment
-        if segment.lane.session is lane.session and segment.lane.members & lane.members:
+        if (
+            segment.instruction_stream.session is instruction_stream.session
+            and segment.instruction_stream.members & instruction_stream.members
+        ):
             return None
     return None

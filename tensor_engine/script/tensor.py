@@ -15,7 +15,7 @@ from skipper.tensor_engine.shared.metadata import Metadata
 
 if TYPE_CHECKING:
     from skipper.control import ProcMesh
-    from skipper.tensor_engine.script.instruction_stream import Lane
+    from skipper.tensor_engine.script.instruction_stream import InstructionStream
     from skipper.tensor_engine.script.streams import Stream
 
 _Dispatch = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
@@ -50,27 +50,34 @@ class Storage:
 
 
 class Value:
-    """A tensor on the workers of a lane, under a number; its memory there goes with this object.
+    """A tensor on the workers of an instruction stream, under a number; its memory there goes with this object.
 
     Attributes:
         ref: its number, unique in the script.
         meta: what is known of it.
-        lane: the workers that have it, and the stream to which it belongs.
+        instruction_stream: the workers that have it, and the stream to which it belongs.
         mesh: those workers as the user laid them out.
         storage: shared with its views.
         barred: why it may not be used any more, or None.
     """
 
-    __slots__ = ("__weakref__", "_freed", "barred", "lane", "mesh", "meta", "ref", "storage")
+    __slots__ = ("__weakref__", "_freed", "barred", "instruction_stream", "mesh", "meta", "ref", "storage")
 
-    def __init__(self, ref: int, meta: Metadata, lane: Lane, mesh: ProcMesh, storage: Storage | None = None) -> None:
+    def __init__(
+        self,
+        ref: int,
+        meta: Metadata,
+        instruction_stream: InstructionStream,
+        mesh: ProcMesh,
+        storage: Storage | None = None,
+    ) -> None:
         self.ref = ref
         self.meta = meta
-        self.lane = lane
+        self.instruction_stream = instruction_stream
         self.mesh = mesh
         self.storage = storage or Storage()
         self.barred: Exception | None = None
-        self._freed: deque[int] = lane.freed
+        self._freed: deque[int] = instruction_stream.freed
         if (recorder := recording.current) is not None:
             recorder.note_made(self)
 
@@ -138,7 +145,7 @@ class Tensor(torch.Tensor):
         """The stream to which it belongs."""
         from skipper.tensor_engine.script.streams import stream_of
 
-        return stream_of(self._value.lane.stream)
+        return stream_of(self._value.instruction_stream.stream)
 
     def drop(self) -> None:
         """Free the memory on the workers now; using the tensor after that is a `DroppedTensorError`.
@@ -235,7 +242,7 @@ def wrap(value: Value) -> Tensor:
 
 
 def refuse_mixture(what: str, first: Value, other: Value) -> NoReturn:
-    """Say why two values cannot meet that are not of one lane.
+    """Say why two values cannot meet that are not of one instruction stream.
 
     Args:
         what: the operation, and what of it does not go together: ``add: tensors``.
@@ -246,10 +253,11 @@ def refuse_mixture(what: str, first: Value, other: Value) -> NoReturn:
         StreamMismatchError: they are of different streams.
         MeshMismatchError: they are of different meshes.
     """
-    if other.lane.members == first.lane.members and other.lane.session is first.lane.session:
+    one, two = first.instruction_stream, other.instruction_stream
+    if one.members == two.members and one.session is two.session:
         raise StreamMismatchError(
-            f"{what} of the streams {first.lane.stream.name!r} and {other.lane.stream.name!r} meet: "
-            "borrow one for the stream of the other"
+            f"{what} of the streams {one.stream.name!r} and {two.stream.name!r} meet: borrow one for the stream of the "
+            "other"
         )
     raise MeshMismatchError(
         f"{what} of {first.mesh!r} and {other.mesh!r} meet: bring one to the mesh of the other by "

@@ -11,7 +11,7 @@ import torch
 
 from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script.guards import Surroundings
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.issue import new_ref
 from skipper.tensor_engine.script.propagation import GIVEN, CallSite
 from skipper.tensor_engine.script.recording import Recorder
@@ -33,14 +33,19 @@ from skipper.tensor_engine.shared.stacks import Replayed, Stack, capture
 
 
 class _Part:
-    """What one lane gets in a replay."""
+    """What one instruction stream gets in a replay."""
 
-    __slots__ = ("inputs", "lane", "outputs", "site", "stacks")
+    __slots__ = ("inputs", "instruction_stream", "outputs", "site", "stacks")
 
     def __init__(
-        self, lane: Lane, site: CallSite, inputs: tuple[int, ...], outputs: tuple[int, ...], stacks: list[Stack]
+        self,
+        instruction_stream: InstructionStream,
+        site: CallSite,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        stacks: list[Stack],
     ) -> None:
-        self.lane = lane
+        self.instruction_stream = instruction_stream
         self.site = site
         self.inputs = inputs
         self.outputs = outputs
@@ -95,14 +100,14 @@ class Traced:
         self._result = self._finish(tensors)
 
     def __del__(self) -> None:
-        # Only a note, as of values: the lanes tell their workers with what they send next.
+        # Only a note, as of values: the instruction streams tell their workers with what they send next.
         for part in self._parts:
-            part.lane.unused.append(part.site.number)
+            part.instruction_stream.unused.append(part.site.number)
 
     @property
-    def lanes(self) -> set[Lane]:
+    def instruction_streams(self) -> set[InstructionStream]:
         """Whose workers replay it."""
-        return {part.lane for part in self._parts}
+        return {part.instruction_stream for part in self._parts}
 
     def take_result(self) -> Any:
         """The result of the traced call; once."""
@@ -140,10 +145,10 @@ class Traced:
             stack_here.traced = part.stacks
             outputs = [new_ref() for _ in part.outputs]
             inputs = [slots[slot] for slot in part.inputs]
-            part.lane.put(part.site, outputs, inputs, replayed=stack_here, weight=len(part.stacks))
+            part.instruction_stream.put(part.site, outputs, inputs, replayed=stack_here, weight=len(part.stacks))
             slots.update(zip(part.outputs, outputs, strict=True))
-        for slot, lane in self._passing:
-            lane.freed.append(slots[slot])
+        for slot, instruction_stream in self._passing:
+            instruction_stream.freed.append(slots[slot])
         storages: dict[int, Storage] = {}
         made = [self._make(each, slots, tensors, storages) for each in self._made]
         if changed:
@@ -167,7 +172,7 @@ class Traced:
                     storage = tensors[storage]._value.storage
                 else:
                     storage = storages.get(storage) or storages.setdefault(storage, Storage())
-            value = Value(slots[each.slot], each.meta, each.lane, each.mesh, storage)
+            value = Value(slots[each.slot], each.meta, each.instruction_stream, each.mesh, storage)
         return seal(value) if each.sealed else wrap(value)
 
     def _note_gradients(
@@ -248,7 +253,7 @@ class Traced:
     def _note_kept(self, recorder: Recorder, results: list[Value]) -> list[Value]:
         """The values that the call has left behind somewhere, whether they are results or not."""
         fields = [
-            (value.ref, value.meta, value.lane, value.mesh, value.storage, _let_go(value))
+            (value.ref, value.meta, value.instruction_stream, value.mesh, value.storage, _let_go(value))
             for value in {value.ref: value for value in results}.values()  # several tensors may stand for one
             if value.ref in recorder.made
         ]
@@ -257,10 +262,10 @@ class Traced:
         alive = [value for known in recorder.made.values() if (value := known()) is not None]
         kept = {value.ref: value for value in alive if value.barred is None}
         self._results: dict[int, Value] = {}
-        for ref, meta, lane, mesh, storage, freed in fields:
+        for ref, meta, instruction_stream, mesh, storage, freed in fields:
             if ref in kept:
                 kept[ref]._freed = freed
-            self._results[ref] = kept.get(ref) or Value(ref, meta, lane, mesh, storage)
+            self._results[ref] = kept.get(ref) or Value(ref, meta, instruction_stream, mesh, storage)
         return list(kept.values())
 
     def _note_writes(self, recorder: Recorder, tensors: Sequence[Tensor]) -> None:
@@ -287,12 +292,12 @@ class Traced:
         segments = segments_of(recorder.instructions)
         results = {each.slot for each in self._made if each.argument is None}
         maker: dict[int, int] = {}
-        passing: dict[int, Lane] = {}
+        passing: dict[int, InstructionStream] = {}
         for number, segment in enumerate(segments):
             for each in segment.instructions:
                 for ref in each.inputs:
                     if ref not in kept and ref not in results and maker.get(ref, number) != number:
-                        passing[ref] = segments[maker[ref]].lane
+                        passing[ref] = segments[maker[ref]].instruction_stream
                 maker.update(dict.fromkeys(each.outputs, number))
         self._passing = list(passing.items())
         wanted = results | passing.keys()
@@ -304,7 +309,7 @@ class Traced:
             )
             site = CallSite(form, program.packed(), (), (GIVEN, None))
             stacks = [each.stack for each in segment.instructions]
-            self._parts.append(_Part(segment.lane, site, program.inputs, program.outputs, stacks))
+            self._parts.append(_Part(segment.instruction_stream, site, program.inputs, program.outputs, stacks))
 
     def _finish(self, tensors: Sequence[Tensor]) -> Any:
         """The result of the traced call, and the gradients of its arguments."""

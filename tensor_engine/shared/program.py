@@ -32,7 +32,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the workers of one lane do in a replay. Slots have the numbers that the values had in the trace.
+    """What the workers of one instruction stream do in a replay.
+
+    Slots have the numbers that the values had in the trace.
 
     Attributes:
         name: for people.

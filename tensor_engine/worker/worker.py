@@ -33,13 +33,13 @@ class Worker(Actor):
         self._interpreter = Interpreter(session, stream, here.rank, here.extent, heap_of(session), errors.send)
 
     @endpoint
-    def run(self, lane: int, first: int, definitions: bytes, code: bytes, constants: Any) -> int:
+    def run(self, instruction_stream: int, first: int, definitions: bytes, code: bytes, constants: Any) -> int:
         """Run a batch of instructions (see `Interpreter.execute`)."""
         interpreter = self._interpreter
         forgotten: list[int] = []
         if definitions:
             forgotten = interpreter.define(unpack_definitions(definitions))
-        reached = interpreter.execute(lane, first, unpack_code(code), unpack_constants(constants))
+        reached = interpreter.execute(instruction_stream, first, unpack_code(code), unpack_constants(constants))
         if forgotten:
             interpreter.forget(forgotten)
         return reached

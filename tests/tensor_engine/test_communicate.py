@@ -213,7 +213,7 @@ def failing_on(x: torch.Tensor, rank: int) -> Tensor:
         "tests.tensor_engine.on_workers:fail_on",
         (x,),
         (x._value.meta,),
-        lane=x._value.lane,
+        instruction_stream=x._value.instruction_stream,
         mesh=x.mesh,
         name="told_to_fail",
         static=rank,

@@ -102,7 +102,7 @@ def test_kinds_of_operations_that_are_in_use_are_kept(
 def test_what_is_issued_is_run_though_nothing_follows(procs: ProcMesh) -> None:
     with procs.activate():
         x = torch.ones(2)
-    way = session_of(procs).lane(procs)
+    way = session_of(procs).instruction_stream(procs)
     inspect(x)
     x.add_(1)
     while way.count:  # the flusher sends it; the time limit of the test is the bound
@@ -159,7 +159,7 @@ def test_show_prints_the_place_and_the_values(procs: ProcMesh, capsys: pytest.Ca
 def test_a_script_that_ends_reports_what_nobody_has_seen_and_does_not_end_well(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import torch\nfrom control import this_host\n"
+        "import torch\nfrom skipper.control import this_host\n"
         "procs = this_host().spawn_procs()\n"
         "with procs.activate():\n"
         "    x = torch.ones(2)[torch.tensor([5])]  # unseen\n"
