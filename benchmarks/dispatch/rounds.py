@@ -206,7 +206,8 @@ class _Work:
 
     def _ask(self, function: str, argument: int | None) -> int:
         assert isinstance(self._x, Tensor)  # it was made under activate
-        answer: int = ask(self._x._value, 0, f"skipper.benchmarks.dispatch.workers:{function}", argument).get(TIMEOUT_S)
+        there = f"skipper.benchmarks.dispatch.workers:{function}"
+        answer: int = ask(self._x.remote_value, 0, there, argument).get(TIMEOUT_S)
         return answer
 
 

@@ -15,7 +15,8 @@ from skipper.tensor_engine.errors import LocalTensorError
 from skipper.tensor_engine.script import activation
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, stand_in
-from skipper.tensor_engine.script.tensor import Tensor, Value, refuse_mixture, value_of
+from skipper.tensor_engine.script.tensor import Tensor, refuse_mixture, value_of
+from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared.opaque_ref import OpaqueRef
 from skipper.tensor_engine.shared.remote_functions import GROUP, VALUE, unpack
 

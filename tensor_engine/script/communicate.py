@@ -20,7 +20,8 @@ from skipper.tensor_engine.script import activation, recording
 from skipper.tensor_engine.script.issue import issue_call, ship
 from skipper.tensor_engine.script.plans import mesh_axes, plan_move, plan_reduction
 from skipper.tensor_engine.script.session import session_of
-from skipper.tensor_engine.script.tensor import Tensor, Value, value_of
+from skipper.tensor_engine.script.tensor import Tensor, value_of
+from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared import reductions
 from skipper.tensor_engine.shared.metadata import metadata
 from skipper.tensor_engine.worker.communication import Reduction
@@ -308,7 +309,7 @@ def _issue_part(value: Value, mesh: ProcMesh) -> Tensor:
         mesh=mesh,
         name="slice_mesh",
     )[0]
-    tensor._value.storage = value.storage
+    tensor.remote_value.storage = value.storage
     return tensor
 
 

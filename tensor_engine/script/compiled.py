@@ -18,6 +18,7 @@ from skipper.tensor_engine.script.guards import Guarding, Key, Surroundings, gra
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.recording import Recorder
 from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.script.trace_compiler import compile_trace
 from skipper.tensor_engine.script.traced import Traced
 
 P = ParamSpec("P")
@@ -80,20 +81,20 @@ class CompiledFunction(Generic[P, R]):
             if recorder.refusal is not None:
                 raise recorder.refusal
             name = getattr(self._function, "__qualname__", repr(self._function))
-            traced = Traced(name, recorder, tensors, result, before, surroundings, self._backend)
+            traced, made = compile_trace(name, recorder, tensors, result, before, surroundings, self._backend)
         if self._backend is not None:
             for instruction_stream in traced.instruction_streams:
                 self._require_backend(instruction_stream, self._backend)
         # What a first call leaves behind may be made by it alone, as the state of optimizers is: look at another one.
         if traced.leaves_more and key not in self._unsettled:
             self._unsettled.add(key)
-            return traced.take_result()
+            return made
         self._unsettled.discard(key)
         self._programs.setdefault(key, []).append(traced)
         self._order.append((key, traced))
         if len(self._order) > self._limit:
             self._drop_oldest()
-        return traced.take_result()
+        return made
 
     def _require_backend(self, instruction_stream: InstructionStream, backend: str) -> None:
         """Ask workers, once, whether they can compile."""

@@ -9,7 +9,7 @@ import torch
 
 from skipper.control import Actor, ActorMesh, Endpoint, ProcMesh
 from skipper.tensor_engine.script import activation, sending
-from skipper.tensor_engine.script.issue import issue_call
+from skipper.tensor_engine.script.issue import dispatch, issue_call
 from skipper.tensor_engine.script.rref import rref as remote_rref
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.script.tensor import Tensor
@@ -18,7 +18,7 @@ from skipper.tensor_engine.shared.metadata import metadata
 
 def activate(mesh: ProcMesh) -> AbstractContextManager[ProcMesh]:
     """`ProcMesh.activate`."""
-    return activation.activate(mesh)
+    return activation.activate(mesh, dispatch)
 
 
 def rank_tensor(mesh: ProcMesh, axis: str) -> Tensor:

@@ -15,7 +15,8 @@ from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.script import recording
 from skipper.tensor_engine.script.activation import no_mesh
 from skipper.tensor_engine.script.session import Session, home_of
-from skipper.tensor_engine.script.tensor import Value, value_of
+from skipper.tensor_engine.script.tensor import value_of
+from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.worker.data import tensor_of
 from skipper.tensor_engine.worker.heap import Poison
 
@@ -132,8 +133,7 @@ def ask(value: Value, rank: int, function: str, argument: object = None) -> Futu
     instruction_stream = value.instruction_stream
     session = instruction_stream.session
     with session.lock:
-        session.check()
-        session.turn_to(instruction_stream)
+        session.order.turn_to(instruction_stream)
         instruction_stream.flush(is_last=True)
         answer: Future[Any] = instruction_stream.one(rank).ask.call_one(function, value.ref, argument)
         return answer

@@ -11,12 +11,15 @@ import torch
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import LocalTensorError
-from skipper.tensor_engine.script import activation, recording, tensor
+from skipper.tensor_engine.script import activation, recording
+from skipper.tensor_engine.script.call_site import NEW, SAME, SEQUENCE, CallSite
 from skipper.tensor_engine.script.dispatch_key import PLAIN, Facts, Special, note_aliases, walk
+from skipper.tensor_engine.script.fetch import fetch_first
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
-from skipper.tensor_engine.script.propagation import NEW, SAME, SEQUENCE, CallSite, propagate
+from skipper.tensor_engine.script.propagation import propagate
 from skipper.tensor_engine.script.session import all_sessions
-from skipper.tensor_engine.script.tensor import Tensor, Value, refuse_mixture, value_of, wrap
+from skipper.tensor_engine.script.tensor import Tensor, refuse_mixture, value_of, wrap
+from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared.encoding import Form
 from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
 from skipper.tensor_engine.worker.calls import Call
@@ -53,7 +56,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     for position, argument in enumerate(args):
         kind = type(argument)
         if kind is Tensor:
-            key.append(argument._value.meta)
+            key.append(argument.remote_value.meta)
             tensors.append(argument)
         elif kind in PLAIN:
             key.append(kind)
@@ -69,15 +72,15 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return _local(func, args, kwargs)
 
     if tensors:
-        value = tensors[0]._value
+        value = tensors[0].remote_value
         instruction_stream, mesh = value.instruction_stream, value.mesh
         for each in tensors:
-            value = each._value
+            value = each.remote_value
             if value.instruction_stream is not instruction_stream:
-                refuse_mixture(f"{_name(func)}: tensors", tensors[0]._value, value)
+                refuse_mixture(f"{_name(func)}: tensors", tensors[0].remote_value, value)
             if value.barred is not None or value.storage.barred is not None:
                 value.check()
-        if len(tensors) > 2 or (len(tensors) == 2 and value.storage is tensors[0]._value.storage):
+        if len(tensors) > 2 or (len(tensors) == 2 and value.storage is tensors[0].remote_value.storage):
             note_aliases(tensors, key)
     else:
         active = activation.current()
@@ -86,7 +89,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         instruction_stream, mesh = active.instruction_stream, active.mesh
     if (recorder := recording.current) is not None:
         for each in tensors:
-            recorder.note_tensor(each)
+            recorder.note_tensor(each, each.remote_value)
 
     site = _sites.get(tuple(key))
     if site is None:
@@ -94,28 +97,34 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     else:
         site.is_in_use = True
     for index in site.form.writes:
-        if tensors[index]._value.storage.frozen is not None:
-            tensors[index]._value.storage.refuse_change()
-    inputs = [each._value.ref for each in tensors]
+        if tensors[index].remote_value.storage.frozen is not None:
+            tensors[index].remote_value.storage.refuse_change()
+    inputs = [each.remote_value.ref for each in tensors]
     single = site.single
     if single is not None:
         meta, base = single
-        result = wrap(
-            Value(new_ref(), meta, instruction_stream, mesh, None if base is None else tensors[base]._value.storage)
-        )
-        instruction_stream.put(site, (result._value.ref,), inputs, constants, 3)
+        storage = None if base is None else tensors[base].remote_value.storage
+        value = Value(new_ref(), meta, instruction_stream, mesh, storage)
+        result = wrap(value)
+        stack = instruction_stream.put(site, (value.ref,), inputs, constants, 3)
+        if recorder is not None:
+            recorder.note(instruction_stream, site, (value,), inputs, constants, stack)
         return result
     if site.same is not None:
-        instruction_stream.put(site, (), inputs, constants, 3)
+        stack = instruction_stream.put(site, (), inputs, constants, 3)
+        if recorder is not None:
+            recorder.note(instruction_stream, site, (), inputs, constants, stack)
         return tensors[site.same]
     outputs = [
-        Value(new_ref(), meta, instruction_stream, mesh, None if base is None else tensors[base]._value.storage)
+        Value(new_ref(), meta, instruction_stream, mesh, None if base is None else tensors[base].remote_value.storage)
         for meta, base in site.outputs
     ]
-    instruction_stream.put(site, [value.ref for value in outputs], inputs, constants, 3)
+    stack = instruction_stream.put(site, [value.ref for value in outputs], inputs, constants, 3)
+    if recorder is not None:
+        recorder.note(instruction_stream, site, outputs, inputs, constants, stack)
     for index, output in site.reshaped:
         _reshape(func, args, kwargs)
-        tensors[index]._value = outputs[output]
+        tensors[index].remote_value = outputs[output]
     return _assemble(site.result, outputs, tensors)
 
 
@@ -248,9 +257,12 @@ def issue_call(
     made = [Value(new_ref(), meta, owner or instruction_stream, mesh) for meta in outputs]
     refs, given = [value.ref for value in made], [value.ref for value in values]
     if has_constant:
-        instruction_stream.put_call(site, refs, given, constant)
+        stack = instruction_stream.put_call(site, refs, given, constant)
     else:
-        instruction_stream.put(site, refs, given, (), 3)
+        stack = instruction_stream.put(site, refs, given, (), 3)
+    if recorder is not None:
+        constants = (constant,) if has_constant else ()
+        recorder.note(instruction_stream, site, made, given, constants, stack)
     return [wrap(value) for value in made]
 
 
@@ -297,7 +309,7 @@ def _item(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     source = args[0]
     if not isinstance(source, Tensor):
         return _local(func, args, kwargs)
-    return tensor._fetch_first(value_of(source)).item()
+    return fetch_first(value_of(source)).item()
 
 
 def _here(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -329,12 +341,3 @@ _specials: dict[Any, Special] = {
     _aten.detach.default: _detach,
     _aten._local_scalar_dense.default: _item,
 }
-
-
-def drop(value: Value) -> None:
-    """Free a value now."""
-    from skipper.tensor_engine.errors import DroppedTensorError
-
-    if value.barred is None:
-        value.barred = DroppedTensorError("this tensor has been dropped: its memory on the workers is gone")
-        value.instruction_stream.freed.append(value.ref)

@@ -106,7 +106,7 @@ class Remote:
         def open_answers(found: list[Any]) -> Any:
             return pickle.loads(open_answer(session, found[0]))
 
-        return Fetched([ask(answer._value, 0, "skipper.tensor_engine.worker.user_code:take")], open_answers)
+        return Fetched([ask(answer.remote_value, 0, "skipper.tensor_engine.worker.user_code:take")], open_answers)
 
     def _issue(
         self,
@@ -168,7 +168,7 @@ def look_at(whole: Any) -> Expected:
     Raises:
         RemoteError: the function has failed there.
     """
-    value = whole._value
+    value = whole.remote_value
     answer = ask(value, 0, "skipper.tensor_engine.worker.user_code:describe")
     with no_mesh():
         return as_described(pickle.loads(open_answer(value.instruction_stream.session, answer.get())))
@@ -176,7 +176,7 @@ def look_at(whole: Any) -> Expected:
 
 def take_apart(name: str, whole: Any, packed: Packed, expected: Expected) -> Any:
     """Make tensors of a result that the workers have as a whole."""
-    value = whole._value
+    value = whole.remote_value
     made = issue_call(
         "skipper.tensor_engine.worker.user_code:parts",
         (value, *packed.values),
@@ -200,10 +200,10 @@ def give(packed: Packed, expected: Expected, made: Sequence[Any]) -> Any:
             continue
         each = next(fresh)
         if kind != TENSOR:
-            found.append(OpaqueHandle(each._value))
+            found.append(OpaqueHandle(each.remote_value))
             continue
         if base is not None:
-            each._value.storage = packed.values[base].storage
+            each.remote_value.storage = packed.values[base].storage
         found.append(each)
     return expected.assemble(found)
 

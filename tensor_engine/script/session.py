@@ -9,13 +9,16 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Mapping
+from typing import Any
 
 from skipper.control import ActorMesh, Channel, ControlError, Future, ProcMesh
 from skipper.control.model.future import unheard
 from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.script.failures import Failures
-from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, StreamKey
+from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, IssueOrder, StreamKey
 from skipper.tensor_engine.shared.rendezvous import watch
+from skipper.tensor_engine.shared.stacks import Stack
 from skipper.tensor_engine.worker.communication import worker_number
 from skipper.tensor_engine.worker.heap import Poison
 from skipper.tensor_engine.worker.worker import Worker
@@ -36,29 +39,26 @@ class Session:
     Attributes:
         number: unique among all that drive the same processes, the script and actors.
         procs: the root mesh.
-        lock: guards the instruction streams; whoever issues takes it.
-        newest: the instruction stream that got the last instruction.
-        is_flushing: whether the flusher is awake, so that it need not be woken.
+        order: of all instructions; its lock guards the instruction streams and the workers.
+        lock: that of ``order``.
+        instruction_streams: by the ranks and the stream that they are for.
         failures: what has gone wrong on the workers.
     """
 
     def __init__(self, procs: ProcMesh) -> None:
         self.number = secrets.randbits(40)
         self.procs = procs
-        self.lock = threading.RLock()
-        self.newest: InstructionStream | None = None
-        self.is_flushing = False
-        self.is_closed = False
-        self.failures = Failures(self)
-        self.instruction_streams: dict[tuple[tuple[int, ...], StreamKey], InstructionStream] = {}
+        self.order = IssueOrder()
+        self.lock = self.order.lock
+        self.instruction_streams = self.order.streams
+        self.failures = Failures(functools.partial(_stack_of, self.instruction_streams))
         self._workers: dict[StreamKey, ActorMesh[Worker]] = {}
-        self._wake = threading.Event()
         self._port, self._receiver = Channel[Poison].open()
         self._listen()
         self.workers(MAIN)
         watch(worker_number(self.number, 0), procs)
         threading.Thread(
-            target=_keep_flushing, args=(weakref.ref(self), self._wake), name="tensor-engine", daemon=True
+            target=_keep_flushing, args=(weakref.ref(self), self.order.woken), name="tensor-engine", daemon=True
         ).start()
 
     def workers(self, stream: StreamKey) -> ActorMesh[Worker]:
@@ -78,10 +78,14 @@ class Session:
         if instruction_stream is None:
             with self.lock:
                 self.check()
-                instruction_stream = self.instruction_streams.setdefault(
-                    key, InstructionStream(self, stream, mesh.ranks, self.workers(stream).over(mesh))
-                )
+                made = InstructionStream(self, self.order, stream, mesh.ranks, self.workers(stream).over(mesh))
+                instruction_stream = self.instruction_streams.setdefault(key, made)
         return instruction_stream
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been shut down."""
+        return self.order.is_closed
 
     def check(self) -> None:
         """See whether it is still open.
@@ -89,26 +93,7 @@ class Session:
         Raises:
             EngineClosedError: it is not.
         """
-        if self.is_closed:
-            raise EngineClosedError("the tensor engine of this mesh has been shut down; activate a mesh anew")
-
-    def turn_to(self, instruction_stream: InstructionStream) -> None:
-        """Send first what waits for the same workers in other instruction streams."""
-        self.check()
-        for other in list(self.instruction_streams.values()):
-            if (
-                other is not instruction_stream
-                and other.count
-                and other.stream == instruction_stream.stream
-                and other.members & instruction_stream.members
-            ):
-                other.flush()
-        self.newest = instruction_stream
-
-    def wake(self) -> None:
-        """Have the flusher look after what waits."""
-        self.is_flushing = True
-        self._wake.set()
+        self.order.check()
 
     def flush(self) -> None:
         """Send everything that waits."""
@@ -146,10 +131,10 @@ class Session:
         with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
             self.synchronize(timeout)  # who is gone, or hangs, is told of by control
         with self.lock:
-            self.is_closed = True
-            self.newest = None
+            self.order.is_closed = True
+            self.order.newest = None
             stopping = [workers.stop() for workers in self._workers.values()]
-        self._wake.set()
+        self.order.woken.set()
         self.failures.report_unobserved()
         for future in stopping:
             with contextlib.suppress(ControlError, TimeoutError), unheard():  # it was gone already
@@ -228,11 +213,17 @@ def _keep_flushing(session: weakref.ref[Session], wake: threading.Event) -> None
             if quiet == _QUIET:
                 with here.lock:
                     # From now on who issues wakes this thread; who has just done so has not.
-                    here.is_flushing = any(
-                        instruction_stream.count for instruction_stream in here.instruction_streams.values()
-                    )
-                    quiet = 0 if here.is_flushing else quiet
+                    here.order.is_flushing = any(each.count for each in here.instruction_streams.values())
+                    quiet = 0 if here.order.is_flushing else quiet
             del here
+
+
+def _stack_of(streams: Mapping[Any, InstructionStream], number: int, sequence: int) -> Stack | None:
+    """Where the script issued an instruction of the instruction stream of a number, if that is still known."""
+    for known in list(streams.values()):
+        if known.number == number:
+            return known.stack_of(sequence)
+    return None
 
 
 def _flush(session: Session, seen: dict[int, int]) -> bool:

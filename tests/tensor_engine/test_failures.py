@@ -20,7 +20,7 @@ def failing(procs: ProcMesh, x: torch.Tensor, rank: int = 0) -> Tensor:
     """Twice ``x``; fails on one rank."""
     assert isinstance(x, Tensor)
     instruction_stream = session_of(procs).instruction_stream(procs)
-    meta = x._value.meta
+    meta = x.remote_value.meta
     where = "tests.tensor_engine.on_workers:fail_on"
     return issue_call(
         where, (x,), (meta,), instruction_stream=instruction_stream, mesh=procs, name="double", static=rank
@@ -79,7 +79,7 @@ def test_a_call_gives_each_rank_what_it_returns_and_nothing_where_it_returns_non
     with procs.activate():
         x = torch.ones(2) * procs.rank_tensor("gpus")
     assert isinstance(x, Tensor)
-    instruction_stream, meta = session_of(procs).instruction_stream(procs), x._value.meta
+    instruction_stream, meta = session_of(procs).instruction_stream(procs), x.remote_value.meta
     where = "tests.tensor_engine.on_workers:transposed"
     both, first = issue_call(
         where,

@@ -67,7 +67,7 @@ def test_a_worker_that_dies_before_or_while_a_group_connects_is_named_to_the_oth
 ) -> None:
     with procs.activate():
         x = torch.ones(8)
-    instruction_stream, meta = x._value.instruction_stream, x._value.meta
+    instruction_stream, meta = x.remote_value.instruction_stream, x.remote_value.meta
     instruction_stream.session.synchronize(PATIENCE_S)
     issue_call(
         f"tests.tensor_engine.on_workers:{how}",
