@@ -35,23 +35,22 @@ from skipper.tensor_engine.errors import (
     TensorEngineError,
     UnreachableMembersError,
 )
-from skipper.tensor_engine.script import activation, issue, random, tensor
-from skipper.tensor_engine.script.activation import get_active_mesh, no_mesh
-from skipper.tensor_engine.script.borrow import Borrow
+from skipper.tensor_engine.script import random
+from skipper.tensor_engine.script.activation import get_active_mesh, get_active_stream, no_mesh
 from skipper.tensor_engine.script.communicate import all_to_all, reduce, reduce_, slice_mesh, to_mesh
 from skipper.tensor_engine.script.compiled import CompiledFunction, compile
-from skipper.tensor_engine.script.fetch import Fetched, fetch_first, fetch_shard, inspect, show
+from skipper.tensor_engine.script.fetch import Fetched, fetch_shard, inspect, show
 from skipper.tensor_engine.script.grad_function import grad_function
 from skipper.tensor_engine.script.opaque import OpaqueModule, OpaqueObject, opaque_method
-from skipper.tensor_engine.script.opaque_ref import OpaqueRef
 from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, process_group
 from skipper.tensor_engine.script.remote import Remote, call_on_shard_and_fetch, remote
 from skipper.tensor_engine.script.session import shutdown
-from skipper.tensor_engine.script.streams import Stream, get_active_stream
+from skipper.tensor_engine.script.streams import Borrow, Stream
 from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.script.wiring import wire
+from skipper.tensor_engine.shared.opaque_ref import OpaqueRef
 
-tensor.connect(issue.dispatch, issue.drop, fetch_first)
-activation.connect(issue.dispatch)
+wire()
 
 __all__ = [
     # tensors

@@ -192,13 +192,22 @@ class _Work:
 
     def _call(self, function: str, constant: float | None = None, *, mesh: ProcMesh | None = None) -> None:
         mesh = mesh or self._few
-        lane = session_of(mesh).lane(mesh)
+        instruction_stream = session_of(mesh).instruction_stream(mesh)
         path = f"skipper.benchmarks.dispatch.workers:{function}"
-        issue_call(path, (), (), lane=lane, mesh=mesh, constant=constant, has_constant=constant is not None)
+        issue_call(
+            path,
+            (),
+            (),
+            instruction_stream=instruction_stream,
+            mesh=mesh,
+            constant=constant,
+            has_constant=constant is not None,
+        )
 
     def _ask(self, function: str, argument: int | None) -> int:
         assert isinstance(self._x, Tensor)  # it was made under activate
-        answer: int = ask(self._x._value, 0, f"skipper.benchmarks.dispatch.workers:{function}", argument).get(TIMEOUT_S)
+        there = f"skipper.benchmarks.dispatch.workers:{function}"
+        answer: int = ask(self._x.remote_value, 0, there, argument).get(TIMEOUT_S)
         return answer
 
 

@@ -11,9 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import NoActiveMeshError
-from skipper.tensor_engine.script.instruction_stream import MAIN, Lane, StreamKey
+from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, StreamKey
 from skipper.tensor_engine.script.session import session_of
+from skipper.tensor_engine.script.streams import Stream, stream_of
 from skipper.tensor_engine.script.tensor import Tensor
+
+Dispatch = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+"""What is done with an operation of torch: called with the overload and its arguments."""
 
 
 class Active:
@@ -21,14 +25,14 @@ class Active:
 
     Attributes:
         mesh: as it was activated.
-        lane: to its workers, on the active stream.
+        instruction_stream: to its workers, on the active stream.
     """
 
-    __slots__ = ("lane", "mesh")
+    __slots__ = ("instruction_stream", "mesh")
 
-    def __init__(self, mesh: ProcMesh, lane: Lane) -> None:
+    def __init__(self, mesh: ProcMesh, instruction_stream: InstructionStream) -> None:
         self.mesh = mesh
-        self.lane = lane
+        self.instruction_stream = instruction_stream
 
 
 class _Here(threading.local):
@@ -62,6 +66,11 @@ def current_stream() -> StreamKey:
     return _here.stream
 
 
+def get_active_stream() -> Stream:
+    """The stream that is active in this thread."""
+    return stream_of(_here.stream)
+
+
 def get_active_mesh() -> ProcMesh:
     """The active mesh.
 
@@ -69,9 +78,6 @@ def get_active_mesh() -> ProcMesh:
         NoActiveMeshError: there is none.
     """
     return require_active("get_active_mesh").mesh
-
-
-_Dispatch = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -89,7 +95,7 @@ class _Mode(DispatchMode):
         active: what is active in the thread that it belongs to.
     """
 
-    def __init__(self, dispatch: _Dispatch) -> None:
+    def __init__(self, dispatch: Dispatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._dispatch = dispatch
         self.active: Active | None = None
@@ -112,37 +118,26 @@ class _Mode(DispatchMode):
             _here.active = _here.mode = None
 
 
-_dispatch: _Dispatch
-
-
-def connect(dispatch: _Dispatch) -> None:
-    """Set what is done with operations; the module that does it needs this one."""
-    global _dispatch
-    _dispatch = dispatch
-
-
 @contextlib.contextmanager
-def activate(mesh: ProcMesh, stream: StreamKey | None = None) -> Iterator[ProcMesh]:
+def activate(mesh: ProcMesh, dispatch: Dispatch) -> Iterator[ProcMesh]:
     """Make a mesh, or a slice of one, the active one of this thread; may be nested.
 
     Args:
         mesh: the processes. Their workers are started with the first use.
-        stream: None keeps the active one.
+        dispatch: what is done with operations: see `issue.dispatch`.
     """
-    before, before_stream = _here.active, _here.stream
-    key = before_stream if stream is None else stream
-    active = Active(mesh, session_of(mesh).lane(mesh, key))
+    before = _here.active
+    active = Active(mesh, session_of(mesh).instruction_stream(mesh, _here.stream))
     # One mode is enough, and a second would take what the first one does itself.
     mode_before = _here.mode
-    mode = _here.mode = mode_before or _Mode(_dispatch)
-    _here.stream = key
+    mode = _here.mode = mode_before or _Mode(dispatch)
     _set(active)
     try:
         with contextlib.nullcontext() if mode is mode_before else mode:
             yield mesh
     finally:
         _set(before)
-        _here.mode, _here.stream = mode_before, before_stream
+        _here.mode = mode_before
 
 
 @contextlib.contextmanager
@@ -150,7 +145,7 @@ def activate_stream(stream: StreamKey) -> Iterator[None]:
     """Make a stream the active one of this thread, on the active mesh and on those that are activated within."""
     before, before_stream = _here.active, _here.stream
     if before is not None:
-        _set(Active(before.mesh, before.lane.session.lane(before.mesh, stream)))
+        _set(Active(before.mesh, before.instruction_stream.session.instruction_stream(before.mesh, stream)))
     _here.stream = stream
     try:
         yield

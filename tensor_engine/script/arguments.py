@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -13,12 +13,29 @@ import torch
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import LocalTensorError
 from skipper.tensor_engine.script import activation
-from skipper.tensor_engine.script.instruction_stream import Lane
-from skipper.tensor_engine.script.opaque_ref import OpaqueRef
-from skipper.tensor_engine.script.process_groups import RemoteProcessGroup
-from skipper.tensor_engine.script.tensor import Tensor, Value, refuse_mixture, value_of
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
+from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, stand_in
+from skipper.tensor_engine.script.tensor import Tensor, refuse_mixture, value_of
+from skipper.tensor_engine.script.value import Value
+from skipper.tensor_engine.shared.opaque_ref import OpaqueRef
+from skipper.tensor_engine.shared.remote_functions import GROUP, VALUE, unpack
 
-_INPUT, _GROUP = "input", "group"
+
+class OpaqueHandle(OpaqueRef):
+    """The script's reference to objects that the workers have under a number.
+
+    Attributes:
+        remote_value: the number, and where they are.
+    """
+
+    __slots__ = ("remote_value",)
+
+    def __init__(self, value: Value) -> None:
+        super().__init__()
+        self.remote_value = value
+
+    def __repr__(self) -> str:
+        return f"<OpaqueRef on {self.remote_value.mesh!r}>"
 
 
 class Packed:
@@ -59,9 +76,9 @@ class Packed:
 
     def load(self, stand_ins: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments again, with other things in place of the values, and process groups that do nothing."""
-        return unpack(self.data, stand_ins, RemoteProcessGroup.stand_in)
+        return unpack(self.data, stand_ins, stand_in)
 
-    def place(self, what: str) -> tuple[Lane, ProcMesh]:
+    def place(self, what: str) -> tuple[InstructionStream, ProcMesh]:
         """Where it runs: where its tensors are, or on the active mesh.
 
         Raises:
@@ -69,10 +86,10 @@ class Packed:
             StreamMismatchError: they are not all of one stream.
             NoActiveMeshError: there are none, and no mesh is active.
         """
-        lane, mesh = place_of(self.values, what)
+        instruction_stream, mesh = place_of(self.values, what)
         for group in self.groups:
-            group.check(lane, mesh)
-        return lane, mesh
+            group.check(instruction_stream, mesh)
+        return instruction_stream, mesh
 
     def pattern(self) -> tuple[object, ...]:
         """What the metadata of results can depend on; hashable."""
@@ -89,34 +106,20 @@ class Packed:
         return (self.data, alike)
 
 
-def place_of(values: Sequence[Value], what: str) -> tuple[Lane, ProcMesh]:
-    """The lane and the mesh that values have in common; those that are active if there are none.
+def place_of(values: Sequence[Value], what: str) -> tuple[InstructionStream, ProcMesh]:
+    """The instruction stream and the mesh that values have in common; those that are active if there are none.
 
     Raises:
         As `Packed.place`.
     """
     if not values:
         active = activation.require_active(what)
-        return active.lane, active.mesh
+        return active.instruction_stream, active.mesh
     first = values[0]
     for other in values:
-        if other.lane is not first.lane:
+        if other.instruction_stream is not first.instruction_stream:
             refuse_mixture(f"{what}: arguments", first, other)
-    return first.lane, first.mesh
-
-
-def unpack(
-    data: bytes, inputs: Sequence[Any], group_of: Callable[[RemoteProcessGroup], Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that `Packed` packed.
-
-    Args:
-        data: as packed.
-        inputs: what to put in place of the values.
-        group_of: makes a process group of what stands for it.
-    """
-    args, kwargs = _Unpickler(io.BytesIO(data), inputs, group_of).load()
-    return args, kwargs
+    return first.instruction_stream, first.mesh
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed
@@ -133,13 +136,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not
                     "function: make it on the mesh, by torch.tensor(data) under `with mesh.activate():`, or bring it "
                     "there, by to_mesh(tensor, mesh)"
                 )
-            return _INPUT, self._number(obj, value_of(obj), obj)
-        if isinstance(obj, OpaqueRef) and obj._value is not None:
-            obj._value.check()
-            return _INPUT, self._number(obj, obj._value, None)
+            return VALUE, self._number(obj, value_of(obj), obj)
+        if isinstance(obj, OpaqueHandle):
+            obj.remote_value.check()
+            return VALUE, self._number(obj, obj.remote_value, None)
         if isinstance(obj, RemoteProcessGroup):
             self._packed.groups.append(obj)
-            return _GROUP, obj.told()
+            return GROUP, obj.spec
         return None
 
     def _number(self, obj: object, value: Value, tensor: Tensor | None) -> int:
@@ -149,18 +152,3 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not
             self._packed.values.append(value)
             self._packed.tensors.append(tensor)
         return number
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(
-        self, source: io.BytesIO, inputs: Sequence[Any], group_of: Callable[[RemoteProcessGroup], Any]
-    ) -> None:
-        super().__init__(source)
-        self._inputs = inputs
-        self._group_of = group_of
-
-    def persistent_load(self, found: tuple[str, Any]) -> Any:
-        kind, what = found
-        if kind == _INPUT:
-            return self._inputs[what]
-        return self._group_of(RemoteProcessGroup.of(what))

@@ -1,142 +1,115 @@
-"""`Borrow`: a tensor of one stream, used on another one for a while."""
+"""How a stream borrows a tensor of another one: the script's part of `Stream.borrow`."""
 
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 
 from skipper.tensor_engine.errors import BorrowedTensorError, StreamMismatchError
 from skipper.tensor_engine.script import recording
+from skipper.tensor_engine.script.instruction_stream import InstructionStream, StreamKey
 from skipper.tensor_engine.script.issue import issue_call
-from skipper.tensor_engine.script.tensor import Tensor, Value, value_of
+from skipper.tensor_engine.script.streams import Borrow
+from skipper.tensor_engine.script.tensor import Tensor, value_of
+from skipper.tensor_engine.script.value import Value
 
-if TYPE_CHECKING:
-    from skipper.tensor_engine.script.instruction_stream import Lane
-    from skipper.tensor_engine.script.streams import Stream
-
-_numbers = itertools.count(1 << 40)  # calls of actors' endpoints, which meet at the same places, count from 1
+_numbers = itertools.count(1 << 40)  # calls of actors' endpoints use the same rendezvous points, and count from 1
 
 
-class Borrow:
-    """A tensor that a stream has borrowed: `Stream.borrow` makes it.
-
-    Attributes:
-        tensor: the borrowed tensor, of the borrowing stream; it and its views cannot be used after `drop`.
-    """
-
-    def __init__(self, stream: Stream, tensor: torch.Tensor, *, mutable: bool) -> None:
-        self._is_over = True  # until it has begun
-        recording.refuse("a borrow", "borrow what the compiled function needs before its call")
-        self._source = source = value_of(tensor)
-        self._mutable = mutable
-        lender, borrower = source.lane.stream.name, stream.name
-        if source.lane.stream == stream.key:
-            raise StreamMismatchError(f"the tensor belongs to the stream {borrower!r} already")
-        if mutable:
-            source.storage.refuse_change()
-            if torch.is_grad_enabled() and tensor.requires_grad:
-                raise RuntimeError(
-                    "what a borrower changes is unseen by autograd: borrow tensor.detach(), or do it under "
-                    "torch.no_grad()"
-                )
-        session = source.lane.session
-        self._lane = session.lane(source.mesh, stream.key)
-        self._number = next(_numbers)
-        self._tell("lend", source.lane, source)
-        # What waits for it must not hold it up.
-        with session.lock:
-            source.lane.flush()
-        (taken,) = issue_call(
-            "skipper.tensor_engine.worker.lending:take",
-            (),
-            (source.meta,),
-            lane=self._lane,
-            mesh=source.mesh,
-            name="borrow",
-            constant=self._number,
-            has_constant=True,
-            sees_poison=True,
-        )
-        self._borrowed: Value = taken._value
-        source.storage.lent += 1
-        why = f"the tensor of the stream {lender!r} is lent to {borrower!r}"
-        if mutable:
-            source.storage.barred = BorrowedTensorError(f"{why}, which may change it: use it after borrow.drop()")
-        else:
-            frozen = BorrowedTensorError(f"{why}, to be read: it can be changed after borrow.drop()")
-            source.storage.frozen = source.storage.frozen or frozen
-            self._borrowed.storage.keeps_frozen = True
-            self._borrowed.storage.frozen = BorrowedTensorError(
-                f"the tensor is borrowed from the stream {lender!r} to be read: mutable=True is to change it"
-            )
-        self._is_over = False
-        self.tensor: Tensor = taken
+def borrow(stream: StreamKey, tensor: torch.Tensor, *, mutable: bool) -> Borrow:
+    """See `Stream.borrow`."""
+    recording.refuse("a borrow", "borrow what the compiled function needs before its call")
+    source = value_of(tensor)
+    lender = source.instruction_stream.stream
+    if lender == stream:
+        raise StreamMismatchError(f"the tensor belongs to the stream {stream.name!r} already")
+    if mutable:
+        source.storage.refuse_change()
         if torch.is_grad_enabled() and tensor.requires_grad:
-            self.tensor = cast(Tensor, _Lent.apply(tensor, taken))  # type: ignore[no-untyped-call]
-
-    def drop(self) -> None:
-        """Give the tensor back. It may be called again.
-
-        Raises:
-            BorrowedTensorError: it has been lent on.
-        """
-        if self._is_over:
-            return
-        source, borrowed = self._source, self._borrowed
-        if borrowed.storage.lent:
-            raise BorrowedTensorError(
-                f"the tensor has been lent on by the stream {self._lane.stream.name!r}: that borrow has to end first"
+            raise RuntimeError(
+                "what a borrower changes is unseen by autograd: borrow tensor.detach(), or do it under torch.no_grad()"
             )
-        self._is_over = True
-        source.storage.lent -= 1
-        if not source.storage.lent:
-            source.storage.barred = None
-            if not source.storage.keeps_frozen:
-                source.storage.frozen = None
-        borrowed.storage.barred = BorrowedTensorError("the tensor was borrowed, and has been given back")
-        session = self._lane.session
-        if session.is_closed or self._lane.lost is not None:
-            return  # there is nobody left to whom it matters
-        self._tell("give_back", self._lane, borrowed)
-        self._lane.freed.append(borrowed.ref)
-        with session.lock:
-            self._lane.flush()
-        self._tell("get_back", source.lane, source)
+    session = source.instruction_stream.session
+    number = next(_numbers)
+    _tell("lend", source.instruction_stream, source, number)
+    # What waits for it must not hold it up.
+    with session.lock:
+        source.instruction_stream.flush()
+    (taken,) = issue_call(
+        "skipper.tensor_engine.worker.lending:take",
+        (),
+        (source.meta,),
+        instruction_stream=session.instruction_stream(source.mesh, stream),
+        mesh=source.mesh,
+        name="borrow",
+        constant=number,
+        has_constant=True,
+        sees_poison=True,
+    )
+    borrowed = taken.remote_value
+    _bar(source, borrowed, lender.name, stream.name, mutable=mutable)
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        taken = cast(Tensor, _Lent.apply(tensor, taken))  # type: ignore[no-untyped-call]
+    return Borrow(taken, lender.name, partial(_give_back, source, borrowed, number))
 
-    def __enter__(self) -> Tensor:
-        return self.tensor
 
-    def __exit__(self, *exc_info: object) -> None:
-        self.drop()
+def _bar(source: Value, borrowed: Value, lender: str, borrower: str, *, mutable: bool) -> None:
+    """Note what neither stream can do with the tensor while it is lent."""
+    source.storage.lent += 1
+    why = f"the tensor of the stream {lender!r} is lent to {borrower!r}"
+    if mutable:
+        source.storage.barred = BorrowedTensorError(f"{why}, which may change it: use it after borrow.drop()")
+        return
+    frozen = BorrowedTensorError(f"{why}, to be read: it can be changed after borrow.drop()")
+    source.storage.frozen = source.storage.frozen or frozen
+    borrowed.storage.keeps_frozen = True
+    borrowed.storage.frozen = BorrowedTensorError(
+        f"the tensor is borrowed from the stream {lender!r} to be read: mutable=True is to change it"
+    )
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.tensor, self))
 
-    def __del__(self) -> None:
-        if not self._is_over:
-            warnings.warn(
-                f"a tensor of the stream {self._source.lane.stream.name!r} was borrowed and never given back: it stays "
-                "lent. Use `with stream.borrow(tensor) as x:`, or call drop()",
-                ResourceWarning,
-                stacklevel=2,
-            )
+def _give_back(source: Value, borrowed: Value, number: int) -> None:
+    """End a borrow.
 
-    def _tell(self, what: str, lane: Lane, value: Value) -> None:
-        issue_call(
-            f"skipper.tensor_engine.worker.lending:{what}",
-            (value,),
-            (),
-            lane=lane,
-            mesh=value.mesh,
-            name="borrow",
-            constant=self._number,
-            has_constant=True,
-            sees_poison=True,
+    Raises:
+        BorrowedTensorError: the tensor has been lent on.
+    """
+    borrower = borrowed.instruction_stream
+    if borrowed.storage.lent:
+        raise BorrowedTensorError(
+            f"the tensor has been lent on by the stream {borrower.stream.name!r}: that borrow has to end first"
         )
+    source.storage.lent -= 1
+    if not source.storage.lent:
+        source.storage.barred = None
+        if not source.storage.keeps_frozen:
+            source.storage.frozen = None
+    borrowed.storage.barred = BorrowedTensorError("the tensor was borrowed, and has been given back")
+    session = borrower.session
+    if session.is_closed or borrower.lost is not None:
+        return  # there is nobody left to whom it matters
+    _tell("give_back", borrower, borrowed, number)
+    borrower.freed.append(borrowed.ref)
+    with session.lock:
+        borrower.flush()
+    _tell("get_back", source.instruction_stream, source, number)
+
+
+def _tell(what: str, instruction_stream: InstructionStream, value: Value, number: int) -> None:
+    issue_call(
+        f"skipper.tensor_engine.worker.lending:{what}",
+        (value,),
+        (),
+        instruction_stream=instruction_stream,
+        mesh=value.mesh,
+        name="borrow",
+        constant=number,
+        has_constant=True,
+        sees_poison=True,
+    )
 
 
 class _Lent(torch.autograd.Function):
@@ -147,7 +120,7 @@ class _Lent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        if value_of(grad).lane.stream == ctx.stream.key:
+        if value_of(grad).instruction_stream.stream == ctx.stream.key:
             return grad, None
         with ctx.stream.borrow(grad) as lent:
             return lent.clone(), None

@@ -20,7 +20,8 @@ from skipper.tensor_engine.script import activation, recording
 from skipper.tensor_engine.script.issue import issue_call, ship
 from skipper.tensor_engine.script.plans import mesh_axes, plan_move, plan_reduction
 from skipper.tensor_engine.script.session import session_of
-from skipper.tensor_engine.script.tensor import Tensor, Value, value_of
+from skipper.tensor_engine.script.tensor import Tensor, value_of
+from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared import reductions
 from skipper.tensor_engine.shared.metadata import metadata
 from skipper.tensor_engine.worker.communication import Reduction
@@ -122,7 +123,9 @@ def to_mesh(tensor: torch.Tensor, mesh: ProcMesh) -> Tensor:
     """
     if not isinstance(tensor, Tensor):
         recording.refuse("to_mesh of a tensor of the script", "bring it there outside, and pass it as an argument")
-        return ship(tensor, lane=session_of(mesh).lane(mesh, activation.current_stream()), mesh=mesh)
+        return ship(
+            tensor, instruction_stream=session_of(mesh).instruction_stream(mesh, activation.current_stream()), mesh=mesh
+        )
     value = value_of(tensor)
     if torch.is_grad_enabled() and tensor.requires_grad:
         result: Tensor = _ToMesh.apply(tensor, mesh)  # type: ignore[no-untyped-call]
@@ -215,16 +218,20 @@ def _reduction(
     value: Value, axes: tuple[str, ...], kind: str, scatter: bool = False, onto: ProcMesh | None = None
 ) -> Reduction:
     """What workers are told of a reduction. Sessions have numbers of their own, also those of the same mesh."""
-    return plan_reduction(value.lane.session.number, value.mesh, axes, kind, scatter, value.meta, onto)
+    return plan_reduction(value.instruction_stream.session.number, value.mesh, axes, kind, scatter, value.meta, onto)
 
 
 def _issue_reduce(value: Value, plan: Reduction, onto: ProcMesh | None) -> Tensor:
-    owner = None if onto is None else value.lane.session.lane(onto, value.lane.stream)
+    owner = (
+        None
+        if onto is None
+        else value.instruction_stream.session.instruction_stream(onto, value.instruction_stream.stream)
+    )
     return issue_call(
         "skipper.tensor_engine.worker.communication:reduce",
         (value,),
         (metadata(plan.result_shape(), value.meta.dtype, value.meta.device),),
-        lane=value.lane,
+        instruction_stream=value.instruction_stream,
         mesh=value.mesh if onto is None else onto,
         owner=owner,
         name=_name(plan),
@@ -241,8 +248,11 @@ def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
             "do it under torch.no_grad()"
         )
     into = value_of(out)
-    if into.lane is not value.lane:
-        if into.lane.ranks == value.lane.ranks and into.lane.session is value.lane.session:
+    if into.instruction_stream is not value.instruction_stream:
+        if (
+            into.instruction_stream.ranks == value.instruction_stream.ranks
+            and into.instruction_stream.session is value.instruction_stream.session
+        ):
             raise StreamMismatchError("out= belongs to another stream than the tensor: borrow one of them")
         raise MeshMismatchError(f"out= is a tensor of {into.mesh!r}, and the reduced one of {value.mesh!r}")
     shape = plan.result_shape()
@@ -252,7 +262,7 @@ def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
         "skipper.tensor_engine.worker.communication:reduce",
         (value, into),
         (),
-        lane=value.lane,
+        instruction_stream=value.instruction_stream,
         mesh=value.mesh,
         name=_name(plan),
         static=plan,
@@ -265,14 +275,14 @@ def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
 
 
 def _issue_move(value: Value, mesh: ProcMesh) -> Tensor:
-    source, target = value.lane.session, session_of(mesh)
+    source, target = value.instruction_stream.session, session_of(mesh)
     plan = plan_move(source.number, value.mesh, target.number, mesh, value.meta)
     if plan.groups:
         issue_call(
             "skipper.tensor_engine.worker.communication:send",
             (value,),
             (),
-            lane=value.lane,
+            instruction_stream=value.instruction_stream,
             mesh=value.mesh,
             name="to_mesh (sending)",
             static=plan,
@@ -282,7 +292,7 @@ def _issue_move(value: Value, mesh: ProcMesh) -> Tensor:
         "skipper.tensor_engine.worker.communication:receive",
         (value,) if source is target else (),
         (value.meta.contiguous(),),
-        lane=target.lane(mesh, value.lane.stream),
+        instruction_stream=target.instruction_stream(mesh, value.instruction_stream.stream),
         mesh=mesh,
         name="to_mesh",
         static=plan,
@@ -295,11 +305,11 @@ def _issue_part(value: Value, mesh: ProcMesh) -> Tensor:
         "skipper.tensor_engine.worker.communication:part",
         (value,),
         (value.meta,),
-        lane=value.lane.session.lane(mesh, value.lane.stream),
+        instruction_stream=value.instruction_stream.session.instruction_stream(mesh, value.instruction_stream.stream),
         mesh=mesh,
         name="slice_mesh",
     )[0]
-    tensor._value.storage = value.storage
+    tensor.remote_value.storage = value.storage
     return tensor
 
 
@@ -308,7 +318,7 @@ def _issue_spread(value: Value, mesh: ProcMesh) -> Tensor:
         "skipper.tensor_engine.worker.communication:spread",
         (value,),
         (value.meta.contiguous(),),
-        lane=value.lane.session.lane(mesh, value.lane.stream),
+        instruction_stream=value.instruction_stream.session.instruction_stream(mesh, value.instruction_stream.stream),
         mesh=mesh,
         name="the gradient of a part of the mesh",
     )[0]

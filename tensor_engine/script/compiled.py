@@ -15,9 +15,10 @@ from skipper.dataplane.uncollected import uncollected
 from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script import recording
 from skipper.tensor_engine.script.guards import Guarding, Key, Surroundings, gradients, look_at
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.recording import Recorder
 from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.script.trace_compiler import compile_trace
 from skipper.tensor_engine.script.traced import Traced
 
 P = ParamSpec("P")
@@ -37,7 +38,7 @@ class CompiledFunction(Generic[P, R]):
         self._function = function
         self._limit = programs
         self._backend = worker_compile
-        self._able: set[int] = set()  # numbers of the lanes whose workers can compile by it
+        self._able: set[int] = set()  # numbers of the instruction streams whose workers can compile by it
         self._programs: dict[Key, list[Traced]] = {}
         self._order: list[tuple[Key, Traced]] = []
         self._unsettled: set[Key] = set()
@@ -80,32 +81,34 @@ class CompiledFunction(Generic[P, R]):
             if recorder.refusal is not None:
                 raise recorder.refusal
             name = getattr(self._function, "__qualname__", repr(self._function))
-            traced = Traced(name, recorder, tensors, result, before, surroundings, self._backend)
+            traced, made = compile_trace(name, recorder, tensors, result, before, surroundings, self._backend)
         if self._backend is not None:
-            for lane in traced.lanes:
-                self._require_backend(lane, self._backend)
+            for instruction_stream in traced.instruction_streams:
+                self._require_backend(instruction_stream, self._backend)
         # What a first call leaves behind may be made by it alone, as the state of optimizers is: look at another one.
         if traced.leaves_more and key not in self._unsettled:
             self._unsettled.add(key)
-            return traced.take_result()
+            return made
         self._unsettled.discard(key)
         self._programs.setdefault(key, []).append(traced)
         self._order.append((key, traced))
         if len(self._order) > self._limit:
             self._drop_oldest()
-        return traced.take_result()
+        return made
 
-    def _require_backend(self, lane: Lane, backend: str) -> None:
+    def _require_backend(self, instruction_stream: InstructionStream, backend: str) -> None:
         """Ask workers, once, whether they can compile."""
-        if lane.number in self._able:
+        if instruction_stream.number in self._able:
             return
-        with lane.session.lock:
-            lane.session.check()
-            answers = lane.actors.ask.call("skipper.tensor_engine.worker.compiled_regions:refusal", 0, backend)
-        for rank, refusal in zip(lane.ranks, answers.get(), strict=True):
+        with instruction_stream.session.lock:
+            instruction_stream.session.check()
+            answers = instruction_stream.actors.ask.call(
+                "skipper.tensor_engine.worker.compiled_regions:refusal", 0, backend
+            )
+        for rank, refusal in zip(instruction_stream.ranks, answers.get(), strict=True):
             if refusal is not None:
                 raise CompileError(f"rank {rank} cannot compile by worker_compile={backend!r}: {refusal}")
-        self._able.add(lane.number)
+        self._able.add(instruction_stream.number)
 
     def _drop_oldest(self) -> None:
         key, oldest = self._order.pop(0)
@@ -159,7 +162,7 @@ def compile(
         function: to be compiled. It must not fetch values.
         programs: how many kinds of calls are remembered; the oldest one goes first, here and on the workers.
         worker_compile: a backend of `torch.compile`, such as ``"inductor"``, by which each worker compiles the program:
-            stretches of operations between collectives, remote functions, random numbers and changes of tensors that
+            regions of operations between collectives, remote functions, random numbers and changes of tensors that
             were there before. Memory is shared as without it; numbers are those of the backend, equal but for
             rounding. What it cannot compile runs as without it, and the worker logs a warning.
 

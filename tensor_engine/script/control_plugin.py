@@ -9,7 +9,7 @@ import torch
 
 from skipper.control import Actor, ActorMesh, Endpoint, ProcMesh
 from skipper.tensor_engine.script import activation, sending
-from skipper.tensor_engine.script.issue import issue_call
+from skipper.tensor_engine.script.issue import dispatch, issue_call
 from skipper.tensor_engine.script.rref import rref as remote_rref
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.script.tensor import Tensor
@@ -18,7 +18,7 @@ from skipper.tensor_engine.shared.metadata import metadata
 
 def activate(mesh: ProcMesh) -> AbstractContextManager[ProcMesh]:
     """`ProcMesh.activate`."""
-    return activation.activate(mesh)
+    return activation.activate(mesh, dispatch)
 
 
 def rank_tensor(mesh: ProcMesh, axis: str) -> Tensor:
@@ -28,7 +28,7 @@ def rank_tensor(mesh: ProcMesh, axis: str) -> Tensor:
 
 def rank_tensors(mesh: ProcMesh, axes: tuple[str, ...] | None = None) -> dict[str, Tensor]:
     """`ProcMesh.rank_tensors`."""
-    lane = session_of(mesh).lane(mesh, activation.current_stream())
+    instruction_stream = session_of(mesh).instruction_stream(mesh, activation.current_stream())
     tensors: dict[str, Tensor] = {}
     for axis in mesh.extent if axes is None else axes:
         if axis not in mesh.extent:
@@ -38,7 +38,7 @@ def rank_tensors(mesh: ProcMesh, axes: tuple[str, ...] | None = None) -> dict[st
             "skipper.tensor_engine.worker.data:place",
             (),
             (metadata((), torch.int64),),
-            lane=lane,
+            instruction_stream=instruction_stream,
             mesh=mesh,
             name=f"rank_tensor({axis!r})",
             static=places,

@@ -56,7 +56,7 @@ def walk(func: Any, argument: Any, by_type: bool, key: list[Any], tensors: list[
     """
     kind = type(argument)
     if kind is Tensor:
-        key.append(argument._value.meta)
+        key.append(argument.remote_value.meta)
         tensors.append(argument)
     elif kind in PLAIN:
         key.append(kind)
@@ -85,10 +85,10 @@ def note_aliases(tensors: Sequence[Tensor], key: list[Any]) -> None:
     """Add to a key which tensors are the same, or share their storage."""
     storages: dict[int, int] = {}
     for index, each in enumerate(tensors):
-        storages.setdefault(id(each._value.storage), index)
+        storages.setdefault(id(each.remote_value.storage), index)
     if len(storages) < len(tensors):
         refs: dict[int, int] = {}
         for index, each in enumerate(tensors):
-            refs.setdefault(each._value.ref, index)
-        key.append(tuple(storages[id(each._value.storage)] for each in tensors))
-        key.append(tuple(refs[each._value.ref] for each in tensors))
+            refs.setdefault(each.remote_value.ref, index)
+        key.append(tuple(storages[id(each.remote_value.storage)] for each in tensors))
+        key.append(tuple(refs[each.remote_value.ref] for each in tensors))

@@ -18,14 +18,10 @@ from torch._subclasses.fake_tensor import (
 from skipper.tensor_engine.errors import MisuseError, NotPropagatableError
 from skipper.tensor_engine.script.activation import no_mesh
 from skipper.tensor_engine.script.arguments import Packed
-from skipper.tensor_engine.script.opaque_ref import OPAQUE_META, OpaqueRef
 from skipper.tensor_engine.script.propagation import fake_inputs, fake_mode, propagating
 from skipper.tensor_engine.shared.metadata import Metadata, metadata, metadata_of
-
-TENSOR, INPUT, OBJECT = range(3)
-"""Kinds of results: ``(TENSOR, the input that it is a view of, or None)``, ``(INPUT, which)``, ``(OBJECT, None)``."""
-
-Kind = tuple[int, int | None]
+from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META, OpaqueRef
+from skipper.tensor_engine.shared.remote_functions import INPUT, OBJECT, TENSOR, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +129,8 @@ def _fresh(leaf: torch.Tensor) -> Metadata:
     return metadata(leaf.shape, leaf.dtype, leaf.device, leaf.stride())
 
 
-def described(result: Any) -> Any:
-    """A result with what is known of tensors and objects in their place, on a worker; picklable if the rest is."""
-    return pytree.tree_map(_known, result)
-
-
-def _known(leaf: Any) -> Any:
-    if isinstance(leaf, OpaqueRef):
-        return OPAQUE_META
-    return metadata(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else leaf
-
-
 def as_described(told: Any) -> Expected:
-    """What `described` tells, in the script: each tensor is another one than the inputs."""
+    """The same from a worker's description of a result, see `user_code.describe`: no tensor in it is an input."""
     leaves, spec = pytree.tree_flatten(told)
     places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, Metadata))
     metas = tuple(leaves[place] for place in places)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from skipper.control import Future
 from skipper.control.api.tensor_engine_plugin import failed_unseen
 from skipper.tensor_engine.errors import RemoteError
 from skipper.tensor_engine.shared.stacks import Stack, describe
 from skipper.tensor_engine.worker.heap import Poison
-
-if TYPE_CHECKING:
-    from skipper.tensor_engine.script.session import Session
 
 _log = logging.getLogger("skipper.tensor_engine")
 
@@ -35,33 +32,37 @@ class _Failure:
 class Failures:
     """The failed instructions of a session. Safe to use from any thread.
 
+    Args:
+        stack_of: where the script issued an instruction, by the number of its instruction stream and its own.
+
     Attributes:
         next_report: what the workers are going to report next.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, stack_of: Callable[[int, int], Stack | None]) -> None:
         self.next_report: Future[Poison] | None = None
-        self._session = session
+        self._stack_of = stack_of
         self._lock = threading.Lock()
         self._failed: dict[tuple[int, int, int | None], _Failure] = {}
         self._more = 0
 
     def add(self, poison: Poison) -> None:
         """Take note of what a worker reports."""
-        key = (poison.lane, poison.sequence, poison.step)
+        key = (poison.instruction_stream, poison.sequence, poison.step)
         with self._lock:
             failure = self._failed.get(key)
             if failure is None:
                 if len(self._failed) >= _KEPT:
                     self._more += 1
                     return
-                failure = self._failed[key] = _Failure(poison, self._stack(key))
+                stack = self._stack_of(poison.instruction_stream, poison.sequence)
+                failure = self._failed[key] = _Failure(poison, stack)
             failure.ranks.add(poison.rank)
 
     def error(self, poison: Poison) -> RemoteError:
         """What to raise where somebody meets poison, who has seen the failure then."""
         self.add(poison)
-        key = (poison.lane, poison.sequence, poison.step)
+        key = (poison.instruction_stream, poison.sequence, poison.step)
         with self._lock:
             failure = self._failed.get(key)
             if failure is not None:
@@ -90,10 +91,3 @@ class Failures:
             _log.error("%s failed on ranks %s, also unseen: %s", first.operation, ranks, first.summary)
         if more:
             _log.error("%d more reports of failures are not listed", more)
-
-    def _stack(self, key: tuple[int, int, int | None]) -> Stack | None:
-        lane, sequence, _ = key
-        for known in list(self._session.lanes.values()):
-            if known.number == lane:
-                return known.stack_of(sequence)
-        return None

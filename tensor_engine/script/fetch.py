@@ -15,7 +15,8 @@ from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.script import recording
 from skipper.tensor_engine.script.activation import no_mesh
 from skipper.tensor_engine.script.session import Session, home_of
-from skipper.tensor_engine.script.tensor import Value, value_of
+from skipper.tensor_engine.script.tensor import value_of
+from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.worker.data import tensor_of
 from skipper.tensor_engine.worker.heap import Poison
 
@@ -129,13 +130,12 @@ def ask(value: Value, rank: int, function: str, argument: object = None) -> Futu
         "return the tensor and fetch it outside (of torch's optimizers, those with fused=True, or on GPUs with "
         "capturable=True, read no values)",
     )
-    lane = value.lane
-    session = lane.session
+    instruction_stream = value.instruction_stream
+    session = instruction_stream.session
     with session.lock:
-        session.check()
-        session.turn_to(lane)
-        lane.flush(is_last=True)
-        answer: Future[Any] = lane.one(rank).ask.call_one(function, value.ref, argument)
+        session.order.turn_to(instruction_stream)
+        instruction_stream.flush(is_last=True)
+        answer: Future[Any] = instruction_stream.one(rank).ask.call_one(function, value.ref, argument)
         return answer
 
 
@@ -151,7 +151,7 @@ def open_answer(session: Session, answer: Any) -> Any:
 
 
 def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
-    meta, session = value.meta, value.lane.session
+    meta, session = value.meta, value.instruction_stream.session
     buffer: RDMABuffer | None = None
     if meta.nbytes >= _LARGE_NBYTES:
         with no_mesh():
@@ -162,8 +162,8 @@ def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
         answers = [ask(value, rank, "skipper.tensor_engine.worker.data:small")]
     if strict:
         answers += [
-            ask(value, other, "skipper.tensor_engine.script.fetch:is_there")
-            for other in range(len(value.lane.ranks))
+            ask(value, other, "skipper.tensor_engine.worker.data:is_there")
+            for other in range(len(value.instruction_stream.ranks))
             if other != rank
         ]
 
@@ -175,15 +175,10 @@ def _fetch(value: Value, rank: int, *, strict: bool) -> Fetched[torch.Tensor]:
             open_answer(session, answer)
         first = found[0]
         if not isinstance(first, bytes):
-            raise EngineClosedError(f"rank {value.lane.ranks[rank]} has no such tensor any more")
+            raise EngineClosedError(f"rank {value.instruction_stream.ranks[rank]} has no such tensor any more")
         return memory if buffer is not None else tensor_of(first, meta.dtype, meta.shape)
 
     return Fetched(answers, open_answers)
-
-
-def is_there(worker: object, value: object, argument: None) -> bool:
-    """Whether the worker has a value; poison is answered before this is asked."""
-    return value is not None
 
 
 def mesh_rank(mesh: ProcMesh, coordinates: Mapping[str, int]) -> int:

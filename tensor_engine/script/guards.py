@@ -42,7 +42,7 @@ def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[T
         torch.get_default_dtype(),
     ]
     if active is not None:
-        key += (active.mesh, active.lane)
+        key += (active.mesh, active.instruction_stream)
     tensors: list[Tensor] = []
     for argument in args:
         _look(argument, key, tensors, with_grad)
@@ -52,12 +52,12 @@ def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[T
     if len(tensors) > 1:
         places: dict[int, int] = {}
         for index, tensor in enumerate(tensors):
-            places.setdefault(id(tensor._value.storage), index)
-            places.setdefault(tensor._value.ref, index)
+            places.setdefault(id(tensor.remote_value.storage), index)
+            places.setdefault(tensor.remote_value.ref, index)
             places.setdefault(-id(tensor), index)
         if len(places) < 3 * len(tensors):
             key += (
-                (places[id(tensor._value.storage)], places[tensor._value.ref], places[-id(tensor)])
+                (places[id(tensor.remote_value.storage)], places[tensor.remote_value.ref], places[-id(tensor)])
                 for tensor in tensors
             )
     return tuple(key), tensors
@@ -66,10 +66,10 @@ def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[T
 def _look(argument: Any, key: list[Any], tensors: list[Tensor], with_grad: bool) -> None:
     kind = type(argument)
     if isinstance(argument, Tensor):
-        value = argument._value
+        value = argument.remote_value
         if value.barred is not None or value.storage.barred is not None:
             value.check()
-        key += (value.meta, value.lane, value.mesh)
+        key += (value.meta, value.instruction_stream, value.mesh)
         tensors.append(argument)
         if not argument.requires_grad:
             return

@@ -1,8 +1,9 @@
-"""`Lane`: the way of instructions to some workers of one stream: in order, in batches, kept until acknowledged."""
+"""`InstructionStream`: instructions to some workers on one stream, in order, in batches, kept until acknowledged."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,35 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.control import ActorMesh, ControlError, Future
 from skipper.tensor_engine.errors import EngineClosedError
-from skipper.tensor_engine.script import recording
+from skipper.tensor_engine.script.call_site import CallSite
 from skipper.tensor_engine.shared.encoding import FREE, Definition, pack_code, pack_constants, pack_definitions
 from skipper.tensor_engine.shared.stacks import Stack, capture
 
 if TYPE_CHECKING:
-    from skipper.tensor_engine.script.propagation import CallSite
     from skipper.tensor_engine.script.session import Session
 
 _SMALLEST, _LARGEST = 8, 256
 """Instructions in a batch to two workers: the first ones of a burst leave early, later ones many at a time."""
 
 _MOST = 2048
-"""A batch costs about as much as it has receivers, so that it holds the more; but no more than this."""
+"""The cost of a batch grows with the number of its receivers, so more receivers get larger batches, up to this."""
 
 _UNACKNOWLEDGED = 8
-"""Batches of which one is acknowledged: the workers say how far they are."""
+"""Of so many batches the workers acknowledge one, which tells how far they are."""
 
 _AHEAD = 16384
-"""Instructions that may be on their way: then the script waits for the workers to catch up."""
+"""Instructions that may be on their way. With more of them the script waits for the workers to catch up."""
 
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamKey:
-    """A stream, by which lanes are told apart.
+    """A stream of the user's, as the engine knows it.
 
     Attributes:
-        number: unique in the session; 0 is the main one.
+        number: unique in the script; 0 is the main one.
         name: for people.
     """
 
@@ -49,22 +49,179 @@ class StreamKey:
 MAIN = StreamKey(0, "main")
 
 
-class Lane:
-    """Instructions to some workers, on one stream. All of it happens under the lock of the session.
+class IssueOrder:
+    """The one order of all instructions of a session, over its instruction streams.
+
+    Two instruction streams may go to the same worker. Before a second one takes an instruction, what waits in the first
+    one for that worker has to leave. So all instruction streams of a session share one lock, which is here.
+
+    Attributes:
+        lock: held by whoever issues or sends.
+        newest: the instruction stream that got the last instruction. Read and written under the lock.
+        streams: all of them, by the ranks and the stream that they are for. Added to under the lock.
+        is_flushing: whether the flusher is awake, so that nobody has to wake it. Written under the lock.
+        is_closed: whether the engine has been shut down. Written under the lock.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.newest: InstructionStream | None = None
+        self.streams: dict[tuple[tuple[int, ...], StreamKey], InstructionStream] = {}
+        self.is_flushing = False
+        self.is_closed = False
+        self.woken = threading.Event()
+
+    def check(self) -> None:
+        """See whether it is still open.
+
+        Raises:
+            EngineClosedError: it is not.
+        """
+        if self.is_closed:
+            raise EngineClosedError("the tensor engine of this mesh has been shut down; activate a mesh anew")
+
+    def turn_to(self, stream: InstructionStream) -> None:
+        """Send first what waits for the same workers in other instruction streams. Called under the lock."""
+        self.check()
+        for other in list(self.streams.values()):
+            if other is not stream and other.count and other.stream == stream.stream and other.members & stream.members:
+                other.flush()
+        self.newest = stream
+
+    def wake(self) -> None:
+        """Have the flusher look after what waits. Called under the lock."""
+        self.is_flushing = True
+        self.woken.set()
+
+
+class _Batch:
+    """What waits to be sent. Read and written under the lock of the `IssueOrder`.
+
+    Attributes:
+        code: instructions, as `shared.encoding` writes them.
+        constants: theirs.
+        is_plain: whether all constants are numbers.
+        definitions: of the sites that these workers do not know yet.
+        stacks: where each instruction was issued.
+        weight: how many operations the instructions stand for.
+    """
+
+    __slots__ = ("code", "constants", "definitions", "is_plain", "stacks", "weight")
+
+    def __init__(self) -> None:
+        self.code: list[int] = []
+        self.constants: list[Any] = []
+        self.is_plain = True
+        self.definitions: list[Definition] = []
+        self.stacks: list[Stack] = []
+        self.weight = 0
+
+
+class _Progress:
+    """How far the workers are with what has been sent, and where it was issued.
+
+    Whoever sends holds the lock of the `IssueOrder`. Acknowledgements come on a thread of control's, which must not
+    wait for that lock: they only raise two numbers, and whoever reads an old one of these keeps more than it has to.
+
+    Attributes:
+        sent: the number of the instruction that is sent next.
+    """
+
+    __slots__ = ("_acknowledged", "_beyond", "_done", "_history", "_on_their_way", "_since_answer", "sent")
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._beyond = 0  # operations that have been sent, beyond one for each instruction
+        self._acknowledged = 0  # instructions that have been run
+        self._done = 0  # operations that have been run
+        self._since_answer = 0
+        self._on_their_way: deque[tuple[Future[Any], int, int]] = deque()
+        self._history: deque[tuple[int, list[Stack]]] = deque()
+
+    @property
+    def operations(self) -> int:
+        """How many operations have been sent."""
+        return self.sent + self._beyond
+
+    @property
+    def remembered(self) -> int:
+        """How many instructions are remembered, since they are not acknowledged."""
+        return sum(len(stacks) for _, stacks in list(self._history))
+
+    def add(self, stacks: list[Stack], weight: int) -> int:
+        """A batch is sent; the number of its first instruction."""
+        first = self.sent
+        self.sent += len(stacks)
+        self._beyond += weight - len(stacks)
+        history = self._history
+        if stacks:
+            history.append((first, stacks))
+        while history and history[0][0] + len(history[0][1]) <= self._acknowledged:
+            history.popleft()
+        return first
+
+    def is_answer_due(self, *, is_last: bool) -> bool:
+        """Whether the workers are to acknowledge the batch that is sent now."""
+        self._since_answer += 1
+        if not is_last and self._since_answer < _UNACKNOWLEDGED:
+            return False
+        self._since_answer = 0
+        return True
+
+    def expect(self, answer: Future[Any]) -> tuple[int, int]:
+        """The answer to what has been sent so far: what it acknowledges, for `acknowledge`."""
+        upto, operations = self.sent, self.operations
+        self._on_their_way.append((answer, upto, operations))
+        return upto, operations
+
+    def next_answer(self) -> tuple[Future[Any], int, int] | None:
+        """An answer that is there, or that has to be waited for since too much is on its way; taken out."""
+        waiting = self._on_their_way
+        if waiting and (waiting[0][0].done() or self.operations - self._done > _AHEAD):
+            return waiting.popleft()
+        return None
+
+    def acknowledge(self, upto: int, operations: int) -> None:
+        """The workers are so far. For any thread."""
+        self._acknowledged = max(self._acknowledged, upto)
+        self._done = max(self._done, operations)
+
+    def stack_of(self, sequence: int) -> Stack | None:
+        """Where an instruction was issued, if that is still known. For any thread."""
+        for first, stacks in list(self._history):
+            if first <= sequence < first + len(stacks):
+                return stacks[sequence - first]
+        return None
+
+
+class InstructionStream:
+    """Instructions to some workers, on one stream.
+
+    Everything happens under the lock of the session's `IssueOrder`, but for this: ``freed`` and ``unused`` are filled
+    by finalizers, in any thread, without a lock; `stack_of` and `remembered` can be called from any thread; ``lost`` is
+    set once, by any thread.
 
     Attributes:
         number: unique in the script.
         session: that it belongs to.
         stream: that it belongs to.
         ranks: of the workers, in the root mesh.
+        members: the same as a set.
         actors: the workers.
         freed: numbers of values that nobody in the script needs any more.
         unused: numbers of sites that are not going to be used again.
-        count: how many instructions wait to be sent.
         known: numbers of the sites that these workers know.
+        lost: why nothing can be sent any more, or None.
     """
 
-    def __init__(self, session: Session, stream: StreamKey, ranks: tuple[int, ...], actors: ActorMesh[Any]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        order: IssueOrder,
+        stream: StreamKey,
+        ranks: tuple[int, ...],
+        actors: ActorMesh[Any],
+    ) -> None:
         self.number = next(_numbers)
         self.session = session
         self.stream = stream
@@ -73,27 +230,16 @@ class Lane:
         self.actors = actors
         self.freed: deque[int] = deque()
         self.unused: deque[int] = deque()
-        self.count = 0
         self.known: set[int] = set()
         self.lost: BaseException | None = None
-        self._ones: dict[int, ActorMesh[Any]] = {}
-        self._code: list[int] = []
-        self._constants: list[Any] = []
-        self._is_plain = True
-        self._definitions: list[Definition] = []
+        self._order = order
+        self._batch = _Batch()
+        self._progress = _Progress()
         self._forgotten: set[int] = set()
-        self._stacks: list[Stack] = []
-        self._smallest = min(_SMALLEST * max(len(ranks) // 2, 1), _MOST)
-        self._largest = min(_LARGEST * max(len(ranks) // 2, 1), _MOST)
+        self._ones: dict[int, ActorMesh[Any]] = {}
+        pairs = max(len(ranks) // 2, 1)
+        self._smallest, self._largest = min(_SMALLEST * pairs, _MOST), min(_LARGEST * pairs, _MOST)
         self._limit = self._smallest
-        self._next = 0
-        self._acknowledged = 0
-        self._since_call = 0
-        self._weight = 0  # operations that wait to be sent
-        self._more = 0  # those that have been sent, beyond one for each instruction
-        self._done = 0
-        self._on_their_way: deque[tuple[Future[Any], int, int]] = deque()
-        self._history: deque[tuple[int, list[Stack]]] = deque()
 
     def put(
         self,
@@ -104,7 +250,7 @@ class Lane:
         depth: int = 2,
         replayed: Stack | None = None,
         weight: int = 1,
-    ) -> None:
+    ) -> Stack:
         """Issue an instruction.
 
         Args:
@@ -116,42 +262,46 @@ class Lane:
             replayed: the stack, where it has been taken already.
             weight: how many operations it stands for: those ahead of the workers are limited.
 
+        Returns:
+            The stack: where the script issued it.
+
         Raises:
             EngineClosedError: the engine has been shut down, or a worker is gone.
         """
-        session = self.session
-        with session.lock:
-            if session.newest is not self:
-                session.turn_to(self)
+        order = self._order
+        with order.lock:
+            if order.newest is not self:
+                order.turn_to(self)
             if self.freed:
                 self._take_freed()
             if site.number not in self.known:
                 self.known.add(site.number)
                 self._forgotten.discard(site.number)
-                self._definitions.append((site.number, site.form, site.description))
-            self._code += (site.number, *outputs, *inputs)
-            if constants:
-                self._constants += constants
+                self._batch.definitions.append((site.number, site.form, site.description))
+            code = (site.number, *outputs, *inputs)
             stack = capture(depth) if replayed is None else replayed
-            self._stacks.append(stack)
-            if (recorder := recording.current) is not None:
-                recorder.note(self, site, outputs, inputs, constants, stack)
-            self.count += 1
-            self._weight += weight
-            if self._weight >= self._limit:
+            # Only now: what has been allocated above may have run a finalizer of the user's that issues, too.
+            batch = self._batch
+            batch.code += code
+            if constants:
+                batch.constants += constants
+            batch.stacks.append(stack)
+            batch.weight += weight
+            if batch.weight >= self._limit:
                 self._limit = min(4 * self._limit, self._largest)
                 self.flush()
-            elif self.count == 1 and not session.is_flushing:
-                session.wake()
+            elif not order.is_flushing and len(batch.stacks) == 1:
+                order.wake()
+        return stack
 
-    def put_call(self, site: CallSite, outputs: Sequence[int], inputs: Sequence[int], constant: object) -> None:
+    def put_call(self, site: CallSite, outputs: Sequence[int], inputs: Sequence[int], constant: object) -> Stack:
         """Issue an instruction with a constant of any kind."""
-        with self.session.lock:
-            self._is_plain = False
-            self.put(site, outputs, inputs, (constant,), depth=4)
+        with self._order.lock:
+            self._batch.is_plain = False
+            return self.put(site, outputs, inputs, (constant,), depth=4)
 
     def one(self, position: int) -> Any:
-        """The worker at this place of the lane, as a mesh of one."""
+        """The worker at this place of the instruction stream, as a mesh of one."""
         known = self._ones.get(position)
         if known is None:
             known = self._ones[position] = self.actors.slice(**self.actors.extent.point(position))
@@ -183,29 +333,21 @@ class Lane:
             self.forget_site(self.unused.popleft())
         if is_last:
             self._limit = self._smallest
-        if not self._code and not self._forgotten:
+        if not self._batch.code and not self._forgotten:
             return None
-        code, self._code = self._code, []
-        constants, self._constants = self._constants, []
-        definitions, self._definitions = self._definitions, []
+        fresh = _Batch()
+        batch, self._batch = self._batch, fresh
+        definitions = batch.definitions
         if self._forgotten:
             definitions += [(number, None, None) for number in self._forgotten]
             self._forgotten.clear()
-        stacks, self._stacks = self._stacks, []
-        is_plain, self._is_plain = self._is_plain, True
-        first = self._next
-        self._next += self.count
-        self._more += self._weight - self.count
-        self.count = self._weight = 0
-        if stacks:
-            self._history.append((first, stacks))
-        self._trim()
+        first = self._progress.add(batch.stacks, batch.weight)
         arguments = (
             self.number,
             first,
             pack_definitions(definitions),
-            pack_code(code),
-            pack_constants(constants) if is_plain else constants,
+            pack_code(batch.code),
+            pack_constants(batch.constants) if batch.is_plain else batch.constants,
         )
         try:
             return self._send(arguments, is_last=is_last)
@@ -213,62 +355,50 @@ class Lane:
             self.lost = error  # what follows would refer to what has not been sent
             raise EngineClosedError(f"the engine of this mesh cannot go on: {error}") from error
 
-    def _send(self, arguments: tuple[Any, ...], *, is_last: bool) -> Future[Any] | None:
-        self._since_call += 1
-        if not is_last and self._since_call < _UNACKNOWLEDGED:
-            self.actors.run.broadcast(*arguments)
-            return None
-        # An answer tells how far they are; a broadcast to workers that have been stopped would be our failure.
-        self._since_call = 0
-        future: Future[Any] = self.actors.run.call(*arguments)
-        upto, operations = self._next, self._next + self._more
-        future.add_done_callback(lambda done: self._acknowledge(done, upto, operations))
-        self._on_their_way.append((future, upto, operations))
-        self._wait_for_those_behind()
-        return future
-
     def stack_of(self, sequence: int) -> Stack | None:
         """Where an instruction was issued, if that is still known."""
-        for first, stacks in list(self._history):
-            if first <= sequence < first + len(stacks):
-                return stacks[sequence - first]
-        return None
+        return self._progress.stack_of(sequence)
+
+    @property
+    def count(self) -> int:
+        """How many instructions wait to be sent."""
+        return len(self._batch.stacks)
 
     @property
     def issued(self) -> int:
         """How many instructions there have been."""
-        return self._next + self.count
+        return self._progress.sent + self.count
 
     @property
     def remembered(self) -> int:
         """How many instructions are remembered, since they are not acknowledged."""
-        return sum(len(stacks) for _, stacks in list(self._history))
+        return self._progress.remembered
 
     def _take_freed(self) -> None:
         freed = self.freed
-        if len(freed) == 1:
-            self._code += (FREE, 1, freed.popleft())
-            return
         refs = [freed.popleft() for _ in range(len(freed))]
-        self._code += (FREE, len(refs), *refs)
+        code = (FREE, len(refs), *refs)
+        self._batch.code += code
 
-    def _wait_for_those_behind(self) -> None:
-        waiting = self._on_their_way
-        while waiting and (waiting[0][0].done() or self._next + self._more - self._done > _AHEAD):
-            self._acknowledge(*waiting.popleft())
+    def _send(self, arguments: tuple[Any, ...], *, is_last: bool) -> Future[Any] | None:
+        progress = self._progress
+        if not progress.is_answer_due(is_last=is_last):
+            self.actors.run.broadcast(*arguments)
+            return None
+        # The answer tells how far the workers are. A broadcast to workers that have been stopped would be our failure.
+        answer: Future[Any] = self.actors.run.call(*arguments)
+        upto, operations = progress.expect(answer)
+        answer.add_done_callback(lambda done: self._acknowledge(done, upto, operations))
+        while (due := progress.next_answer()) is not None:
+            self._acknowledge(*due)
+        return answer
 
-    def _acknowledge(self, done: Future[Any], upto: int, operations: int) -> None:
-        # On a thread of control's, where the lock must not be waited for; or to wait for the workers. That ends with
-        # them at the latest.
+    def _acknowledge(self, answer: Future[Any], upto: int, operations: int) -> None:
+        # On a thread of control's, which must not wait for the lock; or to wait for the workers. That wait ends at the
+        # latest when they end.
         try:
-            done.get()
+            answer.get()
         except ControlError as error:
             self.lost = error
             return
-        self._acknowledged = max(self._acknowledged, upto)
-        self._done = max(self._done, operations)
-
-    def _trim(self) -> None:
-        history = self._history
-        while history and history[0][0] + len(history[0][1]) <= self._acknowledged:
-            history.popleft()
+        self._progress.acknowledge(upto, operations)

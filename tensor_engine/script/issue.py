@@ -11,12 +11,15 @@ import torch
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import LocalTensorError
-from skipper.tensor_engine.script import activation, recording, tensor
+from skipper.tensor_engine.script import activation, recording
+from skipper.tensor_engine.script.call_site import NEW, SAME, SEQUENCE, CallSite
 from skipper.tensor_engine.script.dispatch_key import PLAIN, Facts, Special, note_aliases, walk
-from skipper.tensor_engine.script.instruction_stream import Lane
-from skipper.tensor_engine.script.propagation import NEW, SAME, SEQUENCE, CallSite, propagate
+from skipper.tensor_engine.script.fetch import fetch_first
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
+from skipper.tensor_engine.script.propagation import propagate
 from skipper.tensor_engine.script.session import all_sessions
-from skipper.tensor_engine.script.tensor import Tensor, Value, refuse_mixture, value_of, wrap
+from skipper.tensor_engine.script.tensor import Tensor, refuse_mixture, value_of, wrap
+from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared.encoding import Form
 from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
 from skipper.tensor_engine.worker.calls import Call
@@ -53,7 +56,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     for position, argument in enumerate(args):
         kind = type(argument)
         if kind is Tensor:
-            key.append(argument._value.meta)
+            key.append(argument.remote_value.meta)
             tensors.append(argument)
         elif kind in PLAIN:
             key.append(kind)
@@ -69,24 +72,24 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             return _local(func, args, kwargs)
 
     if tensors:
-        value = tensors[0]._value
-        lane, mesh = value.lane, value.mesh
+        value = tensors[0].remote_value
+        instruction_stream, mesh = value.instruction_stream, value.mesh
         for each in tensors:
-            value = each._value
-            if value.lane is not lane:
-                refuse_mixture(f"{_name(func)}: tensors", tensors[0]._value, value)
+            value = each.remote_value
+            if value.instruction_stream is not instruction_stream:
+                refuse_mixture(f"{_name(func)}: tensors", tensors[0].remote_value, value)
             if value.barred is not None or value.storage.barred is not None:
                 value.check()
-        if len(tensors) > 2 or (len(tensors) == 2 and value.storage is tensors[0]._value.storage):
+        if len(tensors) > 2 or (len(tensors) == 2 and value.storage is tensors[0].remote_value.storage):
             note_aliases(tensors, key)
     else:
         active = activation.current()
         if active is None:
             return func(*args, **kwargs)  # under no_mesh
-        lane, mesh = active.lane, active.mesh
+        instruction_stream, mesh = active.instruction_stream, active.mesh
     if (recorder := recording.current) is not None:
         for each in tensors:
-            recorder.note_tensor(each)
+            recorder.note_tensor(each, each.remote_value)
 
     site = _sites.get(tuple(key))
     if site is None:
@@ -94,26 +97,34 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     else:
         site.is_in_use = True
     for index in site.form.writes:
-        if tensors[index]._value.storage.frozen is not None:
-            tensors[index]._value.storage.refuse_change()
-    inputs = [each._value.ref for each in tensors]
+        if tensors[index].remote_value.storage.frozen is not None:
+            tensors[index].remote_value.storage.refuse_change()
+    inputs = [each.remote_value.ref for each in tensors]
     single = site.single
     if single is not None:
         meta, base = single
-        result = wrap(Value(new_ref(), meta, lane, mesh, None if base is None else tensors[base]._value.storage))
-        lane.put(site, (result._value.ref,), inputs, constants, 3)
+        storage = None if base is None else tensors[base].remote_value.storage
+        value = Value(new_ref(), meta, instruction_stream, mesh, storage)
+        result = wrap(value)
+        stack = instruction_stream.put(site, (value.ref,), inputs, constants, 3)
+        if recorder is not None:
+            recorder.note(instruction_stream, site, (value,), inputs, constants, stack)
         return result
     if site.same is not None:
-        lane.put(site, (), inputs, constants, 3)
+        stack = instruction_stream.put(site, (), inputs, constants, 3)
+        if recorder is not None:
+            recorder.note(instruction_stream, site, (), inputs, constants, stack)
         return tensors[site.same]
     outputs = [
-        Value(new_ref(), meta, lane, mesh, None if base is None else tensors[base]._value.storage)
+        Value(new_ref(), meta, instruction_stream, mesh, None if base is None else tensors[base].remote_value.storage)
         for meta, base in site.outputs
     ]
-    lane.put(site, [value.ref for value in outputs], inputs, constants, 3)
+    stack = instruction_stream.put(site, [value.ref for value in outputs], inputs, constants, 3)
+    if recorder is not None:
+        recorder.note(instruction_stream, site, outputs, inputs, constants, stack)
     for index, output in site.reshaped:
         _reshape(func, args, kwargs)
-        tensors[index]._value = outputs[output]
+        tensors[index].remote_value = outputs[output]
     return _assemble(site.result, outputs, tensors)
 
 
@@ -184,9 +195,9 @@ def issue_call(
     inputs: Sequence[Tensor | Value],
     outputs: Sequence[Metadata],
     *,
-    lane: Lane,
+    instruction_stream: InstructionStream,
     mesh: ProcMesh,
-    owner: Lane | None = None,
+    owner: InstructionStream | None = None,
     name: str | None = None,
     static: Hashable = None,
     constant: object = None,
@@ -194,15 +205,15 @@ def issue_call(
     sees_poison: bool = False,
     writes: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Have the workers of a lane call a function of this package, in its turn among the operations.
+    """Have the workers of an instruction stream call a function of this package, in its turn among the operations.
 
     Args:
         function: where it lies, ``module:name`` (see `calls.Call.function` for how it is called).
-        inputs: its inputs; a worker of the lane that does not have one gets None for it.
+        inputs: its inputs; a worker of the instruction stream that does not have one gets None for it.
         outputs: what is known of the tensors that it makes.
-        lane: whose workers call it.
+        instruction_stream: whose workers call it.
         mesh: those workers as the user laid them out, which is the mesh of the outputs.
-        owner: the lane of the outputs, where only some of the workers have any; ``mesh`` is of these then.
+        owner: the instruction stream of the outputs, where only some workers have any; ``mesh`` is of these then.
         name: for people; the function's own when None.
         static: for `calls.Call.static`; sent once, and part of the key by which the site is remembered.
         constant: sent with the instruction; anything that can be pickled.
@@ -243,17 +254,20 @@ def issue_call(
         site = _remember(key, CallSite(form, call, [(meta, None) for meta in outputs], (SEQUENCE, (list, ()))))
     else:
         site.is_in_use = True
-    made = [Value(new_ref(), meta, owner or lane, mesh) for meta in outputs]
+    made = [Value(new_ref(), meta, owner or instruction_stream, mesh) for meta in outputs]
     refs, given = [value.ref for value in made], [value.ref for value in values]
     if has_constant:
-        lane.put_call(site, refs, given, constant)
+        stack = instruction_stream.put_call(site, refs, given, constant)
     else:
-        lane.put(site, refs, given, (), 3)
+        stack = instruction_stream.put(site, refs, given, (), 3)
+    if recorder is not None:
+        constants = (constant,) if has_constant else ()
+        recorder.note(instruction_stream, site, made, given, constants, stack)
     return [wrap(value) for value in made]
 
 
-def ship(data: torch.Tensor, *, lane: Lane, mesh: ProcMesh) -> Tensor:
-    """Send a tensor of the script to all workers of a lane; it is copied before this returns."""
+def ship(data: torch.Tensor, *, instruction_stream: InstructionStream, mesh: ProcMesh) -> Tensor:
+    """Send a tensor of the script to all workers of an instruction stream; it is copied before this returns."""
     source = data.detach()
     device = source.device
     meta = metadata_of(source).contiguous()
@@ -263,7 +277,7 @@ def ship(data: torch.Tensor, *, lane: Lane, mesh: ProcMesh) -> Tensor:
         "skipper.tensor_engine.worker.data:receive",
         (),
         (meta,),
-        lane=lane,
+        instruction_stream=instruction_stream,
         mesh=mesh,
         name="a tensor from the script",
         static=(meta.dtype, meta.shape, device.type),
@@ -280,7 +294,7 @@ def _lift(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     active = activation.current()
     if active is None:
         return func(*args, **kwargs)
-    return ship(data, lane=active.lane, mesh=active.mesh)
+    return ship(data, instruction_stream=active.instruction_stream, mesh=active.mesh)
 
 
 def _detach(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -295,7 +309,7 @@ def _item(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     source = args[0]
     if not isinstance(source, Tensor):
         return _local(func, args, kwargs)
-    return tensor._fetch_first(value_of(source)).item()
+    return fetch_first(value_of(source)).item()
 
 
 def _here(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -327,12 +341,3 @@ _specials: dict[Any, Special] = {
     _aten.detach.default: _detach,
     _aten._local_scalar_dense.default: _item,
 }
-
-
-def drop(value: Value) -> None:
-    """Free a value now."""
-    from skipper.tensor_engine.errors import DroppedTensorError
-
-    if value.barred is None:
-        value.barred = DroppedTensorError("this tensor has been dropped: its memory on the workers is gone")
-        value.lane.freed.append(value.ref)

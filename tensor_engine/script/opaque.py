@@ -11,9 +11,9 @@ import torch.utils._pytree as pytree
 
 from skipper.tensor_engine.script.fetch import Fetched
 from skipper.tensor_engine.script.grad_function import grad_function
-from skipper.tensor_engine.script.opaque_ref import OpaqueRef
 from skipper.tensor_engine.script.remote import Propagate, call_on_shard_and_fetch, remote
-from skipper.tensor_engine.worker.user_code import resolve
+from skipper.tensor_engine.shared.opaque_ref import OpaqueRef
+from skipper.tensor_engine.worker import opaque_modules
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,13 +72,13 @@ class OpaqueObject:
         if propagate in ("cached", "mocked"):
             raise ValueError('the object is on the workers: give a function to propagate=, or "inspect"')
         told = (lambda ref, name, *args, **kwargs: propagate(*args, **kwargs)) if callable(propagate) else propagate
-        return remote(_call_method, propagate=told)(self.ref, name, *args, **kwargs)
+        return remote(opaque_modules.call_method_of, propagate=told)(self.ref, name, *args, **kwargs)
 
     def call_method_on_shard_and_fetch(
         self, name: str, /, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
     ) -> Fetched[Any]:
         """Call a method on one rank and bring what it returns: see `call_on_shard_and_fetch`."""
-        return call_on_shard_and_fetch(_call_method, self.ref, name, *args, shard=shard, **kwargs)
+        return call_on_shard_and_fetch(opaque_modules.call_method_of, self.ref, name, *args, shard=shard, **kwargs)
 
 
 class OpaqueModule:
@@ -107,12 +107,12 @@ class OpaqueModule:
         The first call waits for the first worker to say what there is.
         """
         if self._parameters is None:
-            looks = call_on_shard_and_fetch(_look_at_parameters, self.object.ref).get()
+            looks = call_on_shard_and_fetch(opaque_modules.describe_parameters, self.object.ref).get()
 
             def like(ref: OpaqueRef) -> dict[str, torch.Tensor]:
                 return {name: torch.empty_strided(*look[:2], dtype=look[2]) for name, (look, _) in looks.items()}
 
-            found = remote(_parameters, propagate=like)(self.object.ref)
+            found = remote(opaque_modules.parameters_of, propagate=like)(self.object.ref)
             self._parameters = {name: each.requires_grad_(looks[name][1]) for name, each in found.items()}
         yield from self._parameters.items()
 
@@ -146,12 +146,16 @@ class OpaqueModule:
                 assert propagator is not None  # or it is not called
                 return OpaqueRef(), propagator(*args, **kwargs)
 
-            forward = remote(_forward, propagate="inspect" if propagator is None else like)
+            forward = remote(opaque_modules.forward, propagate="inspect" if propagator is None else like)
             graph, outputs = forward(self.object.ref, wanted, args, kwargs)
 
             def backward(*grads: torch.Tensor) -> list[torch.Tensor | None]:
                 asked = [each for each, is_wanted in zip((*tensors, *parameters), wanted, strict=True) if is_wanted]
-                made = iter(remote(_backward, propagate=_like_last)(graph, grads, [each.detach() for each in asked]))
+                made = iter(
+                    remote(opaque_modules.backward, propagate=_like_last)(
+                        graph, grads, [each.detach() for each in asked]
+                    )
+                )
                 return [next(made) if is_wanted else None for is_wanted in wanted]
 
             return outputs, backward
@@ -164,69 +168,7 @@ def _like_last(*args: Any) -> list[torch.Tensor]:
 
 
 def _construct(constructor: Callable[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpaqueRef:
-    made: OpaqueRef = remote(_make, propagate=lambda *args: OpaqueRef())(constructor, tuple(args), dict(kwargs))
+    made: OpaqueRef = remote(opaque_modules.construct, propagate=lambda *args: OpaqueRef())(
+        constructor, tuple(args), dict(kwargs)
+    )
     return made
-
-
-def _make(constructor: Callable[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpaqueRef:
-    return OpaqueRef((resolve(constructor) if isinstance(constructor, str) else constructor)(*args, **kwargs))
-
-
-def _call_method(ref: OpaqueRef, name: str, /, *args: Any, **kwargs: Any) -> Any:
-    return getattr(ref.value, name)(*args, **kwargs)
-
-
-def _look_at_parameters(ref: OpaqueRef) -> dict[str, Any]:
-    return {
-        name: ((tuple(each.shape), each.stride(), each.dtype), each.requires_grad)
-        for name, each in ref.value.named_parameters()
-    }
-
-
-def _parameters(ref: OpaqueRef) -> dict[str, torch.Tensor]:
-    return {name: each.detach() for name, each in ref.value.named_parameters()}
-
-
-class _Graph:
-    """What a worker keeps between forward and backward: edges of autograd's graph, which hold what it needs."""
-
-    def __init__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        self._inputs = [torch.autograd.graph.get_gradient_edge(each) for each in inputs]
-        self._outputs = [
-            torch.autograd.graph.get_gradient_edge(each) if each.requires_grad else None for each in outputs
-        ]
-
-    def backward(self, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        pairs = [(edge, grad) for edge, grad in zip(self._outputs, grads, strict=True) if edge is not None]
-        if not pairs:
-            return [None] * len(self._inputs)
-        return torch.autograd.grad(
-            [edge for edge, _ in pairs],
-            self._inputs,
-            [grad for _, grad in pairs],
-            allow_unused=True,
-        )
-
-
-def _forward(
-    ref: OpaqueRef, wanted: Sequence[bool], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[OpaqueRef, Any]:
-    """Run the module; keep what its backward needs."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    asked = iter(wanted)
-    inputs = []
-    for place, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor):
-            leaves[place] = leaf.detach().requires_grad_() if next(asked) else leaf
-            if leaves[place].requires_grad:
-                inputs.append(leaves[place])
-    inputs += [each for each, is_wanted in zip(ref.value.parameters(), asked, strict=True) if is_wanted]
-    again, named = pytree.tree_unflatten(leaves, spec)
-    outputs = ref.value(*again, **named)
-    tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-    return OpaqueRef(_Graph(inputs, tensors)), outputs
-
-
-def _backward(graph: OpaqueRef, grads: Sequence[torch.Tensor], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    found = graph.value.backward(grads)
-    return [torch.zeros_like(each) if grad is None else grad for grad, each in zip(found, like, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,64 +17,14 @@ from torch._subclasses.fake_tensor import (
 )
 
 from skipper.tensor_engine.errors import NotPropagatableError
-from skipper.tensor_engine.script.tensor import Tensor, Value
+from skipper.tensor_engine.script.call_site import GIVEN, NEW, SAME, SEQUENCE, CallSite
+from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared.encoding import Form
 from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
 from skipper.tensor_engine.worker.operations import CONSTANT, FIXED, INPUT, LIST, TUPLE, Description, Node
 
 _log = logging.getLogger("torch._subclasses.fake_tensor")
-
-_numbers = itertools.count(1)
-
-
-NEW, SAME, GIVEN, SEQUENCE = range(4)
-"""Kinds of results: a new value ``(NEW, index)``, an input ``(SAME, index)``, anything else, and lists of results."""
-
-
-class CallSite:
-    """An operation on arguments of one kind: what it returns, and how the workers are told of it.
-
-    Attributes:
-        number: of the site.
-        form: how its instructions look.
-        description: what makes the worker's part of it.
-        outputs: what is known of each new value, and the input that it is a view of, or None.
-        single: the one element of ``outputs`` where the result is that and nothing else.
-        result: how the result is put together.
-        reshaped: inputs whose shape the operation changes in place: their index, and the output that they become.
-        is_in_use: whether it has been used since it was last looked over for one to forget.
-    """
-
-    __slots__ = (
-        "description",
-        "form",
-        "is_in_use",
-        "number",
-        "outputs",
-        "reshaped",
-        "result",
-        "same",
-        "single",
-    )
-
-    def __init__(
-        self,
-        form: Form,
-        description: Any,
-        outputs: Sequence[tuple[Metadata, int | None]],
-        result: tuple[int, Any],
-        reshaped: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        self.number = next(_numbers)
-        self.form = form
-        self.description = description
-        self.outputs = tuple(outputs)
-        self.result = result
-        self.reshaped = tuple(reshaped)
-        self.single = self.outputs[0] if len(self.outputs) == 1 and result == (NEW, 0) and not reshaped else None
-        self.is_in_use = False
-        self.same = result[1] if result[0] == SAME and not self.outputs else None
-
 
 _fake_mode: FakeTensorMode | None = None
 
@@ -101,7 +50,7 @@ class _Template:
 
     def node(self, argument: Any, where: int | str) -> Node:
         if isinstance(argument, Tensor):
-            self.values.append(argument._value)
+            self.values.append(argument.remote_value)
             return INPUT, len(self.values) - 1
         if isinstance(argument, list | tuple):
             kind = LIST if isinstance(argument, list) else TUPLE

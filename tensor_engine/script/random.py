@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from skipper.control import ProcMesh, context
+from skipper.control import ProcMesh
 from skipper.tensor_engine.script.activation import get_active_mesh, no_mesh
 from skipper.tensor_engine.script.remote import remote
 from skipper.tensor_engine.script.tensor import Tensor
+from skipper.tensor_engine.worker import random_state
 
 __all__ = ["get_state", "make_deterministic", "manual_seed", "new_state", "set_state"]
 
@@ -33,7 +34,7 @@ def manual_seed(seed: int | torch.Tensor, *, same: bool = False, mesh: ProcMesh 
     """
     places = None if isinstance(seed, Tensor) or same else _places(mesh)
     with _on(mesh):
-        _seed(seed, places)
+        _seed_generator(seed, places)
 
 
 def make_deterministic(seed: int = 0, *, same: bool = False, mesh: ProcMesh | None = None) -> None:
@@ -60,13 +61,13 @@ def get_state(device: str = "cpu", *, mesh: ProcMesh | None = None) -> torch.Ten
         mesh: whose workers; None for those of the active mesh.
     """
     with _on(mesh):
-        result: torch.Tensor = _get(device)
+        result: torch.Tensor = _get_state(device)
         return result
 
 
 def set_state(state: torch.Tensor, device: str = "cpu") -> None:
     """Put generators into a state: what `get_state` or `new_state` has returned."""
-    _set(state, device)
+    _set_state(state, device)
 
 
 def new_state(seed: int | torch.Tensor, device: str = "cpu", *, mesh: ProcMesh | None = None) -> torch.Tensor:
@@ -78,7 +79,7 @@ def new_state(seed: int | torch.Tensor, device: str = "cpu", *, mesh: ProcMesh |
         mesh: whose workers; None for those of the active mesh.
     """
     with _on(mesh):
-        result: torch.Tensor = _new(seed, device)
+        result: torch.Tensor = _new_state(seed, device)
         return result
 
 
@@ -102,35 +103,8 @@ def _like_state(*args: Any) -> torch.Tensor:
     return torch.empty(_state_nbytes(args[-1]), dtype=torch.uint8)
 
 
-@remote
-def _seed(seed: int | torch.Tensor, places: dict[int, int] | None) -> None:
-    offset = 0 if places is None else places[_root_rank()]
-    torch.manual_seed(int(seed) + offset)
-
-
-@remote
-def _use_deterministic_algorithms() -> None:
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-
-
-@remote(propagate=_like_state)
-def _get(device: str) -> torch.Tensor:
-    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state()
-
-
-@remote
-def _set(state: torch.Tensor, device: str) -> None:
-    if device == "cpu":
-        torch.set_rng_state(state)
-    else:
-        torch.cuda.set_rng_state(state)
-
-
-@remote(propagate=_like_state)
-def _new(seed: int | torch.Tensor, device: str) -> torch.Tensor:
-    return torch.Generator(device).manual_seed(int(seed)).get_state()
-
-
-def _root_rank() -> int:
-    return int(context().actor_instance.rank.rank)
+_seed_generator = remote(random_state.seed_generator)
+_use_deterministic_algorithms = remote(random_state.use_deterministic_algorithms)
+_get_state = remote(random_state.get_state, propagate=_like_state)
+_set_state = remote(random_state.set_state)
+_new_state = remote(random_state.new_state, propagate=_like_state)

@@ -6,15 +6,15 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from skipper.tensor_engine.errors import CompileError
-
-if TYPE_CHECKING:
-    from skipper.tensor_engine.script.instruction_stream import Lane
-    from skipper.tensor_engine.script.propagation import CallSite
-    from skipper.tensor_engine.script.tensor import Storage, Tensor, Value
-    from skipper.tensor_engine.shared.stacks import Stack
+from skipper.tensor_engine.script.call_site import CallSite
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
+from skipper.tensor_engine.script.value import Storage, Value
+from skipper.tensor_engine.shared.stacks import Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Noted:
     """One instruction.
 
     Attributes:
-        lane: that it was issued on.
+        instruction_stream: that it was issued on.
         site: what is done.
         outputs: numbers of the values that come out.
         inputs: numbers of those that go in.
@@ -30,7 +30,7 @@ class Noted:
         stack: where the script issued it.
     """
 
-    lane: Lane
+    instruction_stream: InstructionStream
     site: CallSite
     outputs: tuple[int, ...]
     inputs: tuple[int, ...]
@@ -58,8 +58,8 @@ class Recorder:
         self.made: dict[int, weakref.ref[Value]] = {}
         self.read: dict[int, weakref.ref[Value]] = {}
         self.storages: dict[int, Storage] = {}
-        self.met: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Value]]] = {}
-        self.leaves: dict[int, Tensor] = {}
+        self.met: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[Value]]] = {}
+        self.leaves: dict[int, torch.Tensor] = {}
         self.foreign = False
         self.refusal: CompileError | None = None
 
@@ -70,23 +70,30 @@ class Recorder:
 
     def note(
         self,
-        lane: Lane,
+        instruction_stream: InstructionStream,
         site: CallSite,
-        outputs: Sequence[int],
+        made: Sequence[Value],
         inputs: Sequence[int],
         constants: Sequence[Any],
         stack: Stack,
     ) -> None:
-        """An instruction is issued."""
-        if self.is_here:
-            noted = Noted(lane, site, tuple(outputs), tuple(inputs), tuple(constants), stack)
-            self.instructions.append(noted)
+        """An instruction has been issued.
 
-    def note_made(self, value: Value) -> None:
-        """A value comes into being."""
-        if self.is_here:
+        Args:
+            instruction_stream: for `Noted`.
+            site: for `Noted`.
+            made: the values that it makes.
+            inputs: for `Noted`.
+            constants: for `Noted`.
+            stack: for `Noted`.
+        """
+        if not self.is_here:
+            return
+        for value in made:
             self.made[value.ref] = weakref.ref(value)
             self.storages[value.ref] = value.storage
+        outputs = tuple(value.ref for value in made)
+        self.instructions.append(Noted(instruction_stream, site, outputs, tuple(inputs), tuple(constants), stack))
 
     def note_value(self, value: Value) -> None:
         """A value goes into an instruction."""
@@ -96,9 +103,8 @@ class Recorder:
         if value.ref not in self.made:
             self.read[value.ref] = weakref.ref(value)
 
-    def note_tensor(self, tensor: Tensor) -> None:
-        """A tensor is used."""
-        value = tensor._value
+    def note_tensor(self, tensor: torch.Tensor, value: Value) -> None:
+        """A tensor of a mesh is used."""
         self.note_value(value)
         if not self.is_here or value.ref in self.made:
             return

@@ -13,14 +13,23 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from skipper.control import Endpoint, ProcMesh
 from skipper.tensor_engine.script.activation import no_mesh
-from skipper.tensor_engine.script.arguments import Packed
-from skipper.tensor_engine.script.expectation import INPUT as GIVEN_INPUT
-from skipper.tensor_engine.script.expectation import TENSOR, Expected, as_described, expect
+from skipper.tensor_engine.script.arguments import OpaqueHandle, Packed
+from skipper.tensor_engine.script.expectation import Expected, as_described, expect
 from skipper.tensor_engine.script.fetch import Fetched, ask, mesh_rank, open_answer
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.issue import issue_call
-from skipper.tensor_engine.script.opaque_ref import OPAQUE_META, OpaqueRef, refer_to
-from skipper.tensor_engine.worker.user_code import ANSWER, EXPECTED, IGNORED, WHOLE, Source, Task, is_worker, resolve
+from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META
+from skipper.tensor_engine.shared.remote_functions import (
+    ANSWER,
+    EXPECTED,
+    IGNORED,
+    INPUT,
+    TENSOR,
+    WHOLE,
+    Source,
+    Task,
+)
+from skipper.tensor_engine.worker.user_code import is_worker, resolve
 
 Propagate = Callable[..., Any] | Literal["cached", "mocked", "inspect"] | None
 
@@ -57,15 +66,15 @@ class Remote:
         if is_worker():
             return resolve_given(self.__remote_function__)(*args, **kwargs)
         packed = Packed(args, kwargs)
-        lane, mesh = packed.place(self.name)
+        instruction_stream, mesh = packed.place(self.name)
         if self.propagate is None:
-            self._issue(packed, (), lane, mesh, Task(self.source, IGNORED, (), bool(packed.groups)))
+            self._issue(packed, (), instruction_stream, mesh, Task(self.source, IGNORED, (), bool(packed.groups)))
             return None
         if self.propagate == "inspect":
-            return self._inspect(packed, lane, mesh)
+            return self._inspect(packed, instruction_stream, mesh)
         expected = self._expect(packed)
         task = Task(self.source, EXPECTED, expected.kinds, bool(packed.groups))
-        made = self._issue(packed, expected.metas, lane, mesh, task, expected.writes)
+        made = self._issue(packed, expected.metas, instruction_stream, mesh, task, expected.writes)
         return give(packed, expected, made)
 
     rref = __call__
@@ -84,26 +93,26 @@ class Remote:
     def fetch(self, args: Sequence[Any], kwargs: Mapping[str, Any], shard: Mapping[str, int] | None) -> Fetched[Any]:
         """See `call_on_shard_and_fetch`."""
         packed = Packed(args, kwargs)
-        lane, mesh = packed.place(self.name)
+        instruction_stream, mesh = packed.place(self.name)
         one = mesh.slice(**mesh.extent.point(mesh_rank(mesh, shard or {})))
-        alone = lane.session.lane(one, lane.stream)
+        alone = instruction_stream.session.instruction_stream(one, instruction_stream.stream)
         for group in packed.groups:
             group.check(alone, one)
         task = Task(self.source, ANSWER, (), bool(packed.groups))
         (answer,) = self._issue(packed, (OPAQUE_META,), alone, one, task)
-        session = lane.session
+        session = instruction_stream.session
 
         @no_mesh()
         def open_answers(found: list[Any]) -> Any:
             return pickle.loads(open_answer(session, found[0]))
 
-        return Fetched([ask(answer._value, 0, "skipper.tensor_engine.worker.user_code:take")], open_answers)
+        return Fetched([ask(answer.remote_value, 0, "skipper.tensor_engine.worker.user_code:take")], open_answers)
 
     def _issue(
         self,
         packed: Packed,
         metas: Sequence[Any],
-        lane: Lane,
+        instruction_stream: InstructionStream,
         mesh: ProcMesh,
         task: Task,
         writes: tuple[int, ...] = (),
@@ -112,7 +121,7 @@ class Remote:
             "skipper.tensor_engine.worker.user_code:call",
             packed.values,
             metas,
-            lane=lane,
+            instruction_stream=instruction_stream,
             mesh=mesh,
             name=self.name,
             static=task,
@@ -136,9 +145,9 @@ class Remote:
             found = self._cache[key] = expect(self.name, run, packed, is_real=True)
         return found
 
-    def _inspect(self, packed: Packed, lane: Lane, mesh: ProcMesh) -> Any:
+    def _inspect(self, packed: Packed, instruction_stream: InstructionStream, mesh: ProcMesh) -> Any:
         task = Task(self.source, WHOLE, (), bool(packed.groups))
-        (whole,) = self._issue(packed, (OPAQUE_META,), lane, mesh, task)
+        (whole,) = self._issue(packed, (OPAQUE_META,), instruction_stream, mesh, task)
         return take_apart(self.name, whole, packed, look_at(whole))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -159,20 +168,20 @@ def look_at(whole: Any) -> Expected:
     Raises:
         RemoteError: the function has failed there.
     """
-    value = whole._value
+    value = whole.remote_value
     answer = ask(value, 0, "skipper.tensor_engine.worker.user_code:describe")
     with no_mesh():
-        return as_described(pickle.loads(open_answer(value.lane.session, answer.get())))
+        return as_described(pickle.loads(open_answer(value.instruction_stream.session, answer.get())))
 
 
 def take_apart(name: str, whole: Any, packed: Packed, expected: Expected) -> Any:
     """Make tensors of a result that the workers have as a whole."""
-    value = whole._value
+    value = whole.remote_value
     made = issue_call(
         "skipper.tensor_engine.worker.user_code:parts",
         (value, *packed.values),
         expected.metas,
-        lane=value.lane,
+        instruction_stream=value.instruction_stream,
         mesh=value.mesh,
         name=name,
         static=Task("", EXPECTED, expected.kinds),
@@ -185,16 +194,16 @@ def give(packed: Packed, expected: Expected, made: Sequence[Any]) -> Any:
     fresh = iter(made)
     found: list[Any] = []
     for kind, base in expected.kinds:
-        if kind == GIVEN_INPUT:
+        if kind == INPUT:
             assert base is not None  # by `Kind`
             found.append(packed.tensors[base])
             continue
         each = next(fresh)
         if kind != TENSOR:
-            found.append(refer_to(each._value))
+            found.append(OpaqueHandle(each.remote_value))
             continue
         if base is not None:
-            each._value.storage = packed.values[base].storage
+            each.remote_value.storage = packed.values[base].storage
         found.append(each)
     return expected.assemble(found)
 
@@ -292,6 +301,3 @@ def _is(module: str, name: str, wanted: Sequence[object]) -> bool:
     for each in name.split("."):
         found = getattr(found, each, None)
     return any(found is each for each in wanted)
-
-
-__all__ = ["OpaqueRef", "Remote", "call_on_shard_and_fetch", "remote"]

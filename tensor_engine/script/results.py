@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
 from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script.activation import no_mesh
-from skipper.tensor_engine.script.instruction_stream import Lane
-from skipper.tensor_engine.script.tensor import Storage, Tensor, Value, wrap
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
+from skipper.tensor_engine.script.tensor import Tensor, wrap
+from skipper.tensor_engine.script.value import Storage, Value
 from skipper.tensor_engine.shared.metadata import Metadata
 
 AS_IT_IS, ARGUMENT, MADE, SEQUENCE, NAMED, MAPPING = range(6)
@@ -27,16 +29,29 @@ class Made:
         sealed: whether it looks as if it could be differentiated.
     """
 
-    __slots__ = ("argument", "lane", "mesh", "meta", "sealed", "slot", "storage")
+    __slots__ = ("argument", "instruction_stream", "mesh", "meta", "sealed", "slot", "storage")
 
     def __init__(self, value: Value, argument: int | None, sealed: bool, storage: int | Storage) -> None:
         self.slot = value.ref
         self.meta: Metadata = value.meta
-        self.lane: Lane = value.lane
+        self.instruction_stream: InstructionStream = value.instruction_stream
         self.mesh = value.mesh
         self.argument = argument
         self.sealed = sealed
         self.storage = storage  # of an input, below zero one of its own, or that of a captured tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How the result of a replay is put together.
+
+    Attributes:
+        template: of what: see `put_together`.
+        made: the tensors that each replay makes anew, in the order in which the template numbers them.
+    """
+
+    template: tuple[int, Any]
+    made: list[Made]
 
 
 def put_together(template: tuple[int, Any], made: Sequence[Tensor], tensors: Sequence[Tensor]) -> Any:

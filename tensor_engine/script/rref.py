@@ -13,12 +13,12 @@ from skipper.tensor_engine.errors import MeshMismatchError
 from skipper.tensor_engine.script import recording
 from skipper.tensor_engine.script.arguments import Packed
 from skipper.tensor_engine.script.expectation import Expected, expect
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.issue import issue_call
-from skipper.tensor_engine.script.opaque_ref import OPAQUE_META
 from skipper.tensor_engine.script.remote import give, look_at, take_apart
+from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META
+from skipper.tensor_engine.shared.remote_functions import EXPECTED, IGNORED, WHOLE, Task
 from skipper.tensor_engine.worker.handover import Order, in_actor, in_async_actor
-from skipper.tensor_engine.worker.user_code import EXPECTED, IGNORED, WHOLE, Task
 
 _CACHED = 4096
 """Kinds of calls whose results are remembered."""
@@ -43,14 +43,14 @@ def rref(endpoint: Endpoint[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     recording.refuse("a call of an actor's endpoint", "make it beside the compiled function")
     actors, propagate, name = endpoint.mesh, endpoint.propagate, f"{endpoint.mesh.name}.{endpoint.spec.name}"
     packed = Packed(args, kwargs)
-    lane, mesh = packed.place(name)
-    if not is_on_all(lane, actors.members):
-        refuse_place(lane, f"{name}: the actors {actors!r}")
+    instruction_stream, mesh = packed.place(name)
+    if not is_on_all(instruction_stream, actors.members):
+        refuse_place(instruction_stream, f"{name}: the actors {actors!r}")
     if propagate is None:
-        _issue(endpoint, packed, lane, mesh, (), Task("", IGNORED))
+        _issue(endpoint, packed, instruction_stream, mesh, (), Task("", IGNORED))
         return None
     if callable(propagate):
-        return _known(endpoint, packed, lane, mesh, expect(name, propagate, packed, is_real=False))
+        return _known(endpoint, packed, instruction_stream, mesh, expect(name, propagate, packed, is_real=False))
     if propagate not in ("cached", "inspect"):
         raise ValueError(
             f"{name} is an endpoint with propagate={propagate!r}: a method needs its actor, and cannot be run in the "
@@ -58,8 +58,8 @@ def rref(endpoint: Endpoint[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         )
     key = (actors.uid, endpoint.spec.name, *packed.pattern())
     if propagate == "cached" and (expected := _cache.get(key)) is not None:
-        return _known(endpoint, packed, lane, mesh, expected)
-    (whole,) = _issue(endpoint, packed, lane, mesh, (OPAQUE_META,), Task("", WHOLE))
+        return _known(endpoint, packed, instruction_stream, mesh, expected)
+    (whole,) = _issue(endpoint, packed, instruction_stream, mesh, (OPAQUE_META,), Task("", WHOLE))
     expected = look_at(whole)
     if propagate == "cached":
         if len(_cache) >= _CACHED:
@@ -68,17 +68,24 @@ def rref(endpoint: Endpoint[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return take_apart(name, whole, packed, expected)
 
 
-def _known(endpoint: Endpoint[..., Any], packed: Packed, lane: Lane, mesh: Any, expected: Expected) -> Any:
-    made = _issue(endpoint, packed, lane, mesh, expected.metas, Task("", EXPECTED, expected.kinds))
+def _known(
+    endpoint: Endpoint[..., Any], packed: Packed, instruction_stream: InstructionStream, mesh: Any, expected: Expected
+) -> Any:
+    made = _issue(endpoint, packed, instruction_stream, mesh, expected.metas, Task("", EXPECTED, expected.kinds))
     return give(packed, expected, made)
 
 
 def _issue(
-    endpoint: Endpoint[..., Any], packed: Packed, lane: Lane, mesh: Any, metas: Sequence[Any], task: Task
+    endpoint: Endpoint[..., Any],
+    packed: Packed,
+    instruction_stream: InstructionStream,
+    mesh: Any,
+    metas: Sequence[Any],
+    task: Task,
 ) -> Sequence[Any]:
     """Send the call to the actors, and tell the workers when it is their turn."""
     run = endpoint.wrapped(in_async_actor if endpoint.spec.is_async else in_actor)
-    session = lane.session
+    session = instruction_stream.session
     number = new_number()
     with turn:
         session.check()
@@ -87,7 +94,7 @@ def _issue(
             "skipper.tensor_engine.worker.handover:call",
             packed.values,
             metas,
-            lane=lane,
+            instruction_stream=instruction_stream,
             mesh=mesh,
             name=f"{endpoint.mesh.name}.{endpoint.spec.name}",
             static=Order(endpoint.mesh, task),
@@ -97,15 +104,15 @@ def _issue(
         )
 
 
-def is_on_all(lane: Lane, members: Sequence[ProcessRef]) -> bool:
-    """Whether these are all the processes of a lane, and no others."""
-    everywhere = lane.session.procs.root_members
-    return {everywhere[rank].id for rank in lane.ranks} == {member.id for member in members}
+def is_on_all(instruction_stream: InstructionStream, members: Sequence[ProcessRef]) -> bool:
+    """Whether these are all the processes of an instruction stream, and no others."""
+    everywhere = instruction_stream.session.procs.root_members
+    return {everywhere[rank].id for rank in instruction_stream.ranks} == {member.id for member in members}
 
 
-def refuse_place(lane: Lane, what: str) -> NoReturn:
+def refuse_place(instruction_stream: InstructionStream, what: str) -> NoReturn:
     """Raise `MeshMismatchError`: these actors are elsewhere."""
     raise MeshMismatchError(
         f"{what} are not in the processes where the tensors are, or that are active, "
-        f"{len(lane.ranks)} of {lane.session.procs!r}: take the same slice of both"
+        f"{len(instruction_stream.ranks)} of {instruction_stream.session.procs!r}: take the same slice of both"
     )

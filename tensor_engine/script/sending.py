@@ -10,11 +10,11 @@ from skipper.control import Actor, ActorMesh, Endpoint, ProcMesh
 from skipper.control.wire.envelope import ProcessRef
 from skipper.tensor_engine.script import recording
 from skipper.tensor_engine.script.arguments import Packed
-from skipper.tensor_engine.script.instruction_stream import Lane
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.script.rref import is_on_all, new_number, refuse_place, turn
+from skipper.tensor_engine.shared.remote_functions import IGNORED, Task
 from skipper.tensor_engine.worker import handover
-from skipper.tensor_engine.worker.user_code import IGNORED, Task
 
 
 def send(endpoint: Endpoint[..., Any], adverb: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -27,13 +27,13 @@ def send(endpoint: Endpoint[..., Any], adverb: str, args: Sequence[Any], kwargs:
     actors, name = endpoint.mesh, f"{endpoint.mesh.name}.{endpoint.spec.name}"
     recording.refuse("a call of an actor's endpoint", "make it beside the compiled function")
     packed = Packed(args, kwargs)
-    lane, mesh = _place(packed, actors.members, f"{name}: the actors {actors!r}")
+    instruction_stream, mesh = _place(packed, actors.members, f"{name}: the actors {actors!r}")
     run = endpoint.wrapped(handover.as_plain_async if endpoint.spec.is_async else handover.as_plain)
     number = new_number()
     with turn:
-        lane.session.check()
-        result = getattr(run, adverb)((lane.session.number, number), packed.data)
-        _tell_workers(packed, actors, lane, mesh, name, number)
+        instruction_stream.session.check()
+        result = getattr(run, adverb)((instruction_stream.session.number, number), packed.data)
+        _tell_workers(packed, actors, instruction_stream, mesh, name, number)
         return result
 
 
@@ -48,38 +48,45 @@ def spawn(
     """
     recording.refuse("the spawning of actors", "spawn them beside the compiled function")
     packed = Packed(args, kwargs)
-    lane, mesh = _place(packed, procs.members, f"{name}: the processes {procs!r}")
+    instruction_stream, mesh = _place(packed, procs.members, f"{name}: the processes {procs!r}")
     number = new_number()
     with turn:
-        lane.session.check()
-        arguments = functools.partial(handover.arguments, (lane.session.number, number), packed.data)
+        instruction_stream.session.check()
+        arguments = functools.partial(handover.arguments, (instruction_stream.session.number, number), packed.data)
         actors = procs.spawn_with(name, cls, arguments)
-        _tell_workers(packed, actors, lane, mesh, f"{name}.__init__", number)
+        _tell_workers(packed, actors, instruction_stream, mesh, f"{name}.__init__", number)
         return actors
 
 
-def _place(packed: Packed, members: Sequence[ProcessRef], what: str) -> tuple[Lane, ProcMesh]:
-    """The lane and the mesh of the processes where actors are: all where the tensors are, or one of these."""
-    lane, mesh = packed.place(what)
-    if is_on_all(lane, members):
-        return lane, mesh
+def _place(packed: Packed, members: Sequence[ProcessRef], what: str) -> tuple[InstructionStream, ProcMesh]:
+    """The instruction stream and mesh of the actors' processes: all where the tensors are, or one of these."""
+    instruction_stream, mesh = packed.place(what)
+    if is_on_all(instruction_stream, members):
+        return instruction_stream, mesh
     ids = [member.id for member in mesh.members]
     if len(members) != 1 or members[0].id not in ids:
-        refuse_place(lane, what)
+        refuse_place(instruction_stream, what)
     one = mesh.slice(**mesh.extent.point(ids.index(members[0].id)))
-    alone = lane.session.lane(one, lane.stream)
+    alone = instruction_stream.session.instruction_stream(one, instruction_stream.stream)
     for group in packed.groups:
         group.check(alone, one)
     return alone, one
 
 
-def _tell_workers(packed: Packed, actors: ActorMesh[Any], lane: Lane, mesh: ProcMesh, name: str, number: int) -> None:
+def _tell_workers(
+    packed: Packed,
+    actors: ActorMesh[Any],
+    instruction_stream: InstructionStream,
+    mesh: ProcMesh,
+    name: str,
+    number: int,
+) -> None:
     """Have the workers, in their turn, give the tensors, and go on when the actors have made use of them."""
     issue_call(
         "skipper.tensor_engine.worker.handover:call",
         packed.values,
         (),
-        lane=lane,
+        instruction_stream=instruction_stream,
         mesh=mesh,
         name=name,
         static=handover.Order(actors, Task("", IGNORED)),

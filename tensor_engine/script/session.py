@@ -9,13 +9,16 @@ import secrets
 import threading
 import time
 import weakref
+from collections.abc import Mapping
+from typing import Any
 
 from skipper.control import ActorMesh, Channel, ControlError, Future, ProcMesh
 from skipper.control.model.future import unheard
 from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.script.failures import Failures
-from skipper.tensor_engine.script.instruction_stream import MAIN, Lane, StreamKey
+from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, IssueOrder, StreamKey
 from skipper.tensor_engine.shared.rendezvous import watch
+from skipper.tensor_engine.shared.stacks import Stack
 from skipper.tensor_engine.worker.communication import worker_number
 from skipper.tensor_engine.worker.heap import Poison
 from skipper.tensor_engine.worker.worker import Worker
@@ -36,29 +39,26 @@ class Session:
     Attributes:
         number: unique among all that drive the same processes, the script and actors.
         procs: the root mesh.
-        lock: guards the lanes; whoever issues takes it.
-        newest: the lane that got the last instruction.
-        is_flushing: whether the flusher is awake, so that it need not be woken.
+        order: of all instructions; its lock guards the instruction streams and the workers.
+        lock: that of ``order``.
+        instruction_streams: by the ranks and the stream that they are for.
         failures: what has gone wrong on the workers.
     """
 
     def __init__(self, procs: ProcMesh) -> None:
         self.number = secrets.randbits(40)
         self.procs = procs
-        self.lock = threading.RLock()
-        self.newest: Lane | None = None
-        self.is_flushing = False
-        self.is_closed = False
-        self.failures = Failures(self)
-        self.lanes: dict[tuple[tuple[int, ...], StreamKey], Lane] = {}
+        self.order = IssueOrder()
+        self.lock = self.order.lock
+        self.instruction_streams = self.order.streams
+        self.failures = Failures(functools.partial(_stack_of, self.instruction_streams))
         self._workers: dict[StreamKey, ActorMesh[Worker]] = {}
-        self._wake = threading.Event()
         self._port, self._receiver = Channel[Poison].open()
         self._listen()
         self.workers(MAIN)
         watch(worker_number(self.number, 0), procs)
         threading.Thread(
-            target=_keep_flushing, args=(weakref.ref(self), self._wake), name="tensor-engine", daemon=True
+            target=_keep_flushing, args=(weakref.ref(self), self.order.woken), name="tensor-engine", daemon=True
         ).start()
 
     def workers(self, stream: StreamKey) -> ActorMesh[Worker]:
@@ -71,15 +71,21 @@ class Session:
                 self._workers[stream] = known
             return known
 
-    def lane(self, mesh: ProcMesh, stream: StreamKey = MAIN) -> Lane:
-        """The lane to the processes of a mesh, or slice, on a stream."""
+    def instruction_stream(self, mesh: ProcMesh, stream: StreamKey = MAIN) -> InstructionStream:
+        """The instruction stream to the processes of a mesh, or slice, on a stream."""
         key = (mesh.ranks, stream)
-        lane = self.lanes.get(key)
-        if lane is None:
+        instruction_stream = self.instruction_streams.get(key)
+        if instruction_stream is None:
             with self.lock:
                 self.check()
-                lane = self.lanes.setdefault(key, Lane(self, stream, mesh.ranks, self.workers(stream).over(mesh)))
-        return lane
+                made = InstructionStream(self, self.order, stream, mesh.ranks, self.workers(stream).over(mesh))
+                instruction_stream = self.instruction_streams.setdefault(key, made)
+        return instruction_stream
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been shut down."""
+        return self.order.is_closed
 
     def check(self) -> None:
         """See whether it is still open.
@@ -87,27 +93,13 @@ class Session:
         Raises:
             EngineClosedError: it is not.
         """
-        if self.is_closed:
-            raise EngineClosedError("the tensor engine of this mesh has been shut down; activate a mesh anew")
-
-    def turn_to(self, lane: Lane) -> None:
-        """Send first what waits for the same workers in other lanes."""
-        self.check()
-        for other in list(self.lanes.values()):
-            if other is not lane and other.count and other.stream == lane.stream and other.members & lane.members:
-                other.flush()
-        self.newest = lane
-
-    def wake(self) -> None:
-        """Have the flusher look after what waits."""
-        self.is_flushing = True
-        self._wake.set()
+        self.order.check()
 
     def flush(self) -> None:
         """Send everything that waits."""
         with self.lock:
-            for lane in self._by_urgency():
-                lane.flush()
+            for instruction_stream in self._by_urgency():
+                instruction_stream.flush()
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Wait until every worker has run what was issued so far.
@@ -118,8 +110,8 @@ class Session:
         """
         with self.lock:
             self.check()
-            for lane in self._by_urgency():
-                lane.flush(is_last=True)
+            for instruction_stream in self._by_urgency():
+                instruction_stream.flush(is_last=True)
             waiting = [workers.sync.call() for workers in self._workers.values()]
         deadline = None if timeout is None else time.monotonic() + timeout
         for future in waiting:
@@ -128,8 +120,8 @@ class Session:
     def forget_site(self, number: int) -> None:
         """Have all workers forget a site that has fallen out of the cache."""
         with self.lock:
-            for lane in list(self.lanes.values()):
-                lane.forget_site(number)
+            for instruction_stream in list(self.instruction_streams.values()):
+                instruction_stream.forget_site(number)
 
     def close(self, timeout: float) -> None:
         """Run what was issued, report the errors that nobody has seen, and stop the workers. May be called again."""
@@ -139,10 +131,10 @@ class Session:
         with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
             self.synchronize(timeout)  # who is gone, or hangs, is told of by control
         with self.lock:
-            self.is_closed = True
-            self.newest = None
+            self.order.is_closed = True
+            self.order.newest = None
             stopping = [workers.stop() for workers in self._workers.values()]
-        self._wake.set()
+        self.order.woken.set()
         self.failures.report_unobserved()
         for future in stopping:
             with contextlib.suppress(ControlError, TimeoutError), unheard():  # it was gone already
@@ -153,28 +145,36 @@ class Session:
         """Send what waits if nothing follows, on behalf of the flusher.
 
         Args:
-            seen: how many instructions each lane had had at the last look, by its number; this look is noted there.
+            seen: how many instructions each instruction stream had had at the last look, by its number; updated.
 
         Returns:
             Whether there was anything.
         """
-        waiting = [lane for lane in list(self.lanes.values()) if lane.count or lane.freed or lane.unused]
+        waiting = [
+            instruction_stream
+            for instruction_stream in list(self.instruction_streams.values())
+            if instruction_stream.count or instruction_stream.freed or instruction_stream.unused
+        ]
         if not waiting:
             return False
-        grown = {lane.number: lane.issued for lane in waiting}
+        grown = {instruction_stream.number: instruction_stream.issued for instruction_stream in waiting}
         is_busy = any(seen.get(number) != issued for number, issued in grown.items())
         seen.update(grown)
         if is_busy:
             return True  # the script is at it: the batch fills up, or has not grown at the next look
         with self.lock:
-            for lane in self._by_urgency():
-                if (lane.count or lane.freed or lane.unused) and not self.is_closed and lane.lost is None:
-                    lane.flush(is_last=True)
+            for instruction_stream in self._by_urgency():
+                if (
+                    (instruction_stream.count or instruction_stream.freed or instruction_stream.unused)
+                    and not self.is_closed
+                    and instruction_stream.lost is None
+                ):
+                    instruction_stream.flush(is_last=True)
         return True
 
-    def _by_urgency(self) -> list[Lane]:
-        """Lanes with instructions before those with values to free, which such an instruction may still need."""
-        return sorted(self.lanes.values(), key=lambda lane: not lane.count)
+    def _by_urgency(self) -> list[InstructionStream]:
+        """Those with instructions before those with values to free, which such an instruction may still need."""
+        return sorted(self.instruction_streams.values(), key=lambda instruction_stream: not instruction_stream.count)
 
     def _listen(self) -> None:
         """Take what the workers report, in the thread in which it arrives."""
@@ -213,9 +213,17 @@ def _keep_flushing(session: weakref.ref[Session], wake: threading.Event) -> None
             if quiet == _QUIET:
                 with here.lock:
                     # From now on who issues wakes this thread; who has just done so has not.
-                    here.is_flushing = any(lane.count for lane in here.lanes.values())
-                    quiet = 0 if here.is_flushing else quiet
+                    here.order.is_flushing = any(each.count for each in here.instruction_streams.values())
+                    quiet = 0 if here.order.is_flushing else quiet
             del here
+
+
+def _stack_of(streams: Mapping[Any, InstructionStream], number: int, sequence: int) -> Stack | None:
+    """Where the script issued an instruction of the instruction stream of a number, if that is still known."""
+    for known in list(streams.values()):
+        if known.number == number:
+            return known.stack_of(sequence)
+    return None
 
 
 def _flush(session: Session, seen: dict[int, int]) -> bool:
@@ -247,7 +255,10 @@ def all_sessions() -> list[Session]:
 def home_of(poison: Poison, session: Session) -> Session:
     """The session whose instruction failed: where poison was met, or another one from which it came by `to_mesh`."""
     for known in (session, *all_sessions()):
-        if any(lane.number == poison.lane for lane in list(known.lanes.values())):
+        if any(
+            instruction_stream.number == poison.instruction_stream
+            for instruction_stream in list(known.instruction_streams.values())
+        ):
             return known
     return session
 

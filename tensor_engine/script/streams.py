@@ -1,18 +1,21 @@
-"""Streams: sequences of operations that run beside each other on the workers."""
+"""Streams: sequences of operations that run beside each other on the workers, and lend each other tensors."""
 
 from __future__ import annotations
 
 import itertools
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from skipper.tensor_engine.script import activation
+from skipper.tensor_engine.errors import BorrowedTensorError
+from skipper.tensor_engine.script import methods
 from skipper.tensor_engine.script.instruction_stream import MAIN, StreamKey
 
 if TYPE_CHECKING:
-    from skipper.tensor_engine.script.borrow import Borrow
+    from skipper.tensor_engine.script.tensor import Tensor
 
 _numbers = itertools.count(1)
 _known: dict[int, Stream] = {}
@@ -51,34 +54,33 @@ class Stream:
 
     def activate(self) -> AbstractContextManager[None]:
         """Make it the active one: tensors that are made from nothing belong to it. May be nested."""
-        return activation.activate_stream(self._key)
+        active: AbstractContextManager[None] = methods.wired.activate_stream(self._key)
+        return active
 
     def borrow(self, tensor: torch.Tensor, *, mutable: bool = False) -> Borrow:
         """Lend this stream a tensor of another one, without a copy. Returns at once.
 
-        The workers' stream waits until the other one has made the tensor; after `Borrow.drop` the other one waits until
-        this one is done with it. Whatever is issued in between runs beside each other. Gradients go back to the lender;
-        call ``backward`` before the tensor is given back if it was used for what saves it.
+        The workers' stream waits until the other one has made the tensor. After `Borrow.drop` the other one waits until
+        this one is done with it. What the two issue in between runs beside each other. Gradients go back to the lender.
+        If autograd saves the borrowed tensor, call ``backward`` before the tensor is given back.
 
         Args:
             tensor: of a mesh; its views are lent with it.
             mutable: this stream may change it, and the other one cannot use it meanwhile. Else both can read it, and
-                neither can change it. A remote function is only kept from it as far as its ``propagate`` tells that it
-                changes its arguments.
+                neither can change it. A remote function is only kept from changing it as far as its ``propagate`` tells
+                that it changes its arguments.
 
         Returns:
             The borrow, as a context manager of the borrowed tensor, or to be unpacked: ``x, borrow = s.borrow(y)``.
 
         Raises:
             StreamMismatchError: the tensor belongs to this stream already.
-            BorrowedTensorError: it is lent so that this cannot be: changed by another one, or by this one while others
-                read it.
+            BorrowedTensorError: it is lent already, and the two borrows exclude each other: one of them changes it.
             LocalTensorError: this is no tensor of a mesh.
             RuntimeError: it is to be changed, and autograd would not see it.
         """
-        from skipper.tensor_engine.script.borrow import Borrow
-
-        return Borrow(self, tensor, mutable=mutable)
+        borrowed: Borrow = methods.wired.borrow(self._key, tensor, mutable=mutable)
+        return borrowed
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r}>"
@@ -94,11 +96,57 @@ main = _Main()
 """The stream that is active where no other one is."""
 
 
-def get_active_stream() -> Stream:
-    """The stream that is active in this thread."""
-    return stream_of(activation.current_stream())
-
-
 def stream_of(key: StreamKey) -> Stream:
     """The stream of a key."""
     return _known[key.number]
+
+
+class Borrow:
+    """A tensor that a stream has borrowed: `Stream.borrow` makes it.
+
+    Args:
+        tensor: as below.
+        lender: name of the stream that lends it.
+        give_back: called by the first `drop`, and again by later ones if it has raised `BorrowedTensorError`.
+
+    Attributes:
+        tensor: the borrowed tensor, of the borrowing stream; it and its views cannot be used after `drop`.
+    """
+
+    def __init__(self, tensor: Tensor, lender: str, give_back: Callable[[], None]) -> None:
+        self.tensor = tensor
+        self._lender = lender
+        self._give_back: Callable[[], None] | None = give_back
+
+    def drop(self) -> None:
+        """Give the tensor back. It may be called again.
+
+        Raises:
+            BorrowedTensorError: it has been lent on.
+        """
+        give_back, self._give_back = self._give_back, None
+        if give_back is None:
+            return
+        try:
+            give_back()
+        except BorrowedTensorError:
+            self._give_back = give_back  # it has not been given back
+            raise
+
+    def __enter__(self) -> Tensor:
+        return self.tensor
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.drop()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.tensor, self))
+
+    def __del__(self) -> None:
+        if self._give_back is not None:
+            warnings.warn(
+                f"a tensor of the stream {self._lender!r} was borrowed and never given back: it stays lent. Use `with "
+                "stream.borrow(tensor) as x:`, or call drop()",
+                ResourceWarning,
+                stacklevel=2,
+            )

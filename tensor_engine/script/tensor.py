@@ -3,91 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
+from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import LocalTensorError, MeshMismatchError, PickleError, StreamMismatchError
-from skipper.tensor_engine.script import recording
-from skipper.tensor_engine.shared.metadata import Metadata
-
-if TYPE_CHECKING:
-    from skipper.control import ProcMesh
-    from skipper.tensor_engine.script.instruction_stream import Lane
-    from skipper.tensor_engine.script.streams import Stream
-
-_Dispatch = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
-
-
-class Storage:
-    """What a tensor and its views share; that somebody has borrowed it concerns all of them.
-
-    Attributes:
-        barred: why none of them may be used just now, or None.
-        frozen: why none of them may be changed just now, or None.
-        keeps_frozen: whether it stays so when it is not lent any more.
-        lent: to how many borrowers.
-    """
-
-    __slots__ = ("barred", "frozen", "keeps_frozen", "lent")
-
-    def __init__(self) -> None:
-        self.barred: Exception | None = None
-        self.frozen: Exception | None = None
-        self.keeps_frozen = False
-        self.lent = 0
-
-    def refuse_change(self) -> None:
-        """See whether it may be changed.
-
-        Raises:
-            BorrowedTensorError: it is lent, or has been borrowed, to be read only.
-        """
-        if self.frozen is not None:
-            raise self.frozen.with_traceback(None)
-
-
-class Value:
-    """A tensor on the workers of a lane, under a number; its memory there goes with this object.
-
-    Attributes:
-        ref: its number, unique in the script.
-        meta: what is known of it.
-        lane: the workers that have it, and the stream to which it belongs.
-        mesh: those workers as the user laid them out.
-        storage: shared with its views.
-        barred: why it may not be used any more, or None.
-    """
-
-    __slots__ = ("__weakref__", "_freed", "barred", "lane", "mesh", "meta", "ref", "storage")
-
-    def __init__(self, ref: int, meta: Metadata, lane: Lane, mesh: ProcMesh, storage: Storage | None = None) -> None:
-        self.ref = ref
-        self.meta = meta
-        self.lane = lane
-        self.mesh = mesh
-        self.storage = storage or Storage()
-        self.barred: Exception | None = None
-        self._freed: deque[int] = lane.freed
-        if (recorder := recording.current) is not None:
-            recorder.note_made(self)
-
-    def check(self) -> None:
-        """See whether it may be used.
-
-        Raises:
-            DroppedTensorError: it has been dropped.
-            BorrowedTensorError: it is lent, or was borrowed and given back.
-        """
-        barred = self.barred or self.storage.barred
-        if barred is not None:
-            raise barred.with_traceback(None)
-
-    def __del__(self) -> None:
-        # Only a note: this runs wherever the last reference happens to go, also in the middle of an operation.
-        self._freed.append(self.ref)
+from skipper.tensor_engine.script import methods, recording
+from skipper.tensor_engine.script.streams import Stream, stream_of
+from skipper.tensor_engine.script.value import Value
 
 
 class Tensor(torch.Tensor):
@@ -99,10 +24,13 @@ class Tensor(torch.Tensor):
 
     The memory on the workers is freed when the last reference to the tensor, and to those views of it that are in
     use, is gone; or at `drop`.
+
+    Attributes:
+        remote_value: what stands for it on the workers: for the engine, not for users.
     """
 
-    __slots__ = ("_value",)
-    _value: Value
+    __slots__ = ("remote_value",)
+    remote_value: Value
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
@@ -115,7 +43,7 @@ class Tensor(torch.Tensor):
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Issue an operation."""
-        return _dispatch(func, args, kwargs or {})
+        return methods.wired.dispatch(func, args, kwargs or {})
 
     @property
     def data(self) -> torch.Tensor:
@@ -126,26 +54,24 @@ class Tensor(torch.Tensor):
     def data(self, other: torch.Tensor) -> None:
         value = value_of(other)
         _set_data(self, other)
-        self._value = value
+        self.remote_value = value
 
     @property
     def mesh(self) -> ProcMesh:
         """The processes that have the shards."""
-        return self._value.mesh
+        return self.remote_value.mesh
 
     @property
     def stream(self) -> Stream:
         """The stream to which it belongs."""
-        from skipper.tensor_engine.script.streams import stream_of
-
-        return stream_of(self._value.lane.stream)
+        return stream_of(self.remote_value.instruction_stream.stream)
 
     def drop(self) -> None:
         """Free the memory on the workers now; using the tensor after that is a `DroppedTensorError`.
 
         Views of it keep what they view. It may be called again.
         """
-        _drop(self._value)
+        self.remote_value.drop()
 
     def reduce(
         self,
@@ -157,37 +83,32 @@ class Tensor(torch.Tensor):
         out: torch.Tensor | None = None,
     ) -> Tensor:
         """Combine the values that ranks have along axes of the mesh: see `communicate.reduce`."""
-        from skipper.tensor_engine.script import communicate
-
-        return communicate.reduce(self, axes, reduction, scatter=scatter, mesh=mesh, out=out)
+        result: Tensor = methods.wired.reduce(self, axes, reduction, scatter=scatter, mesh=mesh, out=out)
+        return result
 
     def reduce_(self, axes: str | Sequence[str], reduction: str = "sum") -> Tensor:
         """`reduce` into this tensor."""
-        from skipper.tensor_engine.script import communicate
-
-        return communicate.reduce_(self, axes, reduction)
+        result: Tensor = methods.wired.reduce_(self, axes, reduction)
+        return result
 
     def all_to_all(self, axes: str | Sequence[str]) -> Tensor:
         """Give the parts along dim 0 to the ranks along axes of the mesh: see `communicate.all_to_all`."""
-        from skipper.tensor_engine.script import communicate
-
-        return communicate.all_to_all(self, axes)
+        result: Tensor = methods.wired.all_to_all(self, axes)
+        return result
 
     def to_mesh(self, mesh: ProcMesh) -> Tensor:
         """The same values on another mesh: see `communicate.to_mesh`."""
-        from skipper.tensor_engine.script import communicate
-
-        return communicate.to_mesh(self, mesh)
+        result: Tensor = methods.wired.to_mesh(self, mesh)
+        return result
 
     def slice_mesh(self, **selection: int | slice) -> Tensor:
         """The same tensor on a part of its mesh: see `communicate.slice_mesh`."""
-        from skipper.tensor_engine.script import communicate
-
-        return communicate.slice_mesh(self, **selection)
+        result: Tensor = methods.wired.slice_mesh(self, **selection)
+        return result
 
     def tolist(self) -> Any:
         """The values of the first rank, as (lists of) numbers: a fetch, like `item`."""
-        return _fetch_first(self._value).tolist()
+        return methods.wired.fetch_first(self.remote_value).tolist()
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse: the memory is elsewhere."""
@@ -217,7 +138,7 @@ class Tensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"<tensor {self._value.meta!r}, {self._value.mesh!r}{grad}>"
+        return f"<tensor {self.remote_value.meta!r}, {self.remote_value.mesh!r}{grad}>"
 
 
 _set_data: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -230,12 +151,12 @@ def wrap(value: Value) -> Tensor:
     tensor = _make(
         Tensor, meta.shape, strides=meta.stride, storage_offset=meta.offset, dtype=meta.dtype, device=meta.device
     )
-    tensor._value = value
+    tensor.remote_value = value
     return tensor
 
 
 def refuse_mixture(what: str, first: Value, other: Value) -> NoReturn:
-    """Say why two values cannot meet that are not of one lane.
+    """Say why two values cannot meet that are not of one instruction stream.
 
     Args:
         what: the operation, and what of it does not go together: ``add: tensors``.
@@ -246,10 +167,11 @@ def refuse_mixture(what: str, first: Value, other: Value) -> NoReturn:
         StreamMismatchError: they are of different streams.
         MeshMismatchError: they are of different meshes.
     """
-    if other.lane.members == first.lane.members and other.lane.session is first.lane.session:
+    one, two = first.instruction_stream, other.instruction_stream
+    if one.members == two.members and one.session is two.session:
         raise StreamMismatchError(
-            f"{what} of the streams {first.lane.stream.name!r} and {other.lane.stream.name!r} meet: "
-            "borrow one for the stream of the other"
+            f"{what} of the streams {one.stream.name!r} and {two.stream.name!r} meet: borrow one for the stream of the "
+            "other"
         )
     raise MeshMismatchError(
         f"{what} of {first.mesh!r} and {other.mesh!r} meet: bring one to the mesh of the other by "
@@ -267,23 +189,8 @@ def value_of(tensor: object) -> Value:
     """
     if not isinstance(tensor, Tensor):
         raise LocalTensorError(f"a tensor of a mesh is needed here, not {type(tensor).__name__}")
-    value = tensor._value
+    value = tensor.remote_value
     value.check()
     if (recorder := recording.current) is not None:
-        recorder.note_tensor(tensor)
+        recorder.note_tensor(tensor, value)
     return value
-
-
-def _unset(*args: object) -> Any:
-    raise RuntimeError("tensor_engine has not been imported as a package")
-
-
-_dispatch: _Dispatch = _unset
-_drop: Callable[[Value], None] = _unset
-_fetch_first: Callable[[Value], torch.Tensor] = _unset
-
-
-def connect(dispatch: _Dispatch, drop: Callable[[Value], None], fetch_first: Callable[[Value], torch.Tensor]) -> None:
-    """Set what the methods of `Tensor` do; the modules that do it need the class themselves."""
-    global _dispatch, _drop, _fetch_first
-    _dispatch, _drop, _fetch_first = dispatch, drop, fetch_first

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from skipper.tensor_engine.script.instruction_stream import Lane
-from skipper.tensor_engine.script.recording import Noted
 from skipper.tensor_engine.shared.encoding import Form
 
 OPERATION = "skipper.tensor_engine.worker.operations:operation_site"
@@ -35,7 +32,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the workers of one lane do in a replay. Slots have the numbers that the values had in the trace.
+    """What the workers of one instruction stream do in a replay.
+
+    Slots have the numbers that the values had in the trace.
 
     Attributes:
         name: for people.
@@ -60,77 +59,3 @@ class Program:
     def packed(self) -> bytes:
         """As bytes, once for all workers."""
         return pickle.dumps(self, protocol=5)
-
-
-class Segment:
-    """Instructions of a trace that go to one lane in one message.
-
-    Attributes:
-        lane: to which they go.
-        instructions: in their order.
-    """
-
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
-        self.instructions: list[Noted] = []
-
-    def program(
-        self, name: str, given: set[int], wanted: set[int], kept: set[int], backend: str | None = None
-    ) -> Program:
-        """What the workers of the lane are told.
-
-        Args:
-            name: for people.
-            given: values that come anew with each replay.
-            wanted: values that are needed elsewhere, in a replay or after it.
-            kept: values that stay under the number that they have in the trace.
-            backend: for `Program.backend`.
-        """
-        sites: dict[int, int] = {}
-        descriptions: list[tuple[Form, Any]] = []
-        steps: list[Step] = []
-        made: dict[int, None] = {}
-        inputs: dict[int, None] = {}
-        captured: dict[int, None] = {}
-        for each in self.instructions:
-            number = sites.get(each.site.number)
-            if number is None:
-                number = sites[each.site.number] = len(descriptions)
-                descriptions.append((each.site.form, each.site.description))
-            for ref in each.inputs:
-                if ref not in made:
-                    (inputs if ref in given else captured)[ref] = None
-            made.update(dict.fromkeys(each.outputs))
-            steps.append(Step(number, each.outputs, each.inputs, each.constants))
-        return Program(
-            name,
-            tuple(descriptions),
-            tuple(steps),
-            tuple(inputs),
-            tuple(captured),
-            tuple(ref for ref in made if ref in wanted),
-            tuple(ref for ref in made if ref in kept),
-            backend,
-        )
-
-
-def segments_of(instructions: Sequence[Noted]) -> list[Segment]:
-    """Cut a trace into as few segments as keep the order of instructions on every worker."""
-    segments: list[Segment] = []
-    for each in instructions:
-        place = _place(segments, each.lane)
-        if place is None:
-            place = Segment(each.lane)
-            segments.append(place)
-        place.instructions.append(each)
-    return segments
-
-
-def _place(segments: Sequence[Segment], lane: Lane) -> Segment | None:
-    """The segment to which the next instruction of a lane may be added: no later one concerns the same workers."""
-    for segment in reversed(segments):
-        if segment.lane is lane:
-            return segment
-        if segment.lane.session is lane.session and segment.lane.members & lane.members:
-            return None
-    return None

@@ -33,7 +33,7 @@ _MOST_LOST = 100_000
 """Workers that are remembered to have ended; nobody waits for those of long ago."""
 
 
-class Rendezvous(Actor):
+class RendezvousServer(Actor):
     """Where workers wait for each other and keep the keys of their stores: one actor of the job, in the script."""
 
     def __init__(self) -> None:
@@ -150,11 +150,11 @@ def watch(first: int, procs: ProcMesh) -> None:
         with contextlib.suppress(ControlError):  # the job is over
             found.get(0).watch.broadcast(first, procs)
 
-    get_or_spawn_controller(_NAME, Rendezvous).add_done_callback(begin)
+    get_or_spawn_controller(_NAME, RendezvousServer).add_done_callback(begin)
 
 
-class MeetingPoint:
-    """The job's `Rendezvous`, as a worker uses it.
+class RendezvousClient:
+    """The job's `RendezvousServer`, as a worker uses it.
 
     Args:
         timeout_s: bound of each wait.
@@ -165,7 +165,7 @@ class MeetingPoint:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.actor = answer(get_or_spawn_controller(_NAME, Rendezvous), timeout_s)
+        self.actor = answer(get_or_spawn_controller(_NAME, RendezvousServer), timeout_s)
 
     def gather(self, key: str, brought: Mapping[int, T], members: Sequence[int]) -> dict[int, T]:
         """Bring something, and wait for what all members bring, by rank.
@@ -214,7 +214,7 @@ class JobStore(Store):
     """A store of `torch.distributed` that lies in the script's process. torch calls these methods from C++.
 
     Args:
-        point: by which the script is asked.
+        rendezvous: by which the script is asked.
         name: of the store; members of a group give the same.
         members: the numbers of those workers.
         is_written_once: whether what has been read of a key holds for ever, so that nobody asks for it again.
@@ -226,11 +226,11 @@ class JobStore(Store):
     """
 
     def __init__(
-        self, point: MeetingPoint, name: str, members: tuple[int, ...], *, is_written_once: bool = False
+        self, rendezvous: RendezvousClient, name: str, members: tuple[int, ...], *, is_written_once: bool = False
     ) -> None:
         super().__init__()
         self._members = members
-        self._point = point
+        self._rendezvous = rendezvous
         self._name = name
         self._is_written_once = is_written_once
         self._known: dict[str, bytes] = {}
@@ -241,11 +241,11 @@ class JobStore(Store):
 
     def get(self, key: str) -> bytes:
         """The value, once it is there."""
-        return self._read([key], self._point.timeout_s)[0]
+        return self._read([key], self._rendezvous.timeout_s)[0]
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
         """Return once all are there."""
-        self._read(keys, self._point.timeout_s if timeout is None else timeout.total_seconds())
+        self._read(keys, self._rendezvous.timeout_s if timeout is None else timeout.total_seconds())
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all are there."""
@@ -273,7 +273,7 @@ class JobStore(Store):
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values, once all are there."""
-        return self._read(keys, self._point.timeout_s)
+        return self._read(keys, self._rendezvous.timeout_s)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[bytes | str]) -> None:
         """Put values there."""
@@ -286,20 +286,22 @@ class JobStore(Store):
 
     def clone(self) -> JobStore:
         """Another one of the same keys."""
-        return JobStore(self._point, self._name, self._members, is_written_once=self._is_written_once)
+        return JobStore(self._rendezvous, self._name, self._members, is_written_once=self._is_written_once)
 
     def forget(self) -> None:
         """This member reads no key any more; when all have said so, all keys are forgotten."""
-        answer(self._point.actor.forget.call_one(self._name, len(self._members)), self._point.timeout_s)
+        answer(self._rendezvous.actor.forget.call_one(self._name, len(self._members)), self._rendezvous.timeout_s)
 
     def _change(self, operation: str, *arguments: Any) -> Any:
-        return answer(self._point.actor.change.call_one(self._name, operation, arguments), self._point.timeout_s)
+        return answer(
+            self._rendezvous.actor.change.call_one(self._name, operation, arguments), self._rendezvous.timeout_s
+        )
 
     def _read(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
         unknown = [key for key in keys if key not in self._known]
         found = dict(self._known)
         if unknown:
-            read = self._point.actor.read.call_one(self._name, unknown, self._members, timeout_s)
+            read = self._rendezvous.actor.read.call_one(self._name, unknown, self._members, timeout_s)
             values = answer(read, timeout_s)
             found.update(zip(unknown, values, strict=True))
         if self._is_written_once:

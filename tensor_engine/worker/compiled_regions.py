@@ -1,6 +1,6 @@
-"""Stretches of a program that `torch.compile` makes one function of, on a worker.
+"""Regions of a program that `torch.compile` makes one function of, on a worker.
 
-A stretch is a run of operations that change no memory but what they have made themselves, and draw no random numbers.
+A region is a run of operations that change no memory but what they have made themselves, and draw no random numbers.
 So it can be run twice without anybody noticing: its compiled function is tried beside the plain steps first, and where
 it fails later on, the plain steps say which operation is to blame. Everything else runs as it does in other programs:
 collectives, calls, changes of tensors from outside, random numbers.
@@ -28,7 +28,7 @@ _SHORTEST = 2
 """Operations from which there is something to gain."""
 
 
-class Stretch:
+class CompiledRegion:
     """Some steps of a program, one after the other.
 
     Args:
@@ -116,12 +116,12 @@ class Stretch:
         return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-def stretches_of(program: Program) -> list[Stretch]:
+def regions_of(program: Program) -> list[CompiledRegion]:
     """Those of a program, in their order; none if it is not to be compiled."""
     if program.backend is None:
         return []
-    found = (Stretch(program, begin, end) for begin, end in _bounds(program) if end - begin >= _SHORTEST)
-    return [stretch for stretch in found if stretch.outputs]
+    found = (CompiledRegion(program, begin, end) for begin, end in _bounds(program) if end - begin >= _SHORTEST)
+    return [region for region in found if region.outputs]
 
 
 def refusal(worker: Interpreter, value: object, backend: str) -> str | None:
@@ -150,7 +150,7 @@ def _reason(error: Exception) -> str:
 
 def _bounds(program: Program) -> Iterator[tuple[int, int]]:
     begin = 0
-    own: set[int] = set()  # slots all of whose memory this stretch has made
+    own: set[int] = set()  # slots all of whose memory this region has made
     for index, step in enumerate(program.steps):
         form, _ = program.sites[step.site]
         description = _description(program, step) if form.maker == OPERATION else None

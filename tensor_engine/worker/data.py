@@ -50,6 +50,11 @@ def small(worker: Interpreter, value: Any, argument: None) -> Any:
     return bytes_of(value) if isinstance(value, torch.Tensor) else value
 
 
+def is_there(worker: Interpreter, value: Any, argument: None) -> bool:
+    """Whether the worker has a value. If it has poison, `Worker.ask` has answered with that."""
+    return value is not None
+
+
 def large(worker: Interpreter, value: Any, destination: RDMABuffer) -> Any:
     """Write a tensor into memory of the script, which waits meanwhile; a value that is no tensor is returned."""
     if not isinstance(value, torch.Tensor):

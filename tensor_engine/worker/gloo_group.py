@@ -28,7 +28,7 @@ from skipper.control import Future, context
 from skipper.control.runtime.join_file import this_network
 from skipper.dataplane.backends.own_sockets import Place
 from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError, UnreachableMembersError
-from skipper.tensor_engine.shared.rendezvous import JobStore, MeetingPoint, answer
+from skipper.tensor_engine.shared.rendezvous import JobStore, RendezvousClient, answer
 from skipper.tensor_engine.worker.gloo_port import LOOPBACK, GlooPort
 
 T = TypeVar("T")
@@ -40,14 +40,14 @@ _LOOK_S = 0.001
 _MOST_LOOKS_S = 0.05
 
 
-def make_gloo(point: MeetingPoint, name: str, rank: int, members: tuple[int, ...]) -> Any:
+def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple[int, ...]) -> Any:
     """Gloo's backend for a group. All members call it, and it returns once they are connected.
 
     They meet four times over the job's links, however many they are: all are here; the addresses that gloo wants to
     know; who has connected from which port; and that data is taken on those connections.
 
     Args:
-        point: where they find each other.
+        rendezvous: where they find each other.
         name: of the group.
         rank: of this member.
         members: the numbers of the workers, in the order of their ranks.
@@ -61,21 +61,21 @@ def make_gloo(point: MeetingPoint, name: str, rank: int, members: tuple[int, ...
     size = len(members)
     port = GlooPort.open(str(ipaddress.IPv4Address(LOOPBACK) + rank))
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = datetime.timedelta(seconds=point.timeout_s)
+    options._timeout = datetime.timedelta(seconds=rendezvous.timeout_s)
     options._threads = _THREADS
     options._devices = [port.device]
     try:
         if size == 1:
             return dist.ProcessGroupGloo(HashStore(), 0, 1, options)
         mine = _Seat(secrets.token_hex(8), this_network(), _where(), port.place.pack())
-        here = point.gather(f"{name}/here", {rank: mine}, members)
+        here = rendezvous.gather(f"{name}/here", {rank: mine}, members)
         if len({seat.network for seat in here.values()}) > 1:
             raise UnreachableMembersError(tuple(seat.where for seat in here.values()))
         meeting = here[0].meeting
         places = [Place.parse(seat.place) for seat in here.values()]
-        store = _Addresses(point, f"{name}/{meeting}", rank, members)
+        store = _Addresses(rendezvous, f"{name}/{meeting}", rank, members)
         port.let_in()
-        with _Admission(point, f"{name}/{meeting}", port, places, rank, members) as admission:
+        with _Admission(rendezvous, f"{name}/{meeting}", port, places, rank, members) as admission:
             backend = _connect(lambda: dist.ProcessGroupGloo(store, rank, size, options), admission)
         store.forget_all()
         return backend
@@ -123,10 +123,10 @@ def _connect(make: Callable[[], Any], admission: _Admission) -> Any:
     threading.Thread(target=run, name="gloo-connect", daemon=True).start()
     admission.wait()
     try:
-        backend, error = ended.get(timeout=admission.point.timeout_s)
+        backend, error = ended.get(timeout=admission.rendezvous.timeout_s)
     except queue.Empty:
         raise CommunicationTimeoutError(
-            f"the group was not made within {admission.point.timeout_s:g} s of its members' coming"
+            f"the group was not made within {admission.rendezvous.timeout_s:g} s of its members' coming"
         ) from None
     if error is not None:
         raise error
@@ -139,16 +139,16 @@ class _Addresses(JobStore):
     So these keys are told in one gathering. Others, which gloo of older torch has, go the way of all stores.
 
     Args:
-        point: by which the script is asked.
+        rendezvous: by which the script is asked.
         name: of what the members are making.
         rank: of this member.
         members: the numbers of all.
     """
 
-    def __init__(self, point: MeetingPoint, name: str, rank: int, members: tuple[int, ...]) -> None:
-        super().__init__(point, name, members, is_written_once=True)
-        self._begin = partial(point.begin_gathering, f"{name}/addresses", members=members)
-        self._timeout_s = point.timeout_s
+    def __init__(self, rendezvous: RendezvousClient, name: str, rank: int, members: tuple[int, ...]) -> None:
+        super().__init__(rendezvous, name, members, is_written_once=True)
+        self._begin = partial(rendezvous.begin_gathering, f"{name}/addresses", members=members)
+        self._timeout_s = rendezvous.timeout_s
         self._rank = rank
         self._addresses: Future[dict[int, bytes]] | None = None
         self._has_others = False
@@ -196,7 +196,7 @@ class _Admission:
         failure: why the group has failed.
 
     Args:
-        point: where members meet.
+        rendezvous: where members meet.
         name: of what they are making.
         port: of this member.
         places: where all of them listen, in the order of their ranks.
@@ -206,7 +206,7 @@ class _Admission:
 
     def __init__(
         self,
-        point: MeetingPoint,
+        rendezvous: RendezvousClient,
         name: str,
         port: GlooPort,
         places: Sequence[Place],
@@ -214,7 +214,7 @@ class _Admission:
         members: tuple[int, ...],
     ) -> None:
         self.failure: CommunicationError | None = None
-        self.point = point
+        self.rendezvous = rendezvous
         self._name = name
         self._port = port
         self._places = places
@@ -268,12 +268,12 @@ class _Admission:
 
     def _look(self, look: Callable[[], T | None]) -> T:
         """What is found at this process's sockets, once it is there."""
-        deadline = time.monotonic() + self.point.timeout_s
+        deadline = time.monotonic() + self.rendezvous.timeout_s
         pause_s = _LOOK_S
         while (found := look()) is None:
             if time.monotonic() > deadline:
                 raise CommunicationTimeoutError(
-                    f"members of the group did not connect within {self.point.timeout_s:g} s"
+                    f"members of the group did not connect within {self.rendezvous.timeout_s:g} s"
                 )
             self._wait(pause_s)
             pause_s = min(1.1 * pause_s, _MOST_LOOKS_S)
@@ -282,9 +282,9 @@ class _Admission:
     def _meet(self, what: str, brought: V) -> dict[int, V]:
         """What all members bring, this one included."""
         self._wakes.clear()
-        meeting = self.point.begin_gathering(f"{self._name}/{what}", {self._rank: brought}, self._members)
+        meeting = self.rendezvous.begin_gathering(f"{self._name}/{what}", {self._rank: brought}, self._members)
         meeting.add_done_callback(lambda _: self._wakes.set())
-        self._wait(self.point.timeout_s)
+        self._wait(self.rendezvous.timeout_s)
         return answer(meeting, 0)
 
     def _wait(self, most_s: float) -> None:

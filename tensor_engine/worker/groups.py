@@ -18,7 +18,7 @@ from skipper.tensor_engine.errors import (
     MemberLostError,
     UnreachableMembersError,
 )
-from skipper.tensor_engine.shared.rendezvous import JobStore, MeetingPoint
+from skipper.tensor_engine.shared.rendezvous import JobStore, RendezvousClient
 from skipper.tensor_engine.worker.gloo_group import make_gloo
 
 DEFAULT_TIMEOUT_S = 1800.0  # as long as one operation of another worker may take; who is gone is found at once
@@ -136,7 +136,7 @@ class Groups:
         self.device = torch.device(device)
         self.timeout_s = timeout_s
         self._stream = stream
-        self._point: MeetingPoint | None = None
+        self._rendezvous: RendezvousClient | None = None
         self._groups: dict[tuple[int, ...], Group] = {}
 
     def get(self, members: tuple[int, ...]) -> Group:
@@ -165,7 +165,7 @@ class Groups:
         groups, self._groups = self._groups, {}
         for group in groups.values():
             group.close()
-        self._point = None
+        self._rendezvous = None
 
     def new_backend(self, members: tuple[int, ...]) -> tuple[Store, Any]:
         """A store and a torch backend for these workers, this one among them; all of them have to make it.
@@ -178,10 +178,10 @@ class Groups:
         """
         name, rank = f"{self._stream}/{'-'.join(map(str, members))}", members.index(self.number)
         try:
-            if self._point is None:
-                self._point = MeetingPoint(self.timeout_s)
-            store = JobStore(self._point, name, members) if len(members) > 1 else HashStore()
-            return store, self._backend(self._point, store, name, rank, members)
+            if self._rendezvous is None:
+                self._rendezvous = RendezvousClient(self.timeout_s)
+            store = JobStore(self._rendezvous, name, members) if len(members) > 1 else HashStore()
+            return store, self._backend(self._rendezvous, store, name, rank, members)
         except (MemberLostError, UnreachableMembersError):
             raise
         except RuntimeError as error:
@@ -190,9 +190,11 @@ class Groups:
                 f"worker {self.number} could not meet the others of {members} within {self.timeout_s} s: {error}"
             ) from error
 
-    def _backend(self, point: MeetingPoint, store: Store, name: str, rank: int, members: tuple[int, ...]) -> Any:
+    def _backend(
+        self, rendezvous: RendezvousClient, store: Store, name: str, rank: int, members: tuple[int, ...]
+    ) -> Any:
         if self.device.type != "cuda":
-            return make_gloo(point, name, rank, members)
+            return make_gloo(rendezvous, name, rank, members)
         nccl: Any = dist.ProcessGroupNCCL.Options()
         nccl._timeout = datetime.timedelta(seconds=self.timeout_s)
         return dist.ProcessGroupNCCL(store, rank, len(members), nccl)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from skipper.control import ActorMesh, Channel, ControlError, Future, PortReceiver, context
-from skipper.tensor_engine.script.arguments import unpack
-from skipper.tensor_engine.script.process_groups import WorkerGroups
+from skipper.tensor_engine.shared.remote_functions import Task, unpack
 from skipper.tensor_engine.worker.calls import Call
 from skipper.tensor_engine.worker.device import adopt, follow, mark, move_to
 from skipper.tensor_engine.worker.heap import Poison
 from skipper.tensor_engine.worker.interpreter import Interpreter
-from skipper.tensor_engine.worker.rendezvous_point import Key, Meeting, fail, forget, meet, settle
-from skipper.tensor_engine.worker.user_code import Task, use
+from skipper.tensor_engine.worker.process_groups import WorkerGroups
+from skipper.tensor_engine.worker.rendezvous_point import Key, RendezvousPoint, fail, forget, point_of, settle
+from skipper.tensor_engine.worker.user_code import use
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,22 @@ def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: int) 
     """Give the inputs to the actor of this process and wait for what its method makes of them."""
     order: Order = told.static
     key = (worker.session, constant)
-    meeting = meet(key)
+    point = point_of(key)
     poison = next((value for value in inputs if isinstance(value, Poison)), None)
     if poison is not None:
-        meeting.given.set_result(poison)
+        point.given.set_result(poison)
         return [poison] * len(told.outputs)
     groups = WorkerGroups.of(worker)
-    _Watch.of(worker, order.actors).expect(meeting)
+    _Watch.of(worker, order.actors).expect(point)
     here = mark()
 
     def fill_in(data: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         move_to(here)
         return unpack(data, inputs, groups.get)
 
-    meeting.given.set_result(fill_in)
+    point.given.set_result(fill_in)
     try:
-        result, there = meeting.returned.result()
+        result, there = point.returned.result()
     finally:
         forget(key)
     follow(there)
@@ -62,24 +62,24 @@ def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: int) 
 
 def in_actor(method: Callable[..., Any], key: Key, data: bytes) -> None:
     """In place of an endpoint: call its method once the worker is as far, and give the result to that one."""
-    meeting = meet(key)
-    fill_in = meeting.given.result()
+    point = point_of(key)
+    fill_in = point.given.result()
     if isinstance(fill_in, Poison):
         forget(key)
         return
-    with _answering(meeting) as give:
+    with _answering(point) as give:
         args, kwargs = fill_in(data)
         give(method(*args, **kwargs))
 
 
 async def in_async_actor(method: Callable[..., Awaitable[Any]], key: Key, data: bytes) -> None:
     """`in_actor` for an ``async`` endpoint."""
-    meeting = meet(key)
-    fill_in = await asyncio.wrap_future(meeting.given)
+    point = point_of(key)
+    fill_in = await asyncio.wrap_future(point.given)
     if isinstance(fill_in, Poison):
         forget(key)
         return
-    with _answering(meeting) as give:
+    with _answering(point) as give:
         args, kwargs = fill_in(data)
         give(await method(*args, **kwargs))
 
@@ -92,7 +92,7 @@ def as_plain(method: Callable[..., Any], key: Key, data: bytes) -> Any:
 
 async def as_plain_async(method: Callable[..., Awaitable[Any]], key: Key, data: bytes) -> Any:
     """`as_plain` for an ``async`` endpoint."""
-    given = asyncio.wrap_future(meet(key).given)
+    given = asyncio.wrap_future(point_of(key).given)
     await asyncio.wait((given,))
     given.exception()  # seen: `arguments` raises it
     with arguments(key, data) as (args, kwargs):
@@ -107,26 +107,26 @@ def arguments(key: Key, data: bytes) -> Iterator[tuple[tuple[Any, ...], dict[str
         PoisonedError: one of them could not be made.
         EngineClosedError: the engine has been shut down.
     """
-    meeting = meet(key)
-    fill_in = meeting.given.result()
+    point = point_of(key)
+    fill_in = point.given.result()
     if isinstance(fill_in, Poison):
         forget(key)
         raise PoisonedError(f"an argument could not be made: {fill_in.operation} failed: {fill_in.summary}")
     try:
         yield fill_in(data)
     finally:
-        settle(meeting, (None, mark()))
+        settle(point, (None, mark()))
 
 
 @contextlib.contextmanager
-def _answering(meeting: Meeting) -> Iterator[Callable[[Any], None]]:
+def _answering(point: RendezvousPoint) -> Iterator[Callable[[Any], None]]:
     """Tell the worker, who waits, how a method ends: what it returns is given to the function that this yields."""
     try:
-        yield lambda result: settle(meeting, (result, mark()))
+        yield lambda result: settle(point, (result, mark()))
     except Exception as error:  # noqa: BLE001  (whatever it raises is its result's poison)
-        fail(meeting, error)
+        fail(point, error)
     except BaseException as error:
-        fail(meeting, ActorEndedError(f"the method has ended with {type(error).__name__}: {error}"))
+        fail(point, ActorEndedError(f"the method has ended with {type(error).__name__}: {error}"))
         raise
 
 
@@ -146,7 +146,7 @@ class _Watch:
         index = next(index for index, member in enumerate(actors.members) if member.id == here)
         self._name = actors.name
         self._error: Exception | None = None
-        self._expected: Meeting | None = None
+        self._expected: RendezvousPoint | None = None
         self._guard = threading.Lock()
         port, receiver = Channel[None].open()
         self._receiver: PortReceiver[None] = receiver
@@ -163,12 +163,12 @@ class _Watch:
             watch = worker.own[key] = _Watch(actors)
         return watch
 
-    def expect(self, meeting: Meeting) -> None:
+    def expect(self, point: RendezvousPoint) -> None:
         """Fail this call if the actor ends, or has ended."""
         with self._guard:
-            self._expected = meeting
+            self._expected = point
         if self._error is not None:
-            fail(meeting, self._error)
+            fail(point, self._error)
 
     def close(self) -> None:
         """Stop watching."""

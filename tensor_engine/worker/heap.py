@@ -14,8 +14,8 @@ class Poison:
 
     Attributes:
         rank: where it failed, in the mesh of processes that the worker belongs to.
-        lane: number of the lane that the failed instruction came by.
-        sequence: number of that instruction in its lane.
+        instruction_stream: number of the instruction stream that the failed instruction came by.
+        sequence: number of that instruction in its instruction stream.
         operation: what failed.
         summary: type and message of the exception.
         traceback: of the worker, as text.
@@ -23,7 +23,7 @@ class Poison:
     """
 
     rank: int
-    lane: int
+    instruction_stream: int
     sequence: int
     operation: str
     summary: str

@@ -64,7 +64,7 @@ class Interpreter:
         self.extent = extent
         self.heap = heap
         self.own: dict[str, Any] = {}
-        self.lane = 0
+        self.instruction_stream = 0
         self.sequence = 0
         self.step: int | None = None  # within a compiled program
         self._report = report
@@ -100,11 +100,11 @@ class Interpreter:
                 close()
         self.own.clear()
 
-    def execute(self, lane: int, first: int, code: Sequence[int], constants: Sequence[Any]) -> int:
+    def execute(self, instruction_stream: int, first: int, code: Sequence[int], constants: Sequence[Any]) -> int:
         """Run the instructions of a batch.
 
         Args:
-            lane: number of the lane that the batch came by.
+            instruction_stream: number of the instruction stream that the batch came by.
             first: number of its first instruction there.
             code: the instructions.
             constants: theirs.
@@ -115,7 +115,7 @@ class Interpreter:
         heap, sites = self.heap, self._sites
         at = constant = 0
         end = len(code)
-        self.lane = lane
+        self.instruction_stream = instruction_stream
         sequence = first
         with torch.no_grad():
             while at < end:
@@ -141,7 +141,7 @@ class Interpreter:
         """New poison for the current instruction; the script is told of it."""
         summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         trace = "".join(traceback.format_exception(error))
-        poison = Poison(self.rank, self.lane, self.sequence, operation, summary, trace, self.step)
+        poison = Poison(self.rank, self.instruction_stream, self.sequence, operation, summary, trace, self.step)
         self._report(poison)
         return poison
 

@@ -10,32 +10,32 @@ import torch
 from skipper.tensor_engine.worker.calls import Call
 from skipper.tensor_engine.worker.device import follow, mark
 from skipper.tensor_engine.worker.interpreter import Interpreter
-from skipper.tensor_engine.worker.rendezvous_point import forget, meet
+from skipper.tensor_engine.worker.rendezvous_point import forget, point_of
 
 
 def lend(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the owner's stream: everything before has been issued, so the borrower may begin."""
-    meet((worker.session, constant)).given.set_result((inputs[0], _event(inputs[0])))
+    point_of((worker.session, constant)).given.set_result((inputs[0], _event(inputs[0])))
     return []
 
 
 def take(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the borrower's stream: wait for the owner to be as far, and take the tensor."""
-    value, event = meet((worker.session, constant)).given.result()
+    value, event = point_of((worker.session, constant)).given.result()
     follow(event)
     return [value.detach() if isinstance(value, torch.Tensor) else value]
 
 
 def give_back(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the borrower's stream: nothing follows that uses the tensor."""
-    meet((worker.session, constant)).returned.set_result(_event(inputs[0]))
+    point_of((worker.session, constant)).returned.set_result(_event(inputs[0]))
     return []
 
 
 def get_back(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
-    """On the owner's stream: wait for the borrower to be done. Until then the meeting holds on to the memory."""
+    """On the owner's stream: wait for the borrower to be done. Until then the point holds on to the memory."""
     key = (worker.session, constant)
-    follow(meet(key).returned.result())
+    follow(point_of(key).returned.result())
     forget(key)
     return []
 

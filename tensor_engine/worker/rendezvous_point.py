@@ -15,7 +15,7 @@ Key = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Meeting:
+class RendezvousPoint:
     """Where two threads meet.
 
     Attributes:
@@ -27,13 +27,13 @@ class Meeting:
     returned: Promise[Any] = field(default_factory=Promise)
 
 
-_meetings: dict[Key, Meeting] = {}
+_points: dict[Key, RendezvousPoint] = {}
 _ended: set[int] = set()
 _lock = threading.Lock()
 
 
-def meet(key: Key) -> Meeting:
-    """The meeting of this number; whoever comes first makes it.
+def point_of(key: Key) -> RendezvousPoint:
+    """The point of this number; whoever comes first makes it.
 
     Raises:
         EngineClosedError: the session has ended.
@@ -41,27 +41,27 @@ def meet(key: Key) -> Meeting:
     with _lock:
         if key[0] in _ended:
             raise EngineClosedError("the tensor engine has been shut down")
-        return _meetings.setdefault(key, Meeting())
+        return _points.setdefault(key, RendezvousPoint())
 
 
 def forget(key: Key) -> None:
-    """The meeting is over: the last one to leave says so."""
+    """The point is over: the last one to leave says so."""
     with _lock:
-        _meetings.pop(key, None)
+        _points.pop(key, None)
 
 
-def settle(meeting: Meeting, result: Any) -> None:
+def settle(point: RendezvousPoint, result: Any) -> None:
     """Say what was made."""
     try:
-        meeting.returned.set_result(result)
+        point.returned.set_result(result)
     except InvalidStateError:
         return  # it has been given up
 
 
-def fail(meeting: Meeting, error: BaseException) -> None:
+def fail(point: RendezvousPoint, error: BaseException) -> None:
     """Say that nothing is made."""
     try:
-        meeting.returned.set_exception(error)
+        point.returned.set_exception(error)
     except InvalidStateError:
         return  # it came before the end
 
@@ -70,7 +70,7 @@ def end(session: int) -> None:
     """A session ends: who waits for something to be brought waits no more."""
     with _lock:
         _ended.add(session)
-        left = [_meetings.pop(key) for key in list(_meetings) if key[0] == session]
-    for meeting in left:
-        if not meeting.given.done():
-            meeting.given.set_exception(EngineClosedError("the tensor engine has been shut down"))
+        left = [_points.pop(key) for key in list(_points) if key[0] == session]
+    for point in left:
+        if not point.given.done():
+            point.given.set_exception(EngineClosedError("the tensor engine has been shut down"))

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from skipper.tensor_engine.shared.encoding import Form
 from skipper.tensor_engine.shared.program import Program
-from skipper.tensor_engine.worker.compiled_regions import Stretch, stretches_of
+from skipper.tensor_engine.worker.compiled_regions import CompiledRegion, regions_of
 from skipper.tensor_engine.worker.heap import Heap, poison_storage
 from skipper.tensor_engine.worker.interpreter import Interpreter, Run, Site, resolve
 from skipper.tensor_engine.worker.writer import Writer, WrittenPoisonError
@@ -30,7 +30,7 @@ class Replay:
     kernels lay out what they return. Later ones run the function that is written out after that. Where one of its steps
     fails, what there is by then goes into the heap, and the rest runs step by step again, poison and all.
 
-    Where the program is to be compiled, the stretches that can be are tried beside the first replay, too.
+    Where the program is to be compiled, the regions that can be are tried beside the first replay, too.
 
     Args:
         worker: that it runs on.
@@ -42,7 +42,7 @@ class Replay:
         self._program = program
         self._sites = [self._make(form, description) for form, description in program.sites]
         self._last = _last_uses(program)
-        self._stretches = {stretch.begin: stretch for stretch in stretches_of(program)}
+        self._regions = {region.begin: region for region in regions_of(program)}
         # While it runs step by step, slots are in the heap under numbers that nothing else has.
         self._base = -(next(_numbers) << 44)
         self._function: Callable[[Heap, Sequence[int], int], None] | None = None
@@ -60,9 +60,9 @@ class Replay:
             trace = cast(TracebackType, cast(TracebackType, error.__traceback__).tb_next)
             failed = self._lines[trace.tb_lineno - 1]
             slots = {int(name[1:]): value for name, value in trace.tb_frame.f_locals.items() if name[1:].isdigit()}
-            is_stretch = failed in self._stretches and self._stretches[failed].is_compiled
+            is_region = failed in self._regions and self._regions[failed].is_compiled
             # Which of its operations it was shows when they run one by one: nothing has happened yet.
-            self._step_by_step(heap, code, at, slots, failed, None if is_stretch else error)
+            self._step_by_step(heap, code, at, slots, failed, None if is_region else error)
         finally:
             self._worker.step = None
 
@@ -95,15 +95,15 @@ class Replay:
         program, worker, base = self._program, self._worker, self._base
         is_fine = error is None
         used = {base + slot for slot in slots}
-        stretch: Stretch | None = None
+        region: CompiledRegion | None = None
         given: list[Any] = []
         heap.update((base + slot, value) for slot, value in slots.items() if value is not None)
         try:
             for index in range(begin, len(program.steps)):
                 step = program.steps[index]
-                if self._function is None and index in self._stretches:
-                    stretch = self._stretches[index]
-                    given = [heap.get(base + slot) for slot in stretch.inputs]
+                if self._function is None and index in self._regions:
+                    region = self._regions[index]
+                    given = [heap.get(base + slot) for slot in region.inputs]
                 site = self._sites[step.site]
                 worker.step = index
                 line = [0, *(base + slot for slot in step.outputs), *(base + slot for slot in step.inputs)]
@@ -117,9 +117,9 @@ class Replay:
                     except Exception as failure:  # noqa: BLE001  (as above)
                         self._fail(heap, site, line, failure)
                         is_fine = False
-                if stretch is not None and index == stretch.end - 1:
-                    stretch.attempt(given, [heap.get(base + slot) for slot in stretch.outputs])
-                    stretch, given = None, []
+                if region is not None and index == region.end - 1:
+                    region.attempt(given, [heap.get(base + slot) for slot in region.outputs])
+                    region, given = None, []
                 for slot in self._last[index]:
                     heap.pop(base + slot, None)
             for index, slot in enumerate(program.outputs):
@@ -142,7 +142,7 @@ class Replay:
 
     def _write(self) -> None:
         """Write the function that runs the whole program."""
-        compiled = [stretch for stretch in self._stretches.values() if stretch.is_compiled]
+        compiled = [region for region in self._regions.values() if region.is_compiled]
         writer = Writer(self._worker, self._program, self._sites, self._last, self._base, compiled)
         self._function, self._lines = writer.function, writer.steps
 

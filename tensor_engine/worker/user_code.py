@@ -8,48 +8,34 @@ import importlib
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
 import torch.utils._pytree as pytree
 
-from skipper.tensor_engine.script.arguments import unpack
-from skipper.tensor_engine.script.expectation import INPUT, OBJECT, Kind, described
-from skipper.tensor_engine.script.opaque_ref import OpaqueRef
-from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, WorkerGroups
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.metadata import Metadata, metadata
+from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META, OpaqueRef
+from skipper.tensor_engine.shared.remote_functions import (
+    ANSWER,
+    IGNORED,
+    INPUT,
+    OBJECT,
+    WHOLE,
+    Kind,
+    ProcessGroupSpec,
+    Source,
+    Task,
+    unpack,
+)
 from skipper.tensor_engine.worker.calls import Call
 from skipper.tensor_engine.worker.heap import Poison, poison_storage
 from skipper.tensor_engine.worker.interpreter import Interpreter
 from skipper.tensor_engine.worker.operations import laid_out
+from skipper.tensor_engine.worker.process_groups import WorkerGroups
 
 _FUNCTIONS = 1024
 """Functions sent by value that a process remembers, each with its own globals."""
-
-Source = str | bytes
-"""A function: the path to it, or pickled."""
-
-IGNORED, EXPECTED, WHOLE, ANSWER = range(4)
-"""What becomes of the result: nothing, the parts that the script expects, one object, or one pickled answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a worker is told of a remote function, once for each kind of results.
-
-    Attributes:
-        source: the function.
-        use: what becomes of the result.
-        kinds: the tensors and objects in the result, as the script expects them.
-        has_groups: whether there are process groups among the arguments.
-    """
-
-    source: Source
-    use: int
-    kinds: tuple[Kind, ...] = ()
-    has_groups: bool = False
 
 
 def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: bytes) -> list[Any]:
@@ -124,8 +110,14 @@ def parts(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: None
 
 
 def describe(worker: Interpreter, value: OpaqueRef, argument: None) -> bytes:
-    """What a result that is there as a whole looks like, pickled."""
-    return bytes(cloudpickle.dumps(described(value.value)))
+    """What a result that is there as a whole looks like, pickled: metadata stands in place of tensors and objects."""
+    return bytes(cloudpickle.dumps(pytree.tree_map(_described, value.value)))
+
+
+def _described(leaf: Any) -> Any:
+    if isinstance(leaf, OpaqueRef):
+        return OPAQUE_META
+    return metadata(leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def take(worker: Interpreter, value: Any, argument: None) -> Any:
@@ -218,8 +210,8 @@ def _leave(worker: Interpreter, constant: bytes, inputs: Sequence[Any]) -> None:
     unpack(constant, [None] * len(inputs), groups.abandon)
 
 
-def _no_group(handle: RemoteProcessGroup) -> None:
-    raise RuntimeError(f"{handle!r} was not announced")
+def _no_group(spec: ProcessGroupSpec) -> None:
+    raise RuntimeError(f"the process group {spec.number} was not announced")
 
 
 def _detached(result: Any) -> Any:

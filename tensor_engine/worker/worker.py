@@ -6,12 +6,12 @@ from typing import Any
 
 from skipper.control import Actor, Port, context, endpoint
 from skipper.tensor_engine.shared.encoding import unpack_code, unpack_constants, unpack_definitions
-from skipper.tensor_engine.shared.seeds import seed_worker
 from skipper.tensor_engine.worker import rendezvous_point
 from skipper.tensor_engine.worker.device import choose
 from skipper.tensor_engine.worker.heap import Poison, forget_heap, heap_of
 from skipper.tensor_engine.worker.interpreter import Interpreter, resolve
 from skipper.tensor_engine.worker.lending import use_own_cuda_stream
+from skipper.tensor_engine.worker.random_state import seed_worker
 
 
 class Worker(Actor):
@@ -33,13 +33,13 @@ class Worker(Actor):
         self._interpreter = Interpreter(session, stream, here.rank, here.extent, heap_of(session), errors.send)
 
     @endpoint
-    def run(self, lane: int, first: int, definitions: bytes, code: bytes, constants: Any) -> int:
+    def run(self, instruction_stream: int, first: int, definitions: bytes, code: bytes, constants: Any) -> int:
         """Run a batch of instructions (see `Interpreter.execute`)."""
         interpreter = self._interpreter
         forgotten: list[int] = []
         if definitions:
             forgotten = interpreter.define(unpack_definitions(definitions))
-        reached = interpreter.execute(lane, first, unpack_code(code), unpack_constants(constants))
+        reached = interpreter.execute(instruction_stream, first, unpack_code(code), unpack_constants(constants))
         if forgotten:
             interpreter.forget(forgotten)
         return reached

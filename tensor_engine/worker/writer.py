@@ -10,7 +10,7 @@ import torch
 from skipper.tensor_engine.shared.encoding import Form
 from skipper.tensor_engine.shared.program import CALL, OPERATION, Program, Step
 from skipper.tensor_engine.worker.calls import Call, invoke
-from skipper.tensor_engine.worker.compiled_regions import Stretch
+from skipper.tensor_engine.worker.compiled_regions import CompiledRegion
 from skipper.tensor_engine.worker.device import local
 from skipper.tensor_engine.worker.heap import Heap, Poison
 from skipper.tensor_engine.worker.interpreter import Interpreter, Site, resolve
@@ -41,7 +41,7 @@ class Writer:
         sites: Sequence[Site],
         last: Sequence[Sequence[int]],
         base: int,
-        stretches: Sequence[Stretch],
+        regions: Sequence[CompiledRegion],
     ) -> None:
         self._worker = worker
         self._base = base
@@ -58,12 +58,12 @@ class Writer:
         for slot in program.captured:
             self._add(0, f"    v{slot} = get({slot})")
         maybe: set[int] = set()
-        compiled = {stretch.begin: stretch for stretch in stretches}
+        compiled = {region.begin: region for region in regions}
         end = 0
         for index, step in enumerate(program.steps):
-            if (stretch := compiled.get(index)) is not None:
-                self._stretch(stretch, last)
-                end = stretch.end
+            if (region := compiled.get(index)) is not None:
+                self._region(region, last)
+                end = region.end
             if index < end:
                 continue
             form, description = program.sites[step.site]
@@ -83,14 +83,14 @@ class Writer:
         exec(compile("\n".join(self._lines), f"<compiled {program.name}>", "exec"), self._names)
         self.function: Callable[[Heap, Sequence[int], int], None] = self._names["replay"]
 
-    def _stretch(self, stretch: Stretch, last: Sequence[Sequence[int]]) -> None:
-        results = "".join(f"v{slot}, " for slot in stretch.outputs)
-        arguments = ", ".join(f"v{slot}" for slot in stretch.inputs)
-        self._add(stretch.begin, f"    {results}= {self._name(stretch.run)}({arguments})")
-        known = {*stretch.inputs, *stretch.outputs}
-        over = [slot for step in range(stretch.begin, stretch.end) for slot in last[step] if slot in known]
+    def _region(self, region: CompiledRegion, last: Sequence[Sequence[int]]) -> None:
+        results = "".join(f"v{slot}, " for slot in region.outputs)
+        arguments = ", ".join(f"v{slot}" for slot in region.inputs)
+        self._add(region.begin, f"    {results}= {self._name(region.run)}({arguments})")
+        known = {*region.inputs, *region.outputs}
+        over = [slot for step in range(region.begin, region.end) for slot in last[step] if slot in known]
         if over:
-            self._add(stretch.begin, "    del " + ", ".join(f"v{slot}" for slot in over))
+            self._add(region.begin, "    del " + ", ".join(f"v{slot}" for slot in over))
 
     def _add(self, step: int, *lines: str) -> None:
         self._lines += lines

@@ -29,14 +29,14 @@ def run(procs: ProcMesh, ops: int, *, replays: bool = False) -> list[dict[str, i
         x, step = torch.zeros(64), torch.ones(64)
     count = ops // (_ROUND_OPS * _ROUNDS if replays else _ROUND_OPS)
     work = tensor_engine.compile(_rounds) if replays else _round
-    lane = session_of(procs).lane(procs)
+    instruction_stream = session_of(procs).instruction_stream(procs)
     reports = []
     for part in (count // 10, count - count // 10):
         most = 0
         for index in range(part):
             x = work(x, step, 0.5 if replays else index / 7)
             if index % 100 == 0:
-                most = max(most, lane.remembered)
+                most = max(most, instruction_stream.remembered)
         reports.append({"remembered": most, **_memory(procs)})
     return reports
 

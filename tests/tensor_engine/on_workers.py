@@ -61,8 +61,8 @@ def programs(worker: Interpreter, value: object, argument: object) -> int:
     return sum(isinstance(getattr(site.run, "__self__", None), Replay) for site in worker._sites.values())
 
 
-def stretches(worker: Interpreter, value: object, name: str) -> list[int]:
-    """How many operations are in each compiled stretch of the newest program of a name."""
+def compiled_regions(worker: Interpreter, value: object, name: str) -> list[int]:
+    """How many operations are in each compiled region of the newest program of a name."""
     replays = [getattr(site.run, "__self__", None) for site in worker._sites.values()]
     newest = [each for each in replays if isinstance(each, Replay) and each._program.name == name][-1]
-    return [each.end - each.begin for each in newest._stretches.values() if each.is_compiled]
+    return [each.end - each.begin for each in newest._regions.values() if each.is_compiled]

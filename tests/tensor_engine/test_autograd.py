@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine import inspect, no_mesh
-from skipper.tensor_engine.script import activation, tensor
+from skipper.tensor_engine.script import activation, issue, methods
 
 from .conftest import PATIENCE_S
 
@@ -162,7 +163,8 @@ def test_optimizers_that_count_steps_in_the_script_fetch_nothing(
     def refuse(value: object) -> None:
         raise AssertionError("a value was fetched")
 
-    monkeypatch.setattr(tensor, "_fetch_first", refuse)
+    monkeypatch.setattr(issue, "fetch_first", refuse)
+    monkeypatch.setattr(methods, "wired", replace(methods.wired, fetch_first=refuse))
 
     def train() -> list[torch.Tensor]:
         model = start(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)))

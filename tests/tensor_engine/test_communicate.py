@@ -212,8 +212,8 @@ def failing_on(x: torch.Tensor, rank: int) -> Tensor:
     (result,) = issue_call(
         "tests.tensor_engine.on_workers:fail_on",
         (x,),
-        (x._value.meta,),
-        lane=x._value.lane,
+        (x.remote_value.meta,),
+        instruction_stream=x.remote_value.instruction_stream,
         mesh=x.mesh,
         name="told_to_fail",
         static=rank,

@@ -28,7 +28,7 @@ def programs_on(procs: ProcMesh) -> int:
 
 
 def issued(procs: ProcMesh) -> int:
-    return session_of(procs).lane(procs).issued
+    return session_of(procs).instruction_stream(procs).issued
 
 
 def test_a_call_like_an_earlier_one_is_one_instruction_with_new_inputs(active: ProcMesh) -> None:
@@ -212,7 +212,7 @@ def test_many_replays_leave_nothing_behind_on_either_side(active: ProcMesh) -> N
     program(x)
     program(x)
     before = values_on(active)
-    way = session_of(active).lane(active)
+    way = session_of(active).instruction_stream(active)
     most = 0
     for _ in range(4000):
         program(x)

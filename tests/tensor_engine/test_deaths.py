@@ -49,9 +49,16 @@ def test_a_worker_that_dies_is_a_failure_of_the_mesh_and_the_others_are_told_and
     with procs.activate():
         y = torch.ones(LARGE)
     assert inspect(x.reduce("gpus"), gpus=3, timeout=PATIENCE_S)[0] == 10
-    lane, meta = x._value.lane, x._value.meta
-    lane.session.synchronize(PATIENCE_S)
-    (dying,) = issue_call("tests.tensor_engine.on_workers:die", (x,), (meta,), lane=lane, mesh=mortal, static=3)
+    instruction_stream, meta = x.remote_value.instruction_stream, x.remote_value.meta
+    instruction_stream.session.synchronize(PATIENCE_S)
+    (dying,) = issue_call(
+        "tests.tensor_engine.on_workers:die",
+        (x,),
+        (meta,),
+        instruction_stream=instruction_stream,
+        mesh=mortal,
+        static=3,
+    )
     total = x.reduce("gpus")
     began = time.monotonic()
     coming = [fetch_shard(total, gpus=rank) for rank in range(3)]

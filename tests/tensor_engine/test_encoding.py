@@ -62,7 +62,7 @@ def test_a_site_that_cannot_be_made_fails_each_of_its_instructions_and_none_behi
     assert isinstance(worker.heap[2], Poison)
     assert (worker.heap[4], worker.heap[5], 1 in worker.heap) == (3, 3, False)
     (poison,) = reports
-    assert (poison.rank, poison.lane, poison.sequence, poison.operation) == (5, 3, 10, "broken")
+    assert (poison.rank, poison.instruction_stream, poison.sequence, poison.operation) == (5, 3, 10, "broken")
     assert "no_such_module" in poison.summary
 
 

@@ -19,10 +19,12 @@ from .conftest import PATIENCE_S
 def failing(procs: ProcMesh, x: torch.Tensor, rank: int = 0) -> Tensor:
     """Twice ``x``; fails on one rank."""
     assert isinstance(x, Tensor)
-    lane = session_of(procs).lane(procs)
-    meta = x._value.meta
+    instruction_stream = session_of(procs).instruction_stream(procs)
+    meta = x.remote_value.meta
     where = "tests.tensor_engine.on_workers:fail_on"
-    return issue_call(where, (x,), (meta,), lane=lane, mesh=procs, name="double", static=rank)[0]
+    return issue_call(
+        where, (x,), (meta,), instruction_stream=instruction_stream, mesh=procs, name="double", static=rank
+    )[0]
 
 
 def out_of_range(x: torch.Tensor) -> torch.Tensor:
@@ -77,9 +79,17 @@ def test_a_call_gives_each_rank_what_it_returns_and_nothing_where_it_returns_non
     with procs.activate():
         x = torch.ones(2) * procs.rank_tensor("gpus")
     assert isinstance(x, Tensor)
-    lane, meta = session_of(procs).lane(procs), x._value.meta
+    instruction_stream, meta = session_of(procs).instruction_stream(procs), x.remote_value.meta
     where = "tests.tensor_engine.on_workers:transposed"
-    both, first = issue_call(where, (x, x), (meta, meta), lane=lane, mesh=procs, constant=[3.0, 4.0], has_constant=True)
+    both, first = issue_call(
+        where,
+        (x, x),
+        (meta, meta),
+        instruction_stream=instruction_stream,
+        mesh=procs,
+        constant=[3.0, 4.0],
+        has_constant=True,
+    )
     assert [inspect(both, gpus=rank).tolist() for rank in range(2)] == [[0, 0], [2, 2]]
     assert inspect(first).tolist() == [3, 4]
     with pytest.raises(EngineClosedError, match="no such tensor"):
@@ -123,9 +133,11 @@ def test_the_engine_ends_after_a_failure_and_starts_anew(procs: ProcMesh) -> Non
 
 
 def test_what_cannot_be_sent_ends_the_engine_since_what_follows_would_miss_it(procs: ProcMesh) -> None:
-    lane = session_of(procs).lane(procs)
+    instruction_stream = session_of(procs).instruction_stream(procs)
     where = "tests.tensor_engine.on_workers:transposed"
-    issue_call(where, (), (), lane=lane, mesh=procs, constant=threading.Lock(), has_constant=True)
+    issue_call(
+        where, (), (), instruction_stream=instruction_stream, mesh=procs, constant=threading.Lock(), has_constant=True
+    )
     with pytest.raises(EngineClosedError, match=r"cannot go on.*pickle"):
         session_of(procs).flush()
     with procs.activate(), pytest.raises(EngineClosedError, match=r"cannot go on.*pickle"):

@@ -15,7 +15,7 @@ from skipper.tensor_engine import RemoteError, fetch_shard
 from skipper.tensor_engine.errors import UnreachableMembersError
 from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.script.session import session_of
-from skipper.tensor_engine.shared.rendezvous import MeetingPoint
+from skipper.tensor_engine.shared.rendezvous import RendezvousClient
 from skipper.tensor_engine.worker.gloo_group import make_gloo
 from skipper.tensor_engine.worker.groups import Group
 from tests.strangers import needs_root
@@ -42,7 +42,7 @@ def meet_from_elsewhere(group: Group) -> None:
             raise OSError(ctypes.get_errno(), "unshare")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
-    make_gloo(MeetingPoint(10 * PATIENCE_S), "apart", group.rank, group.members)
+    make_gloo(RendezvousClient(10 * PATIENCE_S), "apart", group.rank, group.members)
 
 
 @needs_root
@@ -67,9 +67,16 @@ def test_a_worker_that_dies_before_or_while_a_group_connects_is_named_to_the_oth
 ) -> None:
     with procs.activate():
         x = torch.ones(8)
-    lane, meta = x._value.lane, x._value.meta
-    lane.session.synchronize(PATIENCE_S)
-    issue_call(f"tests.tensor_engine.on_workers:{how}", (x,), (meta,), lane=lane, mesh=procs, static=1)
+    instruction_stream, meta = x.remote_value.instruction_stream, x.remote_value.meta
+    instruction_stream.session.synchronize(PATIENCE_S)
+    issue_call(
+        f"tests.tensor_engine.on_workers:{how}",
+        (x,),
+        (meta,),
+        instruction_stream=instruction_stream,
+        mesh=procs,
+        static=1,
+    )
     total = x.reduce("gpus")
     with pytest.raises(RemoteError) as caught:
         fetch_shard(total, gpus=0).get(PATIENCE_S)

@@ -20,7 +20,7 @@ import torch
 from skipper.control import ActorError, Future, this_host
 from skipper.dataplane.backends import own_sockets
 from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError
-from skipper.tensor_engine.shared.rendezvous import MeetingPoint
+from skipper.tensor_engine.shared.rendezvous import RendezvousClient
 from skipper.tensor_engine.worker.gloo_group import make_gloo
 from skipper.tensor_engine.worker.gloo_port import GlooPort
 from skipper.tensor_engine.worker.groups import Group
@@ -211,7 +211,7 @@ def test_a_group_of_four_forms_and_leaves_no_port_open(members: Members) -> None
     assert members.run(listening) == [0] * 4
 
 
-class Counting(MeetingPoint):
+class Counting(RendezvousClient):
     """Counts what its member asks the script for."""
 
     def __init__(self) -> None:

@@ -192,10 +192,10 @@ def test_a_compiled_training_step_is_that_of_the_whole_batch_in_one_process(line
     batches = [ranked(line, 2, 4) + shift for shift in range(5)]
     losses = [step(x) for x in batches]
     whole = [torch.cat(at(x)) for x in batches]
-    lane = session_of(line).lane(line)
-    before = lane.issued
+    instruction_stream = session_of(line).instruction_stream(line)
+    before = instruction_stream.issued
     step(batches[0])
-    assert lane.issued == before + 1
+    assert instruction_stream.issued == before + 1
     with no_mesh():
         alone, plain = start()
         for x, found in zip(whole, losses, strict=True):

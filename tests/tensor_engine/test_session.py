@@ -102,7 +102,7 @@ def test_kinds_of_operations_that_are_in_use_are_kept(
 def test_what_is_issued_is_run_though_nothing_follows(procs: ProcMesh) -> None:
     with procs.activate():
         x = torch.ones(2)
-    way = session_of(procs).lane(procs)
+    way = session_of(procs).instruction_stream(procs)
     inspect(x)
     x.add_(1)
     while way.count:  # the flusher sends it; the time limit of the test is the bound

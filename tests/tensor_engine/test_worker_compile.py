@@ -17,18 +17,18 @@ from . import user_functions as functions
 
 
 def compiled_on(procs: ProcMesh, name: str) -> list[int]:
-    """How many operations the compiled stretches of a program have, on the last worker."""
+    """How many operations the compiled regions of a program have, on the last worker."""
     session = session_of(procs)
     session.synchronize(PATIENCE_S)
     worker = session.workers(instruction_stream.MAIN).slice(**{axis: size - 1 for axis, size in procs.extent.items()})
-    found: list[int] = worker.ask.call_one("tests.tensor_engine.on_workers:stretches", 0, name).get(PATIENCE_S)
+    found: list[int] = worker.ask.call_one("tests.tensor_engine.on_workers:compiled_regions", 0, name).get(PATIENCE_S)
     return found
 
 
 def everything(x: Any, held: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = x * 0.5 + 1
     view = y.t()
-    y.relu_()  # of its own: a part of a stretch
+    y.relu_()  # of its own: a part of a region
     y[0].add_(3)
     values, indices = y.topk(2, dim=1)
     total = (y @ view).reduce("gpus", "sum")
@@ -122,7 +122,7 @@ def test_what_a_compiler_gets_wrong_or_gives_up_is_put_right(active: ProcMesh) -
         total = y.reduce("gpus", "sum")  # type: ignore[attr-defined]
         return y, y[1:], z, total + x, total * x
 
-    # The second stretch is not compiled: its view would have memory of its own, or it has more than one input.
+    # The second region is not compiled: its view would have memory of its own, or it has more than one input.
     for backend in ("lays_out", "gives_up"):
         replayed = compile(program, worker_compile=backend)
         for shift in range(4):

@@ -1,0 +1,60 @@
+"""`CallSite`: an operation on arguments of one kind, as the script remembers it and the workers are told of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from skipper.tensor_engine.shared.encoding import Form
+from skipper.tensor_engine.shared.metadata import Metadata
+
+_numbers = itertools.count(1)
+
+NEW, SAME, GIVEN, SEQUENCE = range(4)
+"""Kinds of results: a new value ``(NEW, index)``, an input ``(SAME, index)``, anything else, and lists of results."""
+
+
+class CallSite:
+    """An operation on arguments of one kind: what it returns, and how the workers are told of it.
+
+    Attributes:
+        number: of the site.
+        form: how its instructions look.
+        description: what makes the worker's part of it.
+        outputs: what is known of each new value, and the input that it is a view of, or None.
+        single: the one element of ``outputs`` where the result is that and nothing else.
+        result: how the result is put together.
+        reshaped: inputs whose shape the operation changes in place: their index, and the output that they become.
+        is_in_use: whether it has been used since it was last looked over for one to forget.
+    """
+
+    __slots__ = (
+        "description",
+        "form",
+        "is_in_use",
+        "number",
+        "outputs",
+        "reshaped",
+        "result",
+        "same",
+        "single",
+    )
+
+    def __init__(
+        self,
+        form: Form,
+        description: Any,
+        outputs: Sequence[tuple[Metadata, int | None]],
+        result: tuple[int, Any],
+        reshaped: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.number = next(_numbers)
+        self.form = form
+        self.description = description
+        self.outputs = tuple(outputs)
+        self.result = result
+        self.reshaped = tuple(reshaped)
+        self.single = self.outputs[0] if len(self.outputs) == 1 and result == (NEW, 0) and not reshaped else None
+        self.is_in_use = False
+        self.same = result[1] if result[0] == SAME and not self.outputs else None

@@ -1,0 +1,392 @@
+"""From what a trace has noted to a `Traced`: what goes in, what comes out, what stays, and the workers' programs."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from skipper.tensor_engine.errors import CompileError
+from skipper.tensor_engine.script.call_site import GIVEN, CallSite
+from skipper.tensor_engine.script.guards import Surroundings
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
+from skipper.tensor_engine.script.recording import Noted, Recorder
+from skipper.tensor_engine.script.results import (
+    ARGUMENT,
+    AS_IT_IS,
+    MADE,
+    MAPPING,
+    NAMED,
+    SEQUENCE,
+    Made,
+    Result,
+    put_together,
+    seal,
+)
+from skipper.tensor_engine.script.tensor import Tensor, wrap
+from skipper.tensor_engine.script.traced import Gradients, Part, Traced
+from skipper.tensor_engine.script.value import Storage, Value
+from skipper.tensor_engine.shared.encoding import Form
+from skipper.tensor_engine.shared.program import Program, Step
+
+Before = dict[int, tuple[Tensor, torch.Tensor | None]]
+"""Tensors that may get a gradient, and the one that they had before the call, by the identity of the tensor."""
+
+
+def compile_trace(
+    name: str,
+    recorder: Recorder,
+    tensors: Sequence[Tensor],
+    result: list[Any],
+    before: Before,
+    surroundings: Surroundings,
+    backend: str | None = None,
+) -> tuple[Traced, Any]:
+    """Make of a recorded call what replays it.
+
+    Which tensors the call has left behind shows by who is still alive when nobody here holds them. So none of the steps
+    may hold on to what another one has looked at: ``result`` and ``before`` are emptied on the way.
+
+    Args:
+        name: of the function.
+        recorder: what it has noted.
+        tensors: the tensors that went in.
+        result: what came out, alone in a list, from which it is taken.
+        before: the gradients before the call.
+        surroundings: what else replays depend on.
+        backend: of `torch.compile`, for the workers; None for none.
+
+    Returns:
+        What replays it, and the result of the call.
+
+    Raises:
+        CompileError: it cannot be replayed.
+    """
+    _require_unchanged(recorder)
+    given = tuple(tensor.remote_value.ref for tensor in tensors)
+    gradients, new_on_arguments = _read_gradients(recorder, tensors, before)
+    reading = _ResultReading(recorder, tensors, given)
+    reading.read_result(result.pop())
+    reading.take_gradients(new_on_arguments, gradients)
+    read = Result(reading.template, reading.made)
+    kept, results = _find_kept(recorder, reading.take_values())
+    _require_alive(recorder)
+    grads = {leaf.grad.remote_value.ref for leaf in recorder.leaves.values() if isinstance(leaf.grad, Tensor)}
+    changed, changed_arguments = _find_changed(recorder, tensors, given)
+    parts, passing = _cut(name, recorder, given, read, {value.ref for value in kept}, backend)
+    traced = Traced(
+        parts=parts,
+        given=given,
+        passing=passing,
+        captured=[value for ref, known in recorder.read.items() if (value := known()) and ref not in given],
+        changed=changed,
+        changed_arguments=changed_arguments,
+        kept=kept,
+        leaves_more=any(value.ref not in grads for value in kept),
+        gradients=gradients,
+        result=read,
+        surroundings=surroundings,
+    )
+    return traced, _first_result(traced, results, tensors)
+
+
+def _require_unchanged(recorder: Recorder) -> None:
+    if recorder.foreign:
+        raise CompileError(
+            "the function uses a tensor that is the result of operations outside which autograd has recorded, and "
+            "gradients do not flow out of it: compile these operations too, or use x.detach()"
+        )
+    for known, value in recorder.met.values():
+        tensor = known()
+        if isinstance(tensor, Tensor) and tensor.remote_value is not value():
+            raise CompileError("the function changes the shape of a tensor in place that it has not made itself")
+
+
+def _require_alive(recorder: Recorder) -> None:
+    if any(known() is None for known in recorder.read.values()):
+        raise CompileError(
+            "the function replaces a tensor from outside that it has read, as `self.state = self.state + x` does: "
+            "replays would go on reading the old one. Write into it (copy_, add_), or pass it in and return it"
+        )
+
+
+def _read_gradients(
+    recorder: Recorder, tensors: Sequence[Tensor], before: Before
+) -> tuple[Gradients, list[tuple[int, Tensor]]]:
+    """What gradients there have to be before a replay, and what there are after it.
+
+    Returns:
+        These, without those of the arguments; and the arguments that have got another gradient, with their numbers.
+    """
+    inputs = {id(tensor) for tensor in tensors}
+    outside = [
+        (tensor, tensor.requires_grad)
+        for known, _ in recorder.met.values()
+        if (tensor := known()) is not None and id(tensor) not in inputs and tensor.is_leaf
+    ]
+    expected: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    left: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    for leaf in recorder.leaves.values():
+        if id(leaf) in inputs or id(leaf) not in before:
+            continue
+        old, new = before[id(leaf)][1], leaf.grad
+        if old is None or (isinstance(old, Tensor) and old.remote_value.ref in recorder.read):
+            expected.append((leaf, old))
+        if new is not old:
+            left.append((leaf, new))
+    new_on_arguments = [
+        (index, tensor)
+        for index, tensor in enumerate(tensors)
+        if id(tensor) in before and tensor.grad is not before[id(tensor)][1]
+    ]
+    before.clear()
+    return Gradients(outside, expected, left, []), new_on_arguments
+
+
+class _ResultReading:
+    """Takes apart what a call has returned.
+
+    Attributes:
+        template: how it is put together, for `results.put_together`.
+        made: the tensors in it that each replay makes anew, gradients of arguments among them.
+    """
+
+    def __init__(self, recorder: Recorder, tensors: Sequence[Tensor], given: Sequence[int]) -> None:
+        self.template: tuple[int, Any] = (AS_IT_IS, None)
+        self.made: list[Made] = []
+        self._recorder = recorder
+        self._found: list[Tensor] = []
+        self._numbers: dict[int, int] = {}
+        self._storages: dict[int, int | Storage] = {
+            id(value.storage): value.storage for each in recorder.read.values() if (value := each()) is not None
+        }
+        for index, tensor in reversed(list(enumerate(tensors))):
+            self._storages[id(tensor.remote_value.storage)] = index
+        self._arguments = {id(tensor): index for index, tensor in enumerate(tensors)}
+        self._given = {ref: index for index, ref in enumerate(given)}
+
+    def read_result(self, result: Any) -> None:
+        """Read the result.
+
+        Raises:
+            CompileError: there is a tensor of the script in it.
+        """
+        self.template = self._read(result)
+
+    def take_gradients(self, new_on_arguments: list[tuple[int, Tensor]], gradients: Gradients) -> None:
+        """Take the new gradients from the arguments, as results, so that who else holds them can be seen."""
+        for index, tensor in new_on_arguments:
+            grad = tensor.grad
+            gradients.left_on_arguments.append((index, self._note(grad) if isinstance(grad, Tensor) else None))
+        for _, tensor in new_on_arguments:
+            tensor.grad = None
+
+    def take_values(self) -> list[Value]:
+        """The values of the tensors that are made anew; this object holds none of the tensors any more."""
+        values = [tensor.remote_value for tensor in self._found]
+        self._found.clear()
+        return values
+
+    def _read(self, item: Any) -> tuple[int, Any]:
+        if isinstance(item, Tensor):
+            if id(item) in self._arguments:
+                return ARGUMENT, self._arguments[id(item)]
+            if item.remote_value.ref in self._recorder.made or item.remote_value.ref in self._given:
+                return MADE, self._note(item)
+            return AS_IT_IS, item
+        if isinstance(item, torch.Tensor):
+            raise CompileError("a compiled function returns a tensor of the script, which replays cannot make")
+        if isinstance(item, list | tuple):
+            kind = NAMED if hasattr(item, "_fields") else SEQUENCE
+            return kind, (type(item), [self._read(each) for each in item])
+        if isinstance(item, dict):
+            return MAPPING, (type(item), {name: self._read(each) for name, each in item.items()})
+        return AS_IT_IS, item
+
+    def _note(self, tensor: Tensor) -> int:
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            value = tensor.remote_value
+            storage = self._storages.setdefault(id(value.storage), -len(self._storages) - 1)
+            number = self._numbers[id(tensor)] = len(self.made)
+            self.made.append(Made(value, self._given.get(value.ref), tensor.requires_grad, storage))
+            self._found.append(tensor)
+        return number
+
+
+def _find_kept(recorder: Recorder, results: list[Value]) -> tuple[list[Value], dict[int, Value]]:
+    """The values that the call has left behind somewhere.
+
+    Args:
+        recorder: what the call has noted.
+        results: the values of the results, which nobody else but this list has to hold; it is emptied.
+
+    Returns:
+        These values, and those of the results by number, whether they are left behind or not.
+    """
+    fields = [
+        (value.ref, value.meta, value.instruction_stream, value.mesh, value.storage, _let_go(value))
+        for value in {value.ref: value for value in results}.values()  # several tensors may stand for one
+        if value.ref in recorder.made
+    ]
+    results.clear()
+    gc.collect(0)  # all that the call has made is young: it ran with the collector off
+    alive = [value for known in recorder.made.values() if (value := known()) is not None]
+    kept = {value.ref: value for value in alive if value.barred is None}
+    made: dict[int, Value] = {}
+    for ref, meta, instruction_stream, mesh, storage, freed in fields:
+        if ref in kept:
+            kept[ref].freed = freed
+        made[ref] = kept.get(ref) or Value(ref, meta, instruction_stream, mesh, storage)
+    return list(kept.values()), made
+
+
+def _let_go(value: Value) -> deque[int]:
+    """Have the end of a value not be its end on the workers, while it is seen who else holds it."""
+    freed, value.freed = value.freed, deque()
+    return freed
+
+
+def _find_changed(
+    recorder: Recorder, tensors: Sequence[Tensor], given: Sequence[int]
+) -> tuple[list[Tensor], list[int]]:
+    """What is changed in place, views of it included: it must not be lent, and autograd has to learn of it.
+
+    Returns:
+        The tensors that the function finds outside, and the numbers of the arguments.
+    """
+    changed = {
+        id(storage)
+        for each in recorder.instructions
+        for place in each.site.form.writes
+        if (storage := recorder.storages.get(each.inputs[place])) is not None
+    }
+    arguments = [index for index, tensor in enumerate(tensors) if id(tensor.remote_value.storage) in changed]
+    outside = [
+        tensor
+        for known, _ in recorder.met.values()
+        if isinstance(tensor := known(), Tensor)
+        and id(tensor.remote_value.storage) in changed
+        and tensor.remote_value.ref not in given
+    ]
+    return outside, arguments
+
+
+def _first_result(traced: Traced, results: dict[int, Value], tensors: Sequence[Tensor]) -> Any:
+    """The result of the traced call; the arguments get their gradients back."""
+    made = []
+    for each in traced.result.made:
+        value = results[each.slot] if each.argument is None else tensors[each.argument].remote_value
+        made.append(seal(value) if each.sealed else wrap(value))
+    traced.gradients.leave_on_arguments(tensors, made)
+    return put_together(traced.result.template, made, tensors)
+
+
+def _cut(
+    name: str, recorder: Recorder, given: Sequence[int], result: Result, kept: set[int], backend: str | None
+) -> tuple[list[Part], list[tuple[int, InstructionStream]]]:
+    """Make the programs.
+
+    Returns:
+        What goes to the workers; and the values that go from one program to a later one, and whose they are.
+    """
+    segments = segments_of(recorder.instructions)
+    results = {each.slot for each in result.made if each.argument is None}
+    maker: dict[int, int] = {}
+    passing: dict[int, InstructionStream] = {}
+    for number, segment in enumerate(segments):
+        for each in segment.instructions:
+            for ref in each.inputs:
+                if ref not in kept and ref not in results and maker.get(ref, number) != number:
+                    passing[ref] = segments[maker[ref]].instruction_stream
+            maker.update(dict.fromkeys(each.outputs, number))
+    wanted = results | passing.keys()
+    fresh = set(given) | (wanted - kept)
+    parts: list[Part] = []
+    for segment in segments:
+        program = segment.program(name, fresh, wanted, kept, backend)
+        form = Form("skipper.tensor_engine.worker.replay:program_site", name, len(program.outputs), len(program.inputs))
+        site = CallSite(form, program.packed(), (), (GIVEN, None))
+        stacks = [each.stack for each in segment.instructions]
+        parts.append(Part(segment.instruction_stream, site, program.inputs, program.outputs, stacks))
+    return parts, list(passing.items())
+
+
+class Segment:
+    """Instructions of a trace that go to one instruction stream in one message.
+
+    Attributes:
+        instruction_stream: to which they go.
+        instructions: in their order.
+    """
+
+    def __init__(self, instruction_stream: InstructionStream) -> None:
+        self.instruction_stream = instruction_stream
+        self.instructions: list[Noted] = []
+
+    def program(
+        self, name: str, given: set[int], wanted: set[int], kept: set[int], backend: str | None = None
+    ) -> Program:
+        """What the workers of the instruction stream are told.
+
+        Args:
+            name: for people.
+            given: values that come anew with each replay.
+            wanted: values that are needed elsewhere, in a replay or after it.
+            kept: values that stay under the number that they have in the trace.
+            backend: for `Program.backend`.
+        """
+        sites: dict[int, int] = {}
+        descriptions: list[tuple[Form, Any]] = []
+        steps: list[Step] = []
+        made: dict[int, None] = {}
+        inputs: dict[int, None] = {}
+        captured: dict[int, None] = {}
+        for each in self.instructions:
+            number = sites.get(each.site.number)
+            if number is None:
+                number = sites[each.site.number] = len(descriptions)
+                descriptions.append((each.site.form, each.site.description))
+            for ref in each.inputs:
+                if ref not in made:
+                    (inputs if ref in given else captured)[ref] = None
+            made.update(dict.fromkeys(each.outputs))
+            steps.append(Step(number, each.outputs, each.inputs, each.constants))
+        return Program(
+            name,
+            tuple(descriptions),
+            tuple(steps),
+            tuple(inputs),
+            tuple(captured),
+            tuple(ref for ref in made if ref in wanted),
+            tuple(ref for ref in made if ref in kept),
+            backend,
+        )
+
+
+def segments_of(instructions: Sequence[Noted]) -> list[Segment]:
+    """Cut a trace into as few segments as keep the order of instructions on every worker."""
+    segments: list[Segment] = []
+    for each in instructions:
+        place = _place(segments, each.instruction_stream)
+        if place is None:
+            place = Segment(each.instruction_stream)
+            segments.append(place)
+        place.instructions.append(each)
+    return segments
+
+
+def _place(segments: Sequence[Segment], instruction_stream: InstructionStream) -> Segment | None:
+    """The segment to which the next instruction may be added: no later one concerns the same workers."""
+    for segment in reversed(segments):
+        if segment.instruction_stream is instruction_stream:
+            return segment
+        if (
+            segment.instruction_stream.session is instruction_stream.session
+            and segment.instruction_stream.members & instruction_stream.members
+        ):
+            return None
+    return None

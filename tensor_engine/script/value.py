@@ -1,0 +1,91 @@
+"""`Value`: what stands in the script for a tensor on the workers."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from skipper.control import ProcMesh
+from skipper.tensor_engine.errors import DroppedTensorError
+from skipper.tensor_engine.script.instruction_stream import InstructionStream
+from skipper.tensor_engine.shared.metadata import Metadata
+
+
+class Storage:
+    """What a tensor and its views share; that somebody has borrowed it concerns all of them.
+
+    Attributes:
+        barred: why none of them may be used just now, or None.
+        frozen: why none of them may be changed just now, or None.
+        keeps_frozen: whether it stays so when it is not lent any more.
+        lent: to how many borrowers.
+    """
+
+    __slots__ = ("barred", "frozen", "keeps_frozen", "lent")
+
+    def __init__(self) -> None:
+        self.barred: Exception | None = None
+        self.frozen: Exception | None = None
+        self.keeps_frozen = False
+        self.lent = 0
+
+    def refuse_change(self) -> None:
+        """See whether it may be changed.
+
+        Raises:
+            BorrowedTensorError: it is lent, or has been borrowed, to be read only.
+        """
+        if self.frozen is not None:
+            raise self.frozen.with_traceback(None)
+
+
+class Value:
+    """A tensor on the workers of an instruction stream, under a number; its memory there goes with this object.
+
+    Attributes:
+        ref: its number, unique in the script.
+        meta: what is known of it.
+        instruction_stream: the workers that have it, and the stream to which it belongs.
+        mesh: those workers as the user laid them out.
+        storage: shared with its views.
+        barred: why it may not be used any more, or None.
+        freed: where its number goes when this object ends, for the workers to free it.
+    """
+
+    __slots__ = ("__weakref__", "barred", "freed", "instruction_stream", "mesh", "meta", "ref", "storage")
+
+    def __init__(
+        self,
+        ref: int,
+        meta: Metadata,
+        instruction_stream: InstructionStream,
+        mesh: ProcMesh,
+        storage: Storage | None = None,
+    ) -> None:
+        self.ref = ref
+        self.meta = meta
+        self.instruction_stream = instruction_stream
+        self.mesh = mesh
+        self.storage = storage or Storage()
+        self.barred: Exception | None = None
+        self.freed: deque[int] = instruction_stream.freed
+
+    def check(self) -> None:
+        """See whether it may be used.
+
+        Raises:
+            DroppedTensorError: it has been dropped.
+            BorrowedTensorError: it is lent, or was borrowed and given back.
+        """
+        barred = self.barred or self.storage.barred
+        if barred is not None:
+            raise barred.with_traceback(None)
+
+    def drop(self) -> None:
+        """Free it on the workers now. It may be called again."""
+        if self.barred is None:
+            self.barred = DroppedTensorError("this tensor has been dropped: its memory on the workers is gone")
+            self.freed.append(self.ref)
+
+    def __del__(self) -> None:
+        # Only a note: this runs wherever the last reference happens to go, also in the middle of an operation.
+        self.freed.append(self.ref)

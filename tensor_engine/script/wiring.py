@@ -1,0 +1,27 @@
+"""The one place where the parts of the script's side are put together that cannot import each other."""
+
+from __future__ import annotations
+
+from skipper.tensor_engine.script import methods
+from skipper.tensor_engine.script.activation import activate_stream
+from skipper.tensor_engine.script.borrow import borrow
+from skipper.tensor_engine.script.communicate import all_to_all, reduce, reduce_, slice_mesh, to_mesh
+from skipper.tensor_engine.script.fetch import fetch_first
+from skipper.tensor_engine.script.issue import dispatch
+
+
+def wire() -> None:
+    """Give the methods of `Tensor` and `Stream` what they do. The package calls it once, when it is imported."""
+    methods.wire(
+        methods.Methods(
+            dispatch=dispatch,
+            fetch_first=fetch_first,
+            reduce=reduce,
+            reduce_=reduce_,
+            all_to_all=all_to_all,
+            to_mesh=to_mesh,
+            slice_mesh=slice_mesh,
+            activate_stream=activate_stream,
+            borrow=borrow,
+        )
+    )

@@ -1,0 +1,51 @@
+"""The random numbers of a worker: its seed, and the states of its generators."""
+
+from __future__ import annotations
+
+import torch
+
+from skipper.control import context
+
+_DEFAULT_SEED = 67280421310721
+"""Torch's own (`default_rng_seed_val` in c10/core/GeneratorImpl.h)."""
+
+
+def seed_worker(rank: int) -> None:
+    """Have a worker draw other numbers than the first one, unless the user's code has seeded its generators."""
+    if rank and torch.initial_seed() == _DEFAULT_SEED:
+        torch.manual_seed(_DEFAULT_SEED + rank)
+
+
+def seed_generator(seed: int | torch.Tensor, places: dict[int, int] | None) -> None:
+    """Seed the worker's generators with a number, to which its place is added.
+
+    Args:
+        seed: the number, or a tensor of one.
+        places: of the workers by their rank in the root mesh; None to give all the same seed.
+    """
+    offset = 0 if places is None else places[int(context().actor_instance.rank.rank)]
+    torch.manual_seed(int(seed) + offset)
+
+
+def use_deterministic_algorithms() -> None:
+    """Have torch refuse operations that have no deterministic algorithm."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+
+def get_state(device: str) -> torch.Tensor:
+    """The state of a generator."""
+    return torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state()
+
+
+def set_state(state: torch.Tensor, device: str) -> None:
+    """Put a generator into a state."""
+    if device == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state)
+
+
+def new_state(seed: int | torch.Tensor, device: str) -> torch.Tensor:
+    """The state of a generator that has just been seeded."""
+    return torch.Generator(device).manual_seed(int(seed)).get_state()
