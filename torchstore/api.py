@@ -2,7 +2,7 @@
 
 Each function takes ``store_name``, so that several stores live side by side, and ``timeout`` in seconds.
 Names and argument order up to ``store_name`` are those of Meta's torchstore; what is keyword-only is ours.
-State dicts and their versions are in `torchstore.client.weights`.
+State dicts and their versions are in `torchstore.weights`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from skipper.control.model.bounds import MAX_PROCESSES, check_count
 from skipper.control.runtime import current_runtime
 from skipper.torchstore.algebra.copies import check_copies
 from skipper.torchstore.algebra.slices import TensorSlice
-from skipper.torchstore.client.client import check_keep
-from skipper.torchstore.client.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
-from skipper.torchstore.client.desk import ask
-from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
-from skipper.torchstore.controller.meta import ValueMeta
+from skipper.torchstore.clients.local_client import check_keep
+from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, controller_of, reset_client, run
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
 from skipper.torchstore.errors import StrategyError
 from skipper.torchstore.protocol.messages import Settings
+from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import ControllerStorageVolumes, TorchStoreStrategy
+from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.coroutines import public
 
 shut_down_together: dict[str, Callable[[float], Awaitable[None]]] = {}

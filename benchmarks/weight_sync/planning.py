@@ -13,8 +13,8 @@ from skipper import dataplane
 from skipper.benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
 from skipper.torchstore.algebra.layout import Ints, Layout, contiguous_strides
 from skipper.torchstore.algebra.manifest import Binding, Manifest, Part, TensorItem
-from skipper.torchstore.algebra.plan import Plan, Source, compile_read
-from skipper.torchstore.algebra.tensors import LocalTensor
+from skipper.torchstore.tensors.local_tensors import LocalTensor
+from skipper.torchstore.tensors.plan import Plan, Source, compile_read
 
 __all__ = ["Planned", "measure_planning"]
 

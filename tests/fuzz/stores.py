@@ -10,11 +10,11 @@ import torch
 
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer
-from skipper.torchstore.algebra import delta
 from skipper.torchstore.algebra.layout import Box, Piece
 from skipper.torchstore.algebra.manifest import Manifest, Part, TensorItem
-from skipper.torchstore.algebra.values import inline_tensor, open_inline
-from skipper.torchstore.peers import board
+from skipper.torchstore.peers import shm_value_board as board
+from skipper.torchstore.tensors import delta
+from skipper.torchstore.tensors.values import inline_tensor, open_inline
 from tests.fuzz.mutation import numbers_of, parts_in_json
 from tests.fuzz.verdicts import Broken
 

@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from skipper import torchstore as ts
 from skipper.control import shutdown
 from skipper.torchstore.algebra.manifest import Part
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.version import Contribution
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.support.process import ProcessId
 
 _BATCH = 10_000

@@ -26,7 +26,7 @@ def test_all_names_what_the_package_exports_and_nothing_else() -> None:
         (torchstore.initialize, ["num_storage_volumes", "strategy", "store_name", "mesh"]),
         (torchstore.initialize_spmd, ["strategy", "store_name"]),
         (torchstore.shutdown, ["store_name"]),
-        (torchstore.client.client, ["store_name"]),
+        (torchstore.client, ["store_name"]),
         (torchstore.reset_client, ["store_name"]),
         (torchstore.put, ["key", "value", "store_name"]),
         (torchstore.put_batch, ["entries", "store_name"]),

@@ -9,18 +9,24 @@ import torch
 import torch.distributed as dist
 
 from skipper import torchstore as ts
-from skipper.torchstore.client.sequence import Sequences, holds_all
-from skipper.torchstore.protocol import origin
+from skipper.torchstore.clients.membership import Membership, dismiss, enrol, membership
+from skipper.torchstore.clients.put_counts import Sequences, holds_all
 from skipper.torchstore.protocol.messages import Published
-from skipper.torchstore.protocol.origin import ALONE, SOLE, Membership, Origin, Turn, membership, read_publisher
-from tests.torchstore.test_tensors import rank_of
+from skipper.torchstore.protocol.origin import (
+    ALONE,
+    SOLE,
+    Origin,
+    Turn,
+    read_publisher,
+)
+from tests.torchstore.test_local_tensors import rank_of
 
 
 @pytest.fixture
 def roster() -> Iterator[None]:
-    origin.enrol("spmd here", 1, 4)
+    enrol("spmd here", 1, 4)
     yield
-    origin.dismiss()
+    dismiss()
 
 
 def test_a_process_without_a_group_publishes_alone() -> None:
@@ -33,7 +39,7 @@ def test_the_process_group_goes_before_the_ranks_of_spmd() -> None:
     with rank_of(2, 8):
         assert (membership().origin.rank, membership().origin.size) == (2, 8)
     assert membership().origin == Origin("spmd here", 1, 4)
-    origin.dismiss()
+    dismiss()
     assert membership().origin == SOLE
 
 

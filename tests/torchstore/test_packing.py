@@ -5,8 +5,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from skipper.torchstore.algebra.manifest import Part
-from skipper.torchstore.client.packing import pack
-from tests.torchstore.test_tensors import rank_of
+from skipper.torchstore.tensors.packing import pack
+from tests.torchstore.test_local_tensors import rank_of
 
 
 def distribute(local: torch.Tensor, shape: tuple[int, ...], *placements: Shard | Replicate) -> DTensor:

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.layout import Box, Layout, Replicate, Shard, contiguous_strides
 from skipper.torchstore.algebra.manifest import Binding, Manifest, Part, TensorItem
-from skipper.torchstore.algebra.plan import Source, compile_read, compile_write
-from skipper.torchstore.algebra.tensors import LocalTensor
 from skipper.torchstore.errors import CoverageError
+from skipper.torchstore.tensors.local_tensors import LocalTensor
+from skipper.torchstore.tensors.plan import Source, compile_read, compile_write
 from tests.torchstore.layouts import layouts_of, meshes_of, shapes
 from tests.torchstore.oracle import bits, random_tensor, shard_tensor
 

@@ -9,15 +9,16 @@ import torch.distributed.checkpoint as dcp
 
 from skipper import torchstore as ts
 from skipper.torchstore.algebra.manifest import Binding
-from skipper.torchstore.client.sequence import Sequences
+from skipper.torchstore.clients.membership import Membership
+from skipper.torchstore.clients.put_counts import Sequences
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.ledger import Ledger
 from skipper.torchstore.controller.members import Members
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.dcp import StoreReader, StoreWriter
 from skipper.torchstore.errors import OutOfStepError
 from skipper.torchstore.protocol.messages import Published, StaleClientError
-from skipper.torchstore.protocol.origin import Membership, Origin, Turn
+from skipper.torchstore.protocol.origin import Origin, Turn
 from skipper.torchstore.support.process import this_process
 from tests.torchstore.test_versions import process, shard
 

@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from skipper.torchstore.algebra.layout import Layout, Shard
 from skipper.torchstore.algebra.manifest import Binding, Manifest, Mode, Part, TensorItem
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.steps import MAX_AHEAD
 from skipper.torchstore.controller.version import Contribution, Version
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.errors import (
     LateShareError,
     OutOfStepError,

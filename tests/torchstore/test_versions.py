@@ -5,9 +5,9 @@ from math import prod
 import pytest
 
 from skipper.torchstore.algebra.layout import Layout, Replicate, Shard
-from skipper.torchstore.algebra.manifest import Binding, Manifest, Mode, Part, TensorItem
+from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest, Mode, Part, TensorItem
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.version import Contribution
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.errors import (
     KeyNotFoundError,
     LateShareError,
@@ -19,7 +19,7 @@ from skipper.torchstore.errors import (
     VersionNotFoundError,
     VolumeLostError,
 )
-from skipper.torchstore.protocol.messages import Digests, Selector
+from skipper.torchstore.protocol.messages import Selector
 from skipper.torchstore.protocol.origin import ALONE, Origin, Turn
 from skipper.torchstore.support.process import ProcessId
 

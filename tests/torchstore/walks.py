@@ -17,16 +17,16 @@ import torch
 
 from skipper.torchstore.algebra.manifest import Binding, Manifest
 from skipper.torchstore.algebra.sections import Section
-from skipper.torchstore.client.packing import pack
 from skipper.torchstore.controller.journal import Journal, JournalAddress
 from skipper.torchstore.controller.reading import _are_leased
-from skipper.torchstore.controller.recording import Recorder
+from skipper.torchstore.controller.recorder import Recorder
 from skipper.torchstore.controller.state import Command
 from skipper.torchstore.errors import StoreError
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication, Columns
 from skipper.torchstore.protocol.messages import Publication, Selector, Share, Wanted
 from skipper.torchstore.protocol.origin import ALONE, Origin, Turn
 from skipper.torchstore.support.process import ProcessId
+from skipper.torchstore.tensors.packing import pack
 
 KEYS = ("m", "m/a", "m/b", "x", "y.z")
 SECTION = 16384

@@ -21,13 +21,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from skipper.dataplane import RemoteLayout
 from skipper.torchstore.algebra.layout import Box, Ints, Piece
-from skipper.torchstore.algebra.state_dict import Path
 
 if TYPE_CHECKING:
     from skipper.dataplane import RDMABuffer
 
 Mode = Literal["snapshot", "direct"]
 Kind = Literal["value", "state_dict"]
+
+Path = tuple[Any, ...]
+"""Steps from the root of a state dict: a dict key as it is, or a position in a list or tuple."""
+
+Digests = Mapping[tuple[str, Ints, Ints], bytes]
+"""By the name of a tensor, and offsets and shape of a box in it."""
 
 _SMALL_BYTES = 512  # of an encoded manifest: that of a plain value
 

@@ -20,12 +20,12 @@ from skipper.control.runtime.tables import report_table
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.copies import check_room
 from skipper.torchstore.controller.journal import Journal, JournalAddress
-from skipper.torchstore.controller.meta import ValueMeta, describe_version
+from skipper.torchstore.controller.meta import describe_version
 from skipper.torchstore.controller.overview import overview
 from skipper.torchstore.controller.reading import Reading
-from skipper.torchstore.controller.recording import Recorder
+from skipper.torchstore.controller.recorder import Recorder
 from skipper.torchstore.controller.state import Command, Effects
-from skipper.torchstore.controller.succession import START_TIMEOUT_S, Succession, Successor
+from skipper.torchstore.controller.succession import START_TIMEOUT_S, Succession
 from skipper.torchstore.controller.volumes import Volumes
 from skipper.torchstore.errors import JournalError, KeyNotFoundError, StoreNotInitializedError, StrategyError
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication
@@ -40,13 +40,15 @@ from skipper.torchstore.protocol.messages import (
     Share,
     StaleClientError,
     StoreInfo,
+    Successor,
     Wanted,
 )
+from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
+from skipper.torchstore.support.pending_answers import WaitingRoom
 from skipper.torchstore.support.process import ProcessId, this_process
-from skipper.torchstore.support.requests import Request
-from skipper.torchstore.support.waiting import WaitingRoom
-from skipper.torchstore.support.watch import ProcessWatch
+from skipper.torchstore.support.process_watch import ProcessWatch
+from skipper.torchstore.support.request_numbers import Request
 
 _log = logging.getLogger("skipper.torchstore")
 
@@ -114,7 +116,7 @@ class StoreController(Actor):
         try:
             check_room(settings.copies, len(volumes.actors))
             if settings.journal:
-                self._succession = Succession(self._store_name, volumes, settings, self._lives)
+                self._succession = Succession(StoreController, self._store_name, volumes, settings, self._lives)
                 await self._succession.after(-1, START_TIMEOUT_S)
         except BaseException:
             succession, self._succession = self._succession, None

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.protocol.messages import Retired
+from skipper.torchstore.support.lru_cache import Recent
 from skipper.torchstore.support.process import ProcessId
-from skipper.torchstore.support.recent import Recent
 
 _REMEMBERED = 4096
 

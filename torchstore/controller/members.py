@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from skipper.torchstore.algebra.manifest import Binding, Manifest
 from skipper.torchstore.protocol.messages import Share, StaleClientError, UnknownIdError
+from skipper.torchstore.support.lru_cache import Recent
 from skipper.torchstore.support.process import ProcessId
-from skipper.torchstore.support.recent import Recent
 from skipper.torchstore.support.serial import Serial
 
 R = TypeVar("R", Manifest, Binding)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 from skipper.control import Port
-from skipper.torchstore.controller.offers import Patience
-from skipper.torchstore.controller.recording import Recorder
+from skipper.torchstore.controller.history import History
+from skipper.torchstore.controller.peer_read_scheduler import Patience
+from skipper.torchstore.controller.recorder import Recorder
 from skipper.torchstore.controller.state import Command
-from skipper.torchstore.controller.versions import History
-from skipper.torchstore.peers.board import Board, pack_answer
+from skipper.torchstore.peers.shm_value_board import Board, pack_answer
 from skipper.torchstore.protocol.batches import BatchGrant
 from skipper.torchstore.protocol.messages import NEWEST, Grant, Selector, Wanted
-from skipper.torchstore.support.waiting import WaitingRoom
+from skipper.torchstore.support.pending_answers import WaitingRoom
 
 
 class Reading:

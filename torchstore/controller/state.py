@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 from skipper.control import ProcMesh
 from skipper.torchstore.algebra.manifest import WHOLE
 from skipper.torchstore.controller.answers import Answers
+from skipper.torchstore.controller.batches import BatchDesk
 from skipper.torchstore.controller.budget import make_room
-from skipper.torchstore.controller.granting import grant_all
+from skipper.torchstore.controller.grants import grant_all
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.ledger import Ledger
 from skipper.torchstore.controller.members import KnownRecords, Members
-from skipper.torchstore.controller.offers import Patience
+from skipper.torchstore.controller.peer_read_scheduler import Patience
 from skipper.torchstore.controller.shared_arenas import SharedArenas
-from skipper.torchstore.controller.sharing import BatchDesk
 from skipper.torchstore.controller.version import Contribution
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.errors import StoreError
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication
 from skipper.torchstore.protocol.messages import ArenaFreedError, Grant, Publication, Published, Retired, Share, Wanted
 from skipper.torchstore.protocol.origin import ALONE
+from skipper.torchstore.support.lru_cache import Recent
 from skipper.torchstore.support.process import ProcessId
-from skipper.torchstore.support.recent import Recent
 
 _BURIED = 256
 

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 from skipper.torchstore.algebra.agreement import disagreement
 from skipper.torchstore.algebra.layout import uncovered
-from skipper.torchstore.algebra.manifest import WHOLE, Binding, Manifest, Part
-from skipper.torchstore.controller.offers import Offers
+from skipper.torchstore.algebra.manifest import WHOLE, Binding, Digests, Manifest, Part
+from skipper.torchstore.controller.peer_read_scheduler import Offers
 from skipper.torchstore.controller.steps import Step, name_ranks
 from skipper.torchstore.errors import PartiallyPublishedError, ReplicaMismatchError, ShareMismatchError, StoreError
-from skipper.torchstore.protocol.messages import Change, Digests, Publication
+from skipper.torchstore.protocol.messages import Change, Publication
 from skipper.torchstore.protocol.origin import ALONE, Turn
+from skipper.torchstore.support.lru_cache import Recent
 from skipper.torchstore.support.process import ProcessId
-from skipper.torchstore.support.recent import Recent
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each small put, and that would take twice as long

@@ -6,23 +6,19 @@ other side of the same message ever sees: they say what to send instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from skipper.control import ActorMesh
 from skipper.torchstore.algebra.layout import Ints
-from skipper.torchstore.algebra.manifest import Binding, Manifest
+from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest
 from skipper.torchstore.errors import StoreError
-from skipper.torchstore.peers.board import Place
+from skipper.torchstore.peers.shm_value_board import Place
 from skipper.torchstore.peers.volume import StorageVolume
 from skipper.torchstore.protocol.origin import ALONE, Turn
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
 from skipper.torchstore.support.compact import compact
 from skipper.torchstore.support.process import ProcessId
-
-if TYPE_CHECKING:
-    from skipper.torchstore.controller.succession import Successor
 
 
 class UnknownIdError(StoreError):
@@ -64,6 +60,25 @@ class Settings:
     first_client: int = 1
 
 
+Controller = ActorMesh[Any]
+"""The controller of a store, as others call it: a `torchstore.controller.actor.StoreController`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A controller of a store with a journal, which has several, one after the other.
+
+    Attributes:
+        life: Its number, above those of the controllers before it.
+        actor: The controller itself.
+        process: In which it lives.
+    """
+
+    life: int
+    actor: Controller
+    process: ProcessId
+
+
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
     """What a client needs to know about a store.
@@ -100,10 +115,6 @@ class Change:
 
     base: str
     cells: bytes
-
-
-Digests = Mapping[tuple[str, Ints, Ints], bytes]
-"""By the name of a tensor, and offsets and shape of a box in it."""
 
 
 @compact
@@ -257,7 +268,7 @@ class Wanted:
     Attributes:
         known: Ids of manifests and bindings that need not be sent again.
         circle: What the reader wants, if it takes part in feeding others; "" if not (see
-            `torchstore.controller.offers`).
+            `torchstore.controller.peer_read_scheduler`).
         patience_s: How long it waits for another one's copy before it goes to the publisher.
     """
 

@@ -2,7 +2,7 @@
 
 Rank 0 becomes the root of a control job and starts the store in it; the others come into that job.
 `torchstore.spmd.ranks` says which rank a process is, `torchstore.spmd.launch` how it finds the job,
-`torchstore.spmd.meeting` what ranks tell each other.
+`torchstore.spmd.rendezvous` what ranks tell each other.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from skipper.control.cluster.hosts.companion import Companion
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.join_file import this_network
 from skipper.torchstore import api
-from skipper.torchstore.client.clients import DEFAULT_STORE_NAME, controller_of, reset_client
-from skipper.torchstore.client.desk import ask
-from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.membership import dismiss, enrol
+from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, controller_of, reset_client
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
 from skipper.torchstore.errors import RendezvousError, StoreError, StoreTimeoutError, StrategyError
-from skipper.torchstore.protocol import origin
 from skipper.torchstore.protocol.strategy import HostStrategy, LocalRankStrategy, TorchStoreStrategy
 from skipper.torchstore.spmd.launch import Entered, Opened, Trust, enter_job, open_job
-from skipper.torchstore.spmd.meeting import Meeting, Seat
+from skipper.torchstore.spmd.rank_volumes import HostVolumes, RankVolumes
 from skipper.torchstore.spmd.ranks import Launch, Place, SPMDEnv, note_place
-from skipper.torchstore.spmd.volumes_of_ranks import HostVolumes, RankVolumes
+from skipper.torchstore.spmd.rendezvous import Meeting, Seat
+from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.coroutines import public
 from skipper.torchstore.support.process import this_process
 
@@ -86,7 +86,7 @@ class _Session:
         _sessions.pop(self.store_name, None)
         note_place(self.store_name, None)
         if not _sessions:
-            origin.dismiss()
+            dismiss()
         try:
             if self.place.rank == 0:
                 await self._shut_down(deadline)
@@ -203,7 +203,7 @@ async def initialize_spmd(
     finally:
         _beginning.discard(store_name)
     if not _sessions:
-        origin.enrol(f"spmd {store_name} {session.number}", session.place.rank, session.place.world_size)
+        enrol(f"spmd {store_name} {session.number}", session.place.rank, session.place.world_size)
     _sessions[store_name] = session
     note_place(store_name, session.place)
     api.shut_down_together[store_name] = session.shutdown

@@ -1,0 +1,402 @@
+"""One process' view of one store: what the functions of `torchstore.api` are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Hashable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from skipper.control.model.bounds import check_flag
+from skipper.control.runtime import tracing
+from skipper.torchstore.algebra.copies import check_copies, check_room
+from skipper.torchstore.algebra.key_names import check_key, check_keys
+from skipper.torchstore.algebra.manifest import Mode
+from skipper.torchstore.algebra.slices import TensorSlice
+from skipper.torchstore.clients.explanation import Explanation
+from skipper.torchstore.clients.fetch import Fetcher
+from skipper.torchstore.clients.last_put import Again
+from skipper.torchstore.clients.pinning import PinnedVersion
+from skipper.torchstore.clients.publish import Publisher
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S, Remote
+from skipper.torchstore.clients.requests import Request, StateDictRequest
+from skipper.torchstore.clients.staging import TransferDtype, check_transfer_dtype
+from skipper.torchstore.errors import KindMismatchError
+from skipper.torchstore.protocol.messages import NEWEST, Selector, StaleClientError
+from skipper.torchstore.protocol.meta import ValueMeta
+from skipper.torchstore.protocol.origin import Origin, read_publisher
+from skipper.torchstore.support.metrics import log_of
+from skipper.torchstore.support.records import SyncRecord
+from skipper.torchstore.tensors.local_tensors import check_writable
+from skipper.torchstore.tensors.naming import NameMap
+
+T = TypeVar("T")
+
+VersionSelector = int | Literal["latest"] | tuple[Literal["newer_than"], int]
+
+
+class LocalClient:
+    """Puts and gets for the calling process; `torchstore.client()` makes one for each store.
+
+    Its methods are those of `torchstore`, where they are described.
+    """
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self._publisher = Publisher(remote)
+        self._fetcher = Fetcher(remote)
+        self._again = Again()
+        self._log = log_of(remote.store_name)
+        self.last_sync: SyncRecord | None = None
+
+    async def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        checksum: bool | None = None,
+        version: int | None = None,
+        publisher: Origin | tuple[int, int] | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """See `torchstore.put`."""
+        check_key(key)
+        if version is not None:
+            _check_version(version)
+        if publisher is not None and not isinstance(value, torch.Tensor):
+            raise TypeError(f"only a tensor is put in parts (publisher=...), not {type(value).__name__}")
+        summed, origin = self._summed(checksum), read_publisher(publisher)
+        work = self._publisher.put_values({key: value}, timeout, checksum=summed, version=version, publisher=origin)
+        await self._observed("put", work)
+
+    async def put_batch(
+        self,
+        entries: Mapping[str, Any],
+        *,
+        checksum: bool | None = None,
+        version: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """See `torchstore.put_batch`."""
+        if not isinstance(entries, Mapping):
+            raise TypeError(f"entries is a dict of values by key, not {type(entries).__name__}")
+        check_keys(entries)
+        if version is not None:
+            _check_version(version)
+        work = self._publisher.put_values(entries, timeout, checksum=self._summed(checksum), version=version)
+        await self._observed("put", work)
+
+    async def get(
+        self,
+        key: str,
+        inplace_tensor: torch.Tensor | None = None,
+        tensor_slice_spec: TensorSlice | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Any:
+        """See `torchstore.get`."""
+        request = _request(key, inplace_tensor, tensor_slice_spec)
+        values = await self._observed("get", self._fetcher.get_values({key: request}, timeout))
+        return values[key]
+
+    async def get_batch(
+        self,
+        keys: Iterable[str] | Mapping[str, torch.Tensor | TensorSlice | None],
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """See `torchstore.get_batch`."""
+        wanted = keys if isinstance(keys, Mapping) else dict.fromkeys(check_keys(keys))
+        requests = {
+            key: _request(key, None, want) if isinstance(want, TensorSlice) else _request(key, want, None)
+            for key, want in wanted.items()
+        }
+        return await self._observed("get", self._fetcher.get_values(requests, timeout))
+
+    async def put_state_dict(
+        self,
+        state_dict: Mapping[Any, Any] | None,
+        key: str,
+        *,
+        mode: Mode = "snapshot",
+        version: int | None = None,
+        keep: int | None = None,
+        transfer_dtype: TransferDtype | None = None,
+        checksum: bool | None = None,
+        delta: bool = False,
+        publisher: Origin | tuple[int, int] | None = None,
+        verify_replicas: bool = False,
+        copies: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> int:
+        """See `torchstore.put_state_dict`."""
+        check_key(key)
+        if mode not in ("snapshot", "direct"):
+            raise ValueError(f"mode is 'snapshot' or 'direct', not {mode!r}")
+        if version is not None:
+            _check_version(version)
+        if keep is not None:
+            check_keep(keep)
+        if transfer_dtype is not None:
+            check_transfer_dtype(transfer_dtype)
+        check_flag("verify_replicas", verify_replicas)
+        if check_flag("delta", delta) and mode != "snapshot":
+            raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
+        origin = read_publisher(publisher)
+        state_dict, transfer_dtype = self._again.take(key, mode, state_dict, transfer_dtype)
+        copies = self._copies(mode, copies, delta=delta)
+        work = self._publisher.put_state_dict(
+            state_dict,
+            key,
+            mode,
+            version,
+            keep,
+            transfer_dtype,
+            timeout,
+            checksum=self._summed(checksum),
+            delta=delta,
+            publisher=origin,
+            verify_replicas=verify_replicas,
+            copies=copies,
+        )
+        number = await self._observed("put", work)
+        self._again.keep(key, mode, state_dict, transfer_dtype)
+        return number
+
+    async def get_state_dict(
+        self,
+        key: str,
+        user_state_dict: Mapping[Any, Any] | None = None,
+        *,
+        strict: bool = True,
+        names: NameMap | None = None,
+        version: VersionSelector = "latest",
+        delta: bool = False,
+        serve: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> dict[Any, Any]:
+        """See `torchstore.get_state_dict`."""
+        request = _state_dict_request(
+            key, user_state_dict, strict=strict, names=names, version=version, delta=delta, serve=serve
+        )
+        return await self._observed("get", self._fetcher.get_state_dict(request, timeout))
+
+    async def pin(
+        self,
+        key: str,
+        *,
+        version: VersionSelector = "latest",
+        beside: int | None = None,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> PinnedVersion:
+        """Hold a version of a state dict, to read blocks of its tensors one after another.
+
+        Args:
+            key: Where.
+            version: Which.
+            beside: The lease by which somebody else holds that version, which is a number then. It is there as long as
+                that one has not let go, also when newer versions have taken its place.
+            timeout: In seconds.
+        """
+        check_key(key)
+        return await self._fetcher.pin(key, replace(_selector(version), beside=beside), timeout)
+
+    async def reserve(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> int:
+        """The number of a new version, for publishers that agree about it among themselves."""
+        check_key(key)
+        return await self._remote.reserve(key, timeout)
+
+    async def explain(
+        self,
+        key: str,
+        user_state_dict: Mapping[Any, Any] | None = None,
+        *,
+        strict: bool = True,
+        names: NameMap | None = None,
+        version: VersionSelector = "latest",
+        delta: bool = False,
+        timeout: float = DEFAULT_TIMEOUT_S,
+    ) -> Explanation:
+        """See `torchstore.explain`."""
+        request = _state_dict_request(key, user_state_dict, strict=strict, names=names, version=version, delta=delta)
+        return await self._fetcher.explain(request, timeout)
+
+    async def get_meta(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> ValueMeta:
+        """See `torchstore.get_meta`."""
+        check_key(key)
+        return await self._remote.meta(key, timeout)
+
+    async def wait_for_readers(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.wait_for_readers`."""
+        check_key(key)
+        await self._remote.fence(key, close=False, timeout=timeout)
+
+    async def fence(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.fence`."""
+        check_key(key)
+        await self._remote.fence(key, close=True, timeout=timeout)
+        self._publisher.withdraw(key)
+        self._fetcher.withdraw(key)
+
+    async def rollback(self, key: str, version: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.rollback`."""
+        check_key(key)
+        _check_version(version)
+        await self._remote.rollback(key, version, timeout)
+
+    async def delete(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.delete`."""
+        check_key(key)
+        await self._remote.delete((key,), missing_ok=False, timeout=timeout)
+        self._forget((key,))
+
+    async def delete_batch(self, keys: Iterable[str], *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """See `torchstore.delete_batch`."""
+        gone = check_keys(keys)
+        await self._remote.delete(gone, missing_ok=True, timeout=timeout)
+        self._forget(gone)
+
+    async def keys(self, prefix: str | None = None, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[str]:
+        """See `torchstore.keys`."""
+        if prefix is not None:
+            check_key(prefix, "a prefix")
+        return await self._remote.keys(prefix, timeout)
+
+    async def exists(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
+        """See `torchstore.exists`."""
+        check_key(key)
+        return await self._remote.exists(key, timeout)
+
+    async def exists_batch(self, keys: Iterable[str], *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, bool]:
+        """See `torchstore.exists_batch`."""
+        asked = tuple(dict.fromkeys(check_keys(keys)))
+        return dict(zip(asked, await self._remote.exist(asked, timeout), strict=True))
+
+    async def versions(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[int, ...]:
+        """See `torchstore.controller.history`."""
+        check_key(key)
+        return await self._remote.versions(key, timeout)
+
+    def close(self) -> None:
+        """Let go of registrations and plans. What this process published in direct mode ends here."""
+        self._publisher.close()
+        self._fetcher.close()
+        self._again.forget_all()
+
+    async def _observed(self, op: str, work: Awaitable[tuple[T, SyncRecord | None]]) -> T:
+        """The result of an operation, whose record is kept; one that fails is counted."""
+        try:
+            result, record = await (work if tracing.tracer is None else self._traced(op, work))
+        except StaleClientError:  # another client does it again
+            raise
+        except Exception as error:
+            self._log.failed(op, error)
+            raise
+        if record is not None:
+            self.last_sync = record
+            self._log.add(record)
+        return result
+
+    async def _traced(self, op: str, work: Awaitable[tuple[T, SyncRecord | None]]) -> tuple[T, SyncRecord | None]:
+        """The same within a span."""
+        with tracing.span(f"torchstore.{op}", **{"torchstore.store": self._remote.store_name}) as span:
+            result, record = await work
+            if record is not None:
+                span.set(**record.attributes())
+            return result, record
+
+    def _summed(self, checksum: bool | None) -> bool:
+        """Whether a put takes checksums: as it says itself, or as the store was initialized."""
+        return self._remote.info.checksum if checksum is None else check_flag("checksum", checksum)
+
+    def _copies(self, mode: Mode, copies: int | None, *, delta: bool) -> int:
+        """In how many volumes a put stores each part: as it says itself, or as the store was initialized."""
+        if copies is None:
+            return 1 if delta or mode == "direct" else self._remote.info.copies
+        check_copies(copies)
+        if copies > 1 and (delta or mode == "direct"):
+            raise ValueError("copies are made of snapshots: they need mode='snapshot', without delta=True")
+        check_room(copies, len(self._remote.info.volumes))
+        return copies
+
+    def _forget(self, keys: tuple[str, ...]) -> None:
+        self._publisher.forget(keys)
+        self._fetcher.forget(keys)
+        self._again.forget(keys)
+
+
+def _check_names(names: object, user_state_dict: object) -> None:
+    if names is None:
+        return
+    if not callable(names) or not isinstance(names, Hashable):  # plans are found by it
+        raise TypeError(f"names is a (hashable) function of a name, not {names!r}")
+    if user_state_dict is None:
+        raise ValueError("names maps the names of a given state dict: give user_state_dict")
+
+
+def _check_version(version: object) -> None:
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise TypeError(f"a version is a number, not {version!r}")
+    if version < 0:
+        raise ValueError(f"versions are counted from 1 on, and {version} is below; the newest one is 'latest'")
+
+
+def check_keep(keep: object) -> None:
+    """Raise TypeError or ValueError for what is no number of versions to keep."""
+    if not isinstance(keep, int) or isinstance(keep, bool):
+        raise TypeError(f"how many versions are kept is a number, not {keep!r}")
+    if keep < 1:
+        raise ValueError(f"at least one version is kept, not {keep}")
+
+
+def _request(key: str, into: object, part: object) -> Request:
+    check_key(key)
+    if into is not None and not isinstance(into, torch.Tensor):
+        raise KindMismatchError(key, f"inplace_tensor is a tensor or a DTensor, not {type(into).__name__}")
+    if part is not None and not isinstance(part, TensorSlice):
+        raise TypeError(f"tensor_slice_spec is a TensorSlice, not {type(part).__name__}")
+    if into is not None:
+        check_writable(into, key)
+    return Request(into, part)
+
+
+def _state_dict_request(
+    key: str,
+    into: Mapping[Any, Any] | None,
+    *,
+    strict: bool,
+    names: NameMap | None,
+    version: object,
+    delta: bool,
+    serve: bool = False,
+) -> StateDictRequest:
+    """The arguments of a read of a state dict, checked before anything is sent.
+
+    Raises:
+        TypeError: One of them is of another type.
+        ValueError: They do not go together.
+    """
+    check_key(key)
+    _check_names(names, into)
+    check_flag("strict", strict)
+    for name, wanted in (("delta", delta), ("serve", serve)):
+        if check_flag(name, wanted) and into is None:
+            raise ValueError(f"{name}=True is about tensors of yours: give a user_state_dict that holds them")
+    return StateDictRequest(
+        key=key, into=into, selector=_selector(version), strict=strict, names=names, delta=delta, serve=serve
+    )
+
+
+def _selector(version: object) -> Selector:
+    match version:
+        case "latest":
+            return NEWEST
+        case bool():
+            pass
+        case int():
+            _check_version(version)
+            return Selector(exact=version)
+        case ("newer_than", int(number)):
+            return Selector(newer_than=number)
+    raise ValueError(f"version is a number, 'latest' or ('newer_than', number), not {version!r}")
