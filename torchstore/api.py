@@ -21,7 +21,7 @@ from skipper.torchstore.clients.local_client import check_keep
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, controller_of, reset_client, run
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
 from skipper.torchstore.errors import StrategyError
-from skipper.torchstore.protocol.messages import Settings
+from skipper.torchstore.protocol.messages import StoreSettings
 from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import ControllerStorageVolumes, TorchStoreStrategy
@@ -84,7 +84,7 @@ async def initialize(
         strategy = ControllerStorageVolumes()
     reset_client(store_name)
     controller = await controller_of(store_name, timeout)
-    settings = Settings(keep_versions, checksum, copies, journal)
+    settings = StoreSettings(keep_versions, checksum, copies, journal)
     await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, volume_nbytes, settings), timeout)
 
 

@@ -33,7 +33,7 @@ def read_board(data: bytes) -> None:
     page = data[nbytes:][: board.PAGE_NBYTES]
     memory[: len(page)] = page
     if place is not None:
-        reader = board.Reader()
+        reader = board.BoardReader()
         reader.learn("key", place)
         reader.add_page(place.page, buffer)
         reader.look("key")
@@ -41,7 +41,7 @@ def read_board(data: bytes) -> None:
 
 def board_seeds() -> Iterator[bytes]:
     """A value that is posted at the beginning of a page, and one that is not."""
-    place = board.Place(0, 0, 128, 7)
+    place = board.BoardPlace(0, 0, 128, 7)
     head = board._HEAD.pack(place.serial, 3, 5)
     record = board._digest(head, b"value") + head + b"value"
     yield board.pack_answer(3, place, b"") + record

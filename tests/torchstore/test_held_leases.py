@@ -6,7 +6,7 @@ import pytest
 
 from skipper.control import Future
 from skipper.control.model.errors import SupervisionError
-from skipper.torchstore.clients.held_leases import Held, held_of
+from skipper.torchstore.clients.held_leases import HeldLeases, held_of
 from skipper.torchstore.protocol.messages import CLIENTS_BITS, Grant
 
 
@@ -15,7 +15,7 @@ def answered(grant: Grant) -> Future[Grant]:
 
 
 def test_what_was_granted_is_held_until_it_is_given_back() -> None:
-    held = Held()
+    held = HeldLeases()
     held.expect(answered(Grant("k", 1, 7)), 0)
     held.expect(answered(Grant("inline", 1)), 0)
     assert held.after(0, 1.0) == ({("k", 7)}, set())
@@ -25,7 +25,7 @@ def test_what_was_granted_is_held_until_it_is_given_back() -> None:
 
 
 def test_an_answer_is_taken_once_however_many_see_it() -> None:
-    held = Held()
+    held = HeldLeases()
     answer = answered(Grant("k", 1, 7))
     held.expect(answer, 0)
     held.give_back([("k", 7)])
@@ -34,7 +34,7 @@ def test_an_answer_is_taken_once_however_many_see_it() -> None:
 
 
 async def test_answers_of_a_lost_controller_are_waited_for_and_those_of_the_next_one_are_not() -> None:
-    held = Held()
+    held = HeldLeases()
     held.expect(Future(), 1)
     assert held.after(0, 0.0) == (set(), set())
     with pytest.raises(TimeoutError):

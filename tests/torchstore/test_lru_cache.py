@@ -1,10 +1,10 @@
 """The bounded memory of the store's caches."""
 
-from skipper.torchstore.support.lru_cache import Recent
+from skipper.torchstore.support.lru_cache import LRUCache
 
 
 def test_what_was_used_least_recently_is_forgotten() -> None:
-    recent: Recent[str, int] = Recent(2)
+    recent: LRUCache[str, int] = LRUCache(2)
     assert recent.put("a", 1) == 1
     recent.put("b", 2)
     assert recent.get("a") == 1  # used: b is the next to go
@@ -17,7 +17,7 @@ def test_what_was_used_least_recently_is_forgotten() -> None:
 
 
 def test_to_ask_whether_something_is_there_is_no_use_of_it() -> None:
-    recent: Recent[str, int] = Recent(2)
+    recent: LRUCache[str, int] = LRUCache(2)
     recent.put("a", 1)
     recent.put("b", 2)
     assert "a" in recent
@@ -26,7 +26,7 @@ def test_to_ask_whether_something_is_there_is_no_use_of_it() -> None:
 
 
 def test_entries_can_be_dropped() -> None:
-    recent: Recent[str, int] = Recent(2)
+    recent: LRUCache[str, int] = LRUCache(2)
     recent.put("a", 1)
     assert recent.pop("a") == 1
     assert recent.pop("a") is None

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from skipper import torchstore as ts
 from skipper.torchstore.clients.membership import Membership, dismiss, enrol, membership
-from skipper.torchstore.clients.put_counts import Sequences, holds_all
+from skipper.torchstore.clients.put_counts import PutCounts, holds_all
 from skipper.torchstore.protocol.messages import Published
 from skipper.torchstore.protocol.origin import (
     ALONE,
@@ -92,7 +92,7 @@ def test_an_origin_says_the_group_too_and_is_checked_as_well() -> None:
 
 
 def test_puts_are_counted_by_key_and_group() -> None:
-    sequences = Sequences()
+    sequences = PutCounts()
     here, there = Membership(Origin("a", 1, 2)), Membership(Origin("b", 1, 2))
     turns = [sequences.next(key, member, None, alone=True) for key, member in [("k", here), ("k", here), ("j", here)]]
     assert [turn.number for turn in turns] == [1, 2, 1]
@@ -102,7 +102,7 @@ def test_puts_are_counted_by_key_and_group() -> None:
 
 
 def test_after_a_failure_only_a_version_says_which_step_it_is() -> None:
-    sequences, member = Sequences(), Membership(Origin("a", 0, 2))
+    sequences, member = PutCounts(), Membership(Origin("a", 0, 2))
     turn = sequences.next("k", member, None, alone=False)
     sequences.failed("k", member, turn, ts.LateShareError("k", 0, 2, 1, "given up"))  # the controller knows of it
     turn = sequences.next("k", member, None, alone=False)

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from skipper.torchstore.controller.peer_read_scheduler import Offers, Patience
+from skipper.torchstore.controller.peer_read_scheduler import Patience, PeerReadScheduler
 from skipper.torchstore.protocol.messages import Share
 from skipper.torchstore.support.process import ProcessId, this_process
 
@@ -18,7 +18,7 @@ def share_of(number: int) -> Share:
     return Share("manifest", "binding", 1, reader(number))
 
 
-def begin(offers: Offers, lease: int) -> int | None:
+def begin(offers: PeerReadScheduler, lease: int) -> int | None:
     """Reader number ``lease`` comes: whose copy it reads (0: the publisher's), or None if it has to wait."""
     if offers.must_wait(CIRCLE, reader(lease)):
         return None
@@ -27,13 +27,13 @@ def begin(offers: Offers, lease: int) -> int | None:
     return offer.share.writer.pid if offer is not None else 0
 
 
-def finish(offers: Offers, lease: int, *, lends: bool = True, failed: bool = False) -> None:
+def finish(offers: PeerReadScheduler, lease: int, *, lends: bool = True, failed: bool = False) -> None:
     offers.finish(lease, share_of(lease) if lends else None, failed=failed)
     offers.end(lease)
 
 
 def test_the_first_goes_to_the_publisher_and_the_others_wait_for_copies() -> None:
-    offers = Offers()
+    offers = PeerReadScheduler()
     assert begin(offers, 1) == 0
     assert begin(offers, 2) is None
     finish(offers, 1)
@@ -44,7 +44,7 @@ def test_the_first_goes_to_the_publisher_and_the_others_wait_for_copies() -> Non
 
 
 def test_circles_know_nothing_of_each_other() -> None:
-    offers = Offers()
+    offers = PeerReadScheduler()
     assert begin(offers, 1) == 0
     assert not offers.must_wait("other boxes", reader(2))
     finish(offers, 1)
@@ -52,21 +52,21 @@ def test_circles_know_nothing_of_each_other() -> None:
 
 
 def test_a_reader_that_dies_lets_the_next_one_go_to_the_publisher() -> None:
-    offers = Offers()
+    offers = PeerReadScheduler()
     assert begin(offers, 1) == 0
     offers.end(1)
     assert begin(offers, 2) == 0
 
 
 def test_nobody_waits_where_a_reader_had_nothing_to_offer() -> None:
-    offers = Offers()
+    offers = PeerReadScheduler()
     assert begin(offers, 1) == 0
     finish(offers, 1, lends=False)
     assert [begin(offers, number) for number in (2, 3, 4)] == [0, 0, 0]
 
 
 def test_a_copy_that_could_not_be_read_is_nobodys_any_more() -> None:
-    offers = Offers()
+    offers = PeerReadScheduler()
     begin(offers, 1)
     finish(offers, 1)
     assert begin(offers, 2) == 1
@@ -75,7 +75,7 @@ def test_a_copy_that_could_not_be_read_is_nobodys_any_more() -> None:
 
 
 def test_a_copy_that_is_taken_back_has_its_readers_until_they_leave() -> None:
-    offers = Offers()
+    offers = PeerReadScheduler()
     begin(offers, 1)
     finish(offers, 1)
     assert begin(offers, 2) == 1
@@ -88,7 +88,7 @@ def test_a_copy_that_is_taken_back_has_its_readers_until_they_leave() -> None:
 
 
 def test_nobody_is_sent_to_a_copy_of_its_own() -> None:
-    offers = Offers()
+    offers = PeerReadScheduler()
     begin(offers, 1)
     finish(offers, 1)
     assert offers.choose(CIRCLE, reader(1)) is None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from skipper import torchstore as ts
-from skipper.torchstore.peers.shm_value_board import PAGE_NBYTES, Board, Reader
+from skipper.torchstore.peers.shm_value_board import PAGE_NBYTES, BoardReader, ValueBoard
 from skipper.torchstore.tensors.values import INLINE_BYTES
 
 LIMIT_S = 20.0
@@ -138,7 +138,7 @@ async def test_a_value_that_changes_all_the_time_is_never_a_mixture(store: None,
     assert len(set(seen)) > 10
 
 
-def look(board: Board, reader: Reader, key: str) -> tuple[int, bytes] | None:
+def look(board: ValueBoard, reader: BoardReader, key: str) -> tuple[int, bytes] | None:
     """What a reader finds, with every page that it needs."""
     page = reader.missing_page(key)
     if page is not None:
@@ -147,7 +147,7 @@ def look(board: Board, reader: Reader, key: str) -> tuple[int, bytes] | None:
 
 
 def test_a_full_board_says_so_and_has_room_again_when_something_goes() -> None:
-    board, reader = Board(), Reader()
+    board, reader = ValueBoard(), BoardReader()
     value = bytes(PAGE_NBYTES // 2 + 1)
     placed = []
     while (place := board.place(f"{len(placed)}", 1, value)) is not None:
@@ -168,7 +168,7 @@ def test_a_full_board_says_so_and_has_room_again_when_something_goes() -> None:
 
 
 def test_a_record_that_is_being_written_is_not_taken() -> None:
-    board, reader = Board(), Reader()
+    board, reader = ValueBoard(), BoardReader()
     place = board.place("k", 1, b"a" * 100)
     assert place is not None
     reader.learn("k", place)

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from skipper import torchstore as ts
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.clients.membership import Membership
-from skipper.torchstore.clients.put_counts import Sequences
+from skipper.torchstore.clients.put_counts import PutCounts
 from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.ledger import Ledger
@@ -123,7 +123,7 @@ async def test_dcp_counts_its_writes_and_reads_no_entry_that_was_put_since() -> 
 
 
 def test_a_share_that_was_refused_anywhere_tells_so_with_the_next() -> None:
-    sequences, member = Sequences(), Membership(Origin("group", 1, 2))
+    sequences, member = PutCounts(), Membership(Origin("group", 1, 2))
     for refused, error in enumerate((ts.ShareMismatchError("k", "other"), ts.LateShareError("k", 1, 2, 2, "gone"))):
         turn = sequences.next("k", member, None, alone=False)
         assert (turn.number, turn.refused) == (refused + 1, refused)

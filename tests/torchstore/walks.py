@@ -162,8 +162,8 @@ class Walker:
     def get(self) -> None:
         chance = self._chance
         selector = chance.choice((Selector(), Selector(), Selector(exact=chance.randrange(1, 9)), Selector(None, 0)))
-        circle = chance.choice(("", "circle"))
-        wanted = tuple(Wanted(self._key(), selector, (), circle) for _ in range(chance.choice((1, 1, 2))))
+        read_group = chance.choice(("", "circle"))
+        wanted = tuple(Wanted(self._key(), selector, (), read_group) for _ in range(chance.choice((1, 1, 2))))
         grants = self.recorder.attempt(Command("grant", (self._client(), wanted)), _are_leased)
         self._leases += [(one.key, one.lease) for grant in grants or () for one in (grant, *grant.singles) if one.lease]
 

@@ -83,7 +83,7 @@ class TensorItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MeshPosition:
     """Which rank of which mesh a publication comes from; a publication that stands alone has no axes.
 
     Attributes:
@@ -100,7 +100,7 @@ class Part:
         return tuple(self.coordinate[axis] for axis in self.sharded_axes)
 
 
-WHOLE = Part()
+WHOLE = MeshPosition()
 """That of whatever a process publishes alone."""
 
 
@@ -119,7 +119,7 @@ class Manifest:
 
     id: str
     kind: Kind
-    part: Part
+    part: MeshPosition
     tensors: Mapping[str, TensorItem]
     objects: tuple[str, ...]
     paths: Mapping[str, Path]
@@ -129,7 +129,7 @@ class Manifest:
     @staticmethod
     def of(
         kind: Kind,
-        part: Part,
+        part: MeshPosition,
         tensors: Mapping[str, TensorItem],
         objects: tuple[str, ...],
         paths: Mapping[str, Path],
@@ -157,7 +157,7 @@ class Manifest:
             name: TensorItem(dtype, shape, _pieces(pieces, shared), *rest)
             for name, dtype, shape, pieces, *rest in plain
         }
-        return Manifest(_digest(encoded), kind, Part(*place), tensors, objects, paths, sums, encoded)
+        return Manifest(_digest(encoded), kind, MeshPosition(*place), tensors, objects, paths, sums, encoded)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Manifest.decode, (self.encoded,)

@@ -17,11 +17,11 @@ from skipper.torchstore.algebra.manifest import Binding, Manifest, TensorItem
 from skipper.torchstore.algebra.sections import Section
 from skipper.torchstore.clients.catalog import place_of
 from skipper.torchstore.clients.remote import Remote, explain_transfer
-from skipper.torchstore.clients.requests import Request, inline_value
+from skipper.torchstore.clients.requests import ValueRequest, inline_value
 from skipper.torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
 from skipper.torchstore.protocol.batches import BatchGrant
 from skipper.torchstore.protocol.messages import Grant, Share
-from skipper.torchstore.support.lru_cache import Recent
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import this_process
 from skipper.torchstore.support.records import Cost
 from skipper.torchstore.tensors.local_tensors import (
@@ -40,7 +40,7 @@ from skipper.torchstore.tensors.written import written
 _ARENAS = 256
 _DESTINATIONS = "destinations of batches"
 
-ReadOne = Callable[[str, Request, Grant], Awaitable[Any]]
+ReadOne = Callable[[str, ValueRequest, Grant], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +64,14 @@ class BatchReader:
     def __init__(self, remote: Remote, read_one: Callable[[Cost, float], ReadOne]) -> None:
         self._remote = remote
         self._read_one = read_one
-        self._arenas: Recent[str, Binding] = Recent(_ARENAS)
+        self._arenas: LRUCache[str, Binding] = LRUCache(_ARENAS)
         self._plans = PlanCache(keys=1)
         self._lock = Lock()
         self._seen = 0  # hash of the destinations that were filled last
 
-    async def read(self, requests: Mapping[str, Request], cost: Cost, timeout: float) -> tuple[dict[str, Any], int]:
+    async def read(
+        self, requests: Mapping[str, ValueRequest], cost: Cost, timeout: float
+    ) -> tuple[dict[str, Any], int]:
         """Read plain values: all of them, or none when a key does not exist.
 
         Returns:
@@ -92,7 +94,12 @@ class BatchReader:
         return {key: values[key] for key in keys}, granted.versions[0]
 
     async def _values(
-        self, keys: tuple[str, ...], requests: Mapping[str, Request], granted: BatchGrant, cost: Cost, timeout: float
+        self,
+        keys: tuple[str, ...],
+        requests: Mapping[str, ValueRequest],
+        granted: BatchGrant,
+        cost: Cost,
+        timeout: float,
     ) -> dict[str, Any]:
         arenas = tuple(self._known(arena) for arena in granted.arenas)
         items = tuple(manifest.tensors[""] for manifest in granted.manifests)
@@ -124,7 +131,12 @@ class BatchReader:
         return values
 
     async def _move(
-        self, places: Mapping[str, _Place], requests: Mapping[str, Request], version: int, cost: Cost, timeout: float
+        self,
+        places: Mapping[str, _Place],
+        requests: Mapping[str, ValueRequest],
+        version: int,
+        cost: Cost,
+        timeout: float,
     ) -> dict[str, Any]:
         """Read tensors and pickled objects by one transfer."""
         with cost.spent_on("describe"):
@@ -218,7 +230,7 @@ def _check(key: str, item: TensorItem, target: torch.Tensor, shape: tuple[int, .
 
 def _check_distinct(
     given: Mapping[str, torch.Tensor],
-    requests: Mapping[str, Request],
+    requests: Mapping[str, ValueRequest],
     places: Mapping[str, _Place],
     inline: Mapping[str, bytes],
     single: Mapping[str, Grant],

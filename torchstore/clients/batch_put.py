@@ -21,7 +21,7 @@ from skipper.torchstore.clients.remote import Remote
 from skipper.torchstore.clients.writing import write_arena
 from skipper.torchstore.protocol.batches import BatchPublication, Columns
 from skipper.torchstore.protocol.messages import Retired
-from skipper.torchstore.support.lru_cache import Recent
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import this_process
 from skipper.torchstore.support.records import Cost
 from skipper.torchstore.tensors.local_tensors import fingerprint, is_plain, same_elements
@@ -138,7 +138,7 @@ class BatchWriter:
     def __init__(self, remote: Remote, on_retired: Callable[[Retired], None]) -> None:
         self._remote = remote
         self._arenas = ArenaPool(remote, on_retired, idle_limit=_IDLE)
-        self._kinds: Recent[tuple[Any, ...], Manifest] = Recent(_KINDS)
+        self._kinds: LRUCache[tuple[Any, ...], Manifest] = LRUCache(_KINDS)
         self._lock = Lock()
         self._layout: _Layout | None = None
         self._seen = 0  # hash of the fingerprint that was put last

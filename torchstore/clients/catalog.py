@@ -12,7 +12,7 @@ from typing import TypeVar
 from skipper.torchstore.algebra.layout import contiguous_strides
 from skipper.torchstore.algebra.manifest import Binding, Manifest, TensorItem
 from skipper.torchstore.protocol.messages import Grant, Share
-from skipper.torchstore.support.lru_cache import Recent
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import ProcessId
 from skipper.torchstore.tensors.plan import Source
 
@@ -36,14 +36,14 @@ class Opened:
     Attributes:
         generations: For each source, what its seal must say (direct mode).
         writers: For each source, who published it.
-        lender: Another reader's copy to read from, if there is one.
+        peer_copy: Another reader's copy to read from, if there is one.
     """
 
     grant: Grant
     sources: tuple[Source, ...]
     generations: tuple[int, ...]
     writers: tuple[ProcessId, ...]
-    lender: Opened | None = None
+    peer_copy: Opened | None = None
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class Catalog:
     """The records of one client, by key; bounded in both directions. Thread-safe."""
 
     def __init__(self) -> None:
-        self._records: Recent[str, dict[str, Manifest | Binding]] = Recent(_KEYS)
+        self._records: LRUCache[str, dict[str, Manifest | Binding]] = LRUCache(_KEYS)
         self._lock = Lock()
 
     def recall(self, key: str) -> Recalled:
@@ -121,8 +121,8 @@ class Catalog:
         records = recalled.records
         sources: list[Source] = []
         used: dict[str, Manifest | Binding] = {}
-        lent = (grant.lender,) if grant.lender is not None else ()
-        for share in (*grant.shares, *lent):
+        of_peer = (grant.peer_copy,) if grant.peer_copy is not None else ()
+        for share in (*grant.shares, *of_peer):
             manifest = _resolve(records, share.manifest, Manifest)
             holders = _holders(records, share)
             sources.append(Source(manifest, choose(holders) if holders else None))
@@ -131,15 +131,15 @@ class Catalog:
             # The records of this version first, then those of the versions before, as many as have room.
             room = max(_RECORDS_PER_KEY, 2 * len(used))
             self._records.put(recalled.key, dict(islice((used | records).items(), room)))
-        lender: Opened | None = None
-        if grant.lender is not None:
-            lender = Opened(grant, (sources.pop(),), (grant.lender.generation,), (grant.lender.writer,))
+        peer_copy: Opened | None = None
+        if grant.peer_copy is not None:
+            peer_copy = Opened(grant, (sources.pop(),), (grant.peer_copy.generation,), (grant.peer_copy.writer,))
         return Opened(
             grant,
             tuple(sources),
             tuple(share.generation for share in grant.shares),
             tuple(share.writer for share in grant.shares),
-            lender,
+            peer_copy,
         )
 
     @staticmethod

@@ -34,7 +34,7 @@ _GRACE_S = 1.0
 _PAUSE_S = 0.02  # between two attempts to reach a controller that is said to be there
 
 
-class Desk:
+class ControllerLink:
     """The controller of one store, for one client. Thread-safe.
 
     Args:

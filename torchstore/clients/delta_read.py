@@ -43,7 +43,7 @@ class DeltaRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class DestinationContents:
     """What lies in a destination since it was read with ``delta=True``.
 
     Attributes:
@@ -59,10 +59,10 @@ class Held:
     plan: Plan
 
     @staticmethod
-    def of(mark: tuple[Any, ...], opened: Opened, plan: Plan) -> Held:
+    def of(mark: tuple[Any, ...], opened: Opened, plan: Plan) -> DestinationContents:
         """What a destination holds after it has been filled with a version."""
         stamps = tuple(share.stamp for share in opened.grant.shares)
-        return Held(mark, tuple(source.manifest.id for source in opened.sources), stamps, plan)
+        return DestinationContents(mark, tuple(source.manifest.id for source in opened.sources), stamps, plan)
 
     def changes(self, mark: tuple[Any, ...], plan: Plan, opened: Opened) -> list[bytes | None] | None:
         """What has changed since, for each source (None: nothing).

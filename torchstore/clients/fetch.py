@@ -21,7 +21,7 @@ from skipper.dataplane import RDMAAction
 from skipper.dataplane.errors import DataplaneError
 from skipper.torchstore.clients.batch_get import BatchReader, ReadOne
 from skipper.torchstore.clients.catalog import Catalog, Choose, Opened, Recalled
-from skipper.torchstore.clients.delta_read import DeltaRead, Held, compile_delta
+from skipper.torchstore.clients.delta_read import DeltaRead, DestinationContents, compile_delta
 from skipper.torchstore.clients.destination import (
     Destination,
     compile_copy,
@@ -33,15 +33,15 @@ from skipper.torchstore.clients.destination import (
 )
 from skipper.torchstore.clients.explanation import Explanation, explain_plan
 from skipper.torchstore.clients.failover import Failover
-from skipper.torchstore.clients.peer_source import Lender
+from skipper.torchstore.clients.peer_source import PeerSource
 from skipper.torchstore.clients.pinning import PinnedVersion
 from skipper.torchstore.clients.remote import Remote
-from skipper.torchstore.clients.requests import Request, StateDictRequest, as_object, inline_value, target_of
+from skipper.torchstore.clients.requests import StateDictRequest, ValueRequest, as_object, inline_value, target_of
 from skipper.torchstore.clients.transfer import Mover
 from skipper.torchstore.errors import KindMismatchError, SourceChangedError, StoreError, StoreTimeoutError
-from skipper.torchstore.peers.shm_value_board import Reader
+from skipper.torchstore.peers.shm_value_board import BoardReader
 from skipper.torchstore.protocol.messages import NEWEST, Grant, Selector, Share, Wanted
-from skipper.torchstore.support.lru_cache import Recent
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.records import Cost, SyncRecord
 from skipper.torchstore.tensors.local_tensors import LocalTensor, describe
 from skipper.torchstore.tensors.plan import Plan, PlanCache
@@ -61,12 +61,12 @@ class _Filled:
 
     Attributes:
         state: As it is given back.
-        lendable: Whether all of it lies in tensors of the caller, so that others may read it there.
+        can_be_offered: Whether all of it lies in tensors of the caller, so that others may read it there.
         failed: Whether a copy of another reader was tried in vain.
     """
 
     state: dict[Any, Any]
-    lendable: bool
+    can_be_offered: bool
     failed: bool
 
 
@@ -77,15 +77,15 @@ class Fetcher:
         self._remote = remote
         self._plans = PlanCache()
         self._catalog = Catalog()
-        self._lender = Lender()
-        self._held: Recent[str, Held] = Recent(_HELD)  # by key: what destinations of deltas hold
+        self._peer_source = PeerSource()
+        self._held: LRUCache[str, DestinationContents] = LRUCache(_HELD)  # by key: what destinations of deltas hold
         self._mover = Mover(remote, self._plans)
         self._failover = Failover(remote)
         self._batches = BatchReader(remote, self._read_single)
-        self._board = Reader() if remote.info.controller.is_local else None
+        self._board = BoardReader() if remote.info.controller.is_local else None
 
     async def get_values(
-        self, requests: Mapping[str, Request], timeout: float
+        self, requests: Mapping[str, ValueRequest], timeout: float
     ) -> tuple[dict[str, Any], SyncRecord | None]:
         """Read plain values: all of them, or none when a key does not exist.
 
@@ -122,23 +122,23 @@ class Fetcher:
         end = cost.begin + check_seconds("timeout", timeout)
         with cost.spent_on("describe"):
             destination = Destination.of(request)
-            circle = self._lender.circle(key, destination) if request.serve else ""
+            read_group = self._peer_source.read_group(key, destination) if request.serve else ""
         changed: SourceChangedError | None = None
         while True:
             recalled = self._catalog.recall(key)
             try:
-                (grant,) = grants = await self._acquire([recalled], selector, cost, _left(end), circle)
+                (grant,) = grants = await self._acquire([recalled], selector, cost, _left(end), read_group)
             except StoreTimeoutError:
                 if changed is not None:
                     raise changed from None  # the next version did not come either
                 raise
-            if self._lender.withdraw(key) and not circle:
+            if self._peer_source.withdraw(key) and not read_group:
                 self._remote.withdraw(key)
             try:
                 filled = await self._read(
                     recalled, grant, end, partial(self._state_dict, recalled, destination, grant, cost)
                 )
-                if circle:
+                if read_group:
                     self._finish(key, destination, grant, filled)
                     grants = grant.singles
             except SourceChangedError as error:
@@ -178,25 +178,25 @@ class Fetcher:
         for key in keys:
             self._plans.forget(key)
             self._held.pop(key)
-            self._lender.forget(key)
+            self._peer_source.forget(key)
 
     def withdraw(self, key: str) -> None:
         """Offer what was read to other readers no more."""
-        self._lender.withdraw(key)
+        self._peer_source.withdraw(key)
 
     def close(self) -> None:
         """Let go of what was offered."""
-        self._lender.close()
+        self._peer_source.close()
 
     # Steps ----------------------------------------------------------------------------------------------
 
     async def _acquire(
-        self, asked: list[Recalled], selector: Selector, cost: Cost, timeout: float, circle: str = ""
+        self, asked: list[Recalled], selector: Selector, cost: Cost, timeout: float, read_group: str = ""
     ) -> tuple[Grant, ...]:
         with cost.spent_on("control"):
             grants: tuple[Grant, ...]
-            if circle:
-                among = Wanted(asked[0].key, selector, asked[0].ids, circle, timeout * _PATIENCE)
+            if read_group:
+                among = Wanted(asked[0].key, selector, asked[0].ids, read_group, timeout * _PATIENCE)
                 grants = await self._remote.acquire_batch((among,), timeout)
             elif len(asked) == 1:
                 grants = (await self._remote.acquire(asked[0].key, selector, asked[0].ids, timeout),)
@@ -229,7 +229,7 @@ class Fetcher:
         return await self._failover.read(self._catalog.volumes(recalled, grant), end, read)
 
     async def _value(
-        self, recalled: Recalled, request: Request, grant: Grant, cost: Cost, choose: Choose, end: float
+        self, recalled: Recalled, request: ValueRequest, grant: Grant, cost: Cost, choose: Choose, end: float
     ) -> Any:
         key = recalled.key
         if grant.inline:
@@ -256,7 +256,7 @@ class Fetcher:
         """What reads one value of a batch."""
         end = cost.begin + check_seconds("timeout", timeout)
 
-        async def read(key: str, request: Request, grant: Grant) -> Any:
+        async def read(key: str, request: ValueRequest, grant: Grant) -> Any:
             recalled = Recalled(key, {})
             return await self._read(recalled, grant, end, partial(self._value, recalled, request, grant, cost))
 
@@ -292,9 +292,9 @@ class Fetcher:
                 reduced = self._reduced(key, destination, opened, plan)
         self._held.pop(key)  # until all of it is there, the destination holds no version
         # The publisher's sums are of what travels, and cannot prove what was made of it.
-        lendable = not created and not (plan.landings and plan.proof is not None)
+        can_be_offered = not created and not (plan.landings and plan.proof is not None)
         # A later delta starts from what has arrived, and of a copy that was dequantized elsewhere nothing has.
-        borrow = opened.lender is not None and lendable and reduced is None and not (delta and plan.landings)
+        borrow = opened.peer_copy is not None and can_be_offered and reduced is None and not (delta and plan.landings)
         into = into_entries(key, destination, grant.overwritten) if grant.overwritten else {}
         with written(destination.leaves[name] for name in plan.filled):
             borrowed = borrow and await self._borrow(key, destination, opened, plan, cost, _left(end))
@@ -302,9 +302,9 @@ class Fetcher:
                 await self._mover.run(key, opened, plan, cost, _left(end), reduced)
         singly = await self._overwritten(into, grant, cost, end)
         if delta and not created and not grant.overwritten:
-            self._held.put(key, Held.of(destination.mark, opened, plan))
+            self._held.put(key, DestinationContents.of(destination.mark, opened, plan))
         state = rebuild(destination, created, opened, singly)
-        return _Filled(state, lendable and not grant.overwritten, borrow and not borrowed)
+        return _Filled(state, can_be_offered and not grant.overwritten, borrow and not borrowed)
 
     async def _overwritten(
         self, into: Mapping[str, torch.Tensor | None], grant: Grant, cost: Cost, end: float
@@ -314,7 +314,7 @@ class Fetcher:
         for name, single in zip(grant.overwritten, grant.singles, strict=True):
             if name not in into:
                 continue
-            recalled, request = Recalled(single.key, {}), Request(into[name])
+            recalled, request = Recalled(single.key, {}), ValueRequest(into[name])
             value = await self._read(recalled, single, end, partial(self._value, recalled, request, single, cost))
             if request.into is None:
                 values[name] = value
@@ -324,7 +324,7 @@ class Fetcher:
         self, key: str, destination: Destination, opened: Opened, plan: Plan, cost: Cost, timeout: float
     ) -> bool:
         """Read another reader's copy; False: it cannot be read (any more), and what has arrived is worth nothing."""
-        lent = opened.lender
+        lent = opened.peer_copy
         if lent is None:
             return False
         try:
@@ -345,9 +345,9 @@ class Fetcher:
     def _finish(self, key: str, destination: Destination, grant: Grant, filled: _Filled) -> None:
         """Give the lease back, and offer the copy to others."""
         share: Share | None = None
-        if filled.lendable:
+        if filled.can_be_offered:
             with suppress(DataplaneError):  # memory that cannot be registered is not offered
-                share = self._lender.offer(key, destination)
+                share = self._peer_source.offer(key, destination)
         self._remote.finish(grant, share, failed=filled.failed)
 
     def _open_state_dict(self, recalled: Recalled, grant: Grant, choose: Choose) -> Opened:

@@ -17,7 +17,7 @@ from skipper.torchstore.protocol.batches import BatchGrant
 from skipper.torchstore.protocol.messages import CLIENTS_BITS, Grant
 
 
-class Held:
+class HeldLeases:
     """The leases of one process on versions of one store."""
 
     def __init__(self) -> None:
@@ -80,13 +80,13 @@ def leases_of(grants: Iterable[Grant]) -> tuple[tuple[str, int], ...]:
     return tuple((one.key, one.lease) for grant in grants for one in (grant, *grant.singles) if one.lease)
 
 
-_held: dict[str, tuple[int, Held]] = {}
+_held: dict[str, tuple[int, HeldLeases]] = {}
 
 
-def held_of(store_name: str, client: int) -> Held:
+def held_of(store_name: str, client: int) -> HeldLeases:
     """Those of this process in the store that has given it this client's number; earlier ones of the name are over."""
     store = client >> CLIENTS_BITS
     found = _held.get(store_name)
     if found is None or found[0] != store:
-        found = _held[store_name] = store, Held()
+        found = _held[store_name] = store, HeldLeases()
     return found[1]

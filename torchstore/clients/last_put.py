@@ -15,7 +15,7 @@ from skipper.torchstore.tensors.state_dict import Flattened, flatten
 Put = tuple[Mapping[Any, Any], TransferDtype | None]
 
 
-class Again:
+class LastPuts:
     """The state dicts that a process has put in direct mode, by key.
 
     Their tensors are kept alive by that anyway. With ``transfer_dtype`` readers read copies, and the tensors are their

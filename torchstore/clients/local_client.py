@@ -16,11 +16,11 @@ from skipper.torchstore.algebra.manifest import Mode
 from skipper.torchstore.algebra.slices import TensorSlice
 from skipper.torchstore.clients.explanation import Explanation
 from skipper.torchstore.clients.fetch import Fetcher
-from skipper.torchstore.clients.last_put import Again
+from skipper.torchstore.clients.last_put import LastPuts
 from skipper.torchstore.clients.pinning import PinnedVersion
 from skipper.torchstore.clients.publish import Publisher
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S, Remote
-from skipper.torchstore.clients.requests import Request, StateDictRequest
+from skipper.torchstore.clients.requests import StateDictRequest, ValueRequest
 from skipper.torchstore.clients.staging import TransferDtype, check_transfer_dtype
 from skipper.torchstore.errors import KindMismatchError
 from skipper.torchstore.protocol.messages import NEWEST, Selector, StaleClientError
@@ -46,7 +46,7 @@ class LocalClient:
         self._remote = remote
         self._publisher = Publisher(remote)
         self._fetcher = Fetcher(remote)
-        self._again = Again()
+        self._last_puts = LastPuts()
         self._log = log_of(remote.store_name)
         self.last_sync: SyncRecord | None = None
 
@@ -144,7 +144,7 @@ class LocalClient:
         if check_flag("delta", delta) and mode != "snapshot":
             raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
         origin = read_publisher(publisher)
-        state_dict, transfer_dtype = self._again.take(key, mode, state_dict, transfer_dtype)
+        state_dict, transfer_dtype = self._last_puts.take(key, mode, state_dict, transfer_dtype)
         copies = self._copies(mode, copies, delta=delta)
         work = self._publisher.put_state_dict(
             state_dict,
@@ -161,7 +161,7 @@ class LocalClient:
             copies=copies,
         )
         number = await self._observed("put", work)
-        self._again.keep(key, mode, state_dict, transfer_dtype)
+        self._last_puts.keep(key, mode, state_dict, transfer_dtype)
         return number
 
     async def get_state_dict(
@@ -282,7 +282,7 @@ class LocalClient:
         """Let go of registrations and plans. What this process published in direct mode ends here."""
         self._publisher.close()
         self._fetcher.close()
-        self._again.forget_all()
+        self._last_puts.forget_all()
 
     async def _observed(self, op: str, work: Awaitable[tuple[T, SyncRecord | None]]) -> T:
         """The result of an operation, whose record is kept; one that fails is counted."""
@@ -323,7 +323,7 @@ class LocalClient:
     def _forget(self, keys: tuple[str, ...]) -> None:
         self._publisher.forget(keys)
         self._fetcher.forget(keys)
-        self._again.forget(keys)
+        self._last_puts.forget(keys)
 
 
 def _check_names(names: object, user_state_dict: object) -> None:
@@ -350,7 +350,7 @@ def check_keep(keep: object) -> None:
         raise ValueError(f"at least one version is kept, not {keep}")
 
 
-def _request(key: str, into: object, part: object) -> Request:
+def _request(key: str, into: object, part: object) -> ValueRequest:
     check_key(key)
     if into is not None and not isinstance(into, torch.Tensor):
         raise KindMismatchError(key, f"inplace_tensor is a tensor or a DTensor, not {type(into).__name__}")
@@ -358,7 +358,7 @@ def _request(key: str, into: object, part: object) -> Request:
         raise TypeError(f"tensor_slice_spec is a TensorSlice, not {type(part).__name__}")
     if into is not None:
         check_writable(into, key)
-    return Request(into, part)
+    return ValueRequest(into, part)
 
 
 def _state_dict_request(

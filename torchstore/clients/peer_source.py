@@ -22,20 +22,20 @@ _REFRESH = 64  # offers after which records are sent whole again: the controller
 @dataclass(frozen=True, slots=True)
 class _Copy:
     packed: Packed
-    circle: str
+    read_group: str
 
 
-class Lender:
+class PeerSource:
     """What one process offers to other readers, by key."""
 
     def __init__(self) -> None:
         self._memory = DirectMemory()
         self._copies: dict[str, _Copy] = {}
-        self._lent: set[str] = set()
+        self._offered: set[str] = set()
         self._told: dict[str, int] = {}  # by binding id: in how many offers
 
-    def circle(self, key: str, destination: Destination) -> str:
-        """Names what a destination consists of: readers of equal circles can feed each other.
+    def read_group(self, key: str, destination: Destination) -> str:
+        """Names what a destination consists of: readers of equal names can feed each other.
 
         Raises:
             MismatchError: A tensor that nothing can be read into.
@@ -46,7 +46,7 @@ class Lender:
             raise ValueError(
                 f"serve=True offers tensors that are read, and there are none in what was given for {key!r}"
             )
-        return copy.circle
+        return copy.read_group
 
     def withdraw(self, key: str) -> bool:
         """Break the seal: the copy is about to be overwritten, and who reads it now finds out.
@@ -54,10 +54,10 @@ class Lender:
         Returns:
             Whether there was one.
         """
-        if key not in self._lent:
+        if key not in self._offered:
             return False
         self._memory.withdraw(key)
-        self._lent.remove(key)
+        self._offered.remove(key)
         return True
 
     def offer(self, key: str, destination: Destination) -> Share:
@@ -70,7 +70,7 @@ class Lender:
         if self._memory.registered(key, packed.mark) is None:
             self._memory.forget(key)
         binding, generation = self._memory.publish(key, packed)
-        self._lent.add(key)
+        self._offered.add(key)
         times = self._told[binding.id] = self._told.get(binding.id, -1) + 1
         known = times % _REFRESH != 0
         return Share(
@@ -84,24 +84,24 @@ class Lender:
         """Offer this copy no more: its memory is the reader's alone again."""
         self._memory.forget(key)
         self._copies.pop(key, None)
-        self._lent.discard(key)
+        self._offered.discard(key)
 
     def close(self) -> None:
         """Offer nothing any more."""
         self._memory.close()
         self._copies.clear()
-        self._lent.clear()
+        self._offered.clear()
         self._told.clear()
 
     def _copy(self, key: str, destination: Destination) -> _Copy:
         found = self._copies.get(key)
         if found is None or found.packed.mark != destination.mark:
             packed = pack(key, "state_dict", "direct", destination.tensors(), mark=destination.mark)
-            found = self._copies[key] = _Copy(packed, _circle(destination, packed.tensors))
+            found = self._copies[key] = _Copy(packed, _group_name(destination, packed.tensors))
         return found
 
 
-def _circle(destination: Destination, tensors: Mapping[str, LocalTensor]) -> str:
+def _group_name(destination: Destination, tensors: Mapping[str, LocalTensor]) -> str:
     """A digest of what the tensors will hold: of their boxes, and of what `names` says that these are made of."""
     what: list[Any] = []
     answers = destination.answers()

@@ -21,7 +21,7 @@ from skipper.torchstore.clients.batch_put import BatchWriter, Sorted, sort_value
 from skipper.torchstore.clients.delta_put import Bases
 from skipper.torchstore.clients.direct_memory import DirectMemory
 from skipper.torchstore.clients.membership import NOWHERE, Membership
-from skipper.torchstore.clients.put_counts import Sequences, holds_all
+from skipper.torchstore.clients.put_counts import PutCounts, holds_all
 from skipper.torchstore.clients.remote import Remote
 from skipper.torchstore.clients.staging import Staged, Staging, TransferDtype
 from skipper.torchstore.clients.writing import write_arena
@@ -61,7 +61,7 @@ class Publisher:
         self._bases = Bases()
         self._packed: dict[str, Packed] = {}
         self._seen: dict[str, int] = {}  # hash of the fingerprint that was put last
-        self._sequences = Sequences()
+        self._sequences = PutCounts()
         self._sent: set[str] = set()  # ids of manifests and bindings that the controller has been sent
 
     async def put_values(

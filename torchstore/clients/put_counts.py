@@ -20,7 +20,7 @@ from skipper.torchstore.errors import (
 from skipper.torchstore.protocol.messages import Published
 from skipper.torchstore.protocol.origin import ALONE, Origin, Turn
 from skipper.torchstore.support.deadlines import within
-from skipper.torchstore.support.lru_cache import Recent
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.tensors.local_tensors import dtensor_type
 
 _REMEMBERED = 65_536
@@ -43,11 +43,11 @@ class _Count:
     refused: int = 0
 
 
-class Sequences:
+class PutCounts:
     """Counts the puts of one client."""
 
     def __init__(self) -> None:
-        self._counts: Recent[tuple[str, Origin, int], _Count] = Recent(_REMEMBERED)
+        self._counts: LRUCache[tuple[str, Origin, int], _Count] = LRUCache(_REMEMBERED)
 
     async def member(self, publisher: Origin | None, timeout: float) -> Membership:
         """What this process is part of.

@@ -16,7 +16,7 @@ from skipper.dataplane import RDMABuffer
 from skipper.dataplane.errors import BufferDroppedError, DataplaneError, OwnerDiedError, TransferTimeoutError
 from skipper.torchstore.algebra.copies import place
 from skipper.torchstore.algebra.manifest import Binding
-from skipper.torchstore.clients.controller_link import Call, Desk
+from skipper.torchstore.clients.controller_link import Call, ControllerLink
 from skipper.torchstore.clients.held_leases import leases_of
 from skipper.torchstore.errors import (
     PublisherLostError,
@@ -41,7 +41,7 @@ from skipper.torchstore.protocol.messages import (
 from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.process import ProcessId, this_process
-from skipper.torchstore.support.request_numbers import UNNUMBERED, Request, Requests
+from skipper.torchstore.support.request_numbers import UNNUMBERED, RequestNumber, RequestNumbers
 
 T = TypeVar("T")
 
@@ -67,26 +67,26 @@ class Remote:
     info: StoreInfo
     calls: int = 0
     lost: set[str] = field(default_factory=set)
-    _requests: Requests = field(default_factory=Requests)
-    _desk: Desk = field(init=False)
+    _requests: RequestNumbers = field(default_factory=RequestNumbers)
+    _link: ControllerLink = field(init=False)
 
     def __post_init__(self) -> None:
-        self._desk = Desk(self.store_name, self.entrance, self.info)
+        self._link = ControllerLink(self.store_name, self.entrance, self.info)
 
     @property
     def controller(self) -> Controller:
         """The controller that is there now, as far as this client knows."""
-        return self._desk.actor
+        return self._link.actor
 
     # Plain functions, where a coroutine would only wait for another one: a small put goes through all of them.
 
-    def _ask_once(self, call: Callable[[Controller, Request], Future[T]], timeout: float) -> Awaitable[T]:
+    def _ask_once(self, call: Callable[[Controller, RequestNumber], Future[T]], timeout: float) -> Awaitable[T]:
         """Ask for something that is to be done once, even if the request has to be sent again."""
-        if not self._desk.may_change:
+        if not self._link.may_change:
             return self._ask(lambda to: call(to, UNNUMBERED), timeout)
         return self._ask_numbered(call, timeout)
 
-    async def _ask_numbered(self, call: Callable[[Controller, Request], Future[T]], timeout: float) -> T:
+    async def _ask_numbered(self, call: Callable[[Controller, RequestNumber], Future[T]], timeout: float) -> T:
         with self._requests.next() as request:
             return await self._ask(lambda to: call(to, request), timeout)
 
@@ -175,13 +175,13 @@ class Remote:
     def _release(self, leases: tuple[tuple[str, int], ...], batch: int = 0) -> None:
         if leases or batch:
             self.calls += 1
-            self._desk.give_back(leases, batch, lambda to: to.release.call(leases, batch))
+            self._link.give_back(leases, batch, lambda to: to.release.call(leases, batch))
 
     def finish(self, grant: Grant, share: Share | None, *, failed: bool) -> None:
         """See `StoreController.finish`; without waiting."""
         self.calls += 1
         told = (self.info.client, grant.key, grant.lease, share, failed)
-        self._desk.give_back(((grant.key, grant.lease),), 0, lambda to: to.finish.call(*told))
+        self._link.give_back(((grant.key, grant.lease),), 0, lambda to: to.finish.call(*told))
 
     def withdraw(self, key: str) -> None:
         """See `StoreController.withdraw`; without waiting."""
@@ -316,7 +316,7 @@ class Remote:
 
     def _ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> Awaitable[T]:
         self.calls += 1
-        return self._desk.ask(call, timeout, grants=grants)
+        return self._link.ask(call, timeout, grants=grants)
 
 
 def explain_transfer(

@@ -19,7 +19,7 @@ from skipper.torchstore.tensors.written import writing_mode, written
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ValueRequest:
     """What is wanted of one key: all of it or a part, and the tensor to put it into."""
 
     into: torch.Tensor | None = None
@@ -47,7 +47,7 @@ class StateDictRequest:
     serve: bool = False
 
 
-def as_object(key: str, request: Request, value: Any) -> Any:
+def as_object(key: str, request: ValueRequest, value: Any) -> Any:
     """A stored object, which can only be asked for whole.
 
     Raises:
@@ -58,7 +58,7 @@ def as_object(key: str, request: Request, value: Any) -> Any:
     return value
 
 
-def target_of(key: str, request: Request, item: TensorItem) -> tuple[LocalTensor, torch.Tensor]:
+def target_of(key: str, request: ValueRequest, item: TensorItem) -> tuple[LocalTensor, torch.Tensor]:
     """Where a stored tensor goes, and what the caller gets back."""
     if request.part is not None:
         into = request.into
@@ -71,7 +71,7 @@ def target_of(key: str, request: Request, item: TensorItem) -> tuple[LocalTensor
     return describe(created, key=key), created
 
 
-def inline_value(key: str, request: Request, packed: bytes) -> Any:
+def inline_value(key: str, request: ValueRequest, packed: bytes) -> Any:
     """What is wanted of a value that came in a message.
 
     Raises:
@@ -86,7 +86,7 @@ def inline_value(key: str, request: Request, packed: bytes) -> Any:
     return _cut(key, request, inline.tensor())
 
 
-def _cut(key: str, request: Request, tensor: torch.Tensor) -> torch.Tensor:
+def _cut(key: str, request: ValueRequest, tensor: torch.Tensor) -> torch.Tensor:
     """The part of a small tensor that is asked for, copied to where it is wanted."""
     if request.into is None:
         return tensor if request.part is None else part_of(tensor, request.part, key=key).clone()

@@ -36,19 +36,19 @@ from skipper.torchstore.protocol.messages import (
     Published,
     Retired,
     Selector,
-    Settings,
     Share,
     StaleClientError,
     StoreInfo,
+    StoreSettings,
     Successor,
     Wanted,
 )
 from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
-from skipper.torchstore.support.pending_answers import WaitingRoom
+from skipper.torchstore.support.pending_answers import PendingAnswers
 from skipper.torchstore.support.process import ProcessId, this_process
 from skipper.torchstore.support.process_watch import ProcessWatch
-from skipper.torchstore.support.request_numbers import Request
+from skipper.torchstore.support.request_numbers import RequestNumber
 
 _log = logging.getLogger("skipper.torchstore")
 
@@ -69,9 +69,9 @@ class StoreController(Actor):
     def __init__(self, store_name: str) -> None:
         self._store_name = store_name
         self._volumes: Volumes | None = None
-        self._settings = Settings()
+        self._settings = StoreSettings()
         self._recorder = Recorder(store_name)
-        self._waiting = WaitingRoom()
+        self._waiting = PendingAnswers()
         self._reading = Reading(self._recorder, self._waiting)
         self._watch = ProcessWatch(self._process_died)
         self._part = f"torchstore {store_name}"
@@ -98,7 +98,7 @@ class StoreController(Actor):
         strategy: TorchStoreStrategy,
         mesh: ProcMesh | None,
         volume_nbytes: int | None,
-        settings: Settings,
+        settings: StoreSettings,
     ) -> None:
         """Start the volumes. Doing it twice without a shutdown between is an error.
 
@@ -130,7 +130,7 @@ class StoreController(Actor):
             self._serve(volumes, settings)
 
     @endpoint
-    async def succeed(self, volumes: Volumes, settings: Settings, journal: JournalAddress) -> ProcessId:
+    async def succeed(self, volumes: Volumes, settings: StoreSettings, journal: JournalAddress) -> ProcessId:
         """Go on where the controllers before this one have ended; of a store with a journal. Returns its process.
 
         Raises:
@@ -146,12 +146,12 @@ class StoreController(Actor):
             self._tell(effects)
         return this_process()
 
-    def _begin(self, settings: Settings) -> None:
+    def _begin(self, settings: StoreSettings) -> None:
         """Have the state that a store begins with."""
         self._recorder.state.index.keep = settings.keep_versions
         self._recorder.state.members.begin(settings.first_client)
 
-    def _serve(self, volumes: Volumes, settings: Settings) -> None:
+    def _serve(self, volumes: Volumes, settings: StoreSettings) -> None:
         self._settings = settings
         self._recorder.begin(self._tell, self._reading.repost)
         for name, process in volumes.processes.items():
@@ -248,7 +248,7 @@ class StoreController(Actor):
 
     @endpoint
     async def publish(
-        self, client: int, publications: tuple[Publication | BatchPublication, ...], request: Request
+        self, client: int, publications: tuple[Publication | BatchPublication, ...], request: RequestNumber
     ) -> tuple[Published, ...]:
         """Add contributions, in order; each may complete a version, which then becomes visible at once.
 
@@ -264,7 +264,7 @@ class StoreController(Actor):
         return answers
 
     @endpoint
-    async def reserve(self, client: int, key: str, request: Request) -> int:
+    async def reserve(self, client: int, key: str, request: RequestNumber) -> int:
         """The number of a new version of a key, for publishers that agree about it among themselves."""
         return int(self._once(client, request, "reserve", client, key))
 
@@ -272,12 +272,12 @@ class StoreController(Actor):
     async def put_inline(self, client: int, key: str, value: bytes, request: int, oldest: int) -> int:
         """Add a whole small value as the next version of a key. Returns its number.
 
-        The two numbers are those of a `Request`: all arguments are plain, as those of `acquire`.
+        The two numbers are those of a `RequestNumber`: all arguments are plain, as those of `acquire`.
         """
         return int(self._once(client, (request, oldest), "put_inline", client, key, value))
 
     @endpoint
-    async def reclaim(self, client: int, request: Request) -> tuple[Retired, ...]:
+    async def reclaim(self, client: int, request: RequestNumber) -> tuple[Retired, ...]:
         """Memory of this client's process that was retired since its last publication."""
         news: tuple[Retired, ...] = self._once(client, request, "reclaim", client)
         return news
@@ -356,7 +356,7 @@ class StoreController(Actor):
 
     @endpoint
     async def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
-        """Give the lease of a reader back that takes part in feeding others; see `Offers.finish`."""
+        """Give the lease of a reader back that takes part in feeding others; see `PeerReadScheduler.finish`."""
         self._do("finish", client, key, lease, share, failed)
 
     @endpoint
@@ -388,12 +388,12 @@ class StoreController(Actor):
         self._waiting.answer(port, attempt, timeout, waited_for)
 
     @endpoint
-    async def rollback(self, client: int, key: str, version: int, request: Request) -> None:
+    async def rollback(self, client: int, key: str, version: int, request: RequestNumber) -> None:
         """See `Index.rollback`."""
         self._once(client, request, "rollback", key, version)
 
     @endpoint
-    async def delete(self, client: int, keys: tuple[str, ...], missing_ok: bool, request: Request) -> None:
+    async def delete(self, client: int, keys: tuple[str, ...], missing_ok: bool, request: RequestNumber) -> None:
         """See `Index.delete`."""
         self._once(client, request, "delete", keys, missing_ok)
 
@@ -446,7 +446,7 @@ class StoreController(Actor):
 
     # Housekeeping ---------------------------------------------------------------------------------------
 
-    def _once(self, client: int, request: Request, name: str, *arguments: Any) -> Any:
+    def _once(self, client: int, request: RequestNumber, name: str, *arguments: Any) -> Any:
         """Change the state as a client asks, and answer those whose wait is over."""
         self._initialized()
         try:

@@ -21,7 +21,7 @@ from skipper.torchstore.support.process import ProcessId
 from skipper.torchstore.support.serial import Serial
 
 
-class BatchDesk:
+class Batches:
     """Adds and leases the versions of batches.
 
     Args:

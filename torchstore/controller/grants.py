@@ -36,7 +36,11 @@ def grant_all(
         return None
     if patience is not None:
         for request, (_, version, _) in found:
-            if request.circle and version.offers.must_wait(request.circle, reader) and not patience.is_over():
+            if (
+                request.read_group
+                and version.peer_reads.must_wait(request.read_group, reader)
+                and not patience.is_over()
+            ):
                 return None
     entries = [index.overwritten(request, *where) for request, where in found]
     for (_, where), names in zip(found, entries, strict=True):
@@ -88,11 +92,11 @@ def _grant(
         return Grant(history.key, version.number, inline=first.inline)
     known = frozenset(wanted.known)
     shares = tuple(_shares(contributions, known))
-    lease, lender = history.lease(version, reader), None
-    if wanted.circle:
+    lease, peer_copy = history.lease(version, reader), None
+    if wanted.read_group:
         history.withdraw(reader)  # what it has from earlier is about to be overwritten
-        lender = version.offers.choose(wanted.circle, reader)
-        version.offers.begin(wanted.circle, lease, reader, lender)
+        peer_copy = version.peer_reads.choose(wanted.read_group, reader)
+        version.peer_reads.begin(wanted.read_group, lease, reader, peer_copy)
     came = [(contribution.arrived, contribution.part.coordinate) for contribution in contributions]
     last_came, slowest_rank = max(came)
     return Grant(
@@ -104,7 +108,7 @@ def _grant(
         waited_s=waited_s,
         slowest_rank=slowest_rank,
         spread_s=last_came - min(came)[0],
-        lender=_brief_share(lender.share, known) if lender is not None else None,
+        peer_copy=_brief_share(peer_copy.share, known) if peer_copy is not None else None,
         overwritten=overwritten,
         singles=singles,
     )

@@ -331,26 +331,26 @@ class History:
         """Give a lease back; an unknown one (its holder was thought dead) is ignored."""
         for version in self._all():
             if version.leases.pop(lease, None) is not None:
-                version.offers.end(lease)
+                version.peer_reads.end(lease)
 
     def finish(self, lease: int, share: Share | None, *, failed: bool) -> None:
-        """A reader has got what it wanted, and may offer it to others; see `Offers.finish`."""
+        """A reader has got what it wanted, and may offer it to others; see `PeerReadScheduler.finish`."""
         for version in self._all():
             if lease in version.leases:
-                version.offers.finish(lease, share, failed=failed)
+                version.peer_reads.finish(lease, share, failed=failed)
         self.release(lease)
 
     # Taking back ----------------------------------------------------------------------------------------
 
-    def withdraw(self, lender: ProcessId) -> None:
+    def withdraw(self, reader: ProcessId) -> None:
         """Send nobody to this reader's copies any more."""
         for version in self._all():
-            version.offers.close(lender)
+            version.peer_reads.close(reader)
 
     def void_offers(self) -> None:
         """Send nobody to any reader's copies that are there now."""
         for version in self._all():
-            version.offers.close_all()
+            version.peer_reads.close_all()
 
     def close(self, publisher: ProcessId) -> None:
         """Direct mode: let nobody start to read what lies in this process' memory, as publisher or as reader."""
@@ -367,7 +367,7 @@ class History:
         """Direct mode: who reads from this process' memory now."""
         versions = [version for version in self._all() if lives_in(version, publisher)]
         of_published = [reader for version in versions for reader in version.leases.values()]
-        of_copies = [reader for version in self._all() for reader in version.offers.readers(publisher)]
+        of_copies = [reader for version in self._all() for reader in version.peer_reads.readers(publisher)]
         return (*of_published, *of_copies)
 
     def process_died(self, process: ProcessId, reason: str) -> None:
@@ -381,8 +381,8 @@ class History:
         for version in self._all():
             for lease in [n for n, reader in version.leases.items() if reader == process]:
                 del version.leases[lease]
-                version.offers.end(lease)
-            version.offers.close(process)
+                version.peer_reads.end(lease)
+            version.peer_reads.close(process)
             if version.lost is None and lives_in(version, process):
                 self._lose(version, process, reason)
 
@@ -404,7 +404,7 @@ class History:
             if writer == process or binding.volume in volumes:
                 return True
         # A list, not a generator, which takes longer to make: this is asked of every key.
-        return bool([version for version in self.ready.values() if version.leases or version.offers.were_made])
+        return bool([version for version in self.ready.values() if version.leases or version.peer_reads.were_made])
 
     def volume_died(self, volume: str, reason: str) -> None:
         """The copies that this volume held are gone; a version is lost if there are no others of some part."""

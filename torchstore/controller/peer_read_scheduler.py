@@ -1,9 +1,9 @@
 """Readers that feed readers: who has a copy of a version to offer, and who is sent to whom. No I/O.
 
-Readers of one *circle* want the same boxes of the same tensors, so each of them holds after its read all that another
-one needs. The first of a circle is sent to the publisher; those who come while it reads wait for it, and are then sent
-to the copies that are there, a few to each, so that the number of copies grows as the number of readers of a tree does
-with its depth. The publisher feeds one reader of each circle, whatever their number.
+The readers of one *read group* want the same boxes of the same tensors. After its read, each of them holds all that
+another one needs. The first of a group is sent to the publisher. Those who come while it reads wait for it. They are
+then sent to the copies that are there, a few to each, so that the number of copies grows as the number of nodes of a
+tree does with its depth. The publisher feeds one reader of each group, whatever their number.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Literal
 from skipper.torchstore.protocol.messages import Share
 from skipper.torchstore.support.process import ProcessId
 
-_AT_ONE_TIME = 2  # readers of one copy: with one, a circle of 8 takes four rounds; with more, they share its memory
+_AT_ONE_TIME = 2  # readers of one copy: with one, a group of 8 takes four rounds; with more, they share its memory
 
 
 @dataclass(slots=True)
-class Offer:
+class PeerCopy:
     """The copy of one reader.
 
     Attributes:
@@ -35,33 +35,33 @@ class Offer:
 
 
 @dataclass(slots=True)
-class _Circle:
-    offers: list[Offer] = field(default_factory=list)
+class _ReadGroup:
+    offers: list[PeerCopy] = field(default_factory=list)
     reading: set[int] = field(default_factory=set)  # leases of those who may have an offer soon
     declined: bool = False  # a reader had nothing to offer: nor will the others
 
 
 @dataclass(slots=True)
-class Offers:
-    """The offers of one version, by circle."""
+class PeerReadScheduler:
+    """The copies of one version that readers offer, by read group."""
 
-    _circles: dict[str, _Circle] = field(default_factory=dict)
+    _groups: dict[str, _ReadGroup] = field(default_factory=dict)
 
     @property
     def were_made(self) -> bool:
         """Whether any reader has taken part."""
-        return bool(self._circles)
+        return bool(self._groups)
 
-    def must_wait(self, circle: str, reader: ProcessId) -> bool:
+    def must_wait(self, read_group: str, reader: ProcessId) -> bool:
         """Whether there is no copy to read now, but one in the making."""
-        found = self._circles.get(circle)
-        if found is None or found.declined or self.choose(circle, reader) is not None:
+        found = self._groups.get(read_group)
+        if found is None or found.declined or self.choose(read_group, reader) is not None:
             return False
         return bool(found.reading)
 
-    def choose(self, circle: str, reader: ProcessId) -> Offer | None:
+    def choose(self, read_group: str, reader: ProcessId) -> PeerCopy | None:
         """The copy with the fewest readers; None: go to the publisher."""
-        found = self._circles.get(circle)
+        found = self._groups.get(read_group)
         free = [
             offer
             for offer in (found.offers if found is not None else ())
@@ -69,19 +69,19 @@ class Offers:
         ]
         return min(free, key=lambda offer: len(offer.leases), default=None)
 
-    def begin(self, circle: str, lease: int, reader: ProcessId, offer: Offer | None) -> None:
+    def begin(self, read_group: str, lease: int, reader: ProcessId, offer: PeerCopy | None) -> None:
         """A reader was sent to a copy, or to the publisher."""
-        self._circles.setdefault(circle, _Circle()).reading.add(lease)
+        self._groups.setdefault(read_group, _ReadGroup()).reading.add(lease)
         if offer is not None:
             offer.leases[lease] = reader
 
     def end(self, lease: int) -> None:
         """A reader has left, whatever it has got."""
-        for circle in self._circles.values():
-            circle.reading.discard(lease)
-            for offer in circle.offers:
+        for group in self._groups.values():
+            group.reading.discard(lease)
+            for offer in group.offers:
                 offer.leases.pop(lease, None)
-            circle.offers = [offer for offer in circle.offers if offer.leases or not offer.closed]
+            group.offers = [offer for offer in group.offers if offer.leases or not offer.closed]
 
     def finish(self, lease: int, share: Share | None, *, failed: bool) -> None:
         """A reader has got the version.
@@ -91,13 +91,13 @@ class Offers:
             share: Its copy, if it offers it.
             failed: It could not read the copy that it was sent to: nobody else shall.
         """
-        for circle in self._circles.values():
-            for offer in circle.offers:
+        for group in self._groups.values():
+            for offer in group.offers:
                 offer.closed = offer.closed or (failed and lease in offer.leases)
-            if lease in circle.reading:
-                circle.declined = circle.declined or share is None
+            if lease in group.reading:
+                group.declined = group.declined or share is None
                 if share is not None:
-                    circle.offers.append(Offer(share))
+                    group.offers.append(PeerCopy(share))
 
     def close(self, process: ProcessId) -> None:
         """A process takes its copies back, or is dead."""
@@ -107,25 +107,25 @@ class Offers:
         """All copies are taken back."""
         self._close(lambda _offer: True)
 
-    def _close(self, condition: Callable[[Offer], bool]) -> None:
-        for circle in self._circles.values():
-            for offer in circle.offers:
+    def _close(self, condition: Callable[[PeerCopy], bool]) -> None:
+        for group in self._groups.values():
+            for offer in group.offers:
                 offer.closed = offer.closed or condition(offer)
-            circle.offers = [offer for offer in circle.offers if offer.leases or not offer.closed]
+            group.offers = [offer for offer in group.offers if offer.leases or not offer.closed]
 
     def readers(self, process: ProcessId) -> tuple[ProcessId, ...]:
         """Who reads the copies of a process now."""
         return tuple(
             reader
-            for circle in self._circles.values()
-            for offer in circle.offers
+            for group in self._groups.values()
+            for offer in group.offers
             if offer.share.writer == process
             for reader in offer.leases.values()
         )
 
 
 class Patience:
-    """How long one reader waits for a copy: a reader that is stuck must not hold up the others of its circle.
+    """How long one reader waits for a copy: a reader that is stuck must not hold up the others of its group.
 
     Args:
         seconds: From the first time that it has to wait.

@@ -9,10 +9,10 @@ from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.peer_read_scheduler import Patience
 from skipper.torchstore.controller.recorder import Recorder
 from skipper.torchstore.controller.state import Command
-from skipper.torchstore.peers.shm_value_board import Board, pack_answer
+from skipper.torchstore.peers.shm_value_board import ValueBoard, pack_answer
 from skipper.torchstore.protocol.batches import BatchGrant
 from skipper.torchstore.protocol.messages import NEWEST, Grant, Selector, Wanted
-from skipper.torchstore.support.pending_answers import WaitingRoom
+from skipper.torchstore.support.pending_answers import PendingAnswers
 
 
 class Reading:
@@ -26,8 +26,8 @@ class Reading:
         board: Where small values are posted.
     """
 
-    def __init__(self, recorder: Recorder, waiting: WaitingRoom) -> None:
-        self.board = Board()
+    def __init__(self, recorder: Recorder, waiting: PendingAnswers) -> None:
+        self.board = ValueBoard()
         self._recorder = recorder
         self._waiting = waiting
 

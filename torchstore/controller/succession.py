@@ -24,7 +24,7 @@ from skipper.control.runtime import current_runtime as runtime
 from skipper.torchstore.controller.journal import JournalMemory
 from skipper.torchstore.controller.volumes import Volumes
 from skipper.torchstore.errors import ControllerLostError, StoreError, StoreNotInitializedError, StoreTimeoutError
-from skipper.torchstore.protocol.messages import Controller, Settings, StoreInfo, Successor
+from skipper.torchstore.protocol.messages import Controller, StoreInfo, StoreSettings, Successor
 from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.process import ProcessId
 
@@ -77,7 +77,7 @@ class Succession:
     """
 
     def __init__(
-        self, actor_class: type[Actor], store_name: str, volumes: Volumes, settings: Settings, lives: Iterator[int]
+        self, actor_class: type[Actor], store_name: str, volumes: Volumes, settings: StoreSettings, lives: Iterator[int]
     ) -> None:
         self._actor_class = actor_class
         self._store_name = store_name

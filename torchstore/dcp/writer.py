@@ -25,7 +25,7 @@ from skipper.torchstore.tensors.state_dict import Flattened
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     """One rank's part in a save, as the coordinator has said it.
 
     Attributes:
@@ -106,11 +106,11 @@ class StoreWriter(Keyed, StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Tell every rank which version this is, and which part of it is its own."""
         version = self._store.reserve(self.key) if self._version is None else self._version
-        return [replace(plan, storage_data=Share(version, index, len(plans))) for index, plan in enumerate(plans)]
+        return [replace(plan, storage_data=RankShare(version, index, len(plans))) for index, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Put what this rank has to write."""
-        share: Share = plan.storage_data
+        share: RankShare = plan.storage_data
         version = share.version if self._version is None else self._version
         parts = _collect(plan.items, planner)
         self._store.run(

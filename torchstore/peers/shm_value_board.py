@@ -22,7 +22,7 @@ from skipper import dataplane
 from skipper.dataplane import RDMABuffer
 from skipper.dataplane.errors import DataplaneError
 from skipper.torchstore.errors import StoreError
-from skipper.torchstore.support.lru_cache import Recent
+from skipper.torchstore.support.lru_cache import LRUCache
 
 PAGE_NBYTES = 1 << 20
 _PAGES = 64
@@ -36,7 +36,7 @@ _VALUE_AT = _DIGEST_NBYTES + _HEAD.size
 _BLANK = bytes(_VALUE_AT)
 
 
-class Place(NamedTuple):
+class BoardPlace(NamedTuple):
     """Where a value is posted.
 
     Attributes:
@@ -55,12 +55,12 @@ class Place(NamedTuple):
 _ANSWER = struct.Struct("<QIIIQ")  # version, and the place; its serial is 0 where the value is not posted
 
 
-def pack_answer(version: int, place: Place | None, value: bytes) -> bytes:
+def pack_answer(version: int, place: BoardPlace | None, value: bytes) -> bytes:
     """The controller's answer to who asks for a small value."""
     return _ANSWER.pack(version, *(place or (0, 0, 0, 0))) + value
 
 
-def open_answer(packed: bytes) -> tuple[int, Place | None, bytes]:
+def open_answer(packed: bytes) -> tuple[int, BoardPlace | None, bytes]:
     """Undo `pack_answer`: the version, where later ones will be, and the value.
 
     Raises:
@@ -69,7 +69,7 @@ def open_answer(packed: bytes) -> tuple[int, Place | None, bytes]:
     if len(packed) < _ANSWER.size:
         raise StoreError(f"the controller's answer has {len(packed)} bytes, and {_ANSWER.size} or more were expected")
     version, *numbers = _ANSWER.unpack_from(packed)
-    place = Place(*numbers)
+    place = BoardPlace(*numbers)
     if place.serial and not _VALUE_AT <= place.nbytes <= PAGE_NBYTES - place.offset:
         raise StoreError(f"the controller says that a value is posted at {place}, which is on no page")
     return version, place if place.serial else None, packed[_ANSWER.size :]
@@ -77,11 +77,11 @@ def open_answer(packed: bytes) -> tuple[int, Place | None, bytes]:
 
 @dataclass(slots=True)
 class _Posted:
-    place: Place
+    place: BoardPlace
     value: bytes
 
 
-class Board:
+class ValueBoard:
     """The controller's side. To be used in one thread."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Board:
     def __contains__(self, key: object) -> bool:
         return key in self._posted
 
-    def place(self, key: str, version: int, value: bytes) -> Place | None:
+    def place(self, key: str, version: int, value: bytes) -> BoardPlace | None:
         """Where a value, posted now if it was not, and the versions after it are to be found; None: nowhere."""
         posted = self._posted.get(key)
         if posted is not None:
@@ -127,19 +127,19 @@ class Board:
         self._posted.clear()
         self._used = PAGE_NBYTES
 
-    def _allot(self, nbytes: int) -> Place | None:
+    def _allot(self, nbytes: int) -> BoardPlace | None:
         room = _SMALLEST_NBYTES
         while room < _VALUE_AT + nbytes:
             room *= 2
         free = self._free.get(room)
         if free:
             page, offset = free.pop()
-            return Place(page, offset, room, next(self._serials))
+            return BoardPlace(page, offset, room, next(self._serials))
         if room > PAGE_NBYTES - self._used and not self._add_page():
             return None
         offset = self._used
         self._used += room
-        return Place(len(self._pages) - 1, offset, room, next(self._serials))
+        return BoardPlace(len(self._pages) - 1, offset, room, next(self._serials))
 
     def _add_page(self) -> bool:
         if len(self._pages) == _PAGES:
@@ -152,7 +152,7 @@ class Board:
         self._used = 0
         return True
 
-    def _write(self, place: Place, version: int, value: bytes) -> None:
+    def _write(self, place: BoardPlace, version: int, value: bytes) -> None:
         head = _HEAD.pack(place.serial, version, len(value))
         record = _digest(head, value) + head + value
         self._pages[place.page][0][place.offset : place.offset + len(record)] = record
@@ -163,15 +163,15 @@ class Board:
         self._free.setdefault(room, []).append((page, offset))
 
 
-class Reader:
+class BoardReader:
     """What one client knows of the board. Thread-safe."""
 
     def __init__(self) -> None:
-        self._places: Recent[str, Place] = Recent(_KEPT_PLACES)
+        self._places: LRUCache[str, BoardPlace] = LRUCache(_KEPT_PLACES)
         self._pages: dict[int, RDMABuffer | None] = {}
         self._lock = Lock()
 
-    def learn(self, key: str, place: Place) -> None:
+    def learn(self, key: str, place: BoardPlace) -> None:
         """A value is posted there."""
         with self._lock:
             self._places.put(key, place)

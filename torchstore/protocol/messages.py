@@ -13,7 +13,7 @@ from skipper.control import ActorMesh
 from skipper.torchstore.algebra.layout import Ints
 from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest
 from skipper.torchstore.errors import StoreError
-from skipper.torchstore.peers.shm_value_board import Place
+from skipper.torchstore.peers.shm_value_board import BoardPlace
 from skipper.torchstore.peers.volume import StorageVolume
 from skipper.torchstore.protocol.origin import ALONE, Turn
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
@@ -42,7 +42,7 @@ CLIENTS_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StoreSettings:
     """How a store was initialized.
 
     Attributes:
@@ -221,7 +221,7 @@ class Grant:
         waited_s: How long the controller had to wait for the version.
         slowest_rank: The rank that put its part last, as a tuple of one, where there are several.
         spread_s: How long after the first one it did.
-        lender: The copy of another reader to read from, if there is one.
+        peer_copy: The copy of another reader to read from, if there is one.
         place: Where the controller posts the newest inline value of the key, if it does.
         overwritten: Names in a state dict whose newest values are under keys of their own; see
             `torchstore.controller.entries`.
@@ -237,8 +237,8 @@ class Grant:
     waited_s: float = 0.0
     slowest_rank: Ints = ()
     spread_s: float = 0.0
-    lender: Share | None = None
-    place: Place | None = None
+    peer_copy: Share | None = None
+    place: BoardPlace | None = None
     overwritten: tuple[str, ...] = ()
     singles: tuple[Grant, ...] = ()
 
@@ -267,13 +267,13 @@ class Wanted:
 
     Attributes:
         known: Ids of manifests and bindings that need not be sent again.
-        circle: What the reader wants, if it takes part in feeding others; "" if not (see
-            `torchstore.controller.peer_read_scheduler`).
+        read_group: Names what the reader wants, if it takes part in feeding others (see
+            `torchstore.controller.peer_read_scheduler`); "" if it does not.
         patience_s: How long it waits for another one's copy before it goes to the publisher.
     """
 
     key: str
     selector: Selector = NEWEST
     known: tuple[str, ...] = ()
-    circle: str = ""
+    read_group: str = ""
     patience_s: float = 0.0

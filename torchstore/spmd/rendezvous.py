@@ -1,4 +1,4 @@
-"""`Meeting`: the actor in rank 0's process in which the ranks of a store come together, and from which they part.
+"""`Rendezvous`: the actor in rank 0's process in which the ranks of a store come together, and from which they part.
 
 A rank arrives, is told its place, brings a process for a volume where one is wanted, waits until rank 0 has started the
 store, and says that it is ready; all go on when all are. In the end each says that it is through with the store, and
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from skipper.control import Actor, ProcMesh, concurrent_endpoint
 from skipper.torchstore.errors import RendezvousError, StoreError, StoreTimeoutError
-from skipper.torchstore.spmd.ranks import Place
+from skipper.torchstore.spmd.ranks import RankPlace
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ _ACKNOWLEDGE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Arrival:
     """A rank that arrives.
 
     Attributes:
@@ -48,7 +48,7 @@ class _Round:
     Attributes:
         number: Of the round, as long as rank 0 lives.
         world_size: How many ranks there are.
-        seats: Those that have arrived.
+        arrivals: Those that have arrived.
         brought: The process ids, in control's sense, of those who host a volume, by the rank that has brought them.
         is_started: Whether rank 0 has started the store.
         ready: Who can use the store.
@@ -60,7 +60,7 @@ class _Round:
 
     number: int
     world_size: int
-    seats: dict[int, Seat] = field(default_factory=dict)
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
     brought: dict[int, str] = field(default_factory=dict)
     is_started: bool = False
     ready: set[int] = field(default_factory=set)
@@ -78,26 +78,26 @@ class _Round:
         """Whether all have met."""
         return len(self.ready) == self.world_size
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> RankPlace:
         """Where a rank is, once all have arrived."""
         hosts: dict[str, list[int]] = {}
-        for number in sorted(self.seats):
-            hosts.setdefault(self.seats[number].host, []).append(number)
-        seat = self.seats[rank]
-        local = hosts[seat.host]
-        beside = [self.seats[number] for number in local if self.seats[number].pids == seat.pids]
-        return Place(
+        for number in sorted(self.arrivals):
+            hosts.setdefault(self.arrivals[number].host, []).append(number)
+        arrival = self.arrivals[rank]
+        local = hosts[arrival.host]
+        beside = [self.arrivals[number] for number in local if self.arrivals[number].pids == arrival.pids]
+        return RankPlace(
             rank=rank,
             world_size=self.world_size,
             local_rank=local.index(rank),
             local_world_size=len(local),
-            host_rank=list(hosts).index(seat.host),
+            host_rank=list(hosts).index(arrival.host),
             num_hosts=len(hosts),
             local_pids=tuple(other.pid for other in beside),
         )
 
 
-class Meeting(Actor):
+class Rendezvous(Actor):
     """Where the ranks of one store meet; every wait has a deadline, and ends when a rank has failed or died."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Meeting(Actor):
         await self._tell()
 
     @concurrent_endpoint
-    async def arrive(self, seat: Seat, timeout: float) -> tuple[Place, int]:
+    async def arrive(self, arrival: Arrival, timeout: float) -> tuple[RankPlace, int]:
         """Come, and wait for all others.
 
         Returns:
@@ -124,22 +124,22 @@ class Meeting(Actor):
         """
         # A rank that is in the job for another store may be here before rank 0 has begun anew.
         here = await self._until(
-            lambda: self._round if self._round is not None and self._expects(self._round, seat.rank) else None,
+            lambda: self._round if self._round is not None and self._expects(self._round, arrival.rank) else None,
             timeout,
             lambda: "rank 0 did not come",
         )
-        here.seats[seat.rank] = seat
-        if seat.rank:
+        here.arrivals[arrival.rank] = arrival
+        if arrival.rank:
             loop = asyncio.get_running_loop()
-            seat.procs.ended.add_done_callback(lambda _: self._soon(loop, here, seat))
+            arrival.procs.ended.add_done_callback(lambda _: self._soon(loop, here, arrival))
         await self._tell()
         await self._in_round(
             here,
-            lambda: len(here.seats) == here.world_size,
+            lambda: len(here.arrivals) == here.world_size,
             timeout,
-            lambda: f"{_named(here.missing(here.seats))} did not come",
+            lambda: f"{_named(here.missing(here.arrivals))} did not come",
         )
-        return here.place(seat.rank), here.number
+        return here.place(arrival.rank), here.number
 
     @concurrent_endpoint
     async def bring(self, rank: int, process_id: str) -> None:
@@ -166,7 +166,7 @@ class Meeting(Actor):
 
     @concurrent_endpoint
     async def fail(self, rank: int, reason: str, is_timeout: bool) -> None:
-        """Have the meeting come to nothing for all, unless it has already, or all are ready."""
+        """Have the rendezvous come to nothing for all, unless it has already, or all are ready."""
         here = self._round
         if here is not None and here.failure is None and not here.is_complete:
             kind = StoreTimeoutError if is_timeout else RendezvousError
@@ -252,28 +252,28 @@ class Meeting(Actor):
 
     def _now(self) -> _Round:
         if self._round is None:
-            raise RendezvousError("rank 0 has not opened the meeting")
+            raise RendezvousError("rank 0 has not opened the rendezvous")
         return self._round
 
     @staticmethod
     def _expects(here: _Round, rank: int) -> bool:
         """Whether a rank that comes now is there for this round, and not for the next store of this name."""
-        return not here.is_over and rank not in here.seats
+        return not here.is_over and rank not in here.arrivals
 
     async def _tell(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
-    def _soon(self, loop: asyncio.AbstractEventLoop, here: _Round, seat: Seat) -> None:
+    def _soon(self, loop: asyncio.AbstractEventLoop, here: _Round, arrival: Arrival) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(self._gone, here, seat)
+            loop.call_soon_threadsafe(self._gone, here, arrival)
 
-    def _gone(self, here: _Round, seat: Seat) -> None:
+    def _gone(self, here: _Round, arrival: Arrival) -> None:
         """A rank's process has ended, or has left the job."""
-        here.left.add(seat.rank)
-        here.informed.add(seat.rank)
+        here.left.add(arrival.rank)
+        here.informed.add(arrival.rank)
         if not here.is_complete and here.failure is None:
-            here.failure = RendezvousError(f"rank {seat.rank} has ended, process {seat.pid}")
+            here.failure = RendezvousError(f"rank {arrival.rank} has ended, process {arrival.pid}")
         task = asyncio.get_running_loop().create_task(self._tell())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

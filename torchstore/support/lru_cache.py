@@ -10,7 +10,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
+class LRUCache(Generic[K, V]):
     """The entries that were put or asked for last, up to a number of them. Not thread-safe.
 
     Args:

@@ -18,7 +18,7 @@ class _Waiter:
     timer: asyncio.TimerHandle
 
 
-class WaitingRoom:
+class PendingAnswers:
     """Whoever cannot be answered yet. To be used in one event loop."""
 
     def __init__(self) -> None:

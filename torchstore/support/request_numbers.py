@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
 
-Request = tuple[int, int]
+RequestNumber = tuple[int, int]
 """The number of a request, or 0; and of the oldest one of the client for which it still waits."""
 
-UNNUMBERED: Request = (0, 0)
+UNNUMBERED: RequestNumber = (0, 0)
 """It is sent once."""
 
 
-class Requests:
+class RequestNumbers:
     """The requests of one client that are under way. Thread-safe."""
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class Requests:
         self._waiting: dict[int, None] = {}  # the oldest first
 
     @contextmanager
-    def next(self) -> Iterator[Request]:
+    def next(self) -> Iterator[RequestNumber]:
         """A request that is under way for as long as the block."""
         with self._lock:
             self._last += 1

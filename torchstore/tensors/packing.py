@@ -11,7 +11,7 @@ import torch
 
 from skipper import dataplane
 from skipper.torchstore.algebra.layout import Replicate, contiguous_strides
-from skipper.torchstore.algebra.manifest import WHOLE, Kind, Manifest, Mode, Part, Path, TensorItem
+from skipper.torchstore.algebra.manifest import WHOLE, Kind, Manifest, MeshPosition, Mode, Path, TensorItem
 from skipper.torchstore.tensors.checksums import count_sums
 from skipper.torchstore.tensors.local_tensors import LocalTensor, describe, resolved, same_elements, storage_of
 from skipper.torchstore.tensors.quantize import Scales
@@ -132,7 +132,7 @@ def _resolved(tensor: torch.Tensor | LocalTensor, mode: Mode) -> torch.Tensor | 
     return tensor if mode == "direct" or isinstance(tensor, LocalTensor) else resolved(tensor)
 
 
-def _part(tensors: Iterable[LocalTensor]) -> Part:
+def _part(tensors: Iterable[LocalTensor]) -> MeshPosition:
     """The mesh that a value is spread over: the largest one along which some tensor is sharded.
 
     A value without sharded tensors stands alone, replicated DTensors included: each put of it is complete.
@@ -144,18 +144,18 @@ def _part(tensors: Iterable[LocalTensor]) -> Part:
             continue
         if layout.mesh_shape == best.mesh_shape:
             axes = tuple(sorted({*best.sharded_axes, *layout.sharded_axes()}))
-            best = Part(best.coordinate, best.mesh_shape, axes)
+            best = MeshPosition(best.coordinate, best.mesh_shape, axes)
         elif prod(layout.mesh_shape) > prod(best.mesh_shape) or not best.mesh_shape:
-            best = Part(local.coordinate, layout.mesh_shape, layout.sharded_axes())
+            best = MeshPosition(local.coordinate, layout.mesh_shape, layout.sharded_axes())
     return best
 
 
-def _part_of(index: int, count: int) -> Part:
+def _part_of(index: int, count: int) -> MeshPosition:
     """A publisher among others that are told apart by nothing else."""
-    return Part((index,), (count,), (0,)) if count > 1 else WHOLE
+    return MeshPosition((index,), (count,), (0,)) if count > 1 else WHOLE
 
 
-def _is_second_copy(local: LocalTensor, part: Part, *, all_put: bool) -> bool:
+def _is_second_copy(local: LocalTensor, part: MeshPosition, *, all_put: bool) -> bool:
     """Whether a rank of the same publication with a lower coordinate stores the same elements.
 
     Args:

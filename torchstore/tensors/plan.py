@@ -28,7 +28,7 @@ from skipper.dataplane.uncollected import uncollected
 from skipper.torchstore.algebra.layout import Ints, Match, Transfer, match
 from skipper.torchstore.algebra.manifest import Binding, Manifest, TensorItem
 from skipper.torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchError
-from skipper.torchstore.support.lru_cache import Recent
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.tensors.checksums import Proof, ProofBuilder
 from skipper.torchstore.tensors.local_tensors import LocalTensor, check_destination, same_elements
 from skipper.torchstore.tensors.quantize import Landing
@@ -291,7 +291,7 @@ class PlanCache:
 
     def __init__(self, *, keys: int = 32, destinations: int = 2, sources: int = 16) -> None:
         self._destinations, self._sources = destinations, sources
-        self._plans: Recent[str, Recent[Any, Recent[tuple[str, ...], Plan]]] = Recent(keys)
+        self._plans: LRUCache[str, LRUCache[Any, LRUCache[tuple[str, ...], Plan]]] = LRUCache(keys)
         self._lock = Lock()
 
     def find(self, key: str, destination: Any, sources: tuple[str, ...]) -> Plan | None:
@@ -309,8 +309,8 @@ class PlanCache:
     def keep(self, key: str, destination: Any, sources: tuple[str, ...], plan: Plan) -> None:
         """Remember a plan; the ones that were used least recently go."""
         with self._lock:
-            of_key = self._plans.get(key) or self._plans.put(key, Recent(self._destinations))
-            known = of_key.get(destination) or of_key.put(destination, Recent(self._sources))
+            of_key = self._plans.get(key) or self._plans.put(key, LRUCache(self._destinations))
+            known = of_key.get(destination) or of_key.put(destination, LRUCache(self._sources))
             known.put(sources, plan)
 
     def forget(self, key: str) -> None:
@@ -318,6 +318,6 @@ class PlanCache:
         with self._lock:
             self._plans.pop(key)
 
-    def _of(self, key: str, destination: Any) -> Recent[tuple[str, ...], Plan] | None:
+    def _of(self, key: str, destination: Any) -> LRUCache[tuple[str, ...], Plan] | None:
         of_key = self._plans.get(key)
         return of_key.get(destination) if of_key is not None else None
