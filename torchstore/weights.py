@@ -11,9 +11,10 @@ from typing import Any
 from skipper.control.model.bounds import check_flag
 from skipper.torchstore.algebra.manifest import Mode
 from skipper.torchstore.clients.explanation import Explanation
-from skipper.torchstore.clients.local_client import VersionSelector
+from skipper.torchstore.clients.local_client import LocalClient
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, run
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.requests import StateDictGet, StateDictPut, VersionSelector
 from skipper.torchstore.clients.staging import TransferDtype
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.support.coroutines import public
@@ -95,25 +96,21 @@ async def put_state_dict(
         VolumeLostError: The storage volume is dead; with ``copies``: there are not as many living ones.
         StrategyError: The store has fewer volumes than ``copies``.
     """
-    mode = _mode(mode, direct_rdma)
-    return await run(
-        store_name,
+    put = StateDictPut(
+        state_dict,
+        key,
+        _mode(mode, direct_rdma),
+        version,
+        keep,
+        transfer_dtype,
+        checksum,
+        delta,
+        publisher,
+        verify_replicas,
+        copies,
         timeout,
-        lambda own: own.put_state_dict(
-            state_dict,
-            key,
-            mode=mode,
-            version=version,
-            keep=keep,
-            transfer_dtype=transfer_dtype,
-            checksum=checksum,
-            delta=delta,
-            publisher=publisher,
-            verify_replicas=verify_replicas,
-            copies=copies,
-            timeout=timeout,
-        ),
     )
+    return await run(store_name, timeout, LocalClient.put_version, put)
 
 
 @public
@@ -172,13 +169,8 @@ async def get_state_dict(
         TypeError: An argument is of another type: ``strict`` is True or False, for instance, and no name.
     """
     check_flag("direct_rdma", direct_rdma)
-    return await run(
-        store_name,
-        timeout,
-        lambda own: own.get_state_dict(
-            key, user_state_dict, strict=strict, names=names, version=version, delta=delta, serve=serve, timeout=timeout
-        ),
-    )
+    get = StateDictGet(key, user_state_dict, version, strict, names, delta, serve, timeout)
+    return await run(store_name, timeout, LocalClient.get_version, get)
 
 
 @public
@@ -200,13 +192,8 @@ async def explain(
     Raises:
         KeyNotFoundError, CoverageError, MismatchError: As `get_state_dict` would.
     """
-    return await run(
-        store_name,
-        timeout,
-        lambda own: own.explain(
-            key, user_state_dict, strict=strict, names=names, version=version, delta=delta, timeout=timeout
-        ),
-    )
+    get = StateDictGet(key, user_state_dict, version, strict, names, delta, timeout=timeout)
+    return await run(store_name, timeout, LocalClient.explain_get, get)
 
 
 @public
@@ -214,7 +201,7 @@ async def versions(
     key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
 ) -> tuple[int, ...]:
     """The versions of a key that can be read, oldest first; none for an unknown key."""
-    return await run(store_name, timeout, lambda own: own.versions(key, timeout=timeout))
+    return await run(store_name, timeout, LocalClient.versions, key, timeout=timeout)
 
 
 @public
@@ -230,7 +217,7 @@ async def rollback(
         KeyNotFoundError: There is no such key, or the version is not kept.
         SourceChangedError: Direct mode: its publisher has taken it back.
     """
-    await run(store_name, timeout, lambda own: own.rollback(key, version, timeout=timeout))
+    await run(store_name, timeout, LocalClient.rollback, key, version, timeout=timeout)
 
 
 @public
@@ -246,7 +233,7 @@ async def fence(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: floa
     Raises:
         StoreTimeoutError: Somebody still reads; the message names the processes. The version stays closed.
     """
-    await run(store_name, timeout, lambda own: own.fence(key, timeout=timeout))
+    await run(store_name, timeout, LocalClient.fence, key, timeout=timeout)
 
 
 @public
@@ -260,7 +247,7 @@ async def wait_for_readers(
     Raises:
         StoreTimeoutError: Somebody still reads; the message names the processes.
     """
-    await run(store_name, timeout, lambda own: own.wait_for_readers(key, timeout=timeout))
+    await run(store_name, timeout, LocalClient.wait_for_readers, key, timeout=timeout)
 
 
 def _mode(mode: Mode | None, direct_rdma: bool) -> Mode:

@@ -75,7 +75,7 @@ async def test_batches_leave_the_memory_of_other_puts_to_those() -> None:
         await ts.get_state_dict("m")
         await ts.put_batch({f"{number}/{name}": torch.ones(9000) for name in "ab"})
         await ts.delete_batch([f"{number}/{name}" for name in "ab"])
-        held.append(len((await ts.client())._publisher._arenas._all))
+        held.append(len((await ts.client())._publisher._snapshots.arenas._all))
     assert held[-1] <= 2
 
 

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from skipper.dataplane import RDMAAction
+from skipper.dataplane.errors import BufferDroppedError, OwnerDiedError, TransferTimeoutError
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.errors import StoreTimeoutError
 from skipper.torchstore.protocol.messages import Retired
+from skipper.torchstore.support.records import Cost
+from skipper.torchstore.tensors.plan import execute
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +130,44 @@ class ArenaPool:
         """A volume is gone, and its arenas with it."""
         for arena in [arena for arena in self._all.values() if arena.binding.volume == volume]:
             self.discard(arena.binding.id)
+
+    async def write(
+        self, arena: Arena, write: RDMAAction, nbytes: int, cost: Cost, timeout: float, *, fresh: bool
+    ) -> None:
+        """Copy into an arena; after an error it is used no more.
+
+        Args:
+            arena: Taken from this pool.
+            write: The copy.
+            nbytes: How much it moves.
+            cost: Of the put.
+            timeout: In seconds.
+            fresh: The copy runs for the first time.
+
+        Raises:
+            BufferDroppedError: The volume has freed the arena, which is still part of the pool.
+            VolumeLostError: The volume is dead.
+            StoreTimeoutError: The copy was not done in time.
+        """
+        # Nothing is kept until the write is done, and then only for tensors that come again.
+        arena.mark, arena.write = (), None
+        try:
+            with cost.spent_on("transfer"):
+                await execute(write, nbytes, timeout, fresh=fresh)
+        except BufferDroppedError:
+            raise
+        except OwnerDiedError as error:
+            self.discard(arena.binding.id)
+            await self._remote.volume_lost(arena.binding.volume, error, timeout)
+        except TransferTimeoutError as error:
+            self.abandon(arena)
+            raise StoreTimeoutError(f"writing {arena.key!r}: {error}") from error
+        except BaseException:
+            self.abandon(arena)
+            raise
+        arena.used = True
+        cost.nbytes += nbytes
+        cost.segments += write.segments
 
     def _idle_one(self, key: str, nbytes: int, volume: str) -> Arena | None:
         """An idle arena of the right size. Idle ones of another size are freed: the value has changed."""

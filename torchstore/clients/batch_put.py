@@ -18,7 +18,6 @@ from skipper.torchstore.algebra.manifest import Manifest
 from skipper.torchstore.algebra.sections import SECTION_ALIGNMENT
 from skipper.torchstore.clients.arenas import Arena, ArenaPool
 from skipper.torchstore.clients.remote import Remote
-from skipper.torchstore.clients.writing import write_arena
 from skipper.torchstore.protocol.batches import BatchPublication, Columns
 from skipper.torchstore.protocol.messages import Retired
 from skipper.torchstore.support.lru_cache import LRUCache
@@ -197,7 +196,7 @@ class BatchWriter:
             cost.hit = False
             with cost.spent_on("compile"):
                 write = _compile(arena, layout, tensors)
-        await write_arena(self._remote, self._arenas, arena, write, layout.moved, cost, timeout, fresh=fresh)
+        await self._arenas.write(arena, write, layout.moved, cost, timeout, fresh=fresh)
         if self._layout is layout:
             arena.mark, arena.write = layout.mark, write
 

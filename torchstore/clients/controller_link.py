@@ -7,7 +7,7 @@ import concurrent.futures
 import contextvars
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from threading import Lock, Thread
 from typing import Any, TypeVar
@@ -57,8 +57,8 @@ class ControllerLink:
         self._life = info.successor.life if info.successor is not None else 0
         self.actor = info.successor.actor if info.successor is not None else entrance
 
-    def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> Awaitable[T]:
-        """The controller's answer; where it dies meanwhile, that of the next one.
+    async def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> T:
+        """The answer of a controller that may change; where it dies meanwhile, that of the next one.
 
         Args:
             call: Sends the message: again, if its controller has died.
@@ -71,11 +71,6 @@ class ControllerLink:
             SupervisionError: The controller is dead, and there is no other.
             ActorError: The endpoint failed otherwise.
         """
-        if not self.may_change:
-            return ask(call(self.actor), timeout)
-        return self._ask_until_heard(call, timeout, grants=grants)
-
-    async def _ask_until_heard(self, call: Call[T], timeout: float, *, grants: bool) -> T:
         end = time.monotonic() + check_seconds("timeout", timeout)
         while True:
             life, actor = self._now()

@@ -11,7 +11,7 @@ import torch
 
 from skipper.torchstore.algebra.manifest import Path, TensorItem
 from skipper.torchstore.clients.catalog import Opened
-from skipper.torchstore.clients.requests import StateDictRequest
+from skipper.torchstore.clients.requests import StateDictGet
 from skipper.torchstore.errors import KindMismatchError, LayoutMismatchError, StateDictMismatchError
 from skipper.torchstore.support.process import this_process
 from skipper.torchstore.tensors.local_tensors import LocalTensor, describe, fingerprint, memory_of
@@ -28,27 +28,27 @@ class Destination:
     """A state dict that is to be filled.
 
     Attributes:
-        request: As it was asked for.
+        get: As it was asked for.
         leaves: The entries of what was given, by name.
         paths: How their names lead back.
         mark: The fingerprint under which plans for it are kept.
     """
 
-    request: StateDictRequest
+    get: StateDictGet
     leaves: Mapping[str, Any]
     paths: Mapping[str, Path]
     mark: tuple[Any, ...]
 
     @staticmethod
-    def of(request: StateDictRequest) -> Destination:
+    def of(get: StateDictGet) -> Destination:
         """Describe a state dict by its names and its tensors' places and layouts."""
-        leaves, paths = flatten(request.into) if request.into is not None else ({}, {})
-        return Destination(request, leaves, paths, (request.strict, request.names, fingerprint(leaves)))
+        leaves, paths = flatten(get.into) if get.into is not None else ({}, {})
+        return Destination(get, leaves, paths, (get.strict, get.names, fingerprint(leaves)))
 
     @property
     def names(self) -> NameMap | None:
         """Says what is stored under other names; None: nothing is."""
-        return self.request.names
+        return self.get.names
 
     def answers(self) -> dict[str, Stack | None]:
         """What `names` says that each entry is made of (None: it is not to be read); empty without such a function.
@@ -80,12 +80,12 @@ def compile_state_dict(
     stored, leaves = opened.tensors(), destination.leaves
     objects = {name for source in opened.sources for name in source.manifest.objects}
     if destination.names is not None:
-        mapped = map_names(key, leaves, destination.names, stored, objects, strict=destination.request.strict)
+        mapped = map_names(key, leaves, destination.names, stored, objects, strict=destination.get.strict)
         plan = compile_targets(key, opened, mapped.targets, mapped.stored, earlier)
         plan.filled = tuple(destination.tensors())
         return plan, mapped.created
     stored = _to_fill(stored, leaves)
-    if destination.request.into is not None and destination.request.strict:
+    if destination.get.into is not None and destination.get.strict:
         missing = tuple(name for name in leaves if name not in stored and name not in objects)
         unexpected = tuple(name for name in (*stored, *sorted(objects)) if name not in leaves)
         if missing or unexpected:
@@ -167,7 +167,7 @@ def rebuild(
     destination: Destination, created: Mapping[str, Any], opened: Opened, singly: Mapping[str, Any]
 ) -> dict[Any, Any]:
     """The state dict as it was put, with the reader's own tensors in it, and what has been put singly since."""
-    given, leaves, objects = destination.request.into, destination.leaves, {**objects_of(opened), **singly}
+    given, leaves, objects = destination.get.into, destination.leaves, {**objects_of(opened), **singly}
     stored = _to_fill(opened.tensors(), leaves)
     if destination.names is not None:
         return _rebuild_mapped(destination, destination.names, created, objects)
@@ -182,7 +182,7 @@ def _rebuild_mapped(
     destination: Destination, names: NameMap, created: Mapping[str, Any], objects: Mapping[str, Any]
 ) -> dict[Any, Any]:
     """The state dict as it was given, with what is stored in the place of what is no tensor."""
-    given, values = destination.request.into, {**destination.leaves, **created}
+    given, values = destination.get.into, {**destination.leaves, **created}
     if isinstance(given, dict) and not created and all(isinstance(value, torch.Tensor) for value in values.values()):
         return given
     for name, value in values.items():

@@ -36,7 +36,14 @@ from skipper.torchstore.clients.failover import Failover
 from skipper.torchstore.clients.peer_source import PeerSource
 from skipper.torchstore.clients.pinning import PinnedVersion
 from skipper.torchstore.clients.remote import Remote
-from skipper.torchstore.clients.requests import StateDictRequest, ValueRequest, as_object, inline_value, target_of
+from skipper.torchstore.clients.requests import (
+    StateDictGet,
+    ValueRequest,
+    as_object,
+    inline_value,
+    selector_of,
+    target_of,
+)
 from skipper.torchstore.clients.transfer import Mover
 from skipper.torchstore.errors import KindMismatchError, SourceChangedError, StoreError, StoreTimeoutError
 from skipper.torchstore.peers.shm_value_board import BoardReader
@@ -112,17 +119,17 @@ class Fetcher:
             self._remote.release(grants)
         return values, cost.record(grant.key, grant.version, self._remote.take_calls())
 
-    async def get_state_dict(self, request: StateDictRequest, timeout: float) -> tuple[dict[Any, Any], SyncRecord]:
+    async def get_state_dict(self, get: StateDictGet) -> tuple[dict[Any, Any], SyncRecord]:
         """Read one version of a state dict, into the given tensors where there are some.
 
         A version that its publisher takes back meanwhile is given up for the next one, unless an exact
         version was asked for.
         """
-        cost, key, selector = Cost("get", time.perf_counter()), request.key, request.selector
-        end = cost.begin + check_seconds("timeout", timeout)
+        cost, key, selector = Cost("get", time.perf_counter()), get.key, selector_of(get.version)
+        end = cost.begin + check_seconds("timeout", get.timeout)
         with cost.spent_on("describe"):
-            destination = Destination.of(request)
-            read_group = self._peer_source.read_group(key, destination) if request.serve else ""
+            destination = Destination.of(get)
+            read_group = self._peer_source.read_group(key, destination) if get.serve else ""
         changed: SourceChangedError | None = None
         while True:
             recalled = self._catalog.recall(key)
@@ -156,16 +163,16 @@ class Fetcher:
             key, selector, self._remote, self._catalog, Mover(self._remote, self._plans), self._failover, timeout
         )
 
-    async def explain(self, request: StateDictRequest, timeout: float) -> Explanation:
-        """The plan of a `get_state_dict` with the same request, in figures; it is kept for that read."""
-        cost, key = Cost("explain", time.perf_counter()), request.key
-        destination = Destination.of(request)
+    async def explain(self, get: StateDictGet) -> Explanation:
+        """The plan of a `get_state_dict` with the same arguments, in figures; it is kept for that read."""
+        cost, key = Cost("explain", time.perf_counter()), get.key
+        destination = Destination.of(get)
         recalled = self._catalog.recall(key)
-        grants = await self._acquire([recalled], request.selector, cost, timeout)
+        grants = await self._acquire([recalled], selector_of(get.version), cost, get.timeout)
         try:
             opened = self._open_state_dict(recalled, grants[0], self._failover.choose())
             plan, _ = self._plan(key, destination, opened, cost)
-            reduced = self._reduced(key, destination, opened, plan) if request.delta else None
+            reduced = self._reduced(key, destination, opened, plan) if get.delta else None
             return explain_plan(key, opened, plan, reduced, known=cost.hit, last_rate=self._mover.last_rate)
         finally:
             self._remote.release(grants)
@@ -211,11 +218,14 @@ class Fetcher:
         """The newest version of a small value as the board has it; None: the controller has to be asked."""
         if self._board is None:
             return None
-        page = self._board.missing_page(key)
-        if page is not None:
+        found = self._board.look(key)
+        if found is None:
+            page = self._board.missing_page(key)
+            if page is None:
+                return None
             with cost.spent_on("control"):
                 self._board.add_page(page, await self._remote.board(page, timeout))
-        found = self._board.look(key)
+            found = self._board.look(key)
         if found is not None:
             await asyncio.sleep(0)  # who polls in a loop must not keep its event loop to itself
         return found
@@ -281,7 +291,7 @@ class Fetcher:
         choose: Choose,
         end: float,
     ) -> _Filled:
-        key, delta = recalled.key, destination.request.delta
+        key, delta = recalled.key, destination.get.delta
         with cost.spent_on("describe"):
             opened = self._open_state_dict(recalled, grant, choose)
         cost.mode = opened.mode

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from skipper.torchstore.algebra.manifest import Mode
+from skipper.torchstore.clients.requests import StateDictPut
 from skipper.torchstore.clients.staging import TransferDtype
 from skipper.torchstore.tensors.local_tensors import BorrowedTensor
 from skipper.torchstore.tensors.state_dict import Flattened, flatten
-
-Put = tuple[Mapping[Any, Any], TransferDtype | None]
 
 
 class LastPuts:
@@ -25,20 +24,19 @@ class LastPuts:
     def __init__(self) -> None:
         self._last: dict[str, tuple[Mapping[Any, Any] | _Borrowed, TransferDtype | None]] = {}
 
-    def take(
-        self, key: str, mode: Mode, state_dict: Mapping[Any, Any] | None, transfer_dtype: TransferDtype | None
-    ) -> Put:
-        """What is to be put.
+    def resolve(self, put: StateDictPut) -> StateDictPut:
+        """The put, with the state dict that None stands for.
 
         Raises:
             TypeError: The state dict is neither None nor a mapping.
             ValueError: It is None, and there is nothing to be put again, or a tensor of it is gone.
         """
+        key, state_dict = put.key, put.state_dict
         if state_dict is not None:
             if not isinstance(state_dict, Mapping):
                 raise TypeError(f"{key!r}: a state dict is a mapping, not {type(state_dict).__name__}")
-            return state_dict, transfer_dtype
-        if mode != "direct":
+            return put
+        if put.mode != "direct":
             raise ValueError(f"{key!r}: a state dict is needed; None puts one again in direct mode alone")
         last = self._last.get(key)
         if last is None:
@@ -46,14 +44,17 @@ class LastPuts:
                 f"{key!r}: this process has put no state dict in direct mode that None could stand for: give one first"
             )
         found = last[0].state_dict(key) if isinstance(last[0], _Borrowed) else last[0]
-        return found, last[1] if transfer_dtype is None else transfer_dtype
+        dtype = last[1] if put.transfer_dtype is None else put.transfer_dtype
+        return replace(put, state_dict=found, transfer_dtype=dtype)
 
-    def keep(self, key: str, mode: Mode, state_dict: Mapping[Any, Any], transfer_dtype: TransferDtype | None) -> None:
+    def keep(self, put: StateDictPut) -> None:
         """A state dict has been put; in snapshot mode it is not kept, and neither is the one before."""
-        if mode == "direct":
-            self._last[key] = (state_dict if transfer_dtype is None else _Borrowed(state_dict), transfer_dtype)
+        if put.mode != "direct" or put.state_dict is None:
+            self._last.pop(put.key, None)
+        elif put.transfer_dtype is None:
+            self._last[put.key] = put.state_dict, None
         else:
-            self._last.pop(key, None)
+            self._last[put.key] = _Borrowed(put.state_dict), put.transfer_dtype
 
     def forget(self, keys: Iterable[str]) -> None:
         """These keys were deleted."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import torch
 
@@ -12,7 +12,6 @@ from skipper.control.model.bounds import check_flag
 from skipper.control.runtime import tracing
 from skipper.torchstore.algebra.copies import check_copies, check_room
 from skipper.torchstore.algebra.key_names import check_key, check_keys
-from skipper.torchstore.algebra.manifest import Mode
 from skipper.torchstore.algebra.slices import TensorSlice
 from skipper.torchstore.clients.explanation import Explanation
 from skipper.torchstore.clients.fetch import Fetcher
@@ -20,20 +19,25 @@ from skipper.torchstore.clients.last_put import LastPuts
 from skipper.torchstore.clients.pinning import PinnedVersion
 from skipper.torchstore.clients.publish import Publisher
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S, Remote
-from skipper.torchstore.clients.requests import StateDictRequest, ValueRequest
-from skipper.torchstore.clients.staging import TransferDtype, check_transfer_dtype
+from skipper.torchstore.clients.requests import (
+    GetOptions,
+    PutOptions,
+    StateDictGet,
+    StateDictPut,
+    ValueRequest,
+    VersionSelector,
+    check_version,
+    selector_of,
+)
 from skipper.torchstore.errors import KindMismatchError
-from skipper.torchstore.protocol.messages import NEWEST, Selector, StaleClientError
+from skipper.torchstore.protocol.messages import StaleClientError
 from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.origin import Origin, read_publisher
 from skipper.torchstore.support.metrics import log_of
 from skipper.torchstore.support.records import SyncRecord
 from skipper.torchstore.tensors.local_tensors import check_writable
-from skipper.torchstore.tensors.naming import NameMap
 
 T = TypeVar("T")
-
-VersionSelector = int | Literal["latest"] | tuple[Literal["newer_than"], int]
 
 
 class LocalClient:
@@ -63,7 +67,7 @@ class LocalClient:
         """See `torchstore.put`."""
         check_key(key)
         if version is not None:
-            _check_version(version)
+            check_version(version)
         if publisher is not None and not isinstance(value, torch.Tensor):
             raise TypeError(f"only a tensor is put in parts (publisher=...), not {type(value).__name__}")
         summed, origin = self._summed(checksum), read_publisher(publisher)
@@ -83,7 +87,7 @@ class LocalClient:
             raise TypeError(f"entries is a dict of values by key, not {type(entries).__name__}")
         check_keys(entries)
         if version is not None:
-            _check_version(version)
+            check_version(version)
         work = self._publisher.put_values(entries, timeout, checksum=self._summed(checksum), version=version)
         await self._observed("put", work)
 
@@ -115,72 +119,30 @@ class LocalClient:
         return await self._observed("get", self._fetcher.get_values(requests, timeout))
 
     async def put_state_dict(
-        self,
-        state_dict: Mapping[Any, Any] | None,
-        key: str,
-        *,
-        mode: Mode = "snapshot",
-        version: int | None = None,
-        keep: int | None = None,
-        transfer_dtype: TransferDtype | None = None,
-        checksum: bool | None = None,
-        delta: bool = False,
-        publisher: Origin | tuple[int, int] | None = None,
-        verify_replicas: bool = False,
-        copies: int | None = None,
-        timeout: float = DEFAULT_TIMEOUT_S,
+        self, state_dict: Mapping[Any, Any] | None, key: str, **options: Unpack[PutOptions]
     ) -> int:
         """See `torchstore.put_state_dict`."""
-        check_key(key)
-        if mode not in ("snapshot", "direct"):
-            raise ValueError(f"mode is 'snapshot' or 'direct', not {mode!r}")
-        if version is not None:
-            _check_version(version)
-        if keep is not None:
-            check_keep(keep)
-        if transfer_dtype is not None:
-            check_transfer_dtype(transfer_dtype)
-        check_flag("verify_replicas", verify_replicas)
-        if check_flag("delta", delta) and mode != "snapshot":
-            raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
-        origin = read_publisher(publisher)
-        state_dict, transfer_dtype = self._last_puts.take(key, mode, state_dict, transfer_dtype)
-        copies = self._copies(mode, copies, delta=delta)
-        work = self._publisher.put_state_dict(
-            state_dict,
-            key,
-            mode,
-            version,
-            keep,
-            transfer_dtype,
-            timeout,
-            checksum=self._summed(checksum),
-            delta=delta,
-            publisher=origin,
-            verify_replicas=verify_replicas,
-            copies=copies,
-        )
-        number = await self._observed("put", work)
-        self._last_puts.keep(key, mode, state_dict, transfer_dtype)
+        return await self.put_version(StateDictPut(state_dict, key, **options))
+
+    async def put_version(self, put: StateDictPut) -> int:
+        """Do what `torchstore.put_state_dict` has been asked for."""
+        put.check()
+        put = self._last_puts.resolve(put)
+        put = replace(put, copies=self._copies(put), checksum=self._summed(put.checksum))
+        number = await self._observed("put", self._publisher.put_state_dict(put))
+        self._last_puts.keep(put)
         return number
 
     async def get_state_dict(
-        self,
-        key: str,
-        user_state_dict: Mapping[Any, Any] | None = None,
-        *,
-        strict: bool = True,
-        names: NameMap | None = None,
-        version: VersionSelector = "latest",
-        delta: bool = False,
-        serve: bool = False,
-        timeout: float = DEFAULT_TIMEOUT_S,
+        self, key: str, user_state_dict: Mapping[Any, Any] | None = None, **options: Unpack[GetOptions]
     ) -> dict[Any, Any]:
         """See `torchstore.get_state_dict`."""
-        request = _state_dict_request(
-            key, user_state_dict, strict=strict, names=names, version=version, delta=delta, serve=serve
-        )
-        return await self._observed("get", self._fetcher.get_state_dict(request, timeout))
+        return await self.get_version(StateDictGet(key, user_state_dict, **options))
+
+    async def get_version(self, get: StateDictGet) -> dict[Any, Any]:
+        """Do what `torchstore.get_state_dict` has been asked for."""
+        get.check()
+        return await self._observed("get", self._fetcher.get_state_dict(get))
 
     async def pin(
         self,
@@ -200,32 +162,30 @@ class LocalClient:
             timeout: In seconds.
         """
         check_key(key)
-        return await self._fetcher.pin(key, replace(_selector(version), beside=beside), timeout)
+        return await self._fetcher.pin(key, replace(selector_of(version), beside=beside), timeout)
 
     async def reserve(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> int:
         """The number of a new version, for publishers that agree about it among themselves."""
         check_key(key)
-        return await self._remote.reserve(key, timeout)
+        return await self._remote.ask_once(
+            lambda to, request: to.reserve.call_one(self._remote.info.client, key, request), timeout
+        )
 
     async def explain(
-        self,
-        key: str,
-        user_state_dict: Mapping[Any, Any] | None = None,
-        *,
-        strict: bool = True,
-        names: NameMap | None = None,
-        version: VersionSelector = "latest",
-        delta: bool = False,
-        timeout: float = DEFAULT_TIMEOUT_S,
+        self, key: str, user_state_dict: Mapping[Any, Any] | None = None, **options: Unpack[GetOptions]
     ) -> Explanation:
         """See `torchstore.explain`."""
-        request = _state_dict_request(key, user_state_dict, strict=strict, names=names, version=version, delta=delta)
-        return await self._fetcher.explain(request, timeout)
+        return await self.explain_get(StateDictGet(key, user_state_dict, **options))
+
+    async def explain_get(self, get: StateDictGet) -> Explanation:
+        """Do what `torchstore.explain` has been asked for."""
+        get.check()
+        return await self._fetcher.explain(get)
 
     async def get_meta(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> ValueMeta:
         """See `torchstore.get_meta`."""
         check_key(key)
-        return await self._remote.meta(key, timeout)
+        return await self._remote.ask(lambda to: to.meta.call_one(key), timeout)
 
     async def wait_for_readers(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.wait_for_readers`."""
@@ -242,8 +202,10 @@ class LocalClient:
     async def rollback(self, key: str, version: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.rollback`."""
         check_key(key)
-        _check_version(version)
-        await self._remote.rollback(key, version, timeout)
+        check_version(version)
+        await self._remote.ask_once(
+            lambda to, request: to.rollback.call_one(self._remote.info.client, key, version, request), timeout
+        )
 
     async def delete(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.delete`."""
@@ -261,22 +223,23 @@ class LocalClient:
         """See `torchstore.keys`."""
         if prefix is not None:
             check_key(prefix, "a prefix")
-        return await self._remote.keys(prefix, timeout)
+        return await self._remote.ask(lambda to: to.keys.call_one(prefix), timeout)
 
     async def exists(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
         """See `torchstore.exists`."""
         check_key(key)
-        return await self._remote.exists(key, timeout)
+        return await self._remote.ask(lambda to: to.exists.call_one(key), timeout)
 
     async def exists_batch(self, keys: Iterable[str], *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, bool]:
         """See `torchstore.exists_batch`."""
         asked = tuple(dict.fromkeys(check_keys(keys)))
-        return dict(zip(asked, await self._remote.exist(asked, timeout), strict=True))
+        answers: tuple[bool, ...] = await self._remote.ask(lambda to: to.exist.call_one(asked), timeout)
+        return dict(zip(asked, answers, strict=True))
 
     async def versions(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[int, ...]:
         """See `torchstore.controller.history`."""
         check_key(key)
-        return await self._remote.versions(key, timeout)
+        return await self._remote.ask(lambda to: to.versions.call_one(key), timeout)
 
     def close(self) -> None:
         """Let go of registrations and plans. What this process published in direct mode ends here."""
@@ -310,44 +273,21 @@ class LocalClient:
         """Whether a put takes checksums: as it says itself, or as the store was initialized."""
         return self._remote.info.checksum if checksum is None else check_flag("checksum", checksum)
 
-    def _copies(self, mode: Mode, copies: int | None, *, delta: bool) -> int:
+    def _copies(self, put: StateDictPut) -> int:
         """In how many volumes a put stores each part: as it says itself, or as the store was initialized."""
-        if copies is None:
-            return 1 if delta or mode == "direct" else self._remote.info.copies
-        check_copies(copies)
-        if copies > 1 and (delta or mode == "direct"):
+        has_no_copies = put.delta or put.mode == "direct"
+        if put.copies is None:
+            return 1 if has_no_copies else self._remote.info.copies
+        check_copies(put.copies)
+        if put.copies > 1 and has_no_copies:
             raise ValueError("copies are made of snapshots: they need mode='snapshot', without delta=True")
-        check_room(copies, len(self._remote.info.volumes))
-        return copies
+        check_room(put.copies, len(self._remote.info.volumes))
+        return put.copies
 
     def _forget(self, keys: tuple[str, ...]) -> None:
         self._publisher.forget(keys)
         self._fetcher.forget(keys)
         self._last_puts.forget(keys)
-
-
-def _check_names(names: object, user_state_dict: object) -> None:
-    if names is None:
-        return
-    if not callable(names) or not isinstance(names, Hashable):  # plans are found by it
-        raise TypeError(f"names is a (hashable) function of a name, not {names!r}")
-    if user_state_dict is None:
-        raise ValueError("names maps the names of a given state dict: give user_state_dict")
-
-
-def _check_version(version: object) -> None:
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise TypeError(f"a version is a number, not {version!r}")
-    if version < 0:
-        raise ValueError(f"versions are counted from 1 on, and {version} is below; the newest one is 'latest'")
-
-
-def check_keep(keep: object) -> None:
-    """Raise TypeError or ValueError for what is no number of versions to keep."""
-    if not isinstance(keep, int) or isinstance(keep, bool):
-        raise TypeError(f"how many versions are kept is a number, not {keep!r}")
-    if keep < 1:
-        raise ValueError(f"at least one version is kept, not {keep}")
 
 
 def _request(key: str, into: object, part: object) -> ValueRequest:
@@ -359,44 +299,3 @@ def _request(key: str, into: object, part: object) -> ValueRequest:
     if into is not None:
         check_writable(into, key)
     return ValueRequest(into, part)
-
-
-def _state_dict_request(
-    key: str,
-    into: Mapping[Any, Any] | None,
-    *,
-    strict: bool,
-    names: NameMap | None,
-    version: object,
-    delta: bool,
-    serve: bool = False,
-) -> StateDictRequest:
-    """The arguments of a read of a state dict, checked before anything is sent.
-
-    Raises:
-        TypeError: One of them is of another type.
-        ValueError: They do not go together.
-    """
-    check_key(key)
-    _check_names(names, into)
-    check_flag("strict", strict)
-    for name, wanted in (("delta", delta), ("serve", serve)):
-        if check_flag(name, wanted) and into is None:
-            raise ValueError(f"{name}=True is about tensors of yours: give a user_state_dict that holds them")
-    return StateDictRequest(
-        key=key, into=into, selector=_selector(version), strict=strict, names=names, delta=delta, serve=serve
-    )
-
-
-def _selector(version: object) -> Selector:
-    match version:
-        case "latest":
-            return NEWEST
-        case bool():
-            pass
-        case int():
-            _check_version(version)
-            return Selector(exact=version)
-        case ("newer_than", int(number)):
-            return Selector(newer_than=number)
-    raise ValueError(f"version is a number, 'latest' or ('newer_than', number), not {version!r}")

@@ -1,7 +1,8 @@
 """The publisher's side of the store: from values to publications.
 
-*Snapshot*: local tensors are written one-sidedly into an arena of a volume. *Direct*: their own memory is
-published and nothing is copied. Either way the put ends with one control call that carries ids, not tensors.
+*Snapshot*: local tensors are written one-sidedly into an arena of a volume (`SnapshotPuts`). *Direct*: their own memory
+is published and nothing is copied (`DirectPuts`). Either way the put ends with one control call that carries ids, not
+tensors.
 """
 
 from __future__ import annotations
@@ -9,23 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import torch
 
-from skipper.dataplane.errors import BufferDroppedError
-from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest, Mode
-from skipper.torchstore.clients.arenas import Arena, ArenaPool
+from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest, Path
 from skipper.torchstore.clients.batch_put import BatchWriter, Sorted, sort_values
-from skipper.torchstore.clients.delta_put import Bases
-from skipper.torchstore.clients.direct_memory import DirectMemory
+from skipper.torchstore.clients.direct_put import DirectPuts
 from skipper.torchstore.clients.membership import NOWHERE, Membership
 from skipper.torchstore.clients.put_counts import PutCounts, holds_all
 from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.requests import StateDictPut
+from skipper.torchstore.clients.snapshot_put import SnapshotPuts
 from skipper.torchstore.clients.staging import Staged, Staging, TransferDtype
-from skipper.torchstore.clients.writing import write_arena
-from skipper.torchstore.errors import StoreError, StoreTimeoutError, VolumeLostError
+from skipper.torchstore.errors import StoreError, StoreTimeoutError
 from skipper.torchstore.protocol.batches import BatchPublication
 from skipper.torchstore.protocol.messages import (
     ArenaFreedError,
@@ -34,18 +33,55 @@ from skipper.torchstore.protocol.messages import (
     Retired,
     UnknownIdError,
 )
-from skipper.torchstore.protocol.origin import ALONE, Origin, Turn
+from skipper.torchstore.protocol.origin import ALONE, Origin, Turn, read_publisher
 from skipper.torchstore.support.process import this_process
 from skipper.torchstore.support.records import Cost, SyncRecord
-from skipper.torchstore.tensors.checksums import digests_of, fill_sums
+from skipper.torchstore.tensors.checksums import digests_of
 from skipper.torchstore.tensors.local_tensors import LocalTensor, dtensor_type, fingerprint
 from skipper.torchstore.tensors.packing import Packed, pack
-from skipper.torchstore.tensors.plan import compile_write
 from skipper.torchstore.tensors.quantize import Scales
 from skipper.torchstore.tensors.state_dict import flatten
 from skipper.torchstore.tensors.values import dump_entries, inline_tensor
 
 _REMEMBERED = 8192
+
+P = TypeVar("P", bound=Publication | BatchPublication)
+
+
+class StateDictPuts(Protocol):
+    """How state dicts are put in one mode: by copies in volumes, or where they are."""
+
+    async def free_staged(self, key: str, cost: Cost, timeout: float) -> None:
+        """Return when converted copies of the last put of a key may be written over."""
+
+    def find(self, key: str, mark: tuple[Any, ...]) -> Packed | None:
+        """The description of the last put of a key, if its tensors have this fingerprint."""
+
+    def remember(self, key: str, packed: Packed) -> None:
+        """A description was made: the next put may find it."""
+
+    async def write(self, put: StateDictPut, packed: Packed, cost: Cost) -> Publication:
+        """Bring the bytes to where readers read them. Returns what is known of the publication by that."""
+
+    def published(self, put: StateDictPut, packed: Packed, publication: Publication) -> None:
+        """The controller has been told."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """A flattened state dict.
+
+    Attributes:
+        leaves: Its entries by name, in the dtypes in which they travel.
+        paths: How the names lead back.
+        scales: Of the quantized ones.
+        publisher: Which of how many publishers this is; None: the mesh of the tensors says it.
+    """
+
+    leaves: Mapping[str, Any]
+    paths: Mapping[str, Path]
+    scales: Mapping[str, Scales]
+    publisher: tuple[int, int] | None
 
 
 class Publisher:
@@ -54,14 +90,11 @@ class Publisher:
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
         self._me = this_process()
-        self._arenas = ArenaPool(remote, self._retire)
+        self._snapshots = SnapshotPuts(remote, self._retire)
+        self._direct = DirectPuts(remote)
         self._batches = BatchWriter(remote, self._retire)
-        self._direct = DirectMemory()
         self._staging = Staging()
-        self._bases = Bases()
-        self._packed: dict[str, Packed] = {}
-        self._seen: dict[str, int] = {}  # hash of the fingerprint that was put last
-        self._sequences = PutCounts()
+        self._put_counts = PutCounts()
         self._sent: set[str] = set()  # ids of manifests and bindings that the controller has been sent
 
     async def put_values(
@@ -91,10 +124,10 @@ class Publisher:
         places: dict[str, tuple[int, int]] = {}
         distributed = dtensor_type()
         shared = [name for name, value in values.items() if publisher is not None or isinstance(value, distributed)]
-        member = await self._sequences.member(publisher, timeout) if shared else NOWHERE
-        with self._sequences.counted(member, parts):
+        member = await self._put_counts.member(publisher, timeout) if shared else NOWHERE
+        with self._put_counts.counted(member, parts):
             for name in shared:
-                parts[name] = self._sequences.next(name, member, version, alone=False)
+                parts[name] = self._put_counts.next(name, member, version, alone=False)
                 if parts[name] is not ALONE:
                     places[name] = (member.origin.rank, member.origin.size)
             with cost.spent_on("describe"):
@@ -130,7 +163,7 @@ class Publisher:
                 raise
             return sent
 
-        published = await self._publish(publications, cost, timeout)
+        _, published = await self._publish(publications, cost, timeout)
         return None, cost.record(key, published[0].version, self._remote.take_calls())
 
     async def _put_numbered(
@@ -142,10 +175,10 @@ class Publisher:
             sent = await self._write_alone(batch, parts, version, cost, timeout)
             return sent + [Publication(name, version, self._me, inline=small) for name, small in batch.inline.items()]
 
-        published = await self._publish(publications, cost, timeout)
+        _, published = await self._publish(publications, cost, timeout)
         shares = [name for name in batch.alone if parts.get(name, ALONE) is not ALONE]
         for name, answer in zip(shares, published, strict=False):  # the answers about shares come first
-            self._sequences.settled(name, member, answer)
+            self._put_counts.settled(name, member, answer)
         name = next(iter((*batch.alone, *batch.inline)))
         return None, cost.record(name, version, self._remote.take_calls())
 
@@ -156,95 +189,54 @@ class Publisher:
         sent: list[Publication] = []
         try:
             for name, packed in batch.alone.items():
-                written = await self._snapshot(name, packed, cost, timeout, copies=self._remote.info.copies)
+                written = await self._snapshots.copy(name, packed, self._remote.info.copies, cost, timeout)
                 sent.append(replace(written, version=version, turn=parts.get(name, ALONE)))
         except BaseException:
             self._drop(sent)
             raise
         return sent
 
-    async def put_state_dict(
-        self,
-        state_dict: Mapping[Any, Any],
-        key: str,
-        mode: Mode,
-        version: int | None,
-        keep: int | None,
-        transfer_dtype: TransferDtype | None,
-        timeout: float,
-        *,
-        checksum: bool = False,
-        delta: bool = False,
-        publisher: Origin | None = None,
-        verify_replicas: bool = False,
-        copies: int = 1,
-    ) -> tuple[int, SyncRecord]:
+    async def put_state_dict(self, put: StateDictPut) -> tuple[int, SyncRecord]:
         """Put this rank's part of a state dict as one version; one control call when warm.
+
+        Args:
+            put: What is wanted, with a state dict and without anything left to the store's settings.
 
         Returns:
             The version's number, and what it cost.
         """
-        cost = Cost("put", time.perf_counter())
+        cost, key = Cost("put", time.perf_counter()), put.key
+        puts: StateDictPuts = self._direct if put.mode == "direct" else self._snapshots
         with cost.spent_on("describe"):
-            leaves, paths = flatten(state_dict)
-        member = await self._sequences.member(publisher, timeout)
-        alone = holds_all(leaves) if publisher is None and not verify_replicas else False
-        turn = self._sequences.next(key, member, version, alone=alone)
+            leaves, paths = flatten(put.state_dict or {})
+        publisher = read_publisher(put.publisher)
+        member = await self._put_counts.member(publisher, put.timeout)
+        alone = holds_all(leaves) if publisher is None and not put.verify_replicas else False
+        turn = self._put_counts.next(key, member, put.version, alone=alone)
         place = (turn.origin.rank, turn.origin.size) if publisher is not None or alone is False else None
-        with self._sequences.counted(member, {key: turn}):
-            staged: Staged | None = None
-            if transfer_dtype is not None:
-                staged = await self._stage(key, mode, leaves, transfer_dtype, cost, timeout)
+        with self._put_counts.counted(member, {key: turn}):
+            scales: Mapping[str, Scales] = {}
+            if put.transfer_dtype is not None:
+                staged = await self._stage(put, puts, put.transfer_dtype, leaves, cost)
                 with cost.spent_on("cast"):
                     leaves, paths = await asyncio.to_thread(staged.fill, leaves), staged.paths(paths)
-            scales = staged.scales if staged is not None else {}
-            packed = self._pack_state_dict(key, mode, leaves, paths, scales, cost, checksum=checksum, publisher=place)
+                scales = staged.scales
+            packed = self._describe(put, puts, _Contents(leaves, paths, scales, place), cost)
             names = packed.manifest.objects
             objects = dump_entries(key, {name: leaves[name] for name in names}) if names else b""
-
             digests: Digests = {}
-            if verify_replicas:
+            if put.verify_replicas:
                 with cost.spent_on("verify"):
                     digests = await asyncio.to_thread(digests_of, packed.tensors)
-            sent: list[Publication] = []
 
             async def publications() -> list[Publication]:
-                if mode == "direct":
-                    cost.mode = "direct"
-                    await _take_sums(packed, cost)
-                    with cost.spent_on("compile"):
-                        binding, generation = self._direct.publish(key, packed)
-                    return [
-                        Publication(
-                            key,
-                            version,
-                            self._me,
-                            packed.manifest,
-                            binding,
-                            generation,
-                            objects,
-                            keep=keep,
-                            turn=turn,
-                            digests=digests,
-                        )
-                    ]
-                stamp, change = "", None
-                if delta:
-                    with cost.spent_on("describe"):
-                        stamp = Bases.stamp()
-                        compared = await asyncio.to_thread(self._bases.compare, key, packed, timeout)
-                        change, cost.saved_nbytes = compared
-                self._bases.forget(key)  # its arena may be the one that is written to now
-                written = await self._snapshot(key, packed, cost, timeout, copies=copies)
-                said = replace(written, version=version, objects=objects, keep=keep, stamp=stamp, change=change)
-                sent[:] = [replace(said, turn=turn, digests=digests)]
-                return sent
+                written = await puts.write(put, packed, cost)
+                return [replace(written, objects=objects, keep=put.keep, turn=turn, digests=digests)]
 
-            (published,) = await self._publish(publications, cost, timeout)
-            if version is not None:
-                self._sequences.settled(key, member, published)
-            if delta:
-                self._bases.published(key, packed, sent[0])
+            (sent,), (published,) = await self._publish(publications, cost, put.timeout)
+            if put.version is not None:
+                self._put_counts.settled(key, member, published)
+            puts.published(put, packed, sent)
             return published.version, cost.record(key, published.version, self._remote.take_calls())
 
     def withdraw(self, key: str) -> None:
@@ -254,23 +246,20 @@ class Publisher:
     def forget(self, keys: tuple[str, ...]) -> None:
         """The keys were deleted: let go of what belongs to them."""
         for key in keys:
-            self._arenas.forget(key)
+            self._snapshots.forget(key)
             self._direct.forget(key)
-            self._packed.pop(key, None)
-            self._bases.forget(key)
-            self._seen.pop(key, None)
             self._staging.forget(key)
 
     def close(self) -> None:
         """Let go of everything; versions that this process published in direct mode end here."""
         self._direct.close()
         self._staging.close()
-        self._packed.clear()
+        self._snapshots.close()
 
     # Steps ----------------------------------------------------------------------------------------------
 
     async def _stage(
-        self, key: str, mode: Mode, leaves: Mapping[str, Any], dtype: TransferDtype, cost: Cost, timeout: float
+        self, put: StateDictPut, puts: StateDictPuts, dtype: TransferDtype, leaves: Mapping[str, Any], cost: Cost
     ) -> Staged:
         """Room for the leaves in the dtype in which they travel, free to be filled.
 
@@ -278,105 +267,47 @@ class Publisher:
         have left; the originals are free again when the put returns.
         """
         with cost.spent_on("compile"):
-            staged = self._staging.of(key, leaves, dtype, everything=mode == "direct")
-        if mode == "direct" and self._direct.holds(key):
-            with cost.spent_on("control"):
-                await self._remote.fence(key, close=True, timeout=timeout)
-            self.withdraw(key)
+            staged = self._staging.of(put.key, leaves, dtype, everything=put.mode == "direct")
+        await puts.free_staged(put.key, cost, put.timeout)
         return staged
 
-    def _pack_state_dict(
-        self,
-        key: str,
-        mode: Mode,
-        leaves: Mapping[str, Any],
-        paths: Mapping[str, Any],
-        scales: Mapping[str, Scales],
-        cost: Cost,
-        *,
-        checksum: bool,
-        publisher: tuple[int, int] | None,
-    ) -> Packed:
+    def _describe(self, put: StateDictPut, puts: StateDictPuts, contents: _Contents, cost: Cost) -> Packed:
         """Describe a state dict, or find that it is the one of last time."""
+        leaves, checksum = contents.leaves, bool(put.checksum)
         with cost.spent_on("describe"):
-            blocks = tuple((name, scale.block) for name, scale in scales.items())
-            mark = (mode, checksum, blocks, publisher, fingerprint(leaves))
-            found = self._direct.registered(key, mark) if mode == "direct" else self._packed.get(key)
-        if found is not None and found.mark == mark:
+            blocks = tuple((name, scale.block) for name, scale in contents.scales.items())
+            mark = (put.mode, checksum, blocks, contents.publisher, fingerprint(leaves))
+            found = puts.find(put.key, mark)
+        if found is not None:
             return found
         cost.hit = False
         with cost.spent_on("compile"):
             tensors = {name: value for name, value in leaves.items() if isinstance(value, torch.Tensor | LocalTensor)}
-            objects = tuple(name for name in leaves if name not in tensors)
             packed = pack(
-                key,
+                put.key,
                 "state_dict",
-                mode,
+                put.mode,
                 tensors,
-                paths=paths,
-                objects=objects,
+                paths=contents.paths,
+                objects=tuple(name for name in leaves if name not in tensors),
                 mark=mark,
                 checksum=checksum,
-                scales=scales,
-                publisher=publisher,
+                scales=contents.scales,
+                publisher=contents.publisher,
             )
-            # A plan keeps its tensors alive. Parameters come again step after step, but a temporary copy
-            # that comes once must not be held: only what is seen twice is kept.
-            self._packed.pop(key, None)
-            if mode == "snapshot" and self._seen.get(key) == hash(mark):
-                self._packed[key] = packed
-            self._seen[key] = hash(mark)
+            puts.remember(put.key, packed)
+            if put.mode == "direct":
+                self._snapshots.release(put.key)
             return packed
 
-    async def _snapshot(self, key: str, packed: Packed, cost: Cost, timeout: float, *, copies: int = 1) -> Publication:
-        cost.mode = "snapshot"
-        await _take_sums(packed, cost)
-        written: list[Arena] = []
-        while packed.nbytes and len(written) < copies:
-            volumes = self._remote.place(copies)
-            try:
-                written.append(await self._write_to(volumes[len(written)], key, packed, cost, timeout))
-            except BaseException as error:
-                for arena in written:  # nothing is published of what is there
-                    self._arenas.give_back(arena)
-                written.clear()
-                if copies == 1 or not isinstance(error, VolumeLostError):
-                    raise
-                self._remote.lost.add(error.volume)  # its neighbour takes its place
-                self._arenas.lose(error.volume)
-        bindings = tuple(arena.binding for arena in written)
-        first = bindings[0] if bindings else None
-        return Publication(key, None, self._me, packed.manifest, first, copies=bindings[1:])
-
-    async def _write_to(self, volume: str, key: str, packed: Packed, cost: Cost, timeout: float) -> Arena:
-        """Write a value into an arena of a volume."""
-        while True:
-            with cost.spent_on("control"):
-                arena = await self._arenas.take(key, packed.nbytes, volume, timeout)
-            try:
-                await self._write(arena, packed, cost, timeout)
-                return arena
-            except BufferDroppedError as error:
-                # The volume has freed it since, because the key was deleted elsewhere; a new one is there.
-                self._arenas.discard(arena.binding.id)
-                if not arena.used:
-                    raise VolumeLostError(volume, "it has let go of its memory") from error
-
-    async def _write(self, arena: Arena, packed: Packed, cost: Cost, timeout: float) -> None:
-        write = arena.write if packed.mark and arena.mark == packed.mark else None
-        fresh = write is None
-        if write is None:
-            cost.hit = False
-            with cost.spent_on("compile"):
-                write = compile_write(arena.binding.buffers[0], packed.manifest, packed.tensors, packed.sums)
-        await write_arena(self._remote, self._arenas, arena, write, packed.nbytes, cost, timeout, fresh=fresh)
-        if self._packed.get(arena.key) is packed:
-            arena.mark, arena.write = packed.mark, write
-
     async def _publish(
-        self, make: Callable[[], Awaitable[Sequence[Publication | BatchPublication]]], cost: Cost, timeout: float
-    ) -> tuple[Published, ...]:
-        """Tell the controller; make the publications again if their key was deleted under them."""
+        self, make: Callable[[], Awaitable[Sequence[P]]], cost: Cost, timeout: float
+    ) -> tuple[Sequence[P], tuple[Published, ...]]:
+        """Tell the controller; make the publications again if their key was deleted under them.
+
+        Returns:
+            The publications that it was told of, and its answers.
+        """
         while True:
             publications = await make()
             try:
@@ -385,7 +316,7 @@ class Publisher:
             except StoreTimeoutError:  # it may have been published
                 raise
             except ArenaFreedError as error:
-                self._arenas.discard(error.arena)
+                self._snapshots.arenas.discard(error.arena)
                 self._batches.discard(error.arena)
                 for publication in publications:
                     for holder in (publication.binding, *publication.copies):
@@ -405,13 +336,13 @@ class Publisher:
         for answer in published:
             for retired in answer.retired:
                 self._retire(retired)
-        return published
+        return publications, published
 
     def _retire(self, retired: Retired) -> None:
         if self._batches.holds(retired.binding):
             self._batches.retire(retired)
         elif retired.volume:
-            self._arenas.recycle(retired)
+            self._snapshots.arenas.recycle(retired)
         else:
             self._direct.retire(retired.binding)
 
@@ -420,7 +351,7 @@ class Publisher:
         for publication in publications:
             for holder in (publication.binding, *publication.copies):
                 if isinstance(holder, Binding):
-                    self._arenas.drop(holder.id)
+                    self._snapshots.arenas.drop(holder.id)
                     self._batches.drop(holder.id)
 
     async def _tell(
@@ -445,10 +376,3 @@ class Publisher:
             copy.id if isinstance(copy, Binding) and copy.id in self._sent else copy for copy in publication.copies
         )
         return replace(publication, manifest=manifest, binding=binding, copies=copies)
-
-
-async def _take_sums(packed: Packed, cost: Cost) -> None:
-    """The sums of the tensors as they are now, before anything of them is copied or read."""
-    if packed.sums is not None:
-        with cost.spent_on("verify"):
-            await asyncio.to_thread(fill_sums, packed.sums, packed.manifest.tensors, packed.tensors)

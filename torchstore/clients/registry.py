@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from threading import Lock
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from skipper.control import ActorMesh, get_or_spawn_controller, this_proc
 from skipper.control.runtime import current_runtime
@@ -22,6 +22,7 @@ from skipper.torchstore.support.records import SyncRecord
 
 DEFAULT_STORE_NAME = "default"
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _clients: dict[str, LocalClient] = {}
@@ -81,8 +82,22 @@ def sync_history(store_name: str = DEFAULT_STORE_NAME) -> tuple[SyncRecord, ...]
     return log_of(store_name).records()
 
 
-async def run(store_name: str, timeout: float, operation: Callable[[LocalClient], Awaitable[T]]) -> T:
+async def run(
+    store_name: str,
+    timeout: float,
+    operation: Callable[Concatenate[LocalClient, P], Awaitable[T]],
+    /,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
     """Do something with this process' client; with a new one if its store is of an earlier `initialize`.
+
+    Args:
+        store_name: Which store.
+        timeout: In seconds, for the client to be made.
+        operation: Called with the client and the other arguments.
+        *args: For ``operation``.
+        **kwargs: For ``operation``.
 
     Raises:
         TypeError: The timeout is no number, or the store's name no string.
@@ -91,10 +106,10 @@ async def run(store_name: str, timeout: float, operation: Callable[[LocalClient]
     check_timeout(timeout)
     found = _clients.get(store_name) or await client(store_name, timeout=timeout)
     try:
-        return await operation(found)
+        return await operation(found, *args, **kwargs)
     except StaleClientError:
         _forget(store_name, found)
-        return await operation(await client(store_name, timeout=timeout))
+        return await operation(await client(store_name, timeout=timeout), *args, **kwargs)
 
 
 async def controller_of(store_name: str, timeout: float) -> ActorMesh[StoreController]:

@@ -38,7 +38,6 @@ from skipper.torchstore.protocol.messages import (
     StoreInfo,
     Wanted,
 )
-from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.process import ProcessId, this_process
 from skipper.torchstore.support.request_numbers import UNNUMBERED, RequestNumber, RequestNumbers
@@ -80,35 +79,51 @@ class Remote:
 
     # Plain functions, where a coroutine would only wait for another one: a small put goes through all of them.
 
-    def _ask_once(self, call: Callable[[Controller, RequestNumber], Future[T]], timeout: float) -> Awaitable[T]:
-        """Ask for something that is to be done once, even if the request has to be sent again."""
-        if not self._link.may_change:
-            return self._ask(lambda to: call(to, UNNUMBERED), timeout)
-        return self._ask_numbered(call, timeout)
+    def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> Awaitable[T]:
+        """The controller's answer.
+
+        Args:
+            call: Sends a message to it; again, if the controller has died and another one is there.
+            timeout: In seconds.
+            grants: Whether the answer may be a lease.
+
+        Raises:
+            StoreError: What the endpoint raised.
+            StoreTimeoutError: No answer in time.
+            SupervisionError: The controller is dead, and there is no other.
+            ActorError: The endpoint failed otherwise.
+        """
+        self.calls += 1
+        if self._link.may_change:
+            return self._link.ask(call, timeout, grants=grants)
+        return ask(call(self._link.actor), timeout)
+
+    def ask_once(self, call: Callable[[Controller, RequestNumber], Future[T]], timeout: float) -> Awaitable[T]:
+        """`ask` for something that is to be done once, even if the request has to be sent again."""
+        if self._link.may_change:
+            return self._ask_numbered(call, timeout)
+        self.calls += 1
+        return ask(call(self._link.actor, UNNUMBERED), timeout)
 
     async def _ask_numbered(self, call: Callable[[Controller, RequestNumber], Future[T]], timeout: float) -> T:
         with self._requests.next() as request:
-            return await self._ask(lambda to: call(to, request), timeout)
+            return await self.ask(lambda to: call(to, request), timeout)
 
     async def publish(
         self, publications: tuple[Publication | BatchPublication, ...], timeout: float
     ) -> tuple[Published, ...]:
         """See `StoreController.publish`."""
-        return await self._ask_once(
+        return await self.ask_once(
             lambda to, request: to.publish.call_one(self.info.client, publications, request), timeout
         )
 
     async def reclaim(self, timeout: float) -> tuple[Retired, ...]:
         """See `StoreController.reclaim`."""
-        return await self._ask_once(lambda to, request: to.reclaim.call_one(self.info.client, request), timeout)
+        return await self.ask_once(lambda to, request: to.reclaim.call_one(self.info.client, request), timeout)
 
-    async def reserve(self, key: str, timeout: float) -> int:
-        """See `StoreController.reserve`."""
-        return await self._ask_once(lambda to, request: to.reserve.call_one(self.info.client, key, request), timeout)
-
-    async def put_inline(self, key: str, value: bytes, timeout: float) -> int:
+    def put_inline(self, key: str, value: bytes, timeout: float) -> Awaitable[int]:
         """See `StoreController.put_inline`."""
-        return await self._ask_once(
+        return self.ask_once(
             lambda to, request: to.put_inline.call_one(self.info.client, key, value, *request), timeout
         )
 
@@ -123,7 +138,7 @@ class Remote:
 
     async def board(self, page: int, timeout: float) -> RDMABuffer:
         """See `StoreController.board`."""
-        return await self._ask(lambda to: to.board.call_one(self.info.client, page), timeout)
+        return await self.ask(lambda to: to.board.call_one(self.info.client, page), timeout)
 
     async def acquire_batch(self, wanted: tuple[Wanted, ...], timeout: float) -> tuple[Grant, ...]:
         """See `StoreController.acquire_batch`."""
@@ -150,7 +165,7 @@ class Remote:
             return answer
 
         try:
-            return await self._ask(expected, seconds + _GRACE_S, grants=True)
+            return await self.ask(expected, seconds + _GRACE_S, grants=True)
         except (asyncio.CancelledError, StoreTimeoutError):
             for answer in last:
                 answer.add_done_callback(self._release_late)
@@ -191,37 +206,13 @@ class Remote:
     async def fence(self, key: str, *, close: bool, timeout: float) -> None:
         """See `StoreController.fence`."""
         seconds = check_seconds("timeout", timeout)
-        await self._ask(lambda to: to.fence.call_one(self.info.client, key, close, seconds), seconds + _GRACE_S)
-
-    async def rollback(self, key: str, version: int, timeout: float) -> None:
-        """See `StoreController.rollback`."""
-        await self._ask_once(lambda to, request: to.rollback.call_one(self.info.client, key, version, request), timeout)
+        await self.ask(lambda to: to.fence.call_one(self.info.client, key, close, seconds), seconds + _GRACE_S)
 
     async def delete(self, keys: tuple[str, ...], *, missing_ok: bool, timeout: float) -> None:
         """See `StoreController.delete`."""
-        await self._ask_once(
+        await self.ask_once(
             lambda to, request: to.delete.call_one(self.info.client, keys, missing_ok, request), timeout
         )
-
-    async def keys(self, prefix: str | None, timeout: float) -> list[str]:
-        """See `StoreController.keys`."""
-        return await self._ask(lambda to: to.keys.call_one(prefix), timeout)
-
-    async def exists(self, key: str, timeout: float) -> bool:
-        """See `StoreController.exists`."""
-        return await self._ask(lambda to: to.exists.call_one(key), timeout)
-
-    async def exist(self, keys: tuple[str, ...], timeout: float) -> tuple[bool, ...]:
-        """See `StoreController.exist`."""
-        return await self._ask(lambda to: to.exist.call_one(keys), timeout)
-
-    async def meta(self, key: str, timeout: float) -> ValueMeta:
-        """See `StoreController.meta`."""
-        return await self._ask(lambda to: to.meta.call_one(key), timeout)
-
-    async def versions(self, key: str, timeout: float) -> tuple[int, ...]:
-        """See `StoreController.versions`."""
-        return await self._ask(lambda to: to.versions.call_one(key), timeout)
 
     def choose_volume(self) -> str:
         """The volume that this process writes to."""
@@ -284,7 +275,7 @@ class Remote:
 
     async def _make_room(self, volume: str, since: int, timeout: float) -> tuple[int, tuple[str, ...]]:
         """See `StoreController.make_room`."""
-        return await self._ask(
+        return await self.ask(
             lambda to: to.make_room.call_one(self.info.client, volume, since, timeout), timeout + _GRACE_S
         )
 
@@ -300,7 +291,7 @@ class Remote:
             StoreNotInitializedError: Because its store was shut down; there is no other.
             VolumeLostError: Because it died.
         """
-        await self._ask(lambda to: to.check.call_one(self.info.client), timeout)
+        await self.ask(lambda to: to.check.call_one(self.info.client), timeout)
         raise VolumeLostError(volume, str(cause)) from cause
 
     def free(self, volume: str, arenas: tuple[str, ...]) -> None:
@@ -313,10 +304,6 @@ class Remote:
         """How many control messages were sent since this was asked last."""
         calls, self.calls = self.calls, 0
         return calls
-
-    def _ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> Awaitable[T]:
-        self.calls += 1
-        return self._link.ask(call, timeout, grants=grants)
 
 
 def explain_transfer(

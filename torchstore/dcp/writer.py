@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from skipper.torchstore.algebra.copies import check_copies
-from skipper.torchstore.clients.local_client import check_keep
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.requests import check_keep
 from skipper.torchstore.dcp.calls import Keyed
 from skipper.torchstore.dcp.records import EncodedObject, Stored, nbytes_of, part_of, paths_of
 from skipper.torchstore.tensors.state_dict import Flattened

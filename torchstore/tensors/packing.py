@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -12,7 +13,8 @@ import torch
 from skipper import dataplane
 from skipper.torchstore.algebra.layout import Replicate, contiguous_strides
 from skipper.torchstore.algebra.manifest import WHOLE, Kind, Manifest, MeshPosition, Mode, Path, TensorItem
-from skipper.torchstore.tensors.checksums import count_sums
+from skipper.torchstore.support.records import Cost
+from skipper.torchstore.tensors.checksums import count_sums, fill_sums
 from skipper.torchstore.tensors.local_tensors import LocalTensor, describe, resolved, same_elements, storage_of
 from skipper.torchstore.tensors.quantize import Scales
 
@@ -125,6 +127,13 @@ def pack(
             end += sums.nbytes
     manifest = Manifest.of(kind, part, items, objects, paths or {}, place)
     return Packed(mark, manifest, locals_, end, memory, sums)
+
+
+async def take_sums(packed: Packed, cost: Cost) -> None:
+    """Take the sums of the tensors as they are now, before anything of them is copied or read."""
+    if packed.sums is not None:
+        with cost.spent_on("verify"):
+            await asyncio.to_thread(fill_sums, packed.sums, packed.manifest.tensors, packed.tensors)
 
 
 def _resolved(tensor: torch.Tensor | LocalTensor, mode: Mode) -> torch.Tensor | LocalTensor:
