@@ -55,7 +55,7 @@ async def initialize(
             `ControllerStorageVolumes`.
         store_name: Stores of different names know nothing of each other.
         mesh: Processes to start the volumes in, one in each, in place of new ones.
-        keep_versions: How many ready versions of each key stay readable, beside those that somebody reads;
+        keep_versions: How many ready versions of each key stay readable, in addition to those that are being read;
             `put_state_dict` can say otherwise for its key.
         volume_nbytes: How many bytes each volume may hold; None: as many as the system gives. A put that finds its
             volume full lets go of the oldest kept versions that nobody reads; the newest of each key stays. If
@@ -122,7 +122,7 @@ async def put(
     """Store a tensor, this rank's shard of a DTensor, or any picklable object; replaces what is there.
 
     A DTensor is visible when every rank of the process group has put its shard, or all that ``publisher`` says (see
-    `put_state_dict`); anything else at once, whoever puts it. The value is copied: change it
+    `put_state_dict`); anything else at once, from any process. The value is copied: change it
     afterwards as you like. ``checksum`` is that of `put_state_dict`; values that travel in a message have none. So is
     ``version``: a number higher than those before, by default the next one.
 
@@ -234,7 +234,7 @@ async def get_batch(
 
 @public
 async def delete(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-    """Forget a key with all its versions; whoever is reading one finishes.
+    """Forget a key with all its versions. Reads that have begun are finished.
 
     Raises:
         KeyNotFoundError: There is no such key.

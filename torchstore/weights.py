@@ -54,7 +54,7 @@ async def put_state_dict(
             unchanged until `fence` (or `wait_for_readers`) says that nobody reads them any more.
         version: A number higher than those before; by default the next one. Ranks that give none are matched by order:
             the n-th put of this key by each rank of the group belongs to step n.
-        keep: How many ready versions of this key stay readable from now on, beside those that somebody reads;
+        keep: How many ready versions of this key stay readable from now on, in addition to those that are being read;
             None: as many as before, at first as many as `initialize` said. In direct mode a publisher's memory
             holds one version, whatever is kept.
         transfer_dtype: Store floating-point tensors as this dtype, converted on their way: ``torch.bfloat16`` halves
@@ -149,7 +149,7 @@ async def get_state_dict(
         serve: Offer these tensors, as they are after the read, to other readers of the same boxes who give
             ``serve=True`` too, and read from theirs: the publishers then feed one reader of each kind. You promise to
             leave them alone until your next `get_state_dict` of this key (which takes the offer back), or `fence`.
-            A copy that is gone or taken back costs those who were reading it a read from the publishers. With ``names``
+            Where a copy is gone or taken back, its readers read from the publishers. With ``names``
             those feed each other whose tensors are made of the same parts.
         timeout: In seconds, the wait for a version included.
 
@@ -208,7 +208,7 @@ async def versions(
 async def rollback(
     key: str, version: int, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Make a kept version the latest again, and forget those after it; who reads one of them finishes.
+    """Make a kept version the latest again, and forget those after it. Reads that have begun are finished.
 
     Their numbers are not used again: the next put makes a version newer than all that ever were. Do it while
     nobody puts: what some ranks of a mesh have put and others have not is forgotten too.
@@ -226,9 +226,9 @@ async def fence(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: floa
 
     A reader that offers its copy (``serve=True``) takes it back in the same way.
 
-    From the call on, nobody can begin to read the version: who asks for the latest one waits for the next.
-    The call returns when those who were reading are done. A reader that is late all the same finds the
-    seal broken and gets `SourceChangedError`, never a mixture.
+    From the call on, nobody can begin to read the version: a reader that asks for the latest one waits for the next.
+    The call returns when the reads that had begun are done. A reader that is late all the same finds the
+    seal broken. It gets `SourceChangedError`, never a mixture of two versions.
 
     Raises:
         StoreTimeoutError: Somebody still reads; the message names the processes. The version stays closed.

@@ -114,7 +114,7 @@ class Manifest:
         objects: Names of the entries that are not tensors.
         paths: How names lead back into the nested dict.
         sums: Buffer index and offset of the checksums of the tensors' cells; None where there are none.
-        encoded: All of it as it travels. Whoever passes a manifest on passes these bytes on.
+        encoded: All of it as it travels. A process that passes a manifest on passes these bytes on.
     """
 
     id: str

@@ -267,5 +267,5 @@ def _places(grant: Grant) -> Hashable:
 
 def _as_grant(key: str, version: int, manifest: Manifest, binding: Binding) -> Grant:
     """A single grant, for what is read by itself; its lease is that of the batch."""
-    # Who has written a snapshot does not matter to those who read it.
+    # Readers of a snapshot do not look at its writer.
     return Grant(key, version, shares=(Share(manifest, binding, 0, this_process()),))

@@ -1,4 +1,4 @@
-"""Where a client finds the controller of its store: always the same one, or, of a store with a journal, the latest."""
+"""Where a client finds the controller of its store. A store with a journal has several, one after the other."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ T = TypeVar("T")
 Call = Callable[[Controller], Future[T]]
 """Sends a message to a controller."""
 
-_Turn = concurrent.futures.Future[None]
+_Switch = concurrent.futures.Future[None]
 
-_TURN_TIMEOUT_S = 60.0
+_SWITCH_TIMEOUT_S = 60.0
 _GRACE_S = 1.0
 _PAUSE_S = 0.02  # between two attempts to reach a controller that is said to be there
 
@@ -52,7 +52,7 @@ class ControllerLink:
         self._client = info.client
         self._held = held_of(store_name, info.client)
         self._lock = Lock()
-        self._turning: _Turn | None = None
+        self._switching: _Switch | None = None
         self.may_change = info.successor is not None
         self._life = info.successor.life if info.successor is not None else 0
         self.actor = info.successor.actor if info.successor is not None else entrance
@@ -94,7 +94,7 @@ class ControllerLink:
             StoreTimeoutError: There was none in time.
         """
         try:
-            await within(max(end - time.monotonic(), 0.001), asyncio.wrap_future(self._turn(life)))
+            await within(max(end - time.monotonic(), 0.001), asyncio.wrap_future(self._begin_switch(life)))
         except TimeoutError as error:
             if isinstance(error, StoreError):
                 raise
@@ -113,12 +113,12 @@ class ControllerLink:
             try:
                 sent.get(0)
             except (SupervisionError, TimeoutError):
-                self._turn(life).add_done_callback(again)
+                self._begin_switch(life).add_done_callback(again)
             except ControlError as error:
                 _log.warning("a lease is not given back: %s", error)
 
-        def again(turned: _Turn) -> None:
-            error = turned.exception()
+        def again(switched: _Switch) -> None:
+            error = switched.exception()
             if error is None:
                 self._now()[1].release.call(tuple(leases), batch)
             else:
@@ -130,42 +130,44 @@ class ControllerLink:
         with self._lock:
             return self._life, self.actor
 
-    def _turn(self, life: int) -> _Turn:
+    def _begin_switch(self, life: int) -> _Switch:
         """Begin to look for the controller after one that is dead, unless somebody does so already."""
-        turn = _Turn()
-        turn.set_running_or_notify_cancel()  # who waits no longer does not end it for others
+        switch = _Switch()
+        switch.set_running_or_notify_cancel()  # a waiter that is cancelled does not end it for the others
         with self._lock:
-            if self._turning is not None:
-                return self._turning
+            if self._switching is not None:
+                return self._switching
             if self._life > life:
-                turn.set_result(None)
-                return turn
-            self._turning = turn
+                switch.set_result(None)
+                return switch
+            self._switching = switch
         run = contextvars.copy_context().run
-        thread = Thread(target=run, args=(self._turn_around, life, turn), name="torchstore-turn", daemon=True)
+        thread = Thread(target=run, args=(self._switch, life, switch), name="torchstore-switch", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
-            self._turned(turn, StoreError(f"no thread can be started to look for the store's controller: {error}"))
-        return turn
+            self._end_switch(
+                switch, StoreError(f"no thread can be started to look for the store's controller: {error}")
+            )
+        return switch
 
-    def _turn_around(self, life: int, turn: _Turn) -> None:
+    def _switch(self, life: int, switch: _Switch) -> None:
         try:
-            self._turn_to_successor(life, _TURN_TIMEOUT_S)
+            self._switch_to_successor(life, _SWITCH_TIMEOUT_S)
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            self._turned(turn, error)
+            self._end_switch(switch, error)
         else:
-            self._turned(turn, None)
+            self._end_switch(switch, None)
 
-    def _turned(self, turn: _Turn, error: BaseException | None) -> None:
+    def _end_switch(self, switch: _Switch, error: BaseException | None) -> None:
         with self._lock:
-            self._turning = None
+            self._switching = None
         if error is None:
-            turn.set_result(None)
+            switch.set_result(None)
         else:
-            turn.set_exception(error)
+            switch.set_exception(error)
 
-    def _turn_to_successor(self, life: int, timeout: float) -> None:
+    def _switch_to_successor(self, life: int, timeout: float) -> None:
         """Find the controller after one that is dead, and tell it what this process reads; blocks.
 
         Raises:
@@ -181,7 +183,7 @@ class ControllerLink:
         except TimeoutError as error:
             raise StoreTimeoutError(str(error)) from error
         left = max(end - time.monotonic(), 0.001)
-        with suppress(SupervisionError):  # dead again: who asks it next turns to the one after it
+        with suppress(SupervisionError):  # dead again: the next request switches to the one after it
             ask_blocking(successor.actor.return_to.call_one(self._client, leases, batches), left)
         with self._lock:
             self.actor, self._life = successor.actor, successor.life

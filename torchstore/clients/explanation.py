@@ -47,7 +47,7 @@ class Explanation:
         known: Whether the plan was there already.
         compile_s: What making it cost, now or then.
         predicted_s: How long moving the bytes should take.
-        proof_nbytes: Bytes that are fetched beside ``nbytes`` to prove what arrives: sums, and cells that the
+        proof_nbytes: Bytes that are fetched in addition to ``nbytes`` to prove what arrives: sums, and cells that the
             destination cuts; 0 where the version has no checksums.
         saved_nbytes: ``delta=True``: bytes that the destination holds already and that do not move.
         rate_from: What the prediction rests on: "last read" of this process, or "memcpy", which bounds it from below.

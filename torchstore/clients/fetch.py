@@ -227,7 +227,7 @@ class Fetcher:
                 self._board.add_page(page, await self._remote.board(page, timeout))
             found = self._board.look(key)
         if found is not None:
-            await asyncio.sleep(0)  # who polls in a loop must not keep its event loop to itself
+            await asyncio.sleep(0)  # a caller that polls in a loop must let other tasks run
         return found
 
     async def _read(

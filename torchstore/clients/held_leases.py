@@ -27,13 +27,13 @@ class HeldLeases:
         self._changed = Condition()
 
     def expect(self, answer: Future[Any], life: int) -> None:
-        """An answer of a controller, the how-manieth says ``life``, may grant something."""
+        """An answer of the controller with the number ``life`` may grant something."""
         with self._changed:
             self._awaited[answer] = life
         answer.add_done_callback(self.take)
 
     def take(self, answer: Future[Any]) -> None:
-        """An expected answer is there: by whoever sees it first."""
+        """An expected answer is there. Called by each thread that sees it; the first call counts."""
         granted: Any = ()
         with suppress(Exception):  # nothing was granted, or nobody will ever know
             granted = answer.get(0)

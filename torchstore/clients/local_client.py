@@ -157,8 +157,8 @@ class LocalClient:
         Args:
             key: Where.
             version: Which.
-            beside: The lease by which somebody else holds that version, which is a number then. It is there as long as
-                that one has not let go, also when newer versions have taken its place.
+            beside: The lease of another reader that holds this version, which is a number then. The version is there as
+                long as the other reader has not let go, also when newer ones have taken its place.
             timeout: In seconds.
         """
         check_key(key)

@@ -49,7 +49,7 @@ class PeerSource:
         return copy.read_group
 
     def withdraw(self, key: str) -> bool:
-        """Break the seal: the copy is about to be overwritten, and who reads it now finds out.
+        """Break the seal: the copy is about to be overwritten, and its readers find out.
 
         Returns:
             Whether there was one.

@@ -1,7 +1,8 @@
 """Hold a version of a state dict and read blocks of its tensors, in any number of reads and in any order.
 
-`get_state_dict` reads a version once, into a whole state dict. Whoever first looks at what is stored and then decides
-what to read, and where to, pins the version: it stays readable until it is released, whatever is put meanwhile.
+`get_state_dict` reads a version once, into a whole state dict. A reader that first looks at what is stored, and
+then decides what to read and where to, pins the version. It stays readable until it is released, whatever is put
+meanwhile.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class PinnedVersion:
 
     @property
     def lease(self) -> int:
-        """By which it is held, for others who pin the version beside it."""
+        """The lease that holds the version. Other readers can pin the version by it."""
         return self._grant.lease
 
     async def read(self, blocks: Sequence[Block], timeout: float) -> None:

@@ -322,7 +322,7 @@ class Publisher:
                     for holder in (publication.binding, *publication.copies):
                         if isinstance(holder, Binding) and holder.id != error.arena:
                             self._retire(Retired(holder.id, holder.volume))
-            except StoreError:  # of the shares beside a batch, which was not added then
+            except StoreError:  # a share was refused, and the batch that came with it was not added
                 self._drop([publication for publication in publications if isinstance(publication, BatchPublication)])
                 raise
         if len(self._sent) > _REMEMBERED:

@@ -31,7 +31,7 @@ class _Count:
     """The puts of one key in one group.
 
     Attributes:
-        session: Unlike that of all who ever counted for this rank. A count that was forgotten begins as another one.
+        session: Differs from every other session of this rank. A count that was forgotten begins as a new session.
         failed: Since when it is not known which step comes next; 0 while it is.
         refused: How many were refused here. Where all ranks were refused alike they are still in step, and the
             controller sees to it that they are.
@@ -111,7 +111,7 @@ class PutCounts:
         count = self._counts.get((key, member.origin, member.entered))
         if count is None or count.failed:
             return
-        # Whoever was refused may put the same again, or go on: ranks for which it went likewise are still in step.
+        # A rank that was refused may put the same again, or go on. Ranks that were refused alike are still in step.
         is_refused = isinstance(error, LateShareError | MismatchError | TypeError | ValueError)
         if is_refused and not isinstance(error, VersionExistsError | OutOfStepError):
             count.refused += 1

@@ -75,7 +75,7 @@ def last_sync(store_name: str = DEFAULT_STORE_NAME) -> SyncRecord | None:
 def sync_history(store_name: str = DEFAULT_STORE_NAME) -> tuple[SyncRecord, ...]:
     """The records of this process' last puts and gets on a store, oldest first; 256 at most.
 
-    Records are kept when a client is made anew. Those of a mesh say together who was the slowest:
+    Records are kept when a client is made anew. Those of a mesh together say which process was the slowest:
     ``max(await mesh.last_sync.call(), key=lambda record: record.seconds)``, where ``last_sync`` is an endpoint of
     yours that returns its process' last record.
     """

@@ -1,8 +1,8 @@
 """The store's controller: one actor per store that knows which versions there are and where they lie.
 
 No tensor passes through it (values of a few KiB excepted). A publisher calls it once per version, a reader
-once, plus one message without an answer when it is done. Whoever has to wait (for a version that is not
-there yet, for readers to leave) leaves its response port here and is answered when it happens.
+once, plus one message without an answer when it is done. A request that has to wait (for a version that is
+not there yet, for readers to leave) leaves its response port here, and is answered when it happens.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _LATER_S = 1.0
 
 
 class StoreController(Actor):
-    """Keeps the index of one store, its volumes, and who waits for what.
+    """Keeps the index of one store, its volumes, and the requests that wait for something.
 
-    Of a store with a journal, the one that is found by the store's name does none of that: it stands for one after the
-    other in processes of their own (`torchstore.controller.succession`), and says which of them is there now.
+    In a store with a journal, the controller that is found by the store's name does none of that. It starts others, one
+    after the other, in processes of their own (`torchstore.controller.succession`), and says which of them acts now.
 
     Args:
         store_name: Named in errors.
@@ -84,7 +84,7 @@ class StoreController(Actor):
         report_table(self._part, None)
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """The store goes on: who uses a volume is told of its death, and a controller is followed by another."""
+        """The store goes on: users of a volume are told of its death, and a dead controller has a successor."""
         if self._succession is not None:
             self._succession.supervise(failure)
         return True
@@ -131,7 +131,7 @@ class StoreController(Actor):
 
     @endpoint
     async def succeed(self, volumes: Volumes, settings: StoreSettings, journal: JournalAddress) -> ProcessId:
-        """Go on where the controllers before this one have ended; of a store with a journal. Returns its process.
+        """Go on where the controllers before this one have ended, in a store with a journal. Returns this process.
 
         Raises:
             JournalError: The journal cannot be read.
@@ -147,7 +147,7 @@ class StoreController(Actor):
         return this_process()
 
     def _begin(self, settings: StoreSettings) -> None:
-        """Have the state that a store begins with."""
+        """Bring the state to what a store begins with."""
         self._recorder.state.index.keep = settings.keep_versions
         self._recorder.state.members.begin(settings.first_client)
 
@@ -232,7 +232,7 @@ class StoreController(Actor):
 
     @endpoint
     async def retire(self) -> None:
-        """Forget every key and answer all who wait: the store is shut down by the one that this one works for."""
+        """Forget every key and answer all waiting requests: the actor that started this one shuts the store down."""
         self._volumes = None
         self._leave()
 
@@ -322,8 +322,8 @@ class StoreController(Actor):
         """Grant one version of one key to a client; answers when it is ready.
 
         All arguments are plain, and so is the answer for a value that travels inline (`board.pack_answer`): control
-        moves those without a step in Python, which is most of the cost of a small get. Who asks for the newest
-        version of such a value is told where it will find the next ones.
+        moves those without a step in Python, which is most of the cost of a small get. A reader that asks for the
+        newest version of such a value is told where it will find the next ones.
 
         Raises:
             KeyNotFoundError: The key, or that version of it, does not exist and is not waited for.
@@ -478,7 +478,7 @@ class StoreController(Actor):
         return StaleClientError(f"this client is of an earlier store {self._store_name!r}")
 
     def _tell(self, effects: Effects) -> None:
-        """Have the volumes do what has been written down."""
+        """Tell the volumes what has been written down."""
         if self._volumes is not None:
             for volume, arenas in effects.freed.items():
                 self._volumes.free(volume, tuple(arenas))

@@ -51,7 +51,7 @@ class History:
 
     Args:
         key: Named in errors.
-        keep: How many ready versions stay readable, beside those that somebody reads.
+        keep: How many ready versions stay readable, in addition to those that are being read.
         numbers: Of the store; None: the key is alone in it.
     """
 
@@ -75,7 +75,7 @@ class History:
     def reserve(self) -> int:
         """The number of a new version, which no other put is given.
 
-        Those who agree on a number have done with the one before: what is missing of that will not come.
+        Publishers that agree on a number have finished the one before: what is missing of that will not come.
         """
         if self._reserved in self.staging:
             self._abandon(self.staging[self._reserved], "another version was begun")
@@ -364,7 +364,7 @@ class History:
         return not self.readers(publisher)
 
     def readers(self, publisher: ProcessId) -> tuple[ProcessId, ...]:
-        """Direct mode: who reads from this process' memory now."""
+        """Direct mode: the processes that read from this process' memory now."""
         versions = [version for version in self._all() if lives_in(version, publisher)]
         of_published = [reader for version in versions for reader in version.leases.values()]
         of_copies = [reader for version in self._all() for reader in version.peer_reads.readers(publisher)]

@@ -1,4 +1,4 @@
-"""Readers that feed readers: who has a copy of a version to offer, and who is sent to whom. No I/O.
+"""Readers that feed readers: which readers offer a copy of a version, and which copy a reader is sent to. No I/O.
 
 The readers of one *read group* want the same boxes of the same tensors. After its read, each of them holds all that
 another one needs. The first of a group is sent to the publisher. Those who come while it reads wait for it. They are

@@ -19,8 +19,8 @@ class Reading:
     """The readers' part of the controller of one store.
 
     Args:
-        recorder: Of what there is to read, and who reads.
-        waiting: Who waits for something.
+        recorder: Of the versions, and of the leases on them.
+        waiting: The requests that cannot be answered yet.
 
     Attributes:
         board: Where small values are posted.
@@ -79,7 +79,7 @@ class Reading:
         self._waiting.answer(port, attempt, timeout, lambda: f"no versions of {', '.join(map(repr, keys[:3]))}")
 
     def repost(self, history: History) -> None:
-        """Have the board say of a key what a reader would be granted now."""
+        """Post on the board what a reader of a key would be granted now."""
         if history.key in self.board:
             number, value = history.newest_inline()
             self.board.post(history.key, number, value)

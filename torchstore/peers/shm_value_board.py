@@ -1,4 +1,4 @@
-"""The board: the newest version of small values, where readers on the controller's host find it without asking.
+"""The board: shared memory with the newest versions of small values, which readers on the controller's host look up.
 
 Once a small value has been asked for, the controller posts it, and every version after it, in memory that other
 processes of its host map. A reader copies the record that it was told of and sees by itself whether that is what it
@@ -56,7 +56,7 @@ _ANSWER = struct.Struct("<QIIIQ")  # version, and the place; its serial is 0 whe
 
 
 def pack_answer(version: int, place: BoardPlace | None, value: bytes) -> bytes:
-    """The controller's answer to who asks for a small value."""
+    """The controller's answer to a reader of a small value."""
     return _ANSWER.pack(version, *(place or (0, 0, 0, 0))) + value
 
 

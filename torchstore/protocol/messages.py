@@ -1,6 +1,6 @@
-"""What travels between clients and the controller of a store, beside manifests and bindings.
+"""What travels between clients and the controller of a store, apart from manifests and bindings.
 
-Whoever is known to have a manifest or a binding is sent its id in its place. Some answers are errors that only the
+A process that is known to have a manifest or a binding is sent its id instead. Some answers are errors that only the
 other side of the same message ever sees: they say what to send instead.
 """
 
@@ -87,7 +87,7 @@ class StoreInfo:
         volumes: By the names that the strategy gives them.
         processes: In which each volume lives.
         copies: How many volumes hold each part of what is put, where a put does not say.
-        client: A number for the client that asked: shorter to say than who it is.
+        client: A number for the client that asked. It is shorter than the identity of its process.
         checksum: Whether puts take checksums where they do not say.
         controller: In which process the controller lives.
         successor: The controller itself, where the store has a journal; None: it is the one that was asked.

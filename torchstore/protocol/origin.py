@@ -50,7 +50,7 @@ class Turn:
     Attributes:
         origin: The publisher.
         session: Unlike that of every other process that ever spoke for this rank; "" for one that publishes alone.
-        number: The how-manieth put of the key by this rank it is, from 1: the step that it belongs to.
+        number: Of this put among those of the key by this rank, from 1. It is the step that the share belongs to.
         alone: The share holds all of the value by itself; the other ranks have at most replicas of it. None: there is
             nothing in it.
         refused: How many puts before, which count as well, were refused before anything was sent; None: the caller says

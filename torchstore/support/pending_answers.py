@@ -1,4 +1,4 @@
-"""Callers who wait for something to happen, kept by their response ports: answered when it does, never asked."""
+"""Requests that cannot be answered yet: their response ports are kept, and answered when something has happened."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Waiter:
 
 
 class PendingAnswers:
-    """Whoever cannot be answered yet. To be used in one event loop."""
+    """The requests that wait for an answer. To be used in one event loop."""
 
     def __init__(self) -> None:
         self._waiters: list[_Waiter] = []
