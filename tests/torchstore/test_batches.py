@@ -279,8 +279,8 @@ def victims() -> Iterator[Iterator[Any]]:
 
 PUT = [
     ("before", "skipper.torchstore.clients.batch_put:BatchWriter._fill", False),
-    ("before", "skipper.torchstore.clients.writing:execute", False),
-    ("after", "skipper.torchstore.clients.writing:execute", False),
+    ("before", "skipper.torchstore.clients.arenas:execute", False),
+    ("after", "skipper.torchstore.clients.arenas:execute", False),
     ("before", "skipper.torchstore.clients.remote:Remote.publish", False),
     ("after", "skipper.torchstore.clients.remote:Remote.publish", True),
 ]

@@ -19,8 +19,8 @@ SNAPSHOT_PUT = [
     ("before", "skipper.torchstore.clients.publish:pack", OLD),
     ("before", "skipper.torchstore.clients.arenas:ArenaPool.take", OLD),
     ("after", "skipper.torchstore.clients.arenas:ArenaPool.take", OLD),
-    ("before", "skipper.torchstore.clients.writing:execute", OLD),
-    ("after", "skipper.torchstore.clients.writing:execute", OLD),
+    ("before", "skipper.torchstore.clients.arenas:execute", OLD),
+    ("after", "skipper.torchstore.clients.arenas:execute", OLD),
     ("before", "skipper.torchstore.clients.remote:Remote.publish", OLD),
     ("after", "skipper.torchstore.clients.remote:Remote.publish", NEW),
 ]
@@ -48,13 +48,13 @@ QUANTIZED = {"transfer_dtype": ts.BlockFP8()}
 
 # The steps of what a put can do besides: its options, the step, and the version that is the latest one afterwards.
 OTHER_PUTS = [
-    ({"delta": True}, "before", "skipper.torchstore.clients.publish:Bases.compare", NEW),
+    ({"delta": True}, "before", "skipper.torchstore.clients.snapshot_put:Bases.compare", NEW),
     (QUANTIZED, "after", "skipper.torchstore.clients.publish:Staged.fill", NEW),
 ]
 # And of a get: the options of the put, its own, and the step.
 OTHER_GETS = [
     (QUANTIZED | {"delta": True}, {"delta": True}, "before", "skipper.torchstore.clients.transfer:_finish"),
-    ({}, {"serve": True}, "after", "skipper.torchstore.clients.peer_source:Lender.offer"),
+    ({}, {"serve": True}, "after", "skipper.torchstore.clients.peer_source:PeerSource.offer"),
     ({}, {"serve": True}, "after", "skipper.torchstore.clients.remote:Remote.finish"),
     ({}, {"serve": True}, "before", "skipper.torchstore.clients.fetch:Fetcher._borrow"),
 ]
