@@ -14,8 +14,6 @@ if __name__ != "skipper.torchstore":  # found by the folder's own name, beside t
 
 
 from skipper.torchstore import sync as sync
-from skipper.torchstore.algebra.naming import Part, Stack
-from skipper.torchstore.algebra.quantize import BlockFP8
 from skipper.torchstore.algebra.slices import TensorSlice
 from skipper.torchstore.api import (
     delete,
@@ -31,19 +29,9 @@ from skipper.torchstore.api import (
     put_batch,
     shutdown,
 )
-from skipper.torchstore.client.client import LocalClient
-from skipper.torchstore.client.clients import DEFAULT_STORE_NAME, client, last_sync, reset_client, sync_history
-from skipper.torchstore.client.explanation import Explanation, Link
-from skipper.torchstore.client.weights import (
-    explain,
-    fence,
-    get_state_dict,
-    put_state_dict,
-    rollback,
-    versions,
-    wait_for_readers,
-)
-from skipper.torchstore.controller.meta import TensorMeta, ValueMeta
+from skipper.torchstore.clients.explanation import Explanation, Link
+from skipper.torchstore.clients.local_client import LocalClient
+from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, client, last_sync, reset_client, sync_history
 from skipper.torchstore.errors import (
     BlockAlignmentError,
     BlockingCallError,
@@ -80,7 +68,8 @@ from skipper.torchstore.errors import (
     VolumeLostError,
 )
 from skipper.torchstore.logging import init_logging
-from skipper.torchstore.peers.share import share_memory_
+from skipper.torchstore.peers.shared_parameters import share_memory_
+from skipper.torchstore.protocol.meta import TensorMeta, ValueMeta
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import (
     ControllerStorageVolumes,
@@ -94,6 +83,17 @@ from skipper.torchstore.spmd.ranks import SPMDEnv
 from skipper.torchstore.support.exporter import MetricsServer, serve_metrics
 from skipper.torchstore.support.metrics import metrics_text
 from skipper.torchstore.support.records import SyncRecord
+from skipper.torchstore.tensors.naming import Part, Stack
+from skipper.torchstore.tensors.quantize import BlockFP8
+from skipper.torchstore.weights import (
+    explain,
+    fence,
+    get_state_dict,
+    put_state_dict,
+    rollback,
+    versions,
+    wait_for_readers,
+)
 
 __all__ = [
     # a store

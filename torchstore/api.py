@@ -2,7 +2,7 @@
 
 Each function takes ``store_name``, so that several stores live side by side, and ``timeout`` in seconds.
 Names and argument order up to ``store_name`` are those of Meta's torchstore; what is keyword-only is ours.
-State dicts and their versions are in `torchstore.client.weights`.
+State dicts and their versions are in `torchstore.weights`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from skipper.control.model.bounds import MAX_PROCESSES, check_count
 from skipper.control.runtime import current_runtime
 from skipper.torchstore.algebra.copies import check_copies
 from skipper.torchstore.algebra.slices import TensorSlice
-from skipper.torchstore.client.client import check_keep
-from skipper.torchstore.client.clients import DEFAULT_STORE_NAME, controller_of, reset_client, run
-from skipper.torchstore.client.desk import ask
-from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
-from skipper.torchstore.controller.meta import ValueMeta
+from skipper.torchstore.clients.local_client import LocalClient
+from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, controller_of, reset_client, run
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.requests import check_keep
 from skipper.torchstore.errors import StrategyError
-from skipper.torchstore.protocol.messages import Settings
+from skipper.torchstore.protocol.messages import StoreSettings
+from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import ControllerStorageVolumes, TorchStoreStrategy
+from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.coroutines import public
 
 shut_down_together: dict[str, Callable[[float], Awaitable[None]]] = {}
@@ -54,7 +55,7 @@ async def initialize(
             `ControllerStorageVolumes`.
         store_name: Stores of different names know nothing of each other.
         mesh: Processes to start the volumes in, one in each, in place of new ones.
-        keep_versions: How many ready versions of each key stay readable, beside those that somebody reads;
+        keep_versions: How many ready versions of each key stay readable, in addition to those that are being read;
             `put_state_dict` can say otherwise for its key.
         volume_nbytes: How many bytes each volume may hold; None: as many as the system gives. A put that finds its
             volume full lets go of the oldest kept versions that nobody reads; the newest of each key stays. If
@@ -84,7 +85,7 @@ async def initialize(
         strategy = ControllerStorageVolumes()
     reset_client(store_name)
     controller = await controller_of(store_name, timeout)
-    settings = Settings(keep_versions, checksum, copies, journal)
+    settings = StoreSettings(keep_versions, checksum, copies, journal)
     await ask(controller.init.call_one(num_storage_volumes, strategy, mesh, volume_nbytes, settings), timeout)
 
 
@@ -121,7 +122,7 @@ async def put(
     """Store a tensor, this rank's shard of a DTensor, or any picklable object; replaces what is there.
 
     A DTensor is visible when every rank of the process group has put its shard, or all that ``publisher`` says (see
-    `put_state_dict`); anything else at once, whoever puts it. The value is copied: change it
+    `put_state_dict`); anything else at once, from any process. The value is copied: change it
     afterwards as you like. ``checksum`` is that of `put_state_dict`; values that travel in a message have none. So is
     ``version``: a number higher than those before, by default the next one.
 
@@ -135,7 +136,13 @@ async def put(
     await run(
         store_name,
         timeout,
-        lambda own: own.put(key, value, checksum=checksum, version=version, publisher=publisher, timeout=timeout),
+        LocalClient.put,
+        key,
+        value,
+        checksum=checksum,
+        version=version,
+        publisher=publisher,
+        timeout=timeout,
     )
 
 
@@ -169,9 +176,7 @@ async def put_batch(
         VolumeFullError: The values are larger than all that the volume may hold.
         VolumeLostError: The storage volume is dead; nothing of the batch is visible.
     """
-    await run(
-        store_name, timeout, lambda own: own.put_batch(entries, checksum=checksum, version=version, timeout=timeout)
-    )
+    await run(store_name, timeout, LocalClient.put_batch, entries, checksum=checksum, version=version, timeout=timeout)
 
 
 @public
@@ -202,7 +207,7 @@ async def get(
         ChecksumError: It was put with ``checksum=True``, and something else has arrived.
         KindMismatchError: An object is stored and a tensor was given, or it is a state dict.
     """
-    return await run(store_name, timeout, lambda own: own.get(key, inplace_tensor, tensor_slice_spec, timeout=timeout))
+    return await run(store_name, timeout, LocalClient.get, key, inplace_tensor, tensor_slice_spec, timeout=timeout)
 
 
 @public
@@ -224,17 +229,17 @@ async def get_batch(
         MismatchError: A destination does not fit, or is also that of another value; no tensor has been touched.
         VolumeLostError: A storage volume is dead.
     """
-    return await run(store_name, timeout, lambda own: own.get_batch(keys, timeout=timeout))
+    return await run(store_name, timeout, LocalClient.get_batch, keys, timeout=timeout)
 
 
 @public
 async def delete(key: str, *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-    """Forget a key with all its versions; whoever is reading one finishes.
+    """Forget a key with all its versions. Reads that have begun are finished.
 
     Raises:
         KeyNotFoundError: There is no such key.
     """
-    await run(store_name, timeout, lambda own: own.delete(key, timeout=timeout))
+    await run(store_name, timeout, LocalClient.delete, key, timeout=timeout)
 
 
 @public
@@ -242,7 +247,7 @@ async def delete_batch(
     keys: Iterable[str], *, store_name: str = DEFAULT_STORE_NAME, timeout: float = DEFAULT_TIMEOUT_S
 ) -> None:
     """`delete` many keys; those that are not there are passed over, so a cleanup can be repeated."""
-    await run(store_name, timeout, lambda own: own.delete_batch(keys, timeout=timeout))
+    await run(store_name, timeout, LocalClient.delete_batch, keys, timeout=timeout)
 
 
 @public
@@ -257,13 +262,13 @@ async def keys(
     A prefix is made of whole components, between dots and slashes: "v0" lists "v0", "v0.x" and "v0/x", and not "v01".
     One that ends in a dot or a slash lists all that begins with it.
     """
-    return await run(store_name, timeout, lambda own: own.keys(prefix, timeout=timeout))
+    return await run(store_name, timeout, LocalClient.keys, prefix, timeout=timeout)
 
 
 @public
 async def exists(key: str, store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
     """Whether there is something to read: a value whose shards are not all there does not count."""
-    return await run(store_name, timeout, lambda own: own.exists(key, timeout=timeout))
+    return await run(store_name, timeout, LocalClient.exists, key, timeout=timeout)
 
 
 @public
@@ -271,7 +276,7 @@ async def exists_batch(
     keys: Iterable[str], store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAULT_TIMEOUT_S
 ) -> dict[str, bool]:
     """`exists` of many keys with one message to the controller. Returns the answers by key."""
-    return await run(store_name, timeout, lambda own: own.exists_batch(keys, timeout=timeout))
+    return await run(store_name, timeout, LocalClient.exists_batch, keys, timeout=timeout)
 
 
 @public
@@ -281,4 +286,4 @@ async def get_meta(key: str, store_name: str = DEFAULT_STORE_NAME, *, timeout: f
     Raises:
         KeyNotFoundError: Nothing is there, or in direct mode nothing that can be read at the moment.
     """
-    return await run(store_name, timeout, lambda own: own.get_meta(key, timeout=timeout))
+    return await run(store_name, timeout, LocalClient.get_meta, key, timeout=timeout)

@@ -22,15 +22,12 @@ import functools
 from collections.abc import Callable, Coroutine
 
 from skipper.control.api.coroutine_thread import is_on_actors_loop
-from skipper.torchstore import api
-from skipper.torchstore.algebra.naming import Part, Stack
-from skipper.torchstore.algebra.quantize import BlockFP8
+from skipper.torchstore import api, weights
 from skipper.torchstore.algebra.slices import TensorSlice
-from skipper.torchstore.client import clients, weights
-from skipper.torchstore.client.client import LocalClient
-from skipper.torchstore.client.clients import DEFAULT_STORE_NAME, last_sync, reset_client, sync_history
-from skipper.torchstore.client.explanation import Explanation, Link
-from skipper.torchstore.controller.meta import TensorMeta, ValueMeta
+from skipper.torchstore.clients import registry as clients
+from skipper.torchstore.clients.explanation import Explanation, Link
+from skipper.torchstore.clients.local_client import LocalClient
+from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, last_sync, reset_client, sync_history
 from skipper.torchstore.errors import (
     BlockAlignmentError,
     BlockingCallError,
@@ -67,7 +64,8 @@ from skipper.torchstore.errors import (
     VolumeLostError,
 )
 from skipper.torchstore.logging import init_logging
-from skipper.torchstore.peers.share import share_memory_
+from skipper.torchstore.peers.shared_parameters import share_memory_
+from skipper.torchstore.protocol.meta import TensorMeta, ValueMeta
 from skipper.torchstore.protocol.origin import Origin
 from skipper.torchstore.protocol.strategy import (
     ControllerStorageVolumes,
@@ -83,6 +81,8 @@ from skipper.torchstore.support.coroutines import P, R
 from skipper.torchstore.support.exporter import MetricsServer, serve_metrics
 from skipper.torchstore.support.metrics import metrics_text
 from skipper.torchstore.support.records import SyncRecord
+from skipper.torchstore.tensors.naming import Part, Stack
+from skipper.torchstore.tensors.quantize import BlockFP8
 
 
 def _blocking(function: Callable[P, Coroutine[object, object, R]], *, begins_job: bool = False) -> Callable[P, R]:

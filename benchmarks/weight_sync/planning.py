@@ -12,9 +12,9 @@ import torch
 from skipper import dataplane
 from skipper.benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
 from skipper.torchstore.algebra.layout import Ints, Layout, contiguous_strides
-from skipper.torchstore.algebra.manifest import Binding, Manifest, Part, TensorItem
-from skipper.torchstore.algebra.plan import Plan, Source, compile_read
-from skipper.torchstore.algebra.tensors import LocalTensor
+from skipper.torchstore.algebra.manifest import Binding, Manifest, MeshPosition, TensorItem
+from skipper.torchstore.tensors.local_tensors import LocalTensor
+from skipper.torchstore.tensors.plan import Plan, Source, compile_read
 
 __all__ = ["Planned", "measure_planning"]
 
@@ -83,7 +83,7 @@ def _source(layouts: Mapping[str, Layout], coordinate: Ints, mesh_shape: Ints) -
         items[name] = TensorItem(str(_DTYPE), layout.global_shape, layout.pieces(coordinate), 0, end, strides, itemsize)
         end += prod(shape) * itemsize
     memory = dataplane.empty((end,), torch.uint8).zero_()
-    manifest = Manifest.of("state_dict", Part(coordinate, mesh_shape, (0,)), items, (), {})
+    manifest = Manifest.of("state_dict", MeshPosition(coordinate, mesh_shape, (0,)), items, (), {})
     return Source(manifest, Binding(f"memory of {coordinate}", "direct", "", (dataplane.RDMABuffer(memory),)))
 
 

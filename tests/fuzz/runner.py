@@ -48,7 +48,11 @@ WATCHED = [
         "skipper.dataplane.handle",
         "skipper.dataplane.backends",
     ),
-    *("skipper.torchstore.peers.board", "skipper.torchstore.algebra.manifest", "skipper.torchstore.algebra.delta"),
+    *(
+        "skipper.torchstore.peers.shm_value_board",
+        "skipper.torchstore.algebra.manifest",
+        "skipper.torchstore.tensors.delta",
+    ),
 ]
 """The modules whose code libFuzzer watches."""
 

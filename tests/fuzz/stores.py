@@ -10,11 +10,11 @@ import torch
 
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer
-from skipper.torchstore.algebra import delta
 from skipper.torchstore.algebra.layout import Box, Piece
 from skipper.torchstore.algebra.manifest import Manifest, Part, TensorItem
-from skipper.torchstore.algebra.values import inline_tensor, open_inline
-from skipper.torchstore.peers import board
+from skipper.torchstore.peers import shm_value_board as board
+from skipper.torchstore.tensors import delta
+from skipper.torchstore.tensors.values import inline_tensor, open_inline
 from tests.fuzz.mutation import numbers_of, parts_in_json
 from tests.fuzz.verdicts import Broken
 
@@ -33,7 +33,7 @@ def read_board(data: bytes) -> None:
     page = data[nbytes:][: board.PAGE_NBYTES]
     memory[: len(page)] = page
     if place is not None:
-        reader = board.Reader()
+        reader = board.BoardReader()
         reader.learn("key", place)
         reader.add_page(place.page, buffer)
         reader.look("key")
@@ -41,7 +41,7 @@ def read_board(data: bytes) -> None:
 
 def board_seeds() -> Iterator[bytes]:
     """A value that is posted at the beginning of a page, and one that is not."""
-    place = board.Place(0, 0, 128, 7)
+    place = board.BoardPlace(0, 0, 128, 7)
     head = board._HEAD.pack(place.serial, 3, 5)
     record = board._digest(head, b"value") + head + b"value"
     yield board.pack_answer(3, place, b"") + record

@@ -17,9 +17,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from skipper import dataplane
 from skipper import torchstore as ts
 from skipper.control import Actor, ActorMesh, MeshFailure, current_rank, endpoint, this_host
-from skipper.torchstore.client.packing import pack
 from skipper.torchstore.protocol.messages import Selector
 from skipper.torchstore.support.records import Cost
+from skipper.torchstore.tensors.packing import pack
 from tests.torchstore import fused
 from tests.torchstore.oracle import bits, random_tensor
 

@@ -20,8 +20,8 @@ from skipper import dataplane
 from skipper import torchstore as ts
 from skipper.control import Actor, ActorMesh, MeshFailure, SupervisionError, endpoint, shutdown, this_host
 from skipper.torchstore.algebra.manifest import Mode
-from skipper.torchstore.client import transfer
-from skipper.torchstore.client.transfer import Mover
+from skipper.torchstore.clients import transfer
+from skipper.torchstore.clients.transfer import Mover
 from tests.freezing import freeze
 
 

@@ -1,7 +1,7 @@
 """Weights of a small transformer as two projects name and shape them: one tensor each, and fused for inference.
 
 `vllm_expected` says in plain torch what a tensor-parallel rank holds; it shares no code with
-`torchstore.algebra.naming`.
+`torchstore.tensors.naming`.
 """
 
 import torch

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from skipper import torchstore as ts
 from skipper.control import shutdown
-from skipper.torchstore.algebra.manifest import Part
+from skipper.torchstore.algebra.manifest import MeshPosition
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.version import Contribution
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.support.process import ProcessId
 
 _BATCH = 10_000
@@ -74,7 +74,7 @@ def sweep_us(count: int) -> float:
     process = ProcessId("host", 1, 1)
     index = Index(lambda *_: None, lambda _: None, _ignore)
     for key in names(0, count):
-        index.contribute(key, Contribution(process, Part(), None, None, inline=b"1"), None)
+        index.contribute(key, Contribution(process, MeshPosition(), None, None, inline=b"1"), None)
     begin = time.perf_counter()
     index.process_died(ProcessId("host", 2, 2), [])
     return (time.perf_counter() - begin) * 1e6

@@ -16,7 +16,7 @@ import torch
 from skipper import torchstore as ts
 from skipper.torchstore.spmd import initialize as spmd
 from skipper.torchstore.spmd.launch import Trust
-from skipper.torchstore.spmd.ranks import Launch, Place, place_of
+from skipper.torchstore.spmd.ranks import Launch, RankPlace, place_of
 
 PATIENCE_S = 60.0
 DEATH = 9
@@ -34,7 +34,7 @@ def strategy() -> ts.TorchStoreStrategy:
     return STRATEGIES[os.environ.get("STORE_STRATEGY", "host")]()
 
 
-async def initialize(strategy: ts.TorchStoreStrategy) -> Place:
+async def initialize(strategy: ts.TorchStoreStrategy) -> RankPlace:
     """With what the test has put into the environment in the place of arguments."""
     insecure, data_plane = (bool(os.environ.get(name)) for name in ("STORE_INSECURE", "STORE_DATA_PLANE"))
     await ts.initialize_spmd(strategy, insecure=insecure, data_plane=data_plane or None)
@@ -43,7 +43,7 @@ async def initialize(strategy: ts.TorchStoreStrategy) -> Place:
     return place
 
 
-async def exchange(place: Place) -> None:
+async def exchange(place: RankPlace) -> None:
     """Put something, and read what each of the others has put."""
     await ts.put_state_dict({"w": torch.full((NELEMENTS,), float(place.rank))}, f"of {place.rank}")
     for rank in range(place.world_size):
@@ -115,8 +115,8 @@ async def die() -> str:
             return await use()
         except ts.RendezvousError as error:
             return str(error)
-    meeting = await beginning()._meet()
-    await meeting.arrive.call_one(spmd.seat_of(victim), PATIENCE_S)
+    rendezvous = await beginning()._meet()
+    await rendezvous.arrive.call_one(spmd.arrival_of(victim), PATIENCE_S)
     os._exit(DEATH)
 
 

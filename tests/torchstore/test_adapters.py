@@ -28,7 +28,7 @@ from skipper.torchstore.adapters.ownership import Ownership
 from skipper.torchstore.adapters.shards import as_dtensors, mesh_of
 from tests.freezing import freeze
 from tests.torchstore import stand_ins
-from tests.torchstore.test_tensors import rank_of
+from tests.torchstore.test_local_tensors import rank_of
 
 stand_ins.install()
 

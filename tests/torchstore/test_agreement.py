@@ -7,8 +7,8 @@ import pytest
 
 from skipper.torchstore.algebra.agreement import disagreement
 from skipper.torchstore.algebra.layout import Layout, Shard
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.version import Contribution
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.errors import (
     DTypeMismatchError,
     LayoutMismatchError,

@@ -11,7 +11,7 @@ import torch
 
 from skipper import torchstore as ts
 from skipper.control import SupervisionError, this_proc
-from skipper.torchstore.algebra.values import INLINE_BYTES
+from skipper.torchstore.tensors.values import INLINE_BYTES
 from tests.torchstore.actors import Keeper
 
 LIMIT_S = 60.0
@@ -278,16 +278,16 @@ def victims() -> Iterator[Iterator[Any]]:
 
 
 PUT = [
-    ("before", "skipper.torchstore.client.batch_put:BatchWriter._fill", False),
-    ("before", "skipper.torchstore.client.writing:execute", False),
-    ("after", "skipper.torchstore.client.writing:execute", False),
-    ("before", "skipper.torchstore.client.remote:Remote.publish", False),
-    ("after", "skipper.torchstore.client.remote:Remote.publish", True),
+    ("before", "skipper.torchstore.clients.batch_put:BatchWriter._fill", False),
+    ("before", "skipper.torchstore.clients.arenas:execute", False),
+    ("after", "skipper.torchstore.clients.arenas:execute", False),
+    ("before", "skipper.torchstore.clients.remote:Remote.publish", False),
+    ("after", "skipper.torchstore.clients.remote:Remote.publish", True),
 ]
 GET = [
-    ("after", "skipper.torchstore.client.remote:Remote.acquire_values"),
-    ("after", "skipper.torchstore.client.batch_get:execute"),
-    ("before", "skipper.torchstore.client.remote:Remote.release_values"),
+    ("after", "skipper.torchstore.clients.remote:Remote.acquire_values"),
+    ("after", "skipper.torchstore.clients.batch_get:execute"),
+    ("before", "skipper.torchstore.clients.remote:Remote.release_values"),
 ]
 
 

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skipper.torchstore.algebra.cells import (
+from skipper.torchstore.algebra.layout import Box
+from skipper.torchstore.tensors.cells import (
     cell_shape,
     cell_sums,
     cells,
@@ -15,7 +16,6 @@ from skipper.torchstore.algebra.cells import (
     region,
     whole_cells,
 )
-from skipper.torchstore.algebra.layout import Box
 from tests.torchstore.oracle import random_tensor
 
 DTYPES = [

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from skipper import torchstore as ts
 from skipper.torchstore.algebra.manifest import Mode
-from tests.torchstore.test_tensors import rank_of
+from tests.torchstore.test_local_tensors import rank_of
 
 pytestmark = pytest.mark.usefixtures("store")
 
@@ -40,7 +40,7 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
 async def flip(key: str, offset: int) -> None:
     """Change one bit of a stored version where it lies: in the memory of the volume."""
     publisher = (await ts.client())._publisher
-    (arena,) = [arena for arena in publisher._arenas._all.values() if arena.key == key]
+    (arena,) = [arena for arena in publisher._snapshots.arenas._all.values() if arena.key == key]
     byte = torch.zeros(1, dtype=torch.uint8)
     buffer = arena.binding.buffers[0].at(offset, 1)
     await buffer.read_into(byte)

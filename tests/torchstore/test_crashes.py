@@ -16,31 +16,31 @@ OLD, NEW, NEXT = 1, 2, 3
 
 # Each step of a put of version NEW, in order, with the version that is the latest one when its process dies there.
 SNAPSHOT_PUT = [
-    ("before", "skipper.torchstore.client.publish:pack", OLD),
-    ("before", "skipper.torchstore.client.arenas:ArenaPool.take", OLD),
-    ("after", "skipper.torchstore.client.arenas:ArenaPool.take", OLD),
-    ("before", "skipper.torchstore.client.writing:execute", OLD),
-    ("after", "skipper.torchstore.client.writing:execute", OLD),
-    ("before", "skipper.torchstore.client.remote:Remote.publish", OLD),
-    ("after", "skipper.torchstore.client.remote:Remote.publish", NEW),
+    ("before", "skipper.torchstore.clients.publish:pack", OLD),
+    ("before", "skipper.torchstore.clients.arenas:ArenaPool.take", OLD),
+    ("after", "skipper.torchstore.clients.arenas:ArenaPool.take", OLD),
+    ("before", "skipper.torchstore.clients.arenas:execute", OLD),
+    ("after", "skipper.torchstore.clients.arenas:execute", OLD),
+    ("before", "skipper.torchstore.clients.remote:Remote.publish", OLD),
+    ("after", "skipper.torchstore.clients.remote:Remote.publish", NEW),
 ]
 DIRECT_PUT = [
-    ("before", "skipper.torchstore.client.direct:DirectMemory.publish", OLD),
-    ("after", "skipper.torchstore.client.direct:DirectMemory.publish", OLD),
-    ("before", "skipper.torchstore.client.remote:Remote.publish", OLD),
-    ("after", "skipper.torchstore.client.remote:Remote.publish", NEW),
+    ("before", "skipper.torchstore.clients.direct_memory:DirectMemory.publish", OLD),
+    ("after", "skipper.torchstore.clients.direct_memory:DirectMemory.publish", OLD),
+    ("before", "skipper.torchstore.clients.remote:Remote.publish", OLD),
+    ("after", "skipper.torchstore.clients.remote:Remote.publish", NEW),
 ]
 FENCE = [
-    ("before", "skipper.torchstore.client.remote:Remote.fence"),
-    ("after", "skipper.torchstore.client.remote:Remote.fence"),
-    ("after", "skipper.torchstore.client.publish:Publisher.withdraw"),
+    ("before", "skipper.torchstore.clients.remote:Remote.fence"),
+    ("after", "skipper.torchstore.clients.remote:Remote.fence"),
+    ("after", "skipper.torchstore.clients.publish:Publisher.withdraw"),
 ]
 GET = [
-    ("before", "skipper.torchstore.client.remote:Remote.acquire"),
-    ("after", "skipper.torchstore.client.remote:Remote.acquire"),
-    ("before", "skipper.torchstore.client.transfer:execute"),
-    ("after", "skipper.torchstore.client.transfer:execute"),
-    ("before", "skipper.torchstore.client.remote:Remote.release"),
+    ("before", "skipper.torchstore.clients.remote:Remote.acquire"),
+    ("after", "skipper.torchstore.clients.remote:Remote.acquire"),
+    ("before", "skipper.torchstore.clients.transfer:execute"),
+    ("after", "skipper.torchstore.clients.transfer:execute"),
+    ("before", "skipper.torchstore.clients.remote:Remote.release"),
 ]
 
 
@@ -48,15 +48,15 @@ QUANTIZED = {"transfer_dtype": ts.BlockFP8()}
 
 # The steps of what a put can do besides: its options, the step, and the version that is the latest one afterwards.
 OTHER_PUTS = [
-    ({"delta": True}, "before", "skipper.torchstore.client.publish:Bases.compare", NEW),
-    (QUANTIZED, "after", "skipper.torchstore.client.publish:Staged.fill", NEW),
+    ({"delta": True}, "before", "skipper.torchstore.clients.snapshot_put:Bases.compare", NEW),
+    (QUANTIZED, "after", "skipper.torchstore.clients.publish:Staged.fill", NEW),
 ]
 # And of a get: the options of the put, its own, and the step.
 OTHER_GETS = [
-    (QUANTIZED | {"delta": True}, {"delta": True}, "before", "skipper.torchstore.client.transfer:_finish"),
-    ({}, {"serve": True}, "after", "skipper.torchstore.client.lender:Lender.offer"),
-    ({}, {"serve": True}, "after", "skipper.torchstore.client.remote:Remote.finish"),
-    ({}, {"serve": True}, "before", "skipper.torchstore.client.fetch:Fetcher._borrow"),
+    (QUANTIZED | {"delta": True}, {"delta": True}, "before", "skipper.torchstore.clients.transfer:_finish"),
+    ({}, {"serve": True}, "after", "skipper.torchstore.clients.peer_source:PeerSource.offer"),
+    ({}, {"serve": True}, "after", "skipper.torchstore.clients.remote:Remote.finish"),
+    ({}, {"serve": True}, "before", "skipper.torchstore.clients.fetch:Fetcher._borrow"),
 ]
 
 

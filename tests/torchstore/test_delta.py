@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from skipper import torchstore as ts
-from skipper.torchstore.algebra.cells import cell_shape, cells, grid_shape, grid_slice, region, whole_cells
 from skipper.torchstore.algebra.layout import Box
-from skipper.torchstore.client.increment import _blocks
+from skipper.torchstore.clients.delta_read import _blocks
+from skipper.torchstore.tensors.cells import cell_shape, cells, grid_shape, grid_slice, region, whole_cells
 from tests.torchstore.test_cells import boxes
 from tests.torchstore.test_checksum import flip
-from tests.torchstore.test_tensors import rank_of
+from tests.torchstore.test_local_tensors import rank_of
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -6,7 +6,7 @@ import torch
 from skipper import torchstore as ts
 from skipper.torchstore.algebra.key_names import is_below
 from skipper.torchstore.algebra.layout import Layout
-from skipper.torchstore.algebra.manifest import Binding, Manifest, Part, TensorItem
+from skipper.torchstore.algebra.manifest import Binding, Manifest, MeshPosition, TensorItem
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.version import Contribution
 from skipper.torchstore.protocol.messages import Wanted
@@ -96,14 +96,14 @@ async def test_deleting_a_state_dict_deletes_what_has_overwritten_its_entries() 
 def test_a_replica_that_comes_late_takes_nobodys_place() -> None:
     def replica(rank: int) -> Contribution:
         item = TensorItem("torch.float32", (4,), Layout((4,)).pieces(()), 0, 0, (4,), 4)
-        described = Manifest.of("state_dict", Part(), {"w": item}, (), {})
+        described = Manifest.of("state_dict", MeshPosition(), {"w": item}, (), {})
         turn = Turn(Origin("", rank, 2), f"session {rank}", 1, alone=True)
         memory = Binding(f"memory {rank}", "snapshot", "v0", ())
-        return Contribution(ProcessId("here", rank, 1), Part(), described, memory, turn=turn)
+        return Contribution(ProcessId("here", rank, 1), MeshPosition(), described, memory, turn=turn)
 
     index = Index(lambda process, binding: None, lambda memory: None, lambda history: None)
     assert index.contribute("m", replica(0), None).ready
-    index.contribute("m/w", Contribution(ProcessId("here", 3, 1), Part(), None, None, inline=b"x"), None)
+    index.contribute("m/w", Contribution(ProcessId("here", 3, 1), MeshPosition(), None, None, inline=b"x"), None)
     index.contribute("m", replica(1), None)
     found = index.find(Wanted("m/w"))
     assert found is not None

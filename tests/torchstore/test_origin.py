@@ -9,18 +9,24 @@ import torch
 import torch.distributed as dist
 
 from skipper import torchstore as ts
-from skipper.torchstore.client.sequence import Sequences, holds_all
-from skipper.torchstore.protocol import origin
+from skipper.torchstore.clients.membership import Membership, dismiss, enrol, membership
+from skipper.torchstore.clients.put_counts import PutCounts, holds_all
 from skipper.torchstore.protocol.messages import Published
-from skipper.torchstore.protocol.origin import ALONE, SOLE, Membership, Origin, Turn, membership, read_publisher
-from tests.torchstore.test_tensors import rank_of
+from skipper.torchstore.protocol.origin import (
+    ALONE,
+    SOLE,
+    Origin,
+    Turn,
+    read_publisher,
+)
+from tests.torchstore.test_local_tensors import rank_of
 
 
 @pytest.fixture
 def roster() -> Iterator[None]:
-    origin.enrol("spmd here", 1, 4)
+    enrol("spmd here", 1, 4)
     yield
-    origin.dismiss()
+    dismiss()
 
 
 def test_a_process_without_a_group_publishes_alone() -> None:
@@ -33,7 +39,7 @@ def test_the_process_group_goes_before_the_ranks_of_spmd() -> None:
     with rank_of(2, 8):
         assert (membership().origin.rank, membership().origin.size) == (2, 8)
     assert membership().origin == Origin("spmd here", 1, 4)
-    origin.dismiss()
+    dismiss()
     assert membership().origin == SOLE
 
 
@@ -86,7 +92,7 @@ def test_an_origin_says_the_group_too_and_is_checked_as_well() -> None:
 
 
 def test_puts_are_counted_by_key_and_group() -> None:
-    sequences = Sequences()
+    sequences = PutCounts()
     here, there = Membership(Origin("a", 1, 2)), Membership(Origin("b", 1, 2))
     turns = [sequences.next(key, member, None, alone=True) for key, member in [("k", here), ("k", here), ("j", here)]]
     assert [turn.number for turn in turns] == [1, 2, 1]
@@ -96,7 +102,7 @@ def test_puts_are_counted_by_key_and_group() -> None:
 
 
 def test_after_a_failure_only_a_version_says_which_step_it_is() -> None:
-    sequences, member = Sequences(), Membership(Origin("a", 0, 2))
+    sequences, member = PutCounts(), Membership(Origin("a", 0, 2))
     turn = sequences.next("k", member, None, alone=False)
     sequences.failed("k", member, turn, ts.LateShareError("k", 0, 2, 1, "given up"))  # the controller knows of it
     turn = sequences.next("k", member, None, alone=False)

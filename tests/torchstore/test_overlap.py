@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipper import torchstore as ts
-from skipper.torchstore.algebra.overlap import check_distinct, overlaps_itself
+from skipper.torchstore.tensors.overlap import check_distinct, overlaps_itself
 
 SIZES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=3)
 

@@ -9,7 +9,7 @@ from skipper.control.observe.job_query import survey
 from skipper.control.observe.status import status_of
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.tables import MAX_ROWS, Table
-from skipper.torchstore.algebra.manifest import Part
+from skipper.torchstore.algebra.manifest import MeshPosition
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.overview import overview
 from skipper.torchstore.controller.version import Contribution
@@ -44,13 +44,13 @@ async def test_a_store_reports_its_keys_and_versions_until_it_is_shut_down() -> 
 def test_what_is_read_lost_or_in_the_making_is_told() -> None:
     index = Index(lambda process, binding: None, lambda memory: None, lambda history: None)
     for _ in range(12):
-        index.contribute("inline", Contribution(HERE, Part(), None, None, inline=b"x"), None, keep=10)
+        index.contribute("inline", Contribution(HERE, MeshPosition(), None, None, inline=b"x"), None, keep=10)
     history = index.get("inline")
     assert history is not None
     history.lease(history.ready[12], HERE)
     history.ready[11].closed = True
     history.draining.append(history.ready.pop(3))
-    half, turn = Part((0,), (2,), (0,)), Turn(Origin("", 0, 2), "a session", 1)
+    half, turn = MeshPosition((0,), (2,), (0,)), Turn(Origin("", 0, 2), "a session", 1)
     index.contribute("whole/model", Contribution(HERE, half, None, None, turn=turn), None)
     table = overview("main", index)
     assert table.title == "Store main"
@@ -63,7 +63,7 @@ def test_what_is_read_lost_or_in_the_making_is_told() -> None:
 def test_of_many_keys_the_latest_are_listed() -> None:
     index = Index(lambda process, binding: None, lambda memory: None, lambda history: None)
     for number in range(MAX_ROWS + 3):
-        index.contribute(f"key {number}", Contribution(HERE, Part(), None, None, inline=b"x"), None)
+        index.contribute(f"key {number}", Contribution(HERE, MeshPosition(), None, None, inline=b"x"), None)
     table = overview("main", index)
     assert (len(table.rows), table.left_out) == (MAX_ROWS, 3)
     assert table.rows[0][0] == f"key {MAX_ROWS + 2}"

@@ -4,9 +4,9 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from skipper.torchstore.algebra.manifest import Part
-from skipper.torchstore.client.packing import pack
-from tests.torchstore.test_tensors import rank_of
+from skipper.torchstore.algebra.manifest import MeshPosition
+from skipper.torchstore.tensors.packing import pack
+from tests.torchstore.test_local_tensors import rank_of
 
 
 def distribute(local: torch.Tensor, shape: tuple[int, ...], *placements: Shard | Replicate) -> DTensor:
@@ -26,11 +26,11 @@ def test_an_arena_holds_the_tensors_one_after_the_other_on_cache_lines() -> None
 
 
 def test_a_value_without_shards_stands_alone() -> None:
-    assert pack("k", "value", "snapshot", {"": torch.zeros(3)}).manifest.part == Part()
+    assert pack("k", "value", "snapshot", {"": torch.zeros(3)}).manifest.part == MeshPosition()
     with rank_of(1, 2):
         replicated = distribute(torch.zeros(3), (2,), Replicate())
         packed = pack("k", "value", "snapshot", {"": replicated})
-    assert packed.manifest.part == Part()
+    assert packed.manifest.part == MeshPosition()
     assert packed.manifest.tensors[""].pieces
 
 
@@ -42,7 +42,7 @@ def test_a_sharded_value_belongs_to_a_rank_of_its_largest_mesh() -> None:
             "plain": torch.zeros(3),
         }
         part = pack("k", "state_dict", "snapshot", tensors).manifest.part
-    assert part == Part((1, 1), (2, 2), (0, 1))
+    assert part == MeshPosition((1, 1), (2, 2), (0, 1))
 
 
 def test_a_snapshot_stores_one_copy_of_replicas_and_a_direct_version_offers_all() -> None:

@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from skipper import torchstore as ts
 from skipper.torchstore.algebra.manifest import Mode
-from skipper.torchstore.algebra.quantize import quantize
-from tests.torchstore.test_tensors import rank_of
+from skipper.torchstore.tensors.quantize import quantize
+from tests.torchstore.test_local_tensors import rank_of
 
 pytestmark = pytest.mark.usefixtures("store")
 

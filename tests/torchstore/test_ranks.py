@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from skipper import torchstore as ts
-from skipper.torchstore.spmd.ranks import Launch, Place, note_place, place_of
+from skipper.torchstore.spmd.ranks import Launch, RankPlace, note_place, place_of
 
 TORCHRUN = {
     "RANK": "3",
@@ -160,7 +160,7 @@ def test_ranks_that_have_nothing_in_common_are_told_what_to_set(under_torchrun: 
 
 
 def test_the_place_of_a_rank_is_known_by_the_name_of_the_store() -> None:
-    place = Place(1, 2, 0, 1, 1, 2)
+    place = RankPlace(1, 2, 0, 1, 1, 2)
     note_place("some", place)
     assert (place_of("some"), place_of("other")) == (place, None)
     note_place("some", None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.controller import journal as journals
 from skipper.torchstore.controller.journal import Journal, JournalMemory
-from skipper.torchstore.controller.recording import Recorder
+from skipper.torchstore.controller.recorder import Recorder
 from skipper.torchstore.controller.state import Command, Effects
 from skipper.torchstore.errors import JournalError, KeyNotFoundError, StoreError, VersionNotFoundError
 from skipper.torchstore.protocol.messages import Selector, StaleClientError, Wanted
@@ -223,7 +223,7 @@ def test_a_picture_that_fails_is_no_failure_of_what_was_done(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr("skipper.torchstore.controller.recording._picture_of", no_memory)
+        patched.setattr("skipper.torchstore.controller.recorder._picture_of", no_memory)
         assert recorder.do(Command("put_inline", (client, "k", bytes(500)), client, 1, 1)) == 1
     left(recorder)
     assert left(reopened(memory.address)).state.index.keys(None) == ["k"]

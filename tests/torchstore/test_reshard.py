@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.layout import Box, Layout, Replicate, Shard, contiguous_strides
-from skipper.torchstore.algebra.manifest import Binding, Manifest, Part, TensorItem
-from skipper.torchstore.algebra.plan import Source, compile_read, compile_write
-from skipper.torchstore.algebra.tensors import LocalTensor
+from skipper.torchstore.algebra.manifest import Binding, Manifest, MeshPosition, TensorItem
 from skipper.torchstore.errors import CoverageError
+from skipper.torchstore.tensors.local_tensors import LocalTensor
+from skipper.torchstore.tensors.plan import Source, compile_read, compile_write
 from tests.torchstore.layouts import layouts_of, meshes_of, shapes
 from tests.torchstore.oracle import bits, random_tensor, shard_tensor
 
@@ -87,7 +87,7 @@ def put_shards(arena: RDMABuffer, full: torch.Tensor, layout: Layout) -> list[So
             itemsize=full.itemsize,
         )
         end += -(-local.nbytes // 64) * 64
-        manifest = Manifest.of("value", Part(coordinate, layout.mesh_shape), {"": item}, (), {})
+        manifest = Manifest.of("value", MeshPosition(coordinate, layout.mesh_shape), {"": item}, (), {})
         described = LocalTensor(local, layout.global_shape, item.pieces, layout, coordinate)
         if item.pieces:
             compile_write(arena, manifest, {"": described}).submit(timeout=20).get()
@@ -186,7 +186,7 @@ def source_at(arena: RDMABuffer, whole: torch.Tensor, layout: Layout, at: tuple[
     """One rank's shard, as if it lay at the beginning of the arena."""
     strides = tuple(stride * whole.itemsize for stride in contiguous_strides(layout.local_shape(at)))
     item = TensorItem(str(whole.dtype), layout.global_shape, layout.pieces(at), 0, 0, strides, whole.itemsize)
-    manifest = Manifest.of("state_dict", Part(at, layout.mesh_shape), {"w": item}, (), {})
+    manifest = Manifest.of("state_dict", MeshPosition(at, layout.mesh_shape), {"w": item}, (), {})
     return Source(manifest, Binding(str(at), "snapshot", "0", (arena,)))
 
 

@@ -9,15 +9,16 @@ import torch.distributed.checkpoint as dcp
 
 from skipper import torchstore as ts
 from skipper.torchstore.algebra.manifest import Binding
-from skipper.torchstore.client.sequence import Sequences
+from skipper.torchstore.clients.membership import Membership
+from skipper.torchstore.clients.put_counts import PutCounts
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.ledger import Ledger
 from skipper.torchstore.controller.members import Members
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.dcp import StoreReader, StoreWriter
 from skipper.torchstore.errors import OutOfStepError
 from skipper.torchstore.protocol.messages import Published, StaleClientError
-from skipper.torchstore.protocol.origin import Membership, Origin, Turn
+from skipper.torchstore.protocol.origin import Origin, Turn
 from skipper.torchstore.support.process import this_process
 from tests.torchstore.test_versions import process, shard
 
@@ -74,7 +75,7 @@ async def test_batches_leave_the_memory_of_other_puts_to_those() -> None:
         await ts.get_state_dict("m")
         await ts.put_batch({f"{number}/{name}": torch.ones(9000) for name in "ab"})
         await ts.delete_batch([f"{number}/{name}" for name in "ab"])
-        held.append(len((await ts.client())._publisher._arenas._all))
+        held.append(len((await ts.client())._publisher._snapshots.arenas._all))
     assert held[-1] <= 2
 
 
@@ -122,7 +123,7 @@ async def test_dcp_counts_its_writes_and_reads_no_entry_that_was_put_since() -> 
 
 
 def test_a_share_that_was_refused_anywhere_tells_so_with_the_next() -> None:
-    sequences, member = Sequences(), Membership(Origin("group", 1, 2))
+    sequences, member = PutCounts(), Membership(Origin("group", 1, 2))
     for refused, error in enumerate((ts.ShareMismatchError("k", "other"), ts.LateShareError("k", 1, 2, 2, "gone"))):
         turn = sequences.next("k", member, None, alone=False)
         assert (turn.number, turn.refused) == (refused + 1, refused)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from skipper.torchstore.algebra.state_dict import flatten, unflatten
+from skipper.torchstore.tensors.state_dict import flatten, unflatten
 
 LEAVES = st.one_of(
     st.integers(), st.text(max_size=3), st.none(), st.builds(lambda n: torch.full((2,), n), st.integers(0, 9))

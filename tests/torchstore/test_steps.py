@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from skipper.torchstore.algebra.layout import Layout, Shard
-from skipper.torchstore.algebra.manifest import Binding, Manifest, Mode, Part, TensorItem
+from skipper.torchstore.algebra.manifest import Binding, Manifest, MeshPosition, Mode, TensorItem
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.steps import MAX_AHEAD
 from skipper.torchstore.controller.version import Contribution, Version
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.errors import (
     LateShareError,
     OutOfStepError,
@@ -45,12 +45,12 @@ def process(rank: int, life: int = 0) -> ProcessId:
 @cache
 def described(kind: Kind, rank: int, ranks: int, *, empty: bool = False) -> Manifest:
     if empty:
-        return Manifest.of("value", Part(), {}, (), {})
+        return Manifest.of("value", MeshPosition(), {}, (), {})
     if kind == "parts":
         return manifest(Layout((ranks,), (ranks,), (Shard(0),)), (rank,))
     whole = Layout((4,))
     item = TensorItem("torch.float32", (4,), whole.pieces(()), 0, 0, (4,), 4)
-    return Manifest.of("value", Part(), {"": item}, (), {})
+    return Manifest.of("value", MeshPosition(), {"": item}, (), {})
 
 
 @cache
@@ -71,7 +71,7 @@ def share(
     alone = None if empty else kind == "replicas"
     return Contribution(
         process(rank, life),
-        Part(),
+        MeshPosition(),
         described(kind, rank, ranks, empty=empty),
         None if empty else Binding(memory, mode, "v0" if mode == "snapshot" else "", ()),
         generation=step,

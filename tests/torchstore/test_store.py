@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from skipper import torchstore as ts
-from skipper.torchstore.algebra.values import INLINE_BYTES
+from skipper.torchstore.tensors.values import INLINE_BYTES
 from tests.torchstore.oracle import bits, random_tensor
 
 pytestmark = pytest.mark.usefixtures("store")

@@ -14,7 +14,7 @@ import torch
 
 from skipper import torchstore as ts
 from skipper.control import ControlError, this_proc
-from skipper.torchstore.client.pinning import Block
+from skipper.torchstore.clients.pinning import Block
 from skipper.torchstore.controller import succession
 from skipper.torchstore.protocol.batches import BatchGrant
 from tests.freezing import freeze

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from skipper.torchstore.algebra.values import inline_tensor, open_inline
+from skipper.torchstore.tensors.values import inline_tensor, open_inline
 
 STORED = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 

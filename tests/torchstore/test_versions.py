@@ -5,9 +5,9 @@ from math import prod
 import pytest
 
 from skipper.torchstore.algebra.layout import Layout, Replicate, Shard
-from skipper.torchstore.algebra.manifest import Binding, Manifest, Mode, Part, TensorItem
+from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest, MeshPosition, Mode, TensorItem
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.version import Contribution
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.errors import (
     KeyNotFoundError,
     LateShareError,
@@ -19,7 +19,7 @@ from skipper.torchstore.errors import (
     VersionNotFoundError,
     VolumeLostError,
 )
-from skipper.torchstore.protocol.messages import Digests, Selector
+from skipper.torchstore.protocol.messages import Selector
 from skipper.torchstore.protocol.origin import ALONE, Origin, Turn
 from skipper.torchstore.support.process import ProcessId
 
@@ -32,7 +32,7 @@ def process(rank: int, start: int = 1) -> ProcessId:
 
 
 def manifest(layout: Layout, coordinate: tuple[int, ...], *, dtype: str = "torch.float32") -> Manifest:
-    part = Part(coordinate, layout.mesh_shape, layout.sharded_axes())
+    part = MeshPosition(coordinate, layout.mesh_shape, layout.sharded_axes())
     item = TensorItem(dtype, layout.global_shape, layout.pieces(coordinate), 0, 0, (4,), 4)
     return Manifest.of("value", part, {"": item}, (), {})
 
@@ -65,7 +65,7 @@ def shard(
 
 
 def inline(value: bytes = b"x") -> Contribution:
-    return Contribution(process(0), Part(), None, None, inline=value)
+    return Contribution(process(0), MeshPosition(), None, None, inline=value)
 
 
 def test_a_version_is_visible_only_when_every_shard_is_there() -> None:

@@ -235,7 +235,7 @@ async def test_keys_that_others_delete_leave_nothing_behind_in_the_publisher(pee
         await ts.put(f"k{number}", torch.ones(64, 96))
         await peers.slice(gpus=0).delete.call_one(f"k{number}")
     await ts.put("last", torch.ones(64, 96))
-    pool = (await ts.client())._publisher._arenas
+    pool = (await ts.client())._publisher._snapshots.arenas
     assert [arena.key for arena in pool._all.values()] == ["last"]
     assert (list(pool._of_key), pool._idle) == (["last"], {})
 

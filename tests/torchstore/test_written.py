@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from skipper import torchstore as ts
-from skipper.torchstore.algebra.written import written
+from skipper.torchstore.tensors.written import written
 
 pytestmark = pytest.mark.usefixtures("store")
 

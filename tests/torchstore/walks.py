@@ -17,16 +17,16 @@ import torch
 
 from skipper.torchstore.algebra.manifest import Binding, Manifest
 from skipper.torchstore.algebra.sections import Section
-from skipper.torchstore.client.packing import pack
 from skipper.torchstore.controller.journal import Journal, JournalAddress
 from skipper.torchstore.controller.reading import _are_leased
-from skipper.torchstore.controller.recording import Recorder
+from skipper.torchstore.controller.recorder import Recorder
 from skipper.torchstore.controller.state import Command
 from skipper.torchstore.errors import StoreError
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication, Columns
 from skipper.torchstore.protocol.messages import Publication, Selector, Share, Wanted
 from skipper.torchstore.protocol.origin import ALONE, Origin, Turn
 from skipper.torchstore.support.process import ProcessId
+from skipper.torchstore.tensors.packing import pack
 
 KEYS = ("m", "m/a", "m/b", "x", "y.z")
 SECTION = 16384
@@ -162,8 +162,8 @@ class Walker:
     def get(self) -> None:
         chance = self._chance
         selector = chance.choice((Selector(), Selector(), Selector(exact=chance.randrange(1, 9)), Selector(None, 0)))
-        circle = chance.choice(("", "circle"))
-        wanted = tuple(Wanted(self._key(), selector, (), circle) for _ in range(chance.choice((1, 1, 2))))
+        read_group = chance.choice(("", "circle"))
+        wanted = tuple(Wanted(self._key(), selector, (), read_group) for _ in range(chance.choice((1, 1, 2))))
         grants = self.recorder.attempt(Command("grant", (self._client(), wanted)), _are_leased)
         self._leases += [(one.key, one.lease) for grant in grants or () for one in (grant, *grant.singles) if one.lease]
 

@@ -1,1 +1,1 @@
-"""What is known of tensors without a store: boxes, plans, names, sums. No I/O."""
+"""What is known of values without a store and without torch: boxes, layouts, manifests, keys, copies. No I/O."""

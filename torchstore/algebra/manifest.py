@@ -21,13 +21,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from skipper.dataplane import RemoteLayout
 from skipper.torchstore.algebra.layout import Box, Ints, Piece
-from skipper.torchstore.algebra.state_dict import Path
 
 if TYPE_CHECKING:
     from skipper.dataplane import RDMABuffer
 
 Mode = Literal["snapshot", "direct"]
 Kind = Literal["value", "state_dict"]
+
+Path = tuple[Any, ...]
+"""Steps from the root of a state dict: a dict key as it is, or a position in a list or tuple."""
+
+Digests = Mapping[tuple[str, Ints, Ints], bytes]
+"""By the name of a tensor, and offsets and shape of a box in it."""
 
 _SMALL_BYTES = 512  # of an encoded manifest: that of a plain value
 
@@ -78,7 +83,7 @@ class TensorItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MeshPosition:
     """Which rank of which mesh a publication comes from; a publication that stands alone has no axes.
 
     Attributes:
@@ -95,7 +100,7 @@ class Part:
         return tuple(self.coordinate[axis] for axis in self.sharded_axes)
 
 
-WHOLE = Part()
+WHOLE = MeshPosition()
 """That of whatever a process publishes alone."""
 
 
@@ -109,12 +114,12 @@ class Manifest:
         objects: Names of the entries that are not tensors.
         paths: How names lead back into the nested dict.
         sums: Buffer index and offset of the checksums of the tensors' cells; None where there are none.
-        encoded: All of it as it travels. Whoever passes a manifest on passes these bytes on.
+        encoded: All of it as it travels. A process that passes a manifest on passes these bytes on.
     """
 
     id: str
     kind: Kind
-    part: Part
+    part: MeshPosition
     tensors: Mapping[str, TensorItem]
     objects: tuple[str, ...]
     paths: Mapping[str, Path]
@@ -124,7 +129,7 @@ class Manifest:
     @staticmethod
     def of(
         kind: Kind,
-        part: Part,
+        part: MeshPosition,
         tensors: Mapping[str, TensorItem],
         objects: tuple[str, ...],
         paths: Mapping[str, Path],
@@ -152,7 +157,7 @@ class Manifest:
             name: TensorItem(dtype, shape, _pieces(pieces, shared), *rest)
             for name, dtype, shape, pieces, *rest in plain
         }
-        return Manifest(_digest(encoded), kind, Part(*place), tensors, objects, paths, sums, encoded)
+        return Manifest(_digest(encoded), kind, MeshPosition(*place), tensors, objects, paths, sums, encoded)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Manifest.decode, (self.encoded,)

@@ -1,8 +1,8 @@
 """The store's controller: one actor per store that knows which versions there are and where they lie.
 
 No tensor passes through it (values of a few KiB excepted). A publisher calls it once per version, a reader
-once, plus one message without an answer when it is done. Whoever has to wait (for a version that is not
-there yet, for readers to leave) leaves its response port here and is answered when it happens.
+once, plus one message without an answer when it is done. A request that has to wait (for a version that is
+not there yet, for readers to leave) leaves its response port here, and is answered when it happens.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from skipper.control.runtime.tables import report_table
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.copies import check_room
 from skipper.torchstore.controller.journal import Journal, JournalAddress
-from skipper.torchstore.controller.meta import ValueMeta, describe_version
+from skipper.torchstore.controller.meta import describe_version
 from skipper.torchstore.controller.overview import overview
 from skipper.torchstore.controller.reading import Reading
-from skipper.torchstore.controller.recording import Recorder
+from skipper.torchstore.controller.recorder import Recorder
 from skipper.torchstore.controller.state import Command, Effects
-from skipper.torchstore.controller.succession import START_TIMEOUT_S, Succession, Successor
+from skipper.torchstore.controller.succession import START_TIMEOUT_S, Succession
 from skipper.torchstore.controller.volumes import Volumes
 from skipper.torchstore.errors import JournalError, KeyNotFoundError, StoreNotInitializedError, StrategyError
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication
@@ -36,17 +36,19 @@ from skipper.torchstore.protocol.messages import (
     Published,
     Retired,
     Selector,
-    Settings,
     Share,
     StaleClientError,
     StoreInfo,
+    StoreSettings,
+    Successor,
     Wanted,
 )
+from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
+from skipper.torchstore.support.pending_answers import PendingAnswers
 from skipper.torchstore.support.process import ProcessId, this_process
-from skipper.torchstore.support.requests import Request
-from skipper.torchstore.support.waiting import WaitingRoom
-from skipper.torchstore.support.watch import ProcessWatch
+from skipper.torchstore.support.process_watch import ProcessWatch
+from skipper.torchstore.support.request_numbers import RequestNumber
 
 _log = logging.getLogger("skipper.torchstore")
 
@@ -55,10 +57,10 @@ _LATER_S = 1.0
 
 
 class StoreController(Actor):
-    """Keeps the index of one store, its volumes, and who waits for what.
+    """Keeps the index of one store, its volumes, and the requests that wait for something.
 
-    Of a store with a journal, the one that is found by the store's name does none of that: it stands for one after the
-    other in processes of their own (`torchstore.controller.succession`), and says which of them is there now.
+    In a store with a journal, the controller that is found by the store's name does none of that. It starts others, one
+    after the other, in processes of their own (`torchstore.controller.succession`), and says which of them acts now.
 
     Args:
         store_name: Named in errors.
@@ -67,9 +69,9 @@ class StoreController(Actor):
     def __init__(self, store_name: str) -> None:
         self._store_name = store_name
         self._volumes: Volumes | None = None
-        self._settings = Settings()
+        self._settings = StoreSettings()
         self._recorder = Recorder(store_name)
-        self._waiting = WaitingRoom()
+        self._waiting = PendingAnswers()
         self._reading = Reading(self._recorder, self._waiting)
         self._watch = ProcessWatch(self._process_died)
         self._part = f"torchstore {store_name}"
@@ -82,7 +84,7 @@ class StoreController(Actor):
         report_table(self._part, None)
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """The store goes on: who uses a volume is told of its death, and a controller is followed by another."""
+        """The store goes on: users of a volume are told of its death, and a dead controller has a successor."""
         if self._succession is not None:
             self._succession.supervise(failure)
         return True
@@ -96,7 +98,7 @@ class StoreController(Actor):
         strategy: TorchStoreStrategy,
         mesh: ProcMesh | None,
         volume_nbytes: int | None,
-        settings: Settings,
+        settings: StoreSettings,
     ) -> None:
         """Start the volumes. Doing it twice without a shutdown between is an error.
 
@@ -114,7 +116,7 @@ class StoreController(Actor):
         try:
             check_room(settings.copies, len(volumes.actors))
             if settings.journal:
-                self._succession = Succession(self._store_name, volumes, settings, self._lives)
+                self._succession = Succession(StoreController, self._store_name, volumes, settings, self._lives)
                 await self._succession.after(-1, START_TIMEOUT_S)
         except BaseException:
             succession, self._succession = self._succession, None
@@ -128,8 +130,8 @@ class StoreController(Actor):
             self._serve(volumes, settings)
 
     @endpoint
-    async def succeed(self, volumes: Volumes, settings: Settings, journal: JournalAddress) -> ProcessId:
-        """Go on where the controllers before this one have ended; of a store with a journal. Returns its process.
+    async def succeed(self, volumes: Volumes, settings: StoreSettings, journal: JournalAddress) -> ProcessId:
+        """Go on where the controllers before this one have ended, in a store with a journal. Returns this process.
 
         Raises:
             JournalError: The journal cannot be read.
@@ -144,12 +146,12 @@ class StoreController(Actor):
             self._tell(effects)
         return this_process()
 
-    def _begin(self, settings: Settings) -> None:
-        """Have the state that a store begins with."""
+    def _begin(self, settings: StoreSettings) -> None:
+        """Bring the state to what a store begins with."""
         self._recorder.state.index.keep = settings.keep_versions
         self._recorder.state.members.begin(settings.first_client)
 
-    def _serve(self, volumes: Volumes, settings: Settings) -> None:
+    def _serve(self, volumes: Volumes, settings: StoreSettings) -> None:
         self._settings = settings
         self._recorder.begin(self._tell, self._reading.repost)
         for name, process in volumes.processes.items():
@@ -230,7 +232,7 @@ class StoreController(Actor):
 
     @endpoint
     async def retire(self) -> None:
-        """Forget every key and answer all who wait: the store is shut down by the one that this one works for."""
+        """Forget every key and answer all waiting requests: the actor that started this one shuts the store down."""
         self._volumes = None
         self._leave()
 
@@ -246,7 +248,7 @@ class StoreController(Actor):
 
     @endpoint
     async def publish(
-        self, client: int, publications: tuple[Publication | BatchPublication, ...], request: Request
+        self, client: int, publications: tuple[Publication | BatchPublication, ...], request: RequestNumber
     ) -> tuple[Published, ...]:
         """Add contributions, in order; each may complete a version, which then becomes visible at once.
 
@@ -262,7 +264,7 @@ class StoreController(Actor):
         return answers
 
     @endpoint
-    async def reserve(self, client: int, key: str, request: Request) -> int:
+    async def reserve(self, client: int, key: str, request: RequestNumber) -> int:
         """The number of a new version of a key, for publishers that agree about it among themselves."""
         return int(self._once(client, request, "reserve", client, key))
 
@@ -270,12 +272,12 @@ class StoreController(Actor):
     async def put_inline(self, client: int, key: str, value: bytes, request: int, oldest: int) -> int:
         """Add a whole small value as the next version of a key. Returns its number.
 
-        The two numbers are those of a `Request`: all arguments are plain, as those of `acquire`.
+        The two numbers are those of a `RequestNumber`: all arguments are plain, as those of `acquire`.
         """
         return int(self._once(client, (request, oldest), "put_inline", client, key, value))
 
     @endpoint
-    async def reclaim(self, client: int, request: Request) -> tuple[Retired, ...]:
+    async def reclaim(self, client: int, request: RequestNumber) -> tuple[Retired, ...]:
         """Memory of this client's process that was retired since its last publication."""
         news: tuple[Retired, ...] = self._once(client, request, "reclaim", client)
         return news
@@ -320,8 +322,8 @@ class StoreController(Actor):
         """Grant one version of one key to a client; answers when it is ready.
 
         All arguments are plain, and so is the answer for a value that travels inline (`board.pack_answer`): control
-        moves those without a step in Python, which is most of the cost of a small get. Who asks for the newest
-        version of such a value is told where it will find the next ones.
+        moves those without a step in Python, which is most of the cost of a small get. A reader that asks for the
+        newest version of such a value is told where it will find the next ones.
 
         Raises:
             KeyNotFoundError: The key, or that version of it, does not exist and is not waited for.
@@ -354,7 +356,7 @@ class StoreController(Actor):
 
     @endpoint
     async def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
-        """Give the lease of a reader back that takes part in feeding others; see `Offers.finish`."""
+        """Give the lease of a reader back that takes part in feeding others; see `PeerReadScheduler.finish`."""
         self._do("finish", client, key, lease, share, failed)
 
     @endpoint
@@ -386,12 +388,12 @@ class StoreController(Actor):
         self._waiting.answer(port, attempt, timeout, waited_for)
 
     @endpoint
-    async def rollback(self, client: int, key: str, version: int, request: Request) -> None:
+    async def rollback(self, client: int, key: str, version: int, request: RequestNumber) -> None:
         """See `Index.rollback`."""
         self._once(client, request, "rollback", key, version)
 
     @endpoint
-    async def delete(self, client: int, keys: tuple[str, ...], missing_ok: bool, request: Request) -> None:
+    async def delete(self, client: int, keys: tuple[str, ...], missing_ok: bool, request: RequestNumber) -> None:
         """See `Index.delete`."""
         self._once(client, request, "delete", keys, missing_ok)
 
@@ -444,7 +446,7 @@ class StoreController(Actor):
 
     # Housekeeping ---------------------------------------------------------------------------------------
 
-    def _once(self, client: int, request: Request, name: str, *arguments: Any) -> Any:
+    def _once(self, client: int, request: RequestNumber, name: str, *arguments: Any) -> Any:
         """Change the state as a client asks, and answer those whose wait is over."""
         self._initialized()
         try:
@@ -476,7 +478,7 @@ class StoreController(Actor):
         return StaleClientError(f"this client is of an earlier store {self._store_name!r}")
 
     def _tell(self, effects: Effects) -> None:
-        """Have the volumes do what has been written down."""
+        """Tell the volumes what has been written down."""
         if self._volumes is not None:
             for volume, arenas in effects.freed.items():
                 self._volumes.free(volume, tuple(arenas))

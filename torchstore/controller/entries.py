@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.version import Version
-from skipper.torchstore.controller.versions import History
 
 
 class Entries:

@@ -9,8 +9,8 @@ from skipper.torchstore.algebra.listing import SortedKeys
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.algebra.sections import Section
 from skipper.torchstore.controller.entries import Entries
+from skipper.torchstore.controller.history import History, Numbers
 from skipper.torchstore.controller.version import Contribution, Version
-from skipper.torchstore.controller.versions import History, Numbers
 from skipper.torchstore.errors import KeyNotFoundError, StoreError
 from skipper.torchstore.protocol.messages import Published, Share, Wanted
 from skipper.torchstore.support.process import ProcessId

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.protocol.messages import Retired
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import ProcessId
-from skipper.torchstore.support.recent import Recent
 
 _REMEMBERED = 4096
 
@@ -34,7 +34,7 @@ class Ledger:
         self._free = free
         self._is_alive = is_alive
         self._idle: dict[str, tuple[ProcessId, Binding]] = {}
-        self._freed: Recent[str, tuple[int, str]] = Recent(_REMEMBERED)  # when (a number), and in which volume
+        self._freed: LRUCache[str, tuple[int, str]] = LRUCache(_REMEMBERED)  # when (a number), and in which volume
         self.clock = 0
         self._untold: dict[ProcessId, list[Retired]] = {}
 

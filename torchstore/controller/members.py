@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from skipper.torchstore.algebra.manifest import Binding, Manifest
 from skipper.torchstore.protocol.messages import Share, StaleClientError, UnknownIdError
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import ProcessId
-from skipper.torchstore.support.recent import Recent
 from skipper.torchstore.support.serial import Serial
 
 R = TypeVar("R", Manifest, Binding)
@@ -80,7 +80,7 @@ class KnownRecords:
     """Manifests and bindings by id: they are sent once, a bounded number is remembered."""
 
     def __init__(self) -> None:
-        self._known: Recent[str, Manifest | Binding] = Recent(_REMEMBERED)
+        self._known: LRUCache[str, Manifest | Binding] = LRUCache(_REMEMBERED)
 
     def manifest(self, given: Manifest | str | None) -> Manifest | None:
         """The manifest behind an id; one that came whole is remembered.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 
 from skipper.control.runtime.tables import MAX_ROWS, Entry, Table
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
-from skipper.torchstore.controller.versions import History
 
 _COLUMNS = ("key", "versions", "in the making", "retired, still read", "readers")
 _MAX_LISTED = 8

@@ -5,29 +5,29 @@ from __future__ import annotations
 import time
 
 from skipper.control import Port
-from skipper.torchstore.controller.offers import Patience
-from skipper.torchstore.controller.recording import Recorder
+from skipper.torchstore.controller.history import History
+from skipper.torchstore.controller.peer_read_scheduler import Patience
+from skipper.torchstore.controller.recorder import Recorder
 from skipper.torchstore.controller.state import Command
-from skipper.torchstore.controller.versions import History
-from skipper.torchstore.peers.board import Board, pack_answer
+from skipper.torchstore.peers.shm_value_board import ValueBoard, pack_answer
 from skipper.torchstore.protocol.batches import BatchGrant
 from skipper.torchstore.protocol.messages import NEWEST, Grant, Selector, Wanted
-from skipper.torchstore.support.waiting import WaitingRoom
+from skipper.torchstore.support.pending_answers import PendingAnswers
 
 
 class Reading:
     """The readers' part of the controller of one store.
 
     Args:
-        recorder: Of what there is to read, and who reads.
-        waiting: Who waits for something.
+        recorder: Of the versions, and of the leases on them.
+        waiting: The requests that cannot be answered yet.
 
     Attributes:
         board: Where small values are posted.
     """
 
-    def __init__(self, recorder: Recorder, waiting: WaitingRoom) -> None:
-        self.board = Board()
+    def __init__(self, recorder: Recorder, waiting: PendingAnswers) -> None:
+        self.board = ValueBoard()
         self._recorder = recorder
         self._waiting = waiting
 
@@ -79,7 +79,7 @@ class Reading:
         self._waiting.answer(port, attempt, timeout, lambda: f"no versions of {', '.join(map(repr, keys[:3]))}")
 
     def repost(self, history: History) -> None:
-        """Have the board say of a key what a reader would be granted now."""
+        """Post on the board what a reader of a key would be granted now."""
         if history.key in self.board:
             number, value = history.newest_inline()
             self.board.post(history.key, number, value)

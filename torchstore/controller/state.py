@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 from skipper.control import ProcMesh
 from skipper.torchstore.algebra.manifest import WHOLE
 from skipper.torchstore.controller.answers import Answers
+from skipper.torchstore.controller.batches import Batches
 from skipper.torchstore.controller.budget import make_room
-from skipper.torchstore.controller.granting import grant_all
+from skipper.torchstore.controller.grants import grant_all
+from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.ledger import Ledger
 from skipper.torchstore.controller.members import KnownRecords, Members
-from skipper.torchstore.controller.offers import Patience
+from skipper.torchstore.controller.peer_read_scheduler import Patience
 from skipper.torchstore.controller.shared_arenas import SharedArenas
-from skipper.torchstore.controller.sharing import BatchDesk
 from skipper.torchstore.controller.version import Contribution
-from skipper.torchstore.controller.versions import History
 from skipper.torchstore.errors import StoreError
 from skipper.torchstore.protocol.batches import BatchGrant, BatchPublication
 from skipper.torchstore.protocol.messages import ArenaFreedError, Grant, Publication, Published, Retired, Share, Wanted
 from skipper.torchstore.protocol.origin import ALONE
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import ProcessId
-from skipper.torchstore.support.recent import Recent
 
 _BURIED = 256
 
@@ -89,9 +89,9 @@ class StoreState:
         self.members = Members(store_name)
         self.homes: dict[ProcessId, ProcMesh] = {}
         self._known = KnownRecords()
-        self._batches = BatchDesk(self.index, self._known, self._ledger, self._shared)
+        self._batches = Batches(self.index, self._known, self._ledger, self._shared)
         self._answers = Answers()
-        self._buried: Recent[ProcessId, bool] = Recent(_BURIED)
+        self._buried: LRUCache[ProcessId, bool] = LRUCache(_BURIED)
         self._effects: Effects | None = None
         self.on_change: Callable[[History], None] = _nothing
 
@@ -238,7 +238,7 @@ class StoreState:
         return grant_all(self.index, wanted, self.members.process_of(client), waited_s, patience)
 
     def grant_values(self, client: int, keys: tuple[str, ...], waited_s: float = 0.0) -> BatchGrant | None:
-        """See `BatchDesk.grant`."""
+        """See `Batches.grant`."""
         return self._batches.grant(keys, self.members.process_of(client), waited_s)
 
     def release(self, leases: tuple[tuple[str, int], ...], batch: int) -> None:
@@ -260,10 +260,10 @@ class StoreState:
         return found
 
     def finish(self, client: int, key: str, lease: int, share: Share | None, failed: bool) -> None:
-        """Take a lease back, and what its reader offers to others; see `Offers.finish`."""
+        """Take a lease back, and what its reader offers to others; see `PeerReadScheduler.finish`."""
         known = None
         if share is not None and self.members.find(client) is not None:
-            known = self._known.share(share)  # None: it is no offer, the circle goes to the publisher
+            known = self._known.share(share)  # None: it is no offer, and the group reads from the publisher
         self.index.finish(key, lease, known, failed=failed)
 
     def withdraw(self, client: int, key: str) -> None:

@@ -2,7 +2,7 @@
 
 The n-th put of each rank under one key belongs to step n of its group. A step is whole when all ranks have put their
 shares, or, where a share holds all of the value, at the first one; the rest are replicas. A step that can never be
-whole is given up: those who come late with their shares are told, and are not taken into another one.
+whole is given up: ranks that come late with their shares are told, and these become part of no other step.
 
 A rank speaks through one *session* at a time, a process that counts its puts. Where a rank has another session than
 before, its process was started again: what the group had begun is given up and all ranks count anew. The sessions from

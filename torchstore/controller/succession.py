@@ -16,20 +16,17 @@ from collections import deque
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from skipper.control import ActorError, ActorMesh, ControlError, ProcMesh, SupervisionError, this_host
+from skipper.control import Actor, ActorError, ControlError, ProcMesh, SupervisionError, this_host
 from skipper.control.model.failure import MeshFailure
 from skipper.control.runtime import current_runtime as runtime
-from skipper.torchstore.client.desk import ask
 from skipper.torchstore.controller.journal import JournalMemory
 from skipper.torchstore.controller.volumes import Volumes
 from skipper.torchstore.errors import ControllerLostError, StoreError, StoreNotInitializedError, StoreTimeoutError
-from skipper.torchstore.protocol.messages import Settings, StoreInfo
+from skipper.torchstore.protocol.messages import Controller, StoreInfo, StoreSettings, Successor
+from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.process import ProcessId
-
-if TYPE_CHECKING:
-    from skipper.torchstore.controller.actor import StoreController
 
 _log = logging.getLogger("skipper.torchstore")
 
@@ -44,36 +41,19 @@ _RETIRE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Successor:
-    """A controller that is there.
-
-    Attributes:
-        life: Its number, above those of the controllers before it.
-        actor: The controller itself.
-        process: In which it lives.
-    """
-
-    life: int
-    actor: ActorMesh[StoreController]
-    process: ProcessId
-
-
-@dataclass(frozen=True, slots=True)
 class _Candidate:
     """A process with a controller that may be on its way up, and works for nobody yet, or did."""
 
     life: int
     name: str
     procs: ProcMesh
-    actor: ActorMesh[StoreController]
+    actor: Controller
 
     @staticmethod
-    def start(name: str, store_name: str, life: int) -> _Candidate:
-        from skipper.torchstore.controller.actor import StoreController
-
+    def start(actor_class: type[Actor], name: str, store_name: str, life: int) -> _Candidate:
         own = f"{name}.{life}"
         procs = this_host().spawn_procs(per_host={"gpus": 1}, name=own)
-        return _Candidate(life, own, procs, procs.spawn(own, StoreController, store_name))
+        return _Candidate(life, own, procs, procs.spawn(own, actor_class, store_name))
 
     async def end(self, reason: str) -> None:
         """End it by a kill, since one that is frozen would not stop by being asked to."""
@@ -86,6 +66,7 @@ class Succession:
     """The controllers of one store. For an async actor, which passes failures on.
 
     Args:
+        actor_class: That of the controllers. It is started with the store's name.
         store_name: Names their processes.
         volumes: Of the store.
         settings: Of the store.
@@ -95,7 +76,10 @@ class Succession:
         JournalError: There is no memory for the journal.
     """
 
-    def __init__(self, store_name: str, volumes: Volumes, settings: Settings, lives: Iterator[int]) -> None:
+    def __init__(
+        self, actor_class: type[Actor], store_name: str, volumes: Volumes, settings: StoreSettings, lives: Iterator[int]
+    ) -> None:
+        self._actor_class = actor_class
         self._store_name = store_name
         self._name = f"torchstore-{store_name}-controller"
         self._volumes = volumes
@@ -149,7 +133,9 @@ class Succession:
         while True:
             successor = await self.after(life, max(end - time.monotonic(), 0.0))
             try:
-                info = await ask(successor.actor.info.call_one(process, procs), max(end - time.monotonic(), 0.001))
+                info: StoreInfo = await ask(
+                    successor.actor.info.call_one(process, procs), max(end - time.monotonic(), 0.001)
+                )
             except SupervisionError:
                 life = successor.life
             else:
@@ -183,7 +169,7 @@ class Succession:
             self._memory.close()
 
     def _start(self) -> _Candidate:
-        return _Candidate.start(self._name, self._store_name, next(self._lives))
+        return _Candidate.start(self._actor_class, self._name, self._store_name, next(self._lives))
 
     async def _prepare_spare(self) -> None:
         """Start a spare controller; after a while, if the ones before it have failed."""

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 from skipper.torchstore.algebra.agreement import disagreement
 from skipper.torchstore.algebra.layout import uncovered
-from skipper.torchstore.algebra.manifest import WHOLE, Binding, Manifest, Part
-from skipper.torchstore.controller.offers import Offers
+from skipper.torchstore.algebra.manifest import WHOLE, Binding, Digests, Manifest, MeshPosition
+from skipper.torchstore.controller.peer_read_scheduler import PeerReadScheduler
 from skipper.torchstore.controller.steps import Step, name_ranks
 from skipper.torchstore.errors import PartiallyPublishedError, ReplicaMismatchError, ShareMismatchError, StoreError
-from skipper.torchstore.protocol.messages import Change, Digests, Publication
+from skipper.torchstore.protocol.messages import Change, Publication
 from skipper.torchstore.protocol.origin import ALONE, Turn
+from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import ProcessId
-from skipper.torchstore.support.recent import Recent
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made for each small put, and that would take twice as long
@@ -29,7 +29,7 @@ class Contribution:
     """
 
     writer: ProcessId
-    part: Part
+    part: MeshPosition
     manifest: Manifest | None
     binding: Binding | None
     generation: int = 0
@@ -103,7 +103,7 @@ class Version:
     closed: bool = False
     lost: Callable[[], StoreError] | None = None
     ready_as: int = 0
-    offers: Offers = field(default_factory=Offers)
+    peer_reads: PeerReadScheduler = field(default_factory=PeerReadScheduler)
     is_disputed: bool = False
 
     def bindings(self) -> Iterator[tuple[ProcessId, Binding]]:
@@ -200,13 +200,13 @@ _HINT = (
 A = TypeVar("A")
 
 # Every step of a training run asks the same of the same manifests again. By their ids.
-_agreement: Recent[frozenset[str], str] = Recent(4096)
-_replicates: Recent[frozenset[str], str] = Recent(256)
-_coverage: Recent[frozenset[str], tuple[str, ...]] = Recent(256)
+_agreement: LRUCache[frozenset[str], str] = LRUCache(4096)
+_replicates: LRUCache[frozenset[str], str] = LRUCache(256)
+_coverage: LRUCache[frozenset[str], tuple[str, ...]] = LRUCache(256)
 
 
 def _remembered(
-    answers: Recent[frozenset[str], A], manifests: tuple[Manifest, ...], ask: Callable[[tuple[Manifest, ...]], A]
+    answers: LRUCache[frozenset[str], A], manifests: tuple[Manifest, ...], ask: Callable[[tuple[Manifest, ...]], A]
 ) -> A:
     ids = frozenset(manifest.id for manifest in manifests)
     known = answers.get(ids)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from skipper.control.model.bounds import check_seconds
-from skipper.torchstore.client.client import LocalClient, VersionSelector
-from skipper.torchstore.client.clients import run as run_on
-from skipper.torchstore.client.pinning import PinnedVersion
+from skipper.torchstore.clients.local_client import LocalClient
+from skipper.torchstore.clients.pinning import PinnedVersion
+from skipper.torchstore.clients.registry import run as run_on
+from skipper.torchstore.clients.requests import VersionSelector
 from skipper.torchstore.support.blocking import run as run_blocking
 from skipper.torchstore.support.blocking import run_soon
 

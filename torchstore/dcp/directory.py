@@ -41,14 +41,14 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from skipper.torchstore.algebra.state_dict import Flattened, steps_of
-from skipper.torchstore.client.client import VersionSelector
-from skipper.torchstore.client.clients import DEFAULT_STORE_NAME
-from skipper.torchstore.client.pinning import Block, PinnedVersion
-from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.pinning import Block, PinnedVersion
+from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.requests import VersionSelector
 from skipper.torchstore.dcp.calls import BlockingStore, key_of
 from skipper.torchstore.dcp.records import Steps, boxes_of, encode, nbytes_of, part_of, paths_of
 from skipper.torchstore.errors import StoreError
+from skipper.torchstore.tensors.state_dict import Flattened, steps_of
 
 Item = TypeVar("Item")
 

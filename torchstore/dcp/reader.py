@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from skipper.torchstore.client.client import VersionSelector
-from skipper.torchstore.client.clients import DEFAULT_STORE_NAME
-from skipper.torchstore.client.pinning import Block, PinnedVersion, StoredTensor
-from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.pinning import Block, PinnedVersion, StoredTensor
+from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.requests import VersionSelector
 from skipper.torchstore.dcp.calls import Keyed
 from skipper.torchstore.dcp.records import encode, metadata_of
 from skipper.torchstore.errors import KeyNotFoundError, LayoutMismatchError

@@ -18,10 +18,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from skipper.torchstore.algebra.layout import Box, Ints, Piece
-from skipper.torchstore.algebra.state_dict import Path, path_of, steps_of
-from skipper.torchstore.algebra.tensors import LocalTensor
-from skipper.torchstore.client.pinning import PinnedVersion, StoredTensor
+from skipper.torchstore.algebra.manifest import Path
+from skipper.torchstore.clients.pinning import PinnedVersion, StoredTensor
 from skipper.torchstore.errors import KindMismatchError, LayoutMismatchError
+from skipper.torchstore.tensors.local_tensors import LocalTensor
+from skipper.torchstore.tensors.state_dict import path_of, steps_of
 
 Steps = tuple[str | int, ...]
 

@@ -16,16 +16,16 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from skipper.torchstore.algebra.copies import check_copies
-from skipper.torchstore.algebra.state_dict import Flattened
-from skipper.torchstore.client.client import check_keep
-from skipper.torchstore.client.clients import DEFAULT_STORE_NAME
-from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.requests import check_keep
 from skipper.torchstore.dcp.calls import Keyed
 from skipper.torchstore.dcp.records import EncodedObject, Stored, nbytes_of, part_of, paths_of
+from skipper.torchstore.tensors.state_dict import Flattened
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     """One rank's part in a save, as the coordinator has said it.
 
     Attributes:
@@ -106,11 +106,11 @@ class StoreWriter(Keyed, StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Tell every rank which version this is, and which part of it is its own."""
         version = self._store.reserve(self.key) if self._version is None else self._version
-        return [replace(plan, storage_data=Share(version, index, len(plans))) for index, plan in enumerate(plans)]
+        return [replace(plan, storage_data=RankShare(version, index, len(plans))) for index, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Put what this rank has to write."""
-        share: Share = plan.storage_data
+        share: RankShare = plan.storage_data
         version = share.version if self._version is None else self._version
         parts = _collect(plan.items, planner)
         self._store.run(

@@ -58,7 +58,7 @@ class StorageVolume(Actor):
             A binding whose only buffer is the arena; its id is what `free` takes.
 
         Raises:
-            VolumeFullError: It would not fit beside the others.
+            VolumeFullError: It would not fit next to the others.
         """
         if self._limit is not None and nbytes + self._nbytes() > self._limit:
             raise VolumeFullError(self._id, nbytes, self._limit)
@@ -70,7 +70,7 @@ class StorageVolume(Actor):
 
     @endpoint
     def free(self, arenas: tuple[str, ...]) -> None:
-        """Drop arenas: whoever still holds a handle gets an error from it. Unknown ids are ignored.
+        """Drop arenas. A handle that is still used raises an error. Unknown ids are ignored.
 
         Stretches (`sections.section_id`) of an arena give their pages back to the system: they are not read any more.
         """

@@ -1,28 +1,24 @@
-"""What travels between clients and the controller of a store, beside manifests and bindings.
+"""What travels between clients and the controller of a store, apart from manifests and bindings.
 
-Whoever is known to have a manifest or a binding is sent its id in its place. Some answers are errors that only the
+A process that is known to have a manifest or a binding is sent its id instead. Some answers are errors that only the
 other side of the same message ever sees: they say what to send instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from skipper.control import ActorMesh
 from skipper.torchstore.algebra.layout import Ints
-from skipper.torchstore.algebra.manifest import Binding, Manifest
+from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest
 from skipper.torchstore.errors import StoreError
-from skipper.torchstore.peers.board import Place
+from skipper.torchstore.peers.shm_value_board import BoardPlace
 from skipper.torchstore.peers.volume import StorageVolume
 from skipper.torchstore.protocol.origin import ALONE, Turn
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
 from skipper.torchstore.support.compact import compact
 from skipper.torchstore.support.process import ProcessId
-
-if TYPE_CHECKING:
-    from skipper.torchstore.controller.succession import Successor
 
 
 class UnknownIdError(StoreError):
@@ -46,7 +42,7 @@ CLIENTS_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StoreSettings:
     """How a store was initialized.
 
     Attributes:
@@ -64,6 +60,25 @@ class Settings:
     first_client: int = 1
 
 
+Controller = ActorMesh[Any]
+"""The controller of a store, as others call it: a `torchstore.controller.actor.StoreController`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """A controller of a store with a journal, which has several, one after the other.
+
+    Attributes:
+        life: Its number, above those of the controllers before it.
+        actor: The controller itself.
+        process: In which it lives.
+    """
+
+    life: int
+    actor: Controller
+    process: ProcessId
+
+
 @dataclass(frozen=True, slots=True)
 class StoreInfo:
     """What a client needs to know about a store.
@@ -72,7 +87,7 @@ class StoreInfo:
         volumes: By the names that the strategy gives them.
         processes: In which each volume lives.
         copies: How many volumes hold each part of what is put, where a put does not say.
-        client: A number for the client that asked: shorter to say than who it is.
+        client: A number for the client that asked. It is shorter than the identity of its process.
         checksum: Whether puts take checksums where they do not say.
         controller: In which process the controller lives.
         successor: The controller itself, where the store has a journal; None: it is the one that was asked.
@@ -100,10 +115,6 @@ class Change:
 
     base: str
     cells: bytes
-
-
-Digests = Mapping[tuple[str, Ints, Ints], bytes]
-"""By the name of a tensor, and offsets and shape of a box in it."""
 
 
 @compact
@@ -210,7 +221,7 @@ class Grant:
         waited_s: How long the controller had to wait for the version.
         slowest_rank: The rank that put its part last, as a tuple of one, where there are several.
         spread_s: How long after the first one it did.
-        lender: The copy of another reader to read from, if there is one.
+        peer_copy: The copy of another reader to read from, if there is one.
         place: Where the controller posts the newest inline value of the key, if it does.
         overwritten: Names in a state dict whose newest values are under keys of their own; see
             `torchstore.controller.entries`.
@@ -226,8 +237,8 @@ class Grant:
     waited_s: float = 0.0
     slowest_rank: Ints = ()
     spread_s: float = 0.0
-    lender: Share | None = None
-    place: Place | None = None
+    peer_copy: Share | None = None
+    place: BoardPlace | None = None
     overwritten: tuple[str, ...] = ()
     singles: tuple[Grant, ...] = ()
 
@@ -256,13 +267,13 @@ class Wanted:
 
     Attributes:
         known: Ids of manifests and bindings that need not be sent again.
-        circle: What the reader wants, if it takes part in feeding others; "" if not (see
-            `torchstore.controller.offers`).
+        read_group: Names what the reader wants, if it takes part in feeding others (see
+            `torchstore.controller.peer_read_scheduler`); "" if it does not.
         patience_s: How long it waits for another one's copy before it goes to the publisher.
     """
 
     key: str
     selector: Selector = NEWEST
     known: tuple[str, ...] = ()
-    circle: str = ""
+    read_group: str = ""
     patience_s: float = 0.0

@@ -2,7 +2,7 @@
 
 Rank 0 becomes the root of a control job and starts the store in it; the others come into that job.
 `torchstore.spmd.ranks` says which rank a process is, `torchstore.spmd.launch` how it finds the job,
-`torchstore.spmd.meeting` what ranks tell each other.
+`torchstore.spmd.rendezvous` what ranks tell each other.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from skipper.control.cluster.hosts.companion import Companion
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.join_file import this_network
 from skipper.torchstore import api
-from skipper.torchstore.client.clients import DEFAULT_STORE_NAME, controller_of, reset_client
-from skipper.torchstore.client.desk import ask
-from skipper.torchstore.client.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.membership import dismiss, enrol
+from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, controller_of, reset_client
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
 from skipper.torchstore.errors import RendezvousError, StoreError, StoreTimeoutError, StrategyError
-from skipper.torchstore.protocol import origin
 from skipper.torchstore.protocol.strategy import HostStrategy, LocalRankStrategy, TorchStoreStrategy
-from skipper.torchstore.spmd.launch import Entered, Opened, Trust, enter_job, open_job
-from skipper.torchstore.spmd.meeting import Meeting, Seat
-from skipper.torchstore.spmd.ranks import Launch, Place, SPMDEnv, note_place
-from skipper.torchstore.spmd.volumes_of_ranks import HostVolumes, RankVolumes
+from skipper.torchstore.spmd.launch import EnteredJob, OpenedJob, Trust, enter_job, open_job
+from skipper.torchstore.spmd.rank_volumes import HostVolumes, RankVolumes
+from skipper.torchstore.spmd.ranks import Launch, RankPlace, SPMDEnv, note_place
+from skipper.torchstore.spmd.rendezvous import Arrival, Rendezvous
+from skipper.torchstore.support.calls import ask
 from skipper.torchstore.support.coroutines import public
 from skipper.torchstore.support.process import this_process
 
 _GRACE_S = 5.0
-"""The meeting's own deadline gives the better message: let it be first."""
+"""The rendezvous' own deadline gives the better message: let it be first."""
 
 _sessions: dict[str, _Session] = {}
 _beginning: set[str] = set()
@@ -63,14 +63,14 @@ class _Session:
     Attributes:
         store_name: Its name.
         place: Which rank this process is.
-        meeting: Where the ranks part.
-        number: Of the meeting's round.
+        rendezvous: Where the ranks part.
+        number: Of the rendezvous' round.
         companion: The process for a volume that this rank has brought, if any.
     """
 
     store_name: str
-    place: Place
-    meeting: ActorMesh[Meeting]
+    place: RankPlace
+    rendezvous: ActorMesh[Rendezvous]
     number: int
     companion: Companion | None
 
@@ -86,7 +86,7 @@ class _Session:
         _sessions.pop(self.store_name, None)
         note_place(self.store_name, None)
         if not _sessions:
-            origin.dismiss()
+            dismiss()
         try:
             if self.place.rank == 0:
                 await self._shut_down(deadline)
@@ -94,9 +94,9 @@ class _Session:
                 reset_client(self.store_name)
                 rank = self.place.rank
                 left = _left(deadline)
-                await ask(self.meeting.leave.call_one(self.number, rank, left), left + _GRACE_S)
+                await ask(self.rendezvous.leave.call_one(self.number, rank, left), left + _GRACE_S)
                 with suppress(ControlError, StoreError):  # rank 0 may be gone by now
-                    await ask(self.meeting.inform.call_one(rank), _GRACE_S)
+                    await ask(self.rendezvous.inform.call_one(rank), _GRACE_S)
         finally:
             if self.companion is not None:
                 await asyncio.to_thread(self.companion.close)
@@ -104,11 +104,11 @@ class _Session:
 
     async def _shut_down(self, deadline: float) -> None:
         left = _left(deadline)
-        still_there = await ask(self.meeting.wait_for_others.call_one(left), left + _GRACE_S)
+        still_there = await ask(self.rendezvous.wait_for_others.call_one(left), left + _GRACE_S)
         try:
             await api.teardown(self.store_name, max(_left(deadline), DEFAULT_TIMEOUT_S))
         finally:
-            await ask(self.meeting.close.call_one(), DEFAULT_TIMEOUT_S)
+            await ask(self.rendezvous.close.call_one(), DEFAULT_TIMEOUT_S)
         if still_there:
             who = ", ".join(f"rank {rank}" for rank in still_there)
             raise StoreTimeoutError(f"{who} did not shut the store {self.store_name!r} down; rank 0 has done it now")
@@ -203,7 +203,7 @@ async def initialize_spmd(
     finally:
         _beginning.discard(store_name)
     if not _sessions:
-        origin.enrol(f"spmd {store_name} {session.number}", session.place.rank, session.place.world_size)
+        enrol(f"spmd {store_name} {session.number}", session.place.rank, session.place.world_size)
     _sessions[store_name] = session
     note_place(store_name, session.place)
     api.shut_down_together[store_name] = session.shutdown
@@ -224,8 +224,8 @@ class _Beginning:
         self._store_name = store_name
         self._strategy = strategy
         self._deadline = deadline
-        self._way: Opened | Entered | None = None
-        self._meeting: ActorMesh[Meeting] | None = None
+        self._way: OpenedJob | EnteredJob | None = None
+        self._rendezvous: ActorMesh[Rendezvous] | None = None
         self._companion: Companion | None = None
         self._has_started = False
         self._gave_up = threading.Event()
@@ -234,29 +234,29 @@ class _Beginning:
         """Meet the others, and start the store or wait for it."""
         rank = self._launch.rank
         try:
-            meeting = await self._meet()
-            seat = seat_of(rank)
-            place, number = await ask(meeting.arrive.call_one(seat, self._left()), self._left() + _GRACE_S)
+            rendezvous = await self._meet()
+            arrival = arrival_of(rank)
+            place, number = await ask(rendezvous.arrive.call_one(arrival, self._left()), self._left() + _GRACE_S)
             if rank == 0:
-                await self._bring(meeting, place)
-                await self._start(meeting, place, settings)
+                await self._bring(rendezvous, place)
+                await self._start(rendezvous, place, settings)
             else:
-                await self._bring_and_wait(meeting, place)
+                await self._bring_and_wait(rendezvous, place)
             controller = await controller_of(self._store_name, self._left())
             await ask(controller.info.call_one(this_process(), this_proc()), self._left())
-            await ask(meeting.ready.call_one(rank, self._left()), self._left() + _GRACE_S)
+            await ask(rendezvous.ready.call_one(rank, self._left()), self._left() + _GRACE_S)
         except SupervisionError as error:
             raise RendezvousError(f"rank 0 is gone, or what it has started: {error}") from error
-        return _Session(self._store_name, place, meeting, number, self._companion)
+        return _Session(self._store_name, place, rendezvous, number, self._companion)
 
     async def undo(self, error: BaseException) -> None:
         """Tell the others, and leave nothing behind."""
         self._gave_up.set()
-        if self._meeting is not None:
+        if self._rendezvous is not None:
             reason, is_timeout = f"{type(error).__name__}: {error}", isinstance(error, TimeoutError)
             with suppress(StoreError, ControlError):
-                await ask(self._meeting.fail.call_one(self._launch.rank, reason, is_timeout), _GRACE_S)
-        if isinstance(self._way, Opened):
+                await ask(self._rendezvous.fail.call_one(self._launch.rank, reason, is_timeout), _GRACE_S)
+        if isinstance(self._way, OpenedJob):
             await asyncio.to_thread(self._way.close)
         if self._has_started:
             with suppress(StoreError, ControlError):
@@ -265,8 +265,8 @@ class _Beginning:
             await asyncio.to_thread(self._companion.close)
         await asyncio.to_thread(_leave_if_alone, but=self._store_name)
 
-    async def _meet(self) -> ActorMesh[Meeting]:
-        """Open the job, or come into it; then find the meeting."""
+    async def _meet(self) -> ActorMesh[Rendezvous]:
+        """Open the job, or come into it; then find the rendezvous."""
         global _has_joined
         launch, trust, name, deadline = self._launch, self._trust, self._store_name, self._deadline
         if launch.rank:
@@ -275,17 +275,19 @@ class _Beginning:
                 enter_job, launch, trust, name, deadline, is_member=is_member, gave_up=self._gave_up
             )
             _has_joined = _has_joined or way.has_joined
-        self._meeting = meeting = await ask(get_or_spawn_controller(f"torchstore/spmd/{name}", Meeting), self._left())
+        self._rendezvous = rendezvous = await ask(
+            get_or_spawn_controller(f"torchstore/spmd/{name}", Rendezvous), self._left()
+        )
         if launch.rank == 0:
-            await ask(meeting.open.call_one(launch.world_size), self._left())
+            await ask(rendezvous.open.call_one(launch.world_size), self._left())
             self._way = await asyncio.to_thread(open_job, launch, trust, name, deadline)
-        return meeting
+        return rendezvous
 
-    async def _bring_and_wait(self, meeting: ActorMesh[Meeting], place: Place) -> None:
+    async def _bring_and_wait(self, rendezvous: ActorMesh[Rendezvous], place: RankPlace) -> None:
         """Bring what this rank has to, and wait for the store; when rank 0 ends meanwhile, so do both."""
         left = self._left()
-        waiting = asyncio.ensure_future(ask(meeting.wait_for_start.call_one(left), left + _GRACE_S))
-        bringing = asyncio.ensure_future(self._bring(meeting, place))
+        waiting = asyncio.ensure_future(ask(rendezvous.wait_for_start.call_one(left), left + _GRACE_S))
+        bringing = asyncio.ensure_future(self._bring(rendezvous, place))
         try:
             await asyncio.wait({waiting, bringing}, return_when=asyncio.FIRST_COMPLETED)
             if not bringing.done():  # the store waits for what is brought: the others have failed
@@ -303,7 +305,7 @@ class _Beginning:
             waiting.cancel()
             bringing.cancel()
 
-    async def _bring(self, meeting: ActorMesh[Meeting], place: Place) -> None:
+    async def _bring(self, rendezvous: ActorMesh[Rendezvous], place: RankPlace) -> None:
         """Where there may be several hosts, start the process for a volume of this rank, or of its host."""
         way = self._way
         assert way is not None  # `_meet` has opened or entered the job
@@ -316,20 +318,20 @@ class _Beginning:
         if self._gave_up.is_set():
             self._companion.give_up()
         process_id = await asyncio.to_thread(self._companion.process_id)
-        await ask(meeting.bring.call_one(place.rank, process_id), self._left())
+        await ask(rendezvous.bring.call_one(place.rank, process_id), self._left())
 
-    async def _start(self, meeting: ActorMesh[Meeting], place: Place, settings: dict[str, Any]) -> None:
+    async def _start(self, rendezvous: ActorMesh[Rendezvous], place: RankPlace, settings: dict[str, Any]) -> None:
         """Start the store, once nobody is to come into the job any more."""
-        assert isinstance(self._way, Opened)  # this is rank 0
+        assert isinstance(self._way, OpenedJob)  # this is rank 0
         count = place.num_hosts if isinstance(self._strategy, HostStrategy) else place.world_size
         mesh: ProcMesh | None = None
         if self._way.gate is not None:
-            brought = await ask(meeting.brought.call_one(count, self._left()), self._left() + _GRACE_S)
+            brought = await ask(rendezvous.brought.call_one(count, self._left()), self._left() + _GRACE_S)
             mesh = _mesh_of(brought)
         await asyncio.to_thread(self._way.close)
         await api.initialize(count, self._strategy, self._store_name, mesh, **settings, timeout=self._left())
         self._has_started = True
-        await ask(meeting.started.call_one(), self._left())
+        await ask(rendezvous.started.call_one(), self._left())
 
     def _left(self) -> float:
         return _left(self._deadline)
@@ -353,9 +355,9 @@ def _mesh_of(process_ids: Sequence[str]) -> ProcMesh:
     return ProcMesh(secrets.randbits(63), "volumes of ranks", members, extent, Shape.whole(extent), process.me)
 
 
-def seat_of(rank: int) -> Seat:
+def arrival_of(rank: int) -> Arrival:
     """This process as a rank."""
-    return Seat(rank, this_network(), os.getpid(), os.stat("/proc/self/ns/pid").st_ino, this_proc())
+    return Arrival(rank, this_network(), os.getpid(), os.stat("/proc/self/ns/pid").st_ino, this_proc())
 
 
 def _leave_if_alone(*, but: str | None = None) -> None:

@@ -94,7 +94,7 @@ class Trust:
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenedJob:
     """The job of rank 0, open to the other ranks; a context manager.
 
     Attributes:
@@ -119,7 +119,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class EnteredJob:
     """How a rank has come into the job.
 
     Attributes:
@@ -133,7 +133,7 @@ class Entered:
     has_joined: bool
 
 
-def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> Opened:
+def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> OpenedJob:
     """Open the job of this process, rank 0, to the other ranks. Blocks for as long as a look at a local store takes.
 
     Raises:
@@ -144,7 +144,7 @@ def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> 
         ValueError: See `initialize_spmd`.
     """
     if launch.world_size == 1:
-        return Opened(None, "", [])
+        return OpenedJob(None, "", [])
     note = _Note.of(launch, store_name, deadline)
     run = f"spmd-{os.urandom(12).hex()}" if note is not None else launch.token(store_name)
     if not trust.means_several_hosts(launch):
@@ -159,7 +159,7 @@ def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> 
         closes = [keeper.close]
         gate = dataclasses.replace(gate, port=addresses.port_of(keeper.address))
         written = {"gate": keeper.address}
-    opened = Opened(gate, run, closes)
+    opened = OpenedJob(gate, run, closes)
     if note is not None:
         try:
             note.write({"run": run, **written})
@@ -172,7 +172,7 @@ def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> 
 
 def enter_job(
     launch: Launch, trust: Trust, store_name: str, deadline: float, *, is_member: bool, gave_up: threading.Event
-) -> Entered:
+) -> EnteredJob:
     """Come into the job of rank 0, as soon as that is open; blocks until then.
 
     Args:
@@ -210,16 +210,16 @@ def enter_job(
             raise StoreTimeoutError(f"rank {launch.rank} waits no longer for rank 0")
 
 
-def _enter(launch: Launch, trust: Trust, found: dict[str, str], timeout: float, is_member: bool) -> Entered:
+def _enter(launch: Launch, trust: Trust, found: dict[str, str], timeout: float, is_member: bool) -> EnteredJob:
     name, run = f"rank {launch.rank}", found["run"]
     if "path" in found:
-        return Entered(None, run, control.join(found["path"], name=name, timeout=timeout))
+        return EnteredJob(None, run, control.join(found["path"], name=name, timeout=timeout))
     gate = trust.gate(addresses.SCHEME + found["gate"])
     if not is_member:
         from skipper.control.cluster.jobs.spmd_rendezvous import join_rendezvous
 
         join_rendezvous(gate, run, name, timeout=timeout)
-    return Entered(gate, run, has_joined=not is_member)
+    return EnteredJob(gate, run, has_joined=not is_member)
 
 
 def _derived(launch: Launch, trust: Trust, store_name: str) -> dict[str, str]:

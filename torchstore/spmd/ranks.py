@@ -222,7 +222,7 @@ def _missing(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Where a rank is among those that have initialized a store together.
 
     Attributes:
@@ -244,15 +244,15 @@ class Place:
     local_pids: tuple[int, ...] = ()
 
 
-_places: dict[str, Place] = {}
+_places: dict[str, RankPlace] = {}
 
 
-def place_of(store_name: str) -> Place | None:
+def place_of(store_name: str) -> RankPlace | None:
     """Which rank this process is in a store of `initialize_spmd`; None where it has initialized none of this name."""
     return _places.get(store_name)
 
 
-def note_place(store_name: str, place: Place | None) -> None:
+def note_place(store_name: str, place: RankPlace | None) -> None:
     """Note which rank this process is in a store, or with None that it has left it."""
     if place is None:
         _places.pop(store_name, None)

@@ -1,1 +1,1 @@
-"""What both sides of a store use: deadlines, records, processes, coroutines."""
+"""What every room of the store uses: deadlines, calls, records, processes, coroutines."""

@@ -10,7 +10,7 @@ C = TypeVar("C", bound=type[Any])
 
 
 def compact(cls: C) -> C:
-    """Have the instances of a dataclass with two fields or more be pickled as the class and their values.
+    """Let the instances of a dataclass with two fields or more be pickled as the class and their values.
 
     What ``dataclass(frozen=True, slots=True)`` does by itself looks at each field in Python, on both sides: it takes
     twice as long.

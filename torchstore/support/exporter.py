@@ -15,8 +15,8 @@ def serve_metrics(
 ) -> PageServer:
     """Serve `metrics_text` to Prometheus: ``http://HOST:PORT/metrics``.
 
-    Whoever reaches the address, and knows the token where there is one, can read it. It holds figures, names of stores
-    and keys, and nothing of any value; by default only this host reaches it.
+    Everybody who reaches the address, and knows the token where there is one, can read it. It holds figures, names of
+    stores and keys, and nothing of any value. By default only this host reaches it.
 
     Args:
         port: To listen on; 0: one that is free (see `MetricsServer.port`).

@@ -54,7 +54,7 @@ class _Series:
         self.seconds += record.seconds
         self.messages += record.control_calls
         self.ended = record.ended
-        if record.mode == "inline":  # the shortest way has one stage and moves nothing beside the message
+        if record.mode == "inline":  # the shortest way has one stage and moves nothing but the message
             self.stages[1] += record.control_s
             return
         for number, spent_s in enumerate(record.stages.values()):

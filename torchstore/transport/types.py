@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from skipper.torchstore.algebra.slices import TensorSlice
-from skipper.torchstore.algebra.tensors import describe, is_dtensor
 from skipper.torchstore.errors import LayoutMismatchError
+from skipper.torchstore.tensors.local_tensors import describe, is_dtensor
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -9,10 +9,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from skipper import torchstore as ts
-from skipper.torchstore.algebra.state_dict import Flattened, path_of
-from skipper.torchstore.client.pinning import Block
+from skipper.torchstore.clients.pinning import Block
 from skipper.torchstore.dcp import StoreReader, StoreWriter, load_from_directory, save_to_directory
 from skipper.torchstore.dcp.records import part_of
+from skipper.torchstore.tensors.state_dict import Flattened, path_of
 from tests.torchstore.dcp.conftest import same, same_everywhere
 from tests.torchstore.dcp.ranks import gathered
 

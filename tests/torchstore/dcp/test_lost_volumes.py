@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from skipper import torchstore as ts
-from skipper.torchstore.client.pinning import Block
+from skipper.torchstore.clients.pinning import Block
 from skipper.torchstore.dcp import save_to_directory
 from tests.torchstore.dcp.conftest import LIMIT_S, same_everywhere
 

@@ -1,1 +1,0 @@
-"""What runs in the process of who puts and gets."""

@@ -1,0 +1,167 @@
+"""What a reader has been told before: manifests and bindings by id, so that they are sent to it once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import prod
+from threading import Lock
+from typing import TypeVar
+
+from skipper.torchstore.algebra.layout import contiguous_strides
+from skipper.torchstore.algebra.manifest import Binding, Manifest, TensorItem
+from skipper.torchstore.protocol.messages import Grant, Share
+from skipper.torchstore.support.lru_cache import LRUCache
+from skipper.torchstore.support.process import ProcessId
+from skipper.torchstore.tensors.plan import Source
+
+R = TypeVar("R", Manifest, Binding)
+
+Choose = Callable[[Sequence[Binding]], Binding]
+"""Picks one of several bindings that hold the same bytes."""
+
+_KEYS = 256
+_RECORDS_PER_KEY = 64  # of one key: every publisher's manifest and its few bindings
+
+
+def _first(holders: Sequence[Binding]) -> Binding:
+    return holders[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A grant whose ids have been replaced by the records that they name.
+
+    Attributes:
+        generations: For each source, what its seal must say (direct mode).
+        writers: For each source, who published it.
+        peer_copy: Another reader's copy to read from, if there is one.
+    """
+
+    grant: Grant
+    sources: tuple[Source, ...]
+    generations: tuple[int, ...]
+    writers: tuple[ProcessId, ...]
+    peer_copy: Opened | None = None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Names layouts and memory of all sources: equal ids, equal plan."""
+        return tuple(source.id for source in self.sources)
+
+    @property
+    def kind(self) -> str:
+        """Of the value: "value" or "state_dict"."""
+        return self.sources[0].manifest.kind
+
+    @property
+    def mode(self) -> str:
+        """Where the bytes are: "direct" or "snapshot"."""
+        return next((source.binding.mode for source in self.sources if source.binding), "snapshot")
+
+    def tensors(self) -> dict[str, TensorItem]:
+        """The tensors by name, each as its first source describes it."""
+        found: dict[str, TensorItem] = {}
+        for source in self.sources:
+            for name, item in source.manifest.tensors.items():
+                found.setdefault(name, item)
+        return found
+
+    def places(self, name: str) -> tuple[tuple[object, ...] | None, ...]:
+        """Where each source holds a tensor; equal for names that are tied in all of them."""
+        return tuple(place_of(source.manifest, name) for source in self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What was known about a key when its reader asked: the answer may refer to any of it by id."""
+
+    key: str
+    records: dict[str, Manifest | Binding]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """What the controller need not spell out."""
+        return tuple(self.records)
+
+
+def place_of(manifest: Manifest, name: str) -> tuple[object, ...] | None:
+    """Where a publisher's part of a tensor lies in its buffers; equal for what holds the same bytes."""
+    item = manifest.tensors.get(name)
+    if item is None or not item.pieces:
+        return None
+    nbytes = prod(item.global_shape) * item.itemsize
+    dense = tuple(stride * item.itemsize for stride in contiguous_strides(item.global_shape))
+    if item.pieces[0].box.shape == item.global_shape and item.strides == dense:  # the same bytes in any shape
+        return item.buffer, item.offset, nbytes
+    return item.buffer, item.offset, item.strides, item.pieces, item.dtype
+
+
+class Catalog:
+    """The records of one client, by key; bounded in both directions. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._records: LRUCache[str, dict[str, Manifest | Binding]] = LRUCache(_KEYS)
+        self._lock = Lock()
+
+    def recall(self, key: str) -> Recalled:
+        """What is known about a key now."""
+        with self._lock:
+            return Recalled(key, dict(self._records.get(key) or {}))
+
+    def open(self, recalled: Recalled, grant: Grant, choose: Choose = _first) -> Opened:
+        """Resolve a grant's ids, and remember the records that came with it.
+
+        Args:
+            recalled: What was known when the grant was asked for.
+            grant: The grant.
+            choose: Picks one of the copies of each part.
+        """
+        records = recalled.records
+        sources: list[Source] = []
+        used: dict[str, Manifest | Binding] = {}
+        of_peer = (grant.peer_copy,) if grant.peer_copy is not None else ()
+        for share in (*grant.shares, *of_peer):
+            manifest = _resolve(records, share.manifest, Manifest)
+            holders = _holders(records, share)
+            sources.append(Source(manifest, choose(holders) if holders else None))
+            used.update({record.id: record for record in (manifest, *holders)})
+        with self._lock:
+            # The records of this version first, then those of the versions before, as many as have room.
+            room = max(_RECORDS_PER_KEY, 2 * len(used))
+            self._records.put(recalled.key, dict(islice((used | records).items(), room)))
+        peer_copy: Opened | None = None
+        if grant.peer_copy is not None:
+            peer_copy = Opened(grant, (sources.pop(),), (grant.peer_copy.generation,), (grant.peer_copy.writer,))
+        return Opened(
+            grant,
+            tuple(sources),
+            tuple(share.generation for share in grant.shares),
+            tuple(share.writer for share in grant.shares),
+            peer_copy,
+        )
+
+    @staticmethod
+    def volumes(recalled: Recalled, grant: Grant) -> list[tuple[str, ...]]:
+        """For each part of a granted version, the volumes that hold a copy of it."""
+        return [tuple(holder.volume for holder in _holders(recalled.records, share)) for share in grant.shares]
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop what is kept for some keys."""
+        with self._lock:
+            for key in keys:
+                self._records.pop(key)
+
+
+def _holders(records: dict[str, Manifest | Binding], share: Share) -> list[Binding]:
+    """All memory that holds a part."""
+    return [_resolve(records, holder, Binding) for holder in (share.binding, *share.copies) if holder is not None]
+
+
+def _resolve(records: dict[str, Manifest | Binding], given: R | str, kind: type[R]) -> R:
+    """The record behind an id, or the record itself."""
+    record = records[given] if isinstance(given, str) else given
+    if not isinstance(record, kind):
+        raise LookupError(f"{given} names a record of another kind")
+    return record

@@ -1,0 +1,194 @@
+"""Where a client finds the controller of its store. A store with a journal has several, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from threading import Lock, Thread
+from typing import Any, TypeVar
+
+from skipper.control import ControlError, Future, SupervisionError
+from skipper.control.model.bounds import check_seconds
+from skipper.torchstore.clients.held_leases import held_of
+from skipper.torchstore.errors import StoreError, StoreTimeoutError
+from skipper.torchstore.protocol.messages import Controller, StoreInfo
+from skipper.torchstore.support.calls import ask, ask_blocking
+from skipper.torchstore.support.deadlines import within
+
+_log = logging.getLogger("skipper.torchstore")
+
+T = TypeVar("T")
+
+Call = Callable[[Controller], Future[T]]
+"""Sends a message to a controller."""
+
+_Switch = concurrent.futures.Future[None]
+
+_SWITCH_TIMEOUT_S = 60.0
+_GRACE_S = 1.0
+_PAUSE_S = 0.02  # between two attempts to reach a controller that is said to be there
+
+
+class ControllerLink:
+    """The controller of one store, for one client. Thread-safe.
+
+    Args:
+        store_name: Of the store.
+        entrance: The actor that is found by that name.
+        info: What that has said of the store.
+
+    Attributes:
+        actor: The controller that is there now, as far as is known.
+        may_change: Whether another one takes its place when it dies.
+    """
+
+    def __init__(self, store_name: str, entrance: Controller, info: StoreInfo) -> None:
+        self._entrance = entrance
+        self._client = info.client
+        self._held = held_of(store_name, info.client)
+        self._lock = Lock()
+        self._switching: _Switch | None = None
+        self.may_change = info.successor is not None
+        self._life = info.successor.life if info.successor is not None else 0
+        self.actor = info.successor.actor if info.successor is not None else entrance
+
+    async def ask(self, call: Call[T], timeout: float, *, grants: bool = False) -> T:
+        """The answer of a controller that may change; where it dies meanwhile, that of the next one.
+
+        Args:
+            call: Sends the message: again, if its controller has died.
+            timeout: In seconds.
+            grants: Whether the answer may be a lease.
+
+        Raises:
+            StoreError: What the endpoint raised.
+            StoreTimeoutError: No answer in time.
+            SupervisionError: The controller is dead, and there is no other.
+            ActorError: The endpoint failed otherwise.
+        """
+        end = time.monotonic() + check_seconds("timeout", timeout)
+        while True:
+            life, actor = self._now()
+            try:
+                answer = call(actor)
+                if not grants:
+                    return await ask(answer, max(end - time.monotonic(), 0.001))
+                self._held.expect(answer, life)
+                granted = await ask(answer, max(end - time.monotonic(), 0.001))
+            except SupervisionError:
+                await self._follow(life, timeout, end)
+            else:
+                self._held.take(answer)  # before anybody can give it back
+                return granted
+
+    async def _follow(self, life: int, timeout: float, end: float) -> None:
+        """Wait until there is a controller after one that is dead.
+
+        Raises:
+            StoreError: There will be none, or the store was shut down.
+            StoreTimeoutError: There was none in time.
+        """
+        try:
+            await within(max(end - time.monotonic(), 0.001), asyncio.wrap_future(self._begin_switch(life)))
+        except TimeoutError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreTimeoutError(f"the store's controller has died, and {timeout:g} s are over") from error
+        await asyncio.sleep(_PAUSE_S)
+
+    def give_back(self, leases: Iterable[tuple[str, int]], batch: int, call: Call[Any]) -> None:
+        """Give leases back by a message, without waiting; by another one, where that is not heard."""
+        if not self.may_change:
+            call(self.actor)
+            return
+        self._held.give_back(leases, batch)
+        life, actor = self._now()
+
+        def look(sent: Future[Any]) -> None:
+            try:
+                sent.get(0)
+            except (SupervisionError, TimeoutError):
+                self._begin_switch(life).add_done_callback(again)
+            except ControlError as error:
+                _log.warning("a lease is not given back: %s", error)
+
+        def again(switched: _Switch) -> None:
+            error = switched.exception()
+            if error is None:
+                self._now()[1].release.call(tuple(leases), batch)
+            else:
+                _log.info("the store's controller is gone: %s", error)
+
+        call(actor).add_done_callback(look)
+
+    def _now(self) -> tuple[int, Controller]:
+        with self._lock:
+            return self._life, self.actor
+
+    def _begin_switch(self, life: int) -> _Switch:
+        """Begin to look for the controller after one that is dead, unless somebody does so already."""
+        switch = _Switch()
+        switch.set_running_or_notify_cancel()  # a waiter that is cancelled does not end it for the others
+        with self._lock:
+            if self._switching is not None:
+                return self._switching
+            if self._life > life:
+                switch.set_result(None)
+                return switch
+            self._switching = switch
+        run = contextvars.copy_context().run
+        thread = Thread(target=run, args=(self._switch, life, switch), name="torchstore-switch", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._end_switch(
+                switch, StoreError(f"no thread can be started to look for the store's controller: {error}")
+            )
+        return switch
+
+    def _switch(self, life: int, switch: _Switch) -> None:
+        try:
+            self._switch_to_successor(life, _SWITCH_TIMEOUT_S)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            self._end_switch(switch, error)
+        else:
+            self._end_switch(switch, None)
+
+    def _end_switch(self, switch: _Switch, error: BaseException | None) -> None:
+        with self._lock:
+            self._switching = None
+        if error is None:
+            switch.set_result(None)
+        else:
+            switch.set_exception(error)
+
+    def _switch_to_successor(self, life: int, timeout: float) -> None:
+        """Find the controller after one that is dead, and tell it what this process reads; blocks.
+
+        Raises:
+            StoreError: There will be none, or none in time; or the store was shut down.
+            SupervisionError: The script is gone.
+        """
+        end = time.monotonic() + timeout
+        successor = ask_blocking(self._entrance.successor.call_one(life, timeout), timeout + _GRACE_S)
+        if successor.life == life:
+            return  # it was only not to be reached
+        try:
+            leases, batches = self._held.after(life, max(end - time.monotonic(), 0.0))
+        except TimeoutError as error:
+            raise StoreTimeoutError(str(error)) from error
+        left = max(end - time.monotonic(), 0.001)
+        with suppress(SupervisionError):  # dead again: the next request switches to the one after it
+            ask_blocking(successor.actor.return_to.call_one(self._client, leases, batches), left)
+        with self._lock:
+            self.actor, self._life = successor.actor, successor.life
+        gone, gone_batches = self._held.without(leases, batches)
+        if gone:
+            successor.actor.release.call(tuple(gone), 0)
+        for batch in gone_batches:
+            successor.actor.release.call((), batch)

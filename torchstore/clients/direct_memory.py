@@ -1,0 +1,106 @@
+"""Direct mode: publish the tensors' own memory, and a seal that says whether it may be read.
+
+The seal is one word in our memory next to the tensors. It holds the generation that is published, and 0
+while we may be writing. Readers fetch it one-sidedly before and after the data: if it is not the generation
+that they were granted, both times, they know that what they hold is not one version.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+import torch
+
+from skipper import dataplane
+from skipper.dataplane import RDMABuffer
+from skipper.torchstore.algebra.manifest import Binding
+from skipper.torchstore.tensors.packing import Packed
+
+
+@dataclass(slots=True)
+class _Registration:
+    packed: Packed
+    binding: Binding
+    seal: torch.Tensor
+
+
+class DirectMemory:
+    """The registrations of one publisher, by key: made once per memory, not once per put."""
+
+    def __init__(self) -> None:
+        self._current: dict[str, _Registration] = {}
+        self._generations: dict[str, int] = {}
+        self._replaced: dict[str, _Registration] = {}  # readers of an older version may still be there
+
+    def registered(self, key: str, mark: tuple[object, ...]) -> Packed | None:
+        """What is registered under this key, if it is the memory with this fingerprint."""
+        current = self._current.get(key)
+        return current.packed if current is not None and current.packed.mark == mark else None
+
+    def publish(self, key: str, packed: Packed) -> tuple[Binding, int]:
+        """Seal the memory as it is now, as the next generation.
+
+        Returns:
+            The binding, equal for as long as the memory is, and the generation.
+
+        Raises:
+            dataplane.errors.RegistrationError: Some memory cannot be registered.
+        """
+        current = self._current.get(key)
+        if current is None or current.packed is not packed:
+            if current is not None:
+                current.seal.fill_(0)
+                self._replaced[current.binding.id] = current
+            current = self._current[key] = _register(packed)
+        generation = self._generations[key] = self._generations.get(key, 0) + 1
+        current.seal.fill_(generation)
+        return current.binding, generation
+
+    def holds(self, key: str) -> bool:
+        """Whether something is published under this key."""
+        return key in self._current
+
+    def withdraw(self, key: str) -> None:
+        """Break the seal: a reader that is late finds out."""
+        current = self._current.get(key)
+        if current is not None:
+            current.seal.fill_(0)
+
+    def retire(self, binding: str) -> None:
+        """No version uses this memory any more: let go of it. The key's next version registers its own."""
+        replaced = self._replaced.pop(binding, None)
+        if replaced is not None:
+            _drop(replaced)
+        for key, current in list(self._current.items()):
+            if current.binding.id == binding:
+                self.forget(key)
+
+    def forget(self, key: str) -> None:
+        """The key was deleted: readers get errors from now on, and the tensors are ours alone again."""
+        current = self._current.pop(key, None)
+        if current is not None:
+            _drop(current)
+
+    def close(self) -> None:
+        """Drop every registration."""
+        for registration in [*self._current.values(), *self._replaced.values()]:
+            _drop(registration)
+        self._current.clear()
+        self._replaced.clear()
+
+
+def _register(packed: Packed) -> _Registration:
+    seal = dataplane.empty((1,), torch.int64)
+    seal.fill_(0)
+    buffers = tuple(RDMABuffer(storage, writable=False) for storage in packed.storages)
+    binding = Binding(uuid.uuid4().hex, "direct", "", buffers, RDMABuffer(seal, writable=False))
+    return _Registration(packed, binding, seal)
+
+
+def _drop(registration: _Registration) -> None:
+    registration.seal.fill_(0)
+    for buffer in registration.binding.buffers:
+        buffer.drop()
+    if registration.binding.seal is not None:
+        registration.binding.seal.drop()

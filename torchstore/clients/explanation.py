@@ -1,0 +1,138 @@
+"""What a read will do, before it does it: the plan in figures."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from skipper import dataplane
+from skipper.torchstore.clients.catalog import Opened
+from skipper.torchstore.clients.delta_read import DeltaRead
+from skipper.torchstore.tensors.plan import Plan
+
+_PROBE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One way that bytes take.
+
+    Attributes:
+        source: Whose memory is read: a volume, or a publisher's process.
+        backend: What moves them from here: "local", "shm", "ucx", "verbs".
+        nbytes: How many.
+        parts: In how many blocks, before neighbours are joined.
+    """
+
+    source: str
+    backend: str
+    nbytes: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The plan of one read, in figures; printing it gives a small table.
+
+    Attributes:
+        mode: "snapshot", "direct" or "inline".
+        tensors: How many are read.
+        needed: Bytes of the destination.
+        nbytes: Bytes that move.
+        segments: Contiguous runs after neighbours were joined.
+        links: One for each source that is read from.
+        known: Whether the plan was there already.
+        compile_s: What making it cost, now or then.
+        predicted_s: How long moving the bytes should take.
+        proof_nbytes: Bytes that are fetched in addition to ``nbytes`` to prove what arrives: sums, and cells that the
+            destination cuts; 0 where the version has no checksums.
+        saved_nbytes: ``delta=True``: bytes that the destination holds already and that do not move.
+        rate_from: What the prediction rests on: "last read" of this process, or "memcpy", which bounds it from below.
+    """
+
+    key: str
+    version: int
+    mode: str
+    tensors: int
+    needed: int
+    nbytes: int
+    segments: int
+    links: tuple[Link, ...]
+    known: bool
+    compile_s: float
+    predicted_s: float
+    rate_from: str
+    proof_nbytes: int = 0
+    saved_nbytes: int = 0
+
+    @property
+    def amplification(self) -> float:
+        """Bytes moved for each byte needed; 1.0 is the best there is."""
+        return self.nbytes / self.needed if self.needed else 1.0
+
+    def __str__(self) -> str:
+        lines = [
+            f"version {self.version} of {self.key!r} ({self.mode}): {self.tensors} tensors, {self.nbytes:,} bytes "
+            f"in {self.segments:,} segments, amplification {self.amplification:.2f}",
+            f"  plan {'known' if self.known else 'made now'} ({self.compile_s * 1e3:.1f} ms); "
+            f"{self.predicted_s * 1e3:.1f} ms to move, judged by {self.rate_from}",
+        ]
+        if self.saved_nbytes:
+            lines.append(f"  {self.saved_nbytes:>14,} bytes are there since the version before")
+        if self.proof_nbytes:
+            lines.append(f"  {self.proof_nbytes:>14,} bytes of checksums prove what arrives")
+        lines += [
+            f"  {link.nbytes:>14,} bytes in {link.parts:,} blocks from {link.source} by {link.backend}"
+            for link in self.links
+        ]
+        return "\n".join(lines)
+
+
+def explain_plan(
+    key: str, opened: Opened, plan: Plan, reduced: DeltaRead | None = None, *, known: bool, last_rate: float
+) -> Explanation:
+    """Put a plan into figures.
+
+    Args:
+        key: As it was asked for.
+        opened: The version that the plan reads.
+        plan: Its plan.
+        reduced: What of it would be read, if that is not all.
+        known: Whether it was there already.
+        last_rate: Bytes per second of this process' last read of some size; 0 when there was none.
+    """
+    links, part = [], reduced or plan
+    for source, writer, (nbytes, parts) in zip(opened.sources, opened.writers, part.of_source, strict=True):
+        if not parts or source.binding is None:
+            continue
+        where = f"volume {source.binding.volume!r}" if source.binding.mode == "snapshot" else str(writer)
+        links.append(Link(where, source.binding.buffers[0].backend, nbytes, parts))
+    return Explanation(
+        key,
+        opened.grant.version,
+        opened.mode,
+        plan.tensors,
+        plan.needed,
+        part.nbytes,
+        part.segments,
+        tuple(links),
+        known,
+        plan.compile_s,
+        part.nbytes / (last_rate or _memcpy_rate()),
+        "last read" if last_rate else "memcpy",
+        plan.proof.nbytes if plan.proof is not None else 0,
+        plan.nbytes - part.nbytes,
+    )
+
+
+@lru_cache(maxsize=1)
+def _memcpy_rate() -> float:
+    """Bytes per second of one thread's copy, measured once."""
+    source, target = (torch.ones(_PROBE_BYTES, dtype=torch.uint8, device="cpu") for _ in range(2))
+    dataplane.memcpy(target, source)
+    begin = time.perf_counter()
+    dataplane.memcpy(target, source)
+    return _PROBE_BYTES / (time.perf_counter() - begin)

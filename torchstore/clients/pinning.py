@@ -1,0 +1,197 @@
+"""Hold a version of a state dict and read blocks of its tensors, in any number of reads and in any order.
+
+`get_state_dict` reads a version once, into a whole state dict. A reader that first looks at what is stored, and
+then decides what to read and where to, pins the version. It stays readable until it is released, whatever is put
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from skipper.control.model.bounds import check_seconds
+from skipper.torchstore.algebra.layout import Box, Ints, Piece
+from skipper.torchstore.algebra.manifest import Path
+from skipper.torchstore.clients.catalog import Catalog, Choose, Opened, Recalled
+from skipper.torchstore.clients.destination import compile_targets, objects_of
+from skipper.torchstore.clients.failover import Failover
+from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.transfer import Mover
+from skipper.torchstore.errors import KeyNotFoundError, KindMismatchError
+from skipper.torchstore.protocol.messages import Grant, Selector, Wanted
+from skipper.torchstore.support.records import Cost
+from skipper.torchstore.tensors.local_tensors import LocalTensor
+from skipper.torchstore.tensors.values import dtype_named
+from skipper.torchstore.tensors.written import written
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a pinned version.
+
+    Attributes:
+        dtype: Of its elements, as they are stored.
+        shape: Of the whole tensor.
+        boxes: The parts in which it is stored, each once.
+        is_quantized: Whether its values are had by reading into a tensor of a wider dtype.
+    """
+
+    dtype: torch.dtype
+    shape: Ints
+    boxes: tuple[Box, ...]
+    is_quantized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of a stored tensor, and the tensor that it is read into.
+
+    Attributes:
+        name: Of the stored tensor.
+        offsets: Of the block's first element in it.
+        into: Has the block's shape and the dtype that is stored; any strides.
+    """
+
+    name: str
+    offsets: Ints
+    into: torch.Tensor
+
+
+class PinnedVersion:
+    """One version of one key; made by `LocalClient.pin`.
+
+    Attributes:
+        key: As it was asked for.
+        version: Its number.
+    """
+
+    def __init__(
+        self, recalled: Recalled, grant: Grant, remote: Remote, catalog: Catalog, mover: Mover, failover: Failover
+    ) -> None:
+        self.key = recalled.key
+        self.version = grant.version
+        self._recalled = recalled
+        self._grant = grant
+        self._is_held = True
+        self._remote = remote
+        self._catalog = catalog
+        self._mover = mover
+        self._failover = failover
+        self._opened = catalog.open(recalled, grant, failover.choose())
+
+    @staticmethod
+    async def of(
+        key: str,
+        selector: Selector,
+        remote: Remote,
+        catalog: Catalog,
+        mover: Mover,
+        failover: Failover,
+        timeout: float,
+    ) -> PinnedVersion:
+        """Pin a version.
+
+        Raises:
+            KeyNotFoundError: There is none.
+            KindMismatchError: It is no state dict.
+            StoreError: It cannot be read.
+        """
+        recalled = catalog.recall(key)
+        if selector.beside is None:
+            grant = await remote.acquire(key, selector, recalled.ids, timeout)
+        else:
+            (grant,) = await remote.acquire_batch((Wanted(key, selector, recalled.ids),), timeout)
+        try:
+            pinned = PinnedVersion(recalled, grant, remote, catalog, mover, failover) if grant.shares else None
+            if pinned is None or pinned._opened.kind != "state_dict" or grant.item:
+                raise KindMismatchError(key, "a single value is stored there: use get")
+            if grant.overwritten:
+                raise KindMismatchError(
+                    f"{key}/{grant.overwritten[0]}",
+                    f"put by itself since, it is no part of version {grant.version}: put the state dict again, or say "
+                    f"version={grant.version} to read it as it was put",
+                )
+        except BaseException:
+            remote.release((grant,))
+            raise
+        return pinned
+
+    def tensors(self) -> dict[str, StoredTensor]:
+        """What there is to read, by name."""
+        boxes: dict[str, dict[Box, None]] = {}
+        for source in self._opened.sources:
+            for name in source.manifest.tensors:
+                boxes.setdefault(name, {}).update(
+                    dict.fromkeys(piece.box for piece in source.manifest.tensors[name].pieces)
+                )
+        return {
+            name: StoredTensor(dtype_named(item.dtype), item.global_shape, tuple(boxes[name]), bool(item.scales))
+            for name, item in self._opened.tensors().items()
+        }
+
+    def objects(self) -> dict[str, Any]:
+        """The entries that are not tensors, by name."""
+        return objects_of(self._opened)
+
+    def paths(self) -> Mapping[str, Path]:
+        """How the names lead back into the nested dict."""
+        return {name: path for source in self._opened.sources for name, path in source.manifest.paths.items()}
+
+    @property
+    def lease(self) -> int:
+        """The lease that holds the version. Other readers can pin the version by it."""
+        return self._grant.lease
+
+    async def read(self, blocks: Sequence[Block], timeout: float) -> None:
+        """Read blocks, all of them in one batch.
+
+        Args:
+            blocks: Which, and where to.
+            timeout: In seconds.
+
+        Raises:
+            KeyNotFoundError: No tensor of that name is stored.
+            CoverageError: A block reaches out of its tensor.
+            DTypeMismatchError: A destination has another dtype than what is stored.
+            VolumeLostError: The bytes are gone.
+            StoreTimeoutError: They did not come in time.
+            ValueError: The version was released.
+        """
+        if not self._is_held:
+            raise ValueError(f"version {self.version} of {self.key!r} was released: pin it again")
+        end = time.perf_counter() + check_seconds("timeout", timeout)
+        items = self._opened.tensors()
+        targets: dict[str, LocalTensor] = {}
+        stored: dict[str, str] = {}
+        for number, block in enumerate(blocks):
+            if block.name not in items:
+                raise KeyNotFoundError(f"{self.key}/{block.name}")
+            if block.into.numel() == 0:
+                continue
+            shape = tuple(block.into.shape)
+            label = f"block {number}"
+            piece = Piece(Box(block.offsets, shape), (0,) * len(shape))
+            targets[label] = LocalTensor(block.into.detach(), items[block.name].global_shape, (piece,))
+            stored[label] = block.name
+        if not targets:
+            return
+
+        async def read(choose: Choose, until: float) -> None:
+            opened: Opened = self._catalog.open(self._recalled, self._grant, choose)
+            cost = Cost("get", time.perf_counter(), hit=False)
+            plan = compile_targets(self.key, opened, targets, stored)
+            await self._mover.run(self.key, opened, plan, cost, max(until - time.perf_counter(), 0.05))
+
+        with written(block.into for block in blocks):
+            await self._failover.read(Catalog.volumes(self._recalled, self._grant), end, read)
+
+    def release(self) -> None:
+        """Hold the version no longer; again is free."""
+        if self._is_held:
+            self._is_held = False
+            self._remote.release((self._grant,))

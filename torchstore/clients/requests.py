@@ -1,0 +1,252 @@
+"""What a reader asks for, and how a single stored value becomes that."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import torch
+
+from skipper.control.model.bounds import check_flag
+from skipper.torchstore.algebra.key_names import check_key
+from skipper.torchstore.algebra.manifest import Mode, TensorItem
+from skipper.torchstore.algebra.slices import TensorSlice
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
+from skipper.torchstore.clients.staging import TransferDtype, check_transfer_dtype
+from skipper.torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
+from skipper.torchstore.protocol.messages import NEWEST, Selector
+from skipper.torchstore.protocol.origin import Origin, read_publisher
+from skipper.torchstore.tensors.local_tensors import LocalTensor, check_destination, describe, describe_slice
+from skipper.torchstore.tensors.naming import NameMap
+from skipper.torchstore.tensors.values import as_bytes, load, new_tensor, open_inline, part_of
+from skipper.torchstore.tensors.written import writing_mode, written
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRequest:
+    """What is wanted of one key: all of it or a part, and the tensor to put it into."""
+
+    into: torch.Tensor | None = None
+    part: TensorSlice | None = None
+
+
+VersionSelector = int | Literal["latest"] | tuple[Literal["newer_than"], int]
+
+
+@dataclass(frozen=True, slots=True)
+class StateDictPut:
+    """A put of a state dict, in its caller's words; see `torchstore.put_state_dict`.
+
+    Attributes:
+        state_dict: What is put; None: once more what was put last.
+        checksum: None: as the store was initialized; so is ``copies``.
+        timeout: In seconds.
+    """
+
+    state_dict: Mapping[Any, Any] | None
+    key: str
+    mode: Mode = "snapshot"
+    version: int | None = None
+    keep: int | None = None
+    transfer_dtype: TransferDtype | None = None
+    checksum: bool | None = None
+    delta: bool = False
+    publisher: Origin | tuple[int, int] | None = None
+    verify_replicas: bool = False
+    copies: int | None = None
+    timeout: float = DEFAULT_TIMEOUT_S
+
+    def check(self) -> None:
+        """See whether the arguments make sense, before anything is done.
+
+        Raises:
+            TypeError: One of them is of another type.
+            ValueError: They do not go together.
+        """
+        check_key(self.key)
+        if self.mode not in ("snapshot", "direct"):
+            raise ValueError(f"mode is 'snapshot' or 'direct', not {self.mode!r}")
+        if self.version is not None:
+            check_version(self.version)
+        if self.keep is not None:
+            check_keep(self.keep)
+        if self.transfer_dtype is not None:
+            check_transfer_dtype(self.transfer_dtype)
+        check_flag("verify_replicas", self.verify_replicas)
+        if check_flag("delta", self.delta) and self.mode != "snapshot":
+            raise ValueError("delta=True compares with the copy in the volume: it needs mode='snapshot'")
+        read_publisher(self.publisher)
+
+
+class PutOptions(TypedDict, total=False):
+    """The fields of `StateDictPut` that can be left out."""
+
+    mode: Mode
+    version: int | None
+    keep: int | None
+    transfer_dtype: TransferDtype | None
+    checksum: bool | None
+    delta: bool
+    publisher: Origin | tuple[int, int] | None
+    verify_replicas: bool
+    copies: int | None
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class StateDictGet:
+    """A read of a state dict, in its caller's words; see `torchstore.get_state_dict`.
+
+    Attributes:
+        into: Its tensors are to be filled; None: all of them are to be new.
+        version: Which one.
+        strict: Whether names must be the same on both sides.
+        names: Says what is stored under other names; None: nothing is.
+        delta: Whether the tensors still hold what the last such read has put there.
+        serve: Whether they are offered to other readers afterwards.
+        timeout: In seconds.
+    """
+
+    key: str
+    into: Mapping[Any, Any] | None = None
+    version: VersionSelector = "latest"
+    strict: bool = True
+    names: NameMap | None = None
+    delta: bool = False
+    serve: bool = False
+    timeout: float = DEFAULT_TIMEOUT_S
+
+    def check(self) -> None:
+        """See whether the arguments make sense, before anything is sent.
+
+        Raises:
+            TypeError: One of them is of another type.
+            ValueError: They do not go together.
+        """
+        check_key(self.key)
+        _check_names(self.names, self.into)
+        check_flag("strict", self.strict)
+        for name, wanted in (("delta", self.delta), ("serve", self.serve)):
+            if check_flag(name, wanted) and self.into is None:
+                raise ValueError(f"{name}=True is about tensors of yours: give a user_state_dict that holds them")
+        selector_of(self.version)
+
+
+class GetOptions(TypedDict, total=False):
+    """The fields of `StateDictGet` that can be left out, but the state dict."""
+
+    version: VersionSelector
+    strict: bool
+    names: NameMap | None
+    delta: bool
+    serve: bool
+    timeout: float
+
+
+def check_version(version: object) -> None:
+    """Raise TypeError or ValueError for what is no number of a version."""
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise TypeError(f"a version is a number, not {version!r}")
+    if version < 0:
+        raise ValueError(f"versions are counted from 1 on, and {version} is below; the newest one is 'latest'")
+
+
+def check_keep(keep: object) -> None:
+    """Raise TypeError or ValueError for what is no number of versions to keep."""
+    if not isinstance(keep, int) or isinstance(keep, bool):
+        raise TypeError(f"how many versions are kept is a number, not {keep!r}")
+    if keep < 1:
+        raise ValueError(f"at least one version is kept, not {keep}")
+
+
+def selector_of(version: object) -> Selector:
+    """Which version a reader means.
+
+    Raises:
+        TypeError: It is a number of another type.
+        ValueError: It is none of what a reader can say.
+    """
+    match version:
+        case "latest":
+            return NEWEST
+        case bool():
+            pass
+        case int():
+            check_version(version)
+            return Selector(exact=version)
+        case ("newer_than", int(number)):
+            return Selector(newer_than=number)
+    raise ValueError(f"version is a number, 'latest' or ('newer_than', number), not {version!r}")
+
+
+def _check_names(names: object, user_state_dict: object) -> None:
+    if names is None:
+        return
+    if not callable(names) or not isinstance(names, Hashable):  # plans are found by it
+        raise TypeError(f"names is a (hashable) function of a name, not {names!r}")
+    if user_state_dict is None:
+        raise ValueError("names maps the names of a given state dict: give user_state_dict")
+
+
+def as_object(key: str, request: ValueRequest, value: Any) -> Any:
+    """A stored object, which can only be asked for whole.
+
+    Raises:
+        KindMismatchError: A tensor or a part was asked for.
+    """
+    if request.into is not None or request.part is not None:
+        raise KindMismatchError(key, "an object is stored there, not a tensor: ask without tensor and slice")
+    return value
+
+
+def target_of(key: str, request: ValueRequest, item: TensorItem) -> tuple[LocalTensor, torch.Tensor]:
+    """Where a stored tensor goes, and what the caller gets back."""
+    if request.part is not None:
+        into = request.into
+        if into is None:
+            into = new_tensor(request.part.local_shape, item.dtype)
+        return describe_slice(into, request.part, key=key), into
+    if request.into is not None:
+        return describe(request.into, key=key), request.into
+    created = new_tensor(item.global_shape, item.dtype)
+    return describe(created, key=key), created
+
+
+def inline_value(key: str, request: ValueRequest, packed: bytes) -> Any:
+    """What is wanted of a value that came in a message.
+
+    Raises:
+        MismatchError: It is something else.
+    """
+    inline = open_inline(packed)
+    if not inline.dtype:
+        return as_object(key, request, load(inline.data))
+    into = request.into
+    if into is not None and request.part is None and inline.fill(into):
+        return into
+    return _cut(key, request, inline.tensor())
+
+
+def _cut(key: str, request: ValueRequest, tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a small tensor that is asked for, copied to where it is wanted."""
+    if request.into is None:
+        return tensor if request.part is None else part_of(tensor, request.part, key=key).clone()
+    if request.part is not None:
+        target = describe_slice(request.into, request.part, key=key)
+    else:
+        target = describe(request.into, key=key)
+    check_destination(target.tensor, key)
+    if target.tensor.dtype != tensor.dtype:
+        raise DTypeMismatchError(key, f"stored as {tensor.dtype}, asked for as {target.tensor.dtype}")
+    if target.global_shape != tuple(tensor.shape):
+        raise LayoutMismatchError(key, f"stored with shape {tuple(tensor.shape)}, asked for with {target.global_shape}")
+    with written([request.into]), writing_mode(target.tensor):
+        for piece in target.pieces:
+            here = _region(piece.local, piece.box.shape)
+            as_bytes(target.tensor)[here].copy_(as_bytes(tensor)[_region(piece.box.offsets, piece.box.shape)])
+    return request.into
+
+
+def _region(offsets: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))

@@ -1,0 +1,147 @@
+"""Snapshot puts: a version is a copy in an arena of a volume, or in arenas of several volumes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from skipper.dataplane.errors import BufferDroppedError
+from skipper.torchstore.clients.arenas import Arena, ArenaPool
+from skipper.torchstore.clients.delta_put import Bases
+from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.requests import StateDictPut
+from skipper.torchstore.errors import VolumeLostError
+from skipper.torchstore.protocol.messages import Publication, Retired
+from skipper.torchstore.support.process import this_process
+from skipper.torchstore.support.records import Cost
+from skipper.torchstore.tensors.packing import Packed, take_sums
+from skipper.torchstore.tensors.plan import compile_write
+
+
+class SnapshotPuts:
+    """The copies of one process in the volumes of a store. Has the interface `publish.StateDictPuts`.
+
+    Args:
+        remote: The store.
+        on_retired: Told of any memory of this process that is not used any more, arenas or not.
+
+    Attributes:
+        arenas: In which the copies lie.
+    """
+
+    def __init__(self, remote: Remote, on_retired: Callable[[Retired], None]) -> None:
+        self.arenas = ArenaPool(remote, on_retired)
+        self._remote = remote
+        self._bases = Bases()
+        self._packed: dict[str, Packed] = {}
+        self._seen: dict[str, int] = {}  # hash of the fingerprint that was put last
+
+    async def free_staged(self, key: str, cost: Cost, timeout: float) -> None:
+        """Converted copies are copied once more: nobody reads them."""
+
+    def find(self, key: str, mark: tuple[Any, ...]) -> Packed | None:
+        """The description of the last put, if its tensors have this fingerprint."""
+        found = self._packed.get(key)
+        return found if found is not None and found.mark == mark else None
+
+    def remember(self, key: str, packed: Packed) -> None:
+        """Keep a description for the next put, if it came twice.
+
+        A plan keeps its tensors alive. Parameters come again step after step, but a temporary copy that comes once must
+        not be held.
+        """
+        self._packed.pop(key, None)
+        if self._seen.get(key) == hash(packed.mark):
+            self._packed[key] = packed
+        self._seen[key] = hash(packed.mark)
+
+    def release(self, key: str) -> None:
+        """Let go of the tensors of the last put: the key was put in the other mode."""
+        self._packed.pop(key, None)
+        self._seen.pop(key, None)
+
+    async def write(self, put: StateDictPut, packed: Packed, cost: Cost) -> Publication:
+        """Copy a state dict into its volumes; with ``delta`` compare it with the last one first.
+
+        Raises:
+            VolumeLostError: A volume is dead, and there is no other.
+            StoreTimeoutError: The copy was not done in time.
+        """
+        stamp, change = "", None
+        if put.delta:
+            with cost.spent_on("describe"):
+                stamp = Bases.stamp()
+                compared = await asyncio.to_thread(self._bases.compare, put.key, packed, put.timeout)
+                change, cost.saved_nbytes = compared
+        self._bases.forget(put.key)  # its arena may be the one that is written to now
+        written = await self.copy(put.key, packed, put.copies or 1, cost, put.timeout)
+        return replace(written, version=put.version, stamp=stamp, change=change)
+
+    def published(self, put: StateDictPut, packed: Packed, publication: Publication) -> None:
+        """The next put with ``delta`` may rest on this one."""
+        if put.delta:
+            self._bases.published(put.key, packed, publication)
+
+    async def copy(self, key: str, packed: Packed, copies: int, cost: Cost, timeout: float) -> Publication:
+        """Copy a value into as many volumes as it has copies.
+
+        Raises:
+            VolumeLostError: A volume is dead, and there is no other.
+            StoreTimeoutError: The copy was not done in time.
+        """
+        cost.mode = "snapshot"
+        await take_sums(packed, cost)
+        written: list[Arena] = []
+        while packed.nbytes and len(written) < copies:
+            volumes = self._remote.place(copies)
+            try:
+                written.append(await self._write_to(volumes[len(written)], key, packed, cost, timeout))
+            except BaseException as error:
+                for arena in written:  # nothing is published of what is there
+                    self.arenas.give_back(arena)
+                written.clear()
+                if copies == 1 or not isinstance(error, VolumeLostError):
+                    raise
+                self._remote.lost.add(error.volume)  # its neighbour takes its place
+                self.arenas.lose(error.volume)
+        bindings = tuple(arena.binding for arena in written)
+        first = bindings[0] if bindings else None
+        return Publication(key, None, this_process(), packed.manifest, first, copies=bindings[1:])
+
+    def forget(self, key: str) -> None:
+        """The key was deleted: let go of what belongs to it."""
+        self.arenas.forget(key)
+        self._packed.pop(key, None)
+        self._seen.pop(key, None)
+        self._bases.forget(key)
+
+    def close(self) -> None:
+        """Let go of the tensors; versions stay in the volumes."""
+        self._packed.clear()
+
+    async def _write_to(self, volume: str, key: str, packed: Packed, cost: Cost, timeout: float) -> Arena:
+        """Write a value into an arena of a volume."""
+        while True:
+            with cost.spent_on("control"):
+                arena = await self.arenas.take(key, packed.nbytes, volume, timeout)
+            try:
+                await self._write(arena, packed, cost, timeout)
+                return arena
+            except BufferDroppedError as error:
+                # The volume has freed it since, because the key was deleted elsewhere; a new one is there.
+                self.arenas.discard(arena.binding.id)
+                if not arena.used:
+                    raise VolumeLostError(volume, "it has let go of its memory") from error
+
+    async def _write(self, arena: Arena, packed: Packed, cost: Cost, timeout: float) -> None:
+        write = arena.write if packed.mark and arena.mark == packed.mark else None
+        fresh = write is None
+        if write is None:
+            cost.hit = False
+            with cost.spent_on("compile"):
+                write = compile_write(arena.binding.buffers[0], packed.manifest, packed.tensors, packed.sums)
+        await self.arenas.write(arena, write, packed.nbytes, cost, timeout, fresh=fresh)
+        if self._packed.get(arena.key) is packed:
+            arena.mark, arena.write = packed.mark, write

@@ -1,0 +1,305 @@
+"""`Rendezvous`: the actor in rank 0's process in which the ranks of a store come together, and from which they part.
+
+A rank arrives, is told its place, brings a process for a volume where one is wanted, waits until rank 0 has started the
+store, and says that it is ready; all go on when all are. In the end each says that it is through with the store, and
+rank 0 shuts it down when all have. A rank that fails or dies on the way is a failure of all, in its words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from skipper.control import Actor, ProcMesh, concurrent_endpoint
+from skipper.torchstore.errors import RendezvousError, StoreError, StoreTimeoutError
+from skipper.torchstore.spmd.ranks import RankPlace
+
+T = TypeVar("T")
+
+_ACKNOWLEDGE_S = 10.0
+"""How long rank 0, which is about to end, waits for the others to have heard that the store is shut down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A rank that arrives.
+
+    Attributes:
+        rank: Its number.
+        host: What the ranks of its host have in common, and no others.
+        pid: Its process id.
+        pids: In which namespace that is one; a host may have several, of containers.
+        procs: Its process, for control.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    pids: int
+    procs: ProcMesh
+
+
+@dataclass(slots=True)
+class _Round:
+    """One store, from the arrival of the first rank to the leave of the last.
+
+    Attributes:
+        number: Of the round, as long as rank 0 lives.
+        world_size: How many ranks there are.
+        arrivals: Those that have arrived.
+        brought: The process ids, in control's sense, of those who host a volume, by the rank that has brought them.
+        is_started: Whether rank 0 has started the store.
+        ready: Who can use the store.
+        failure: Why it has come to nothing.
+        left: Who is through with the store, or gone.
+        is_over: Whether the store is shut down.
+        informed: Who knows that.
+    """
+
+    number: int
+    world_size: int
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    brought: dict[int, str] = field(default_factory=dict)
+    is_started: bool = False
+    ready: set[int] = field(default_factory=set)
+    failure: StoreError | None = None
+    left: set[int] = field(default_factory=set)
+    is_over: bool = False
+    informed: set[int] = field(default_factory=set)
+
+    def missing(self, those: Iterable[int]) -> list[int]:
+        """All ranks but those."""
+        return sorted(set(range(self.world_size)) - set(those))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have met."""
+        return len(self.ready) == self.world_size
+
+    def place(self, rank: int) -> RankPlace:
+        """Where a rank is, once all have arrived."""
+        hosts: dict[str, list[int]] = {}
+        for number in sorted(self.arrivals):
+            hosts.setdefault(self.arrivals[number].host, []).append(number)
+        arrival = self.arrivals[rank]
+        local = hosts[arrival.host]
+        beside = [self.arrivals[number] for number in local if self.arrivals[number].pids == arrival.pids]
+        return RankPlace(
+            rank=rank,
+            world_size=self.world_size,
+            local_rank=local.index(rank),
+            local_world_size=len(local),
+            host_rank=list(hosts).index(arrival.host),
+            num_hosts=len(hosts),
+            local_pids=tuple(other.pid for other in beside),
+        )
+
+
+class Rendezvous(Actor):
+    """Where the ranks of one store meet; every wait has a deadline, and ends when a rank has failed or died."""
+
+    def __init__(self) -> None:
+        self._round: _Round | None = None
+        self._changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @concurrent_endpoint
+    async def open(self, world_size: int) -> None:
+        """Begin anew; rank 0 does it before it lets anybody in."""
+        self._round = _Round(1 if self._round is None else self._round.number + 1, world_size)
+        await self._tell()
+
+    @concurrent_endpoint
+    async def arrive(self, arrival: Arrival, timeout: float) -> tuple[RankPlace, int]:
+        """Come, and wait for all others.
+
+        Returns:
+            The place of the rank, and the number of the round, for `leave`.
+
+        Raises:
+            StoreTimeoutError: Some have not come; the message names them.
+            RendezvousError: One has failed.
+        """
+        # A rank that is in the job for another store may be here before rank 0 has begun anew.
+        here = await self._until(
+            lambda: self._round if self._round is not None and self._expects(self._round, arrival.rank) else None,
+            timeout,
+            lambda: "rank 0 did not come",
+        )
+        here.arrivals[arrival.rank] = arrival
+        if arrival.rank:
+            loop = asyncio.get_running_loop()
+            arrival.procs.ended.add_done_callback(lambda _: self._soon(loop, here, arrival))
+        await self._tell()
+        await self._in_round(
+            here,
+            lambda: len(here.arrivals) == here.world_size,
+            timeout,
+            lambda: f"{_named(here.missing(here.arrivals))} did not come",
+        )
+        return here.place(arrival.rank), here.number
+
+    @concurrent_endpoint
+    async def bring(self, rank: int, process_id: str) -> None:
+        """Name a process that has come into the job to host a volume."""
+        self._now().brought[rank] = process_id
+        await self._tell()
+
+    @concurrent_endpoint
+    async def brought(self, count: int, timeout: float) -> list[str]:
+        """Wait for so many processes for volumes; in the order of the ranks that have brought them.
+
+        Raises:
+            StoreTimeoutError: They did not come.
+            RendezvousError: A rank has failed.
+        """
+        here = self._now()
+        await self._in_round(
+            here,
+            lambda: len(here.brought) == count,
+            timeout,
+            lambda: f"only {len(here.brought)} of {count} processes for volumes came",
+        )
+        return [here.brought[rank] for rank in sorted(here.brought)]
+
+    @concurrent_endpoint
+    async def fail(self, rank: int, reason: str, is_timeout: bool) -> None:
+        """Have the rendezvous come to nothing for all, unless it has already, or all are ready."""
+        here = self._round
+        if here is not None and here.failure is None and not here.is_complete:
+            kind = StoreTimeoutError if is_timeout else RendezvousError
+            here.failure = kind(f"rank {rank} failed: {reason}")
+            await self._tell()
+
+    @concurrent_endpoint
+    async def started(self) -> None:
+        """Rank 0 has started the store."""
+        self._now().is_started = True
+        await self._tell()
+
+    @concurrent_endpoint
+    async def wait_for_start(self, timeout: float) -> None:
+        """Wait until rank 0 has started the store.
+
+        Raises:
+            StoreTimeoutError: It did not in time.
+            RendezvousError: A rank has failed.
+        """
+        here = self._now()
+        await self._in_round(here, lambda: here.is_started, timeout, lambda: "rank 0 did not start the store")
+
+    @concurrent_endpoint
+    async def ready(self, rank: int, timeout: float) -> None:
+        """Be ready to use the store, and wait until all are.
+
+        Raises:
+            StoreTimeoutError: Some are not in time; the message names them.
+            RendezvousError: One has failed.
+        """
+        here = self._now()
+        here.ready.add(rank)
+        await self._tell()
+        missing = lambda: f"{_named(here.missing(here.ready))} did not get ready"  # noqa: E731
+        await self._in_round(here, lambda: here.is_complete, timeout, missing)
+
+    @concurrent_endpoint
+    async def leave(self, number: int, rank: int, timeout: float) -> None:
+        """Have done with the store, and wait until rank 0 has shut it down.
+
+        Raises:
+            StoreTimeoutError: It did not in time.
+        """
+        here = self._now()
+        if here.number != number:
+            return  # rank 0 has begun anew since: it is shut down
+        here.left.add(rank)
+        await self._tell()
+        await self._until(lambda: here.is_over or None, timeout, lambda: "rank 0 has not shut the store down")
+
+    @concurrent_endpoint
+    async def inform(self, rank: int) -> None:
+        """Know that the store is shut down."""
+        if self._round is not None:
+            self._round.informed.add(rank)
+            await self._tell()
+
+    @concurrent_endpoint
+    async def wait_for_others(self, timeout: float) -> list[int]:
+        """Wait until all ranks but 0 are through with the store. Returns those that are not, after ``timeout``."""
+        here = self._now()
+        try:
+            await self._until(lambda: not here.missing({0, *here.left}) or None, timeout, lambda: "others use it")
+        except StoreTimeoutError:
+            return here.missing({0, *here.left})
+        return []
+
+    @concurrent_endpoint
+    async def close(self) -> None:
+        """Say that the store is shut down; returns when those that wait for it know."""
+        here = self._now()
+        here.is_over = True
+        await self._tell()
+        try:
+            await self._until(
+                lambda: here.left <= here.informed | {0} or None, _ACKNOWLEDGE_S, lambda: "others have not heard"
+            )
+        except StoreTimeoutError:
+            return  # who does not answer has been waited for
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> _Round:
+        if self._round is None:
+            raise RendezvousError("rank 0 has not opened the rendezvous")
+        return self._round
+
+    @staticmethod
+    def _expects(here: _Round, rank: int) -> bool:
+        """Whether a rank that comes now is there for this round, and not for the next store of this name."""
+        return not here.is_over and rank not in here.arrivals
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _soon(self, loop: asyncio.AbstractEventLoop, here: _Round, arrival: Arrival) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._gone, here, arrival)
+
+    def _gone(self, here: _Round, arrival: Arrival) -> None:
+        """A rank's process has ended, or has left the job."""
+        here.left.add(arrival.rank)
+        here.informed.add(arrival.rank)
+        if not here.is_complete and here.failure is None:
+            here.failure = RendezvousError(f"rank {arrival.rank} has ended, process {arrival.pid}")
+        task = asyncio.get_running_loop().create_task(self._tell())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _in_round(
+        self, here: _Round, done: Callable[[], bool], timeout: float, missing: Callable[[], str]
+    ) -> None:
+        """Wait for something to be so, unless a rank fails first."""
+        await self._until(lambda: here.failure is not None or done() or None, timeout, missing)
+        if here.failure is not None and not here.is_complete:
+            raise here.failure
+
+    async def _until(self, found: Callable[[], T | None], timeout: float, missing: Callable[[], str]) -> T:
+        """Wait until ``found`` returns something.
+
+        Raises:
+            StoreTimeoutError: It did not in time.
+        """
+        try:
+            async with asyncio.timeout(timeout), self._changed:
+                while (result := found()) is None:
+                    await self._changed.wait()
+                return result
+        except TimeoutError:
+            raise StoreTimeoutError(f"{missing()} in {timeout:.0f} s") from None
+
+
+def _named(ranks: list[int]) -> str:
+    return ", ".join(f"rank {rank}" for rank in ranks)

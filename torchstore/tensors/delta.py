@@ -1,0 +1,104 @@
+"""Lossless deltas: what a version changes of the one before.
+
+The publisher compares its tensors with the copy of its last version, which still lies in the volume, bit by bit and
+cell by cell (`torchstore.tensors.cells`), before it writes the new one (`torchstore.clients.delta_put`). The list of
+the changed cells is published with the version. A reader whose tensors still hold the version before reads those cells
+and nothing else (`torchstore.clients.delta_read`). Each publication that can be a base has a *stamp* of its own. So a
+version is only ever taken for the base of its successor: not one of the same number before the key was deleted, and not
+one that was rolled back.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from skipper.dataplane import RDMAAction, RDMABuffer
+from skipper.torchstore.algebra.layout import Box, Ints, Piece
+from skipper.torchstore.algebra.manifest import TensorItem
+from skipper.torchstore.errors import StoreError
+from skipper.torchstore.tensors.cells import cell_shape, cells_differ, region
+from skipper.torchstore.tensors.local_tensors import LocalTensor
+
+Flags = npt.NDArray[np.bool_]
+
+_STRIP = 16 << 20  # bytes of the last version that are looked at at one time
+
+
+@torch.no_grad()
+def changed_cells(
+    items: Mapping[str, TensorItem], tensors: Mapping[str, LocalTensor], last: RDMABuffer, timeout: float
+) -> tuple[torch.Tensor, int]:
+    """Compare tensors with what an arena holds of them.
+
+    Args:
+        items: Of the manifest, equal to that of the arena.
+        tensors: The memory behind each item.
+        last: The arena. It is read strip by strip into a buffer of bounded size.
+        timeout: Of each read, in seconds.
+
+    Returns:
+        bool, one element for each cell, by item, piece and cell; and how many bytes the unchanged ones have at least.
+
+    Raises:
+        DataplaneError: The arena cannot be read.
+    """
+    flags = [torch.zeros(0, dtype=torch.bool, device="cpu")]
+    same = 0
+    for name, item in items.items():
+        cell = cell_shape(item.global_shape)
+        for piece in item.pieces:
+            for strip in _strips(piece, cell, item.itemsize):
+                here = region(tensors[name].tensor, strip.local, strip.box.shape)
+                there = torch.empty(strip.box.shape, dtype=here.dtype, device="cpu")
+                action = RDMAAction().read_remote(there, last, layout=item.block_at(strip.local, strip.box.shape))
+                action.submit(timeout).get(timeout)
+                differing = cells_differ(here.cpu(), there, strip.box.offsets, cell).reshape(-1)
+                changed = int(differing.sum()) * prod(cell) * item.itemsize
+                same += max(there.nbytes - changed, 0)
+                flags.append(differing)
+    return torch.cat(flags), same
+
+
+def pack_flags(flags: torch.Tensor) -> bytes:
+    """One bit for each cell, compressed: versions that change little have long runs of zeros."""
+    return zlib.compress(np.packbits(flags.numpy()).tobytes(), 1)
+
+
+def unpack_flags(packed: bytes, count: int) -> Flags:
+    """Undo `pack_flags`; no more is inflated than ``count`` cells take.
+
+    Raises:
+        StoreError: They are not the flags of so many cells.
+    """
+    nbytes = -(-count // 8)
+    try:
+        raw = zlib.decompressobj().decompress(packed, nbytes + 1)  # 0 would be no bound
+    except zlib.error as error:
+        raise StoreError(f"the list of the cells that a version changes is damaged: {error}") from error
+    if len(raw) != nbytes:
+        raise StoreError(f"the list of the cells that a version changes is not one of {count} cells")
+    bits = np.frombuffer(raw, dtype=np.uint8)
+    return np.unpackbits(bits, count=count).astype(np.bool_)
+
+
+def _strips(piece: Piece, cell: Ints, itemsize: int) -> Iterator[Piece]:
+    """A piece in parts of bounded size that consist of whole rows of cells."""
+    box = piece.box
+    if not box.shape:
+        yield piece
+        return
+    step = max(_STRIP // max(prod(box.shape[1:]) * itemsize * cell[0], 1), 1) * cell[0]
+    start, end = box.offsets[0], box.offsets[0] + box.shape[0]
+    while start < end:
+        stop = min((start // step + 1) * step, end)
+        yield Piece(
+            Box((start, *box.offsets[1:]), (stop - start, *box.shape[1:])),
+            (piece.local[0] + start - box.offsets[0], *piece.local[1:]),
+        )
+        start = stop

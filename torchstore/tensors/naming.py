@@ -1,0 +1,258 @@
+"""Names and shapes that differ between the two sides: a user's function says what a reader's tensor is made of.
+
+The function is given a name of the reader's state dict and answers with the stored name, a `Part` of a stored tensor, a
+`Stack` of several, or None (the reader's own, not to be read). What comes out here are plain targets for
+`plan.compile_read`: views of the reader's memory, each with the boxes of *one* stored tensor that belong there. So the
+proof that every byte has a source, and the check of dtypes and shapes, are the same as without a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from skipper.torchstore.algebra.layout import Box, Ints, Layout, Piece
+from skipper.torchstore.algebra.manifest import TensorItem
+from skipper.torchstore.errors import KindMismatchError, LayoutMismatchError, StateDictMismatchError
+from skipper.torchstore.tensors.local_tensors import LocalTensor, describe
+from skipper.torchstore.tensors.values import new_tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stored tensor, or a stretch of it along one dim.
+
+    Attributes:
+        name: Of the stored tensor.
+        start: Where the stretch begins, in elements along ``dim``.
+        stop: Where it ends; None: with the tensor.
+        chunk: (index, count): of that stretch, only one of ``count`` chunks as `torch.chunk` makes them. It is how a
+            plain tensor that holds one rank's shard says which one.
+        dim: A dimension of the stored tensor.
+    """
+
+    name: str
+    start: int = 0
+    stop: int | None = None
+    chunk: tuple[int, int] | None = None
+    dim: int = 0
+
+    def window(self, shape: Ints) -> Box:
+        """The box of a tensor of this shape that is meant.
+
+        Raises:
+            ValueError: There is no such box in it.
+        """
+        dim = self.dim + len(shape) if self.dim < 0 else self.dim
+        if not 0 <= dim < len(shape):
+            if self == Part(self.name):  # all of a tensor without dims
+                return Box.whole(shape)
+            raise ValueError(f"{self} is about dim {self.dim} of a tensor of shape {shape}")
+        start, stop = self.start, shape[dim] if self.stop is None else self.stop
+        if not 0 <= start <= stop <= shape[dim]:
+            raise ValueError(f"{self} is not within a tensor of shape {shape}")
+        if self.chunk is not None:
+            index, count = self.chunk
+            if not 0 <= index < count:
+                raise ValueError(f"{self}: there is no chunk {index} of {count}")
+            size = -(-(stop - start) // count)
+            start, stop = min(start + index * size, stop), min(start + (index + 1) * size, stop)
+        return Box(
+            tuple(start if at == dim else 0 for at in range(len(shape))),
+            tuple(stop - start if at == dim else size for at, size in enumerate(shape)),
+        )
+
+
+class Stack:
+    """Several stored tensors, or parts of them, one after another along one dim: a fused tensor.
+
+    Args:
+        parts: From first to last; a string is all of a stored tensor.
+        dim: Along which they are stacked.
+        per_shard: How a sharded (DTensor) destination is meant. True: each rank stacks *its shards* of the parts, as
+            tensor-parallel engines keep their fused projections. False: the stack of the whole parts is what is
+            sharded. For a plain tensor both are the same.
+    """
+
+    __slots__ = ("dim", "parts", "per_shard")
+
+    def __init__(self, *parts: Part | str, dim: int = 0, per_shard: bool = True) -> None:
+        if not parts:
+            raise ValueError("a stack needs at least one part")
+        self.parts = tuple(Part(part) if isinstance(part, str) else part for part in parts)
+        self.dim = dim
+        self.per_shard = per_shard
+
+    def __repr__(self) -> str:
+        return f"Stack({', '.join(map(repr, self.parts))}, dim={self.dim}, per_shard={self.per_shard})"
+
+
+NameMap = Callable[[str], "str | Part | Stack | None"]
+"""What a name of the reader's state dict is made of. It must answer the same each time: plans rest on its answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A reader's state dict in terms of what is stored.
+
+    Attributes:
+        targets: Views of the reader's memory, by a label that names it.
+        stored: For each label the stored name.
+        created: Tensors that had to be made because none were given, by the reader's name.
+    """
+
+    targets: dict[str, LocalTensor]
+    stored: dict[str, str]
+    created: dict[str, torch.Tensor]
+
+
+def map_names(
+    key: str,
+    leaves: Mapping[str, Any],
+    names: NameMap,
+    items: Mapping[str, TensorItem],
+    objects: Collection[str],
+    *,
+    strict: bool,
+) -> Mapped:
+    """Ask the function about every name, and say which boxes go where.
+
+    Args:
+        key: Named in errors.
+        leaves: The reader's state dict, flat.
+        names: The function.
+        items: The stored tensors.
+        objects: Names of the stored entries that are not tensors.
+        strict: Refuse when something stored is asked for by no name.
+
+    Raises:
+        StateDictMismatchError: A stored name does not exist; the message says for which name it was wanted. Or, with
+            ``strict``, one is left over.
+        LayoutMismatchError: Parts and destination do not fit.
+        KindMismatchError: An object where a tensor was expected.
+        TypeError: The function's answer is none of those allowed.
+    """
+    mapped = Mapped({}, {}, {})
+    missing: list[str] = []
+    used: set[str] = set()
+    for name, leaf in leaves.items():
+        answer = ask(names, name)
+        if answer is None:
+            continue
+        absent = [part.name for part in answer.parts if part.name not in items and part.name not in objects]
+        missing += [f"{stored} (for {name})" for stored in absent]
+        used.update(part.name for part in answer.parts)
+        if not absent:
+            _map_one(key, name, leaf, answer, items, mapped)
+    used.update(items[name].scales for name in tuple(used) if name in items)  # they come with what they belong to
+    unexpected = tuple(sorted({*items, *objects} - used)) if strict else ()
+    if missing or unexpected:
+        raise StateDictMismatchError(key, tuple(missing), unexpected)
+    return mapped
+
+
+def ask(names: NameMap, name: str) -> Stack | None:
+    """The function's answer, as a stack of one part where it is no stack.
+
+    Raises:
+        TypeError: It is none of those allowed.
+    """
+    answer = names(name)
+    if answer is None or isinstance(answer, Stack):
+        return answer
+    if isinstance(answer, str | Part):
+        return Stack(answer)
+    raise TypeError(f"names({name!r}) is to be a string, a Part, a Stack or None, not {answer!r}")
+
+
+def _map_one(key: str, name: str, leaf: Any, answer: Stack, items: Mapping[str, TensorItem], mapped: Mapped) -> None:
+    whole = len(answer.parts) == 1 and answer.parts[0] == Part(answer.parts[0].name)
+    first = answer.parts[0].name
+    where = f"{key}/{' + '.join(part.name for part in answer.parts)} (for {name})"
+    if any(part.name not in items for part in answer.parts):
+        if isinstance(leaf, torch.Tensor) or not whole:
+            raise KindMismatchError(where, "an object is stored there, a tensor is wanted")
+        return  # an object for an object
+    if not isinstance(leaf, torch.Tensor):
+        if not whole:
+            raise KindMismatchError(where, "a tensor must be given for what is made of parts of others")
+        leaf = mapped.created[name] = new_tensor(items[first].global_shape, items[first].dtype)
+    target = describe(leaf, key=where)
+    if whole:
+        mapped.targets[name], mapped.stored[name] = target, first
+        return
+    try:
+        windows = [part.window(items[part.name].global_shape) for part in answer.parts]
+        fed = list((_by_shards if answer.per_shard else _by_wholes)(target, windows, answer.dim))
+    except ValueError as error:
+        raise LayoutMismatchError(where, str(error)) from error
+    for number, (part, window, view) in enumerate(zip(answer.parts, windows, fed, strict=True)):
+        if view.pieces:
+            label = f"{name}[{number}]" if len(fed) > 1 else name
+            mapped.stored[label] = part.name
+            mapped.targets[label] = replace(
+                view,
+                global_shape=items[part.name].global_shape,
+                pieces=tuple(Piece(_shift(piece.box, window.offsets), piece.local) for piece in view.pieces),
+            )
+
+
+def _by_shards(target: LocalTensor, windows: list[Box], dim: int) -> Iterator[LocalTensor]:
+    """The part of the local tensor that belongs to each window: its shard under the destination's own placements.
+
+    Raises:
+        ValueError: The shards stacked do not have the local tensor's shape.
+    """
+    given = target.layout or Layout(target.global_shape)
+    if given.mesh_shape and not target.coordinate:  # not of this mesh: it holds nothing of any part
+        yield from (replace(target, pieces=()) for _ in windows)
+        return
+    layouts = [Layout(window.shape, given.mesh_shape, given.placements) for window in windows]
+    shapes = [layout.local_shape(target.coordinate) for layout in layouts]
+    _check_stack(tuple(target.tensor.shape), shapes, dim, "here")
+    start = 0
+    for layout, shape in zip(layouts, shapes, strict=True):
+        size = shape[dim] if shape else 1
+        view = target.tensor.narrow(dim, start, size) if shape else target.tensor
+        yield LocalTensor(view, layout.global_shape, layout.pieces(target.coordinate), layout, target.coordinate)
+        start += size
+
+
+def _by_wholes(target: LocalTensor, windows: list[Box], dim: int) -> Iterator[LocalTensor]:
+    """The part of the local tensor that belongs to each window: the destination is a shard of the whole stack.
+
+    Raises:
+        ValueError: The windows stacked do not have the destination's global shape.
+    """
+    _check_stack(target.global_shape, [window.shape for window in windows], dim, "altogether")
+    start = 0
+    for window in windows:
+        place = Box(tuple(start if at == dim else 0 for at in range(len(window.shape))), window.shape)
+        pieces: list[Piece] = []
+        for piece in target.pieces:
+            common = piece.box.intersect(place)
+            if common is not None:
+                inside = common.relative_to(piece.box.offsets)
+                local = tuple(mine + more for mine, more in zip(piece.local, inside, strict=True))
+                pieces.append(Piece(Box(common.relative_to(place.offsets), common.shape), local))
+        yield replace(target, global_shape=window.shape, pieces=tuple(pieces))
+        start += window.shape[dim]
+
+
+def _check_stack(shape: Ints, parts: list[Ints], dim: int, where: str) -> None:
+    if len(parts) == 1 and parts[0] == shape:
+        return
+    even = 0 <= dim < len(shape) and all(
+        len(part) == len(shape) and (*part[:dim], *part[dim + 1 :]) == (*shape[:dim], *shape[dim + 1 :])
+        for part in parts
+    )
+    if not even or sum(part[dim] for part in parts) != shape[dim]:
+        stacked = ", ".join(map(str, parts))
+        raise ValueError(f"the destination has the shape {shape} {where}, its parts {stacked} (stacked on dim {dim})")
+
+
+def _shift(box: Box, by: Ints) -> Box:
+    return Box(tuple(start + more for start, more in zip(box.offsets, by, strict=True)), box.shape)

@@ -1,0 +1,183 @@
+"""Which bytes of a value lie where: from tensors to a manifest, in an arena or in the tensors' own memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from skipper import dataplane
+from skipper.torchstore.algebra.layout import Replicate, contiguous_strides
+from skipper.torchstore.algebra.manifest import WHOLE, Kind, Manifest, MeshPosition, Mode, Path, TensorItem
+from skipper.torchstore.support.records import Cost
+from skipper.torchstore.tensors.checksums import count_sums, fill_sums
+from skipper.torchstore.tensors.local_tensors import LocalTensor, describe, resolved, same_elements, storage_of
+from skipper.torchstore.tensors.quantize import Scales
+
+_ALIGNMENT = 64  # a cache line: every tensor of an arena starts on one
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A value, described: what a put of the same tensors need not work out again.
+
+    Attributes:
+        mark: The fingerprint of the tensors; () for a value that is put once.
+        tensors: The local tensors behind the manifest's items.
+        nbytes: Of the arena that holds them; 0 in direct mode.
+        storages: Direct mode: the memory to register, in the order of the manifest's buffer indices.
+        sums: Room for the checksums of the tensors, to be filled anew by every put; None where none are wanted.
+    """
+
+    mark: tuple[Any, ...]
+    manifest: Manifest
+    tensors: Mapping[str, LocalTensor]
+    nbytes: int
+    storages: tuple[torch.Tensor, ...] = ()
+    sums: torch.Tensor | None = None
+
+
+def pack(
+    key: str,
+    kind: Kind,
+    mode: Mode,
+    tensors: Mapping[str, torch.Tensor | LocalTensor],
+    *,
+    paths: Mapping[str, Path] | None = None,
+    objects: tuple[str, ...] = (),
+    mark: tuple[Any, ...] = (),
+    pickled: bool = False,
+    checksum: bool = False,
+    scales: Mapping[str, Scales] | None = None,
+    publisher: tuple[int, int] | None = None,
+) -> Packed:
+    """Describe the tensors of a value and lay them out.
+
+    Args:
+        key: Named in errors.
+        kind: A plain value (its only tensor is named "") or a state dict.
+        mode: "snapshot" lays the tensors out one after the other, "direct" finds them where they are.
+        tensors: By name.
+        paths: How names lead back into the nested dict.
+        objects: Names of the entries that are not tensors.
+        mark: The fingerprint that the result is found by, () if it will not be looked for.
+        pickled: The tensor is a pickled object.
+        checksum: Readers are to check what they get against sums of what was put.
+        scales: Of the quantized ones among the tensors.
+        publisher: Which of how many publishers of the value this is; None: the mesh of the tensors says it.
+
+    Raises:
+        MismatchError: A tensor cannot be stored (`tensors.describe` says when).
+    """
+    scales = scales or {}
+    known = {scale.name: scale.local for scale in scales.values()}
+    locals_ = {
+        name: known.get(name) or describe(_resolved(tensor, mode), key=f"{key}/{name}" if name else key)
+        for name, tensor in tensors.items()
+    }
+    part = _part(locals_.values()) if publisher is None else _part_of(*publisher)
+    items: dict[str, TensorItem] = {}
+    tied: dict[tuple[Any, ...], int] = {}
+    storages: dict[int, tuple[int, torch.Tensor]] = {}
+    end = 0
+    for name, local in locals_.items():
+        tensor = local.tensor
+        itemsize = tensor.element_size()
+        pieces = local.pieces
+        if mode == "direct":
+            buffer, start = 0, 0
+            if pieces:
+                storage = storage_of(tensor)
+                buffer, storage = storages.setdefault(storage.data_ptr(), (len(storages), storage))
+                start = tensor.data_ptr() - storage.data_ptr()
+            strides = tensor.stride()
+        else:
+            if _is_second_copy(local, part, all_put=publisher is not None and publisher[1] > 1):
+                pieces = ()
+            buffer, start, strides = 0, end, contiguous_strides(tensor.shape)
+            if pieces:
+                start = tied.setdefault(same_elements(tensor), end)
+            if start == end and pieces:
+                end += -(-prod(tensor.shape) * itemsize // _ALIGNMENT) * _ALIGNMENT
+        items[name] = TensorItem(
+            dtype=str(tensor.dtype),
+            global_shape=local.global_shape,
+            pieces=pieces,
+            buffer=buffer,
+            offset=start,
+            strides=tuple(stride * itemsize for stride in strides),
+            itemsize=itemsize,
+            pickled=pickled,
+            scales=scales[name].name if name in scales else "",
+            block=scales[name].block if name in scales else (),
+        )
+    memory = tuple(storage for _, storage in storages.values())
+    sums: torch.Tensor | None = None
+    place: tuple[int, int] | None = None
+    if checksum and (count := count_sums(items)):
+        if mode == "direct":  # registered beside the tensors
+            sums, place = dataplane.empty((count,), torch.int64), (len(memory), 0)
+            memory = (*memory, sums)
+        else:  # the end of the arena
+            sums, place = torch.empty(count, dtype=torch.int64, device="cpu"), (0, end)
+            end += sums.nbytes
+    manifest = Manifest.of(kind, part, items, objects, paths or {}, place)
+    return Packed(mark, manifest, locals_, end, memory, sums)
+
+
+async def take_sums(packed: Packed, cost: Cost) -> None:
+    """Take the sums of the tensors as they are now, before anything of them is copied or read."""
+    if packed.sums is not None:
+        with cost.spent_on("verify"):
+            await asyncio.to_thread(fill_sums, packed.sums, packed.manifest.tensors, packed.tensors)
+
+
+def _resolved(tensor: torch.Tensor | LocalTensor, mode: Mode) -> torch.Tensor | LocalTensor:
+    """What is described: in direct mode, and where that is done already, the tensor as it is."""
+    return tensor if mode == "direct" or isinstance(tensor, LocalTensor) else resolved(tensor)
+
+
+def _part(tensors: Iterable[LocalTensor]) -> MeshPosition:
+    """The mesh that a value is spread over: the largest one along which some tensor is sharded.
+
+    A value without sharded tensors stands alone, replicated DTensors included: each put of it is complete.
+    """
+    best = WHOLE
+    for local in tensors:
+        layout = local.layout
+        if layout is None or not layout.sharded_axes() or not local.coordinate:
+            continue
+        if layout.mesh_shape == best.mesh_shape:
+            axes = tuple(sorted({*best.sharded_axes, *layout.sharded_axes()}))
+            best = MeshPosition(best.coordinate, best.mesh_shape, axes)
+        elif prod(layout.mesh_shape) > prod(best.mesh_shape) or not best.mesh_shape:
+            best = MeshPosition(local.coordinate, layout.mesh_shape, layout.sharded_axes())
+    return best
+
+
+def _part_of(index: int, count: int) -> MeshPosition:
+    """A publisher among others that are told apart by nothing else."""
+    return MeshPosition((index,), (count,), (0,)) if count > 1 else WHOLE
+
+
+def _is_second_copy(local: LocalTensor, part: MeshPosition, *, all_put: bool) -> bool:
+    """Whether a rank of the same publication with a lower coordinate stores the same elements.
+
+    Args:
+        local: The tensor.
+        part: Which rank of which mesh this is.
+        all_put: Every rank of every mesh has to put before the value is whole.
+    """
+    layout = local.layout
+    if layout is None or not local.coordinate:
+        return False
+    if not all_put and (not part.mesh_shape or layout.mesh_shape != part.mesh_shape):
+        return False
+    return any(
+        isinstance(placement, Replicate) and index > 0
+        for placement, index in zip(layout.placements, local.coordinate, strict=True)
+    )

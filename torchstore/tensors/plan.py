@@ -1,0 +1,323 @@
+"""From boxes to bytes: the plan of a read, compiled once and replayed.
+
+`compile_read` matches what the sources hold with what the destination needs, proves that nothing is missing
+before the first byte moves, and writes the answer down as one `dataplane.RDMAAction`. Running the plan again
+costs one submit, whatever the number of tensors.
+
+A plan depends on the layouts of both sides, the dtypes and the addresses. Bindings have an id per memory and
+`tensors.fingerprint` holds the rest: `PlanCache` keeps plans under (binding ids, fingerprint).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from threading import Lock
+from typing import Any
+
+import torch
+
+from skipper.control.runtime import tracing
+from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout
+from skipper.dataplane.errors import TransferTimeoutError
+from skipper.dataplane.uncollected import uncollected
+from skipper.torchstore.algebra.layout import Ints, Match, Transfer, match
+from skipper.torchstore.algebra.manifest import Binding, Manifest, TensorItem
+from skipper.torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchError
+from skipper.torchstore.support.lru_cache import LRUCache
+from skipper.torchstore.tensors.checksums import Proof, ProofBuilder
+from skipper.torchstore.tensors.local_tensors import LocalTensor, check_destination, same_elements
+from skipper.torchstore.tensors.quantize import Landing
+
+_AT_ONCE_BYTES = 1 << 20  # some 100 us of copying: about what switching to another task and back costs
+_AT_ONCE_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One publisher's manifest with the memory behind it."""
+
+    manifest: Manifest
+    binding: Binding | None
+
+    @property
+    def id(self) -> str:
+        """Changes with layout and with memory."""
+        return f"{self.manifest.id}@{self.binding.id if self.binding else ''}"
+
+
+class Plan:
+    """A compiled read, to be run any number of times; also says what it moves.
+
+    Attributes:
+        nbytes: Bytes that one run moves.
+        needed: Bytes of the destination.
+        tensors: How many are filled.
+        of_source: For each source, the bytes that are read from it and in how many blocks.
+        compile_s: What building it cost.
+        proof: Checks what has arrived; None where the sources have no checksums.
+        landings: What has to be made into values after it has arrived, by the label of its target.
+        filled: Names of the given tensors that it writes to, in terms of a reader's state dict.
+        moves: Each block with its source (by index), its name there and the tensor that it goes to.
+    """
+
+    def __init__(
+        self,
+        action: RDMAAction,
+        seals: Seals,
+        *,
+        needed: int,
+        tensors: int,
+        of_source: tuple[tuple[int, int], ...],
+        compile_s: float,
+        proof: Proof | None = None,
+        moves: Sequence[tuple[int, str, Transfer, torch.Tensor]] = (),
+    ) -> None:
+        self.action = action
+        self.seals = seals
+        self.proof = proof
+        self.moves = moves
+        self.landings: Mapping[str, Landing] = {}
+        self.filled: tuple[str, ...] = ()
+        self.nbytes = action.nbytes
+        self.needed = needed
+        self.tensors = tensors
+        self.of_source = of_source
+        self.compile_s = compile_s
+
+    @property
+    def transfers(self) -> int:
+        """Blocks, before neighbours are joined."""
+        return sum(blocks for _, blocks in self.of_source)
+
+    @property
+    def segments(self) -> int:
+        """Contiguous runs after coalescing; 0 when nothing has to be moved."""
+        return self.action.segments if self.nbytes else 0
+
+
+class Seals:
+    """The words that say which generation each publisher's memory holds (direct mode), read one-sidedly."""
+
+    def __init__(self, seals: Sequence[RDMABuffer | None]) -> None:
+        present = [(index, seal) for index, seal in enumerate(seals) if seal is not None]
+        self._which = [index for index, _ in present]
+        self._words = torch.zeros(len(present), dtype=torch.int64, device="cpu")
+        self._action = RDMAAction()
+        for position, (_, seal) in enumerate(present):
+            self._action.read_remote(self._words[position : position + 1], seal)
+
+    async def read(self, timeout: float) -> dict[int, int]:
+        """The generation that each source (by index) has published at this moment; 0 for none."""
+        if not self._which:
+            return {}
+        await execute(self._action, self._words.nbytes, timeout)
+        return dict(zip(self._which, self._words.tolist(), strict=True))
+
+
+@uncollected()
+def compile_read(
+    key: str,
+    sources: Sequence[Source],
+    targets: Mapping[str, LocalTensor],
+    *,
+    reader: int = 0,
+    stored: Mapping[str, str] | None = None,
+) -> Plan:
+    """Decide which bytes of which handle go to which bytes of the destination.
+
+    Every byte of the destination is read once: where several sources hold the same box, ``reader`` and the
+    position of the tensor choose one of them, so that readers and tensors spread over the replicas.
+
+    Args:
+        key: Named in errors.
+        sources: Of one version, in any order.
+        targets: By name; every name must be in some source.
+        reader: Any number that differs between readers.
+        stored: The names in the sources of targets that are named otherwise.
+
+    Raises:
+        CoverageError: Some box of a target lies in no source. Names key and box; nothing has been moved.
+        DTypeMismatchError: Source and target of a name have different dtypes.
+        LayoutMismatchError: They are parts of tensors of different shapes.
+    """
+    begin = time.perf_counter()
+    action = RDMAAction()
+    needed = 0
+    moved, blocks = [0] * len(sources), [0] * len(sources)
+    moves: list[tuple[int, str, Transfer, torch.Tensor]] = []
+    proof = ProofBuilder([(source.manifest, source.binding) for source in sources])
+    # Layers repeat: tensors of one layout share their piece tuples, so the match is made once for all of them.
+    matches: dict[tuple[int, ...], Match] = {}
+    filled: dict[int, _Filling] = {}  # by address: what is tied on both sides is read once
+    for position, (label, target) in enumerate(targets.items()):
+        name = stored.get(label, label) if stored else label
+        full_name = key if not label else f"{key}/{label}" if name == label else f"{key}/{name} (for {label})"
+        check_destination(target.tensor, full_name)
+        holders = [
+            (index, source.binding, item)
+            for index, source in enumerate(sources)
+            if (item := source.manifest.tensors.get(name)) is not None
+        ]
+        if holders:  # the sources of one version agree about dtype and shape
+            check_same(full_name, holders[0][2].dtype, holders[0][2].global_shape, target)
+        turn = (reader + position) % max(len(holders), 1)
+        alike = (turn, id(target.pieces), *(id(item.pieces) for _, _, item in holders))
+        found = matches.get(alike)
+        if found is None:
+            pieces = tuple(item.pieces for _, _, item in holders)
+            found = matches[alike] = match(pieces, target.pieces, preference=turn)
+        if found.holes:
+            raise CoverageError(full_name, tuple((hole.offsets, hole.shape) for hole in found.holes))
+        filling = (target, holders, found.transfers)
+        if (before := filled.setdefault(target.tensor.data_ptr(), filling)) is not filling and _alike(before, filling):
+            continue
+        for transfer in found.transfers:
+            index, binding, item = holders[transfer.source]
+            if binding is None:  # pieces without memory: the publisher has made a mistake
+                raise CoverageError(full_name, ((transfer.target_local, transfer.shape),))
+            action.read_remote(
+                target.tensor,
+                binding.buffers[item.buffer],
+                layout=item.block_at(transfer.source_local, transfer.shape),
+                at=transfer.target_local,
+            )
+            moved[index] += prod(transfer.shape) * item.itemsize
+            blocks[index] += 1
+            moves.append((index, name, transfer, target.tensor))
+            proof.add(index, name, transfer, target.tensor, name=full_name)
+        needed += sum(piece.box.numel for piece in target.pieces) * target.tensor.element_size()
+    seals = Seals([source.binding.seal if source.binding else None for source in sources])
+    return Plan(
+        action,
+        seals,
+        needed=needed,
+        tensors=len(targets),
+        of_source=tuple(zip(moved, blocks, strict=True)),
+        compile_s=time.perf_counter() - begin,
+        proof=proof.build(),
+        moves=moves,
+    )
+
+
+_Filling = tuple[LocalTensor, list[tuple[int, Binding | None, TensorItem]], Sequence[Transfer]]
+"""A target, the sources that hold some of it, and what is read of these."""
+
+
+def _alike(one: _Filling, other: _Filling) -> bool:
+    """Whether two targets are the same memory and get the same bytes."""
+    return same_elements(one[0].tensor) == same_elements(other[0].tensor) and _blocks(one) == _blocks(other)
+
+
+def _blocks(filling: _Filling) -> list[tuple[int, int, RemoteLayout, Ints]]:
+    _, holders, transfers = filling
+    found = ((holders[transfer.source], transfer) for transfer in transfers)
+    return [
+        (index, item.buffer, item.block_at(transfer.source_local, transfer.shape), transfer.target_local)
+        for (index, _, item), transfer in found
+    ]
+
+
+def compile_write(
+    arena: RDMABuffer, manifest: Manifest, tensors: Mapping[str, LocalTensor], sums: torch.Tensor | None = None
+) -> RDMAAction:
+    """The copy of local tensors (of any strides) and their sums into one arena, where the manifest says."""
+    action = RDMAAction()
+    written: set[int] = set()  # tied tensors lie at one offset
+    for name, item in manifest.tensors.items():
+        local = tensors[name].tensor
+        if item.pieces and item.offset not in written:  # an empty shard holds nothing, a replica leaves it to the first
+            written.add(item.offset)
+            action.write_remote(
+                arena,
+                local,
+                layout=RemoteLayout(
+                    offset=item.offset, shape=tuple(local.shape), strides=item.strides, itemsize=item.itemsize
+                ),
+            )
+    if sums is not None and manifest.sums is not None:
+        layout = RemoteLayout(manifest.sums[1], tuple(sums.shape), (sums.itemsize,), sums.itemsize)
+        action.write_remote(arena, sums, layout=layout)
+    return action
+
+
+async def execute(action: RDMAAction, nbytes: int, timeout: float, *, fresh: bool = False) -> None:
+    """Run an action: a small one right here, a large one without holding up the event loop.
+
+    Args:
+        action: What to run.
+        nbytes: How much it moves.
+        timeout: In seconds.
+        fresh: It runs for the first time: peers' memory has to be mapped first, which takes its time.
+    """
+    if fresh and nbytes > _AT_ONCE_BYTES:
+        await asyncio.to_thread(lambda: action.segments)
+    with tracing.span("dataplane.transfer", nbytes=nbytes):
+        operation = action.submit(timeout=timeout)
+        if nbytes <= _AT_ONCE_BYTES:
+            with suppress(TransferTimeoutError):  # not done at once: a slow link, so wait like for a large one
+                operation.get(_AT_ONCE_S)
+        await operation
+
+
+def check_same(name: str, dtype: str, global_shape: Ints, target: LocalTensor) -> None:
+    """Refuse a destination of another dtype or global shape.
+
+    Raises:
+        DTypeMismatchError: See above.
+        LayoutMismatchError: See above.
+    """
+    if dtype != str(target.tensor.dtype):
+        raise DTypeMismatchError(
+            name, f"stored as {dtype}, asked for as {target.tensor.dtype}; the store never converts silently"
+        )
+    if global_shape != target.global_shape:
+        raise LayoutMismatchError(
+            name, f"stored with the global shape {global_shape}, asked for with {target.global_shape}"
+        )
+
+
+class PlanCache:
+    """Plans by key, destination and sources; bounded, because a plan keeps its destination's memory alive.
+
+    Per key the last `destinations` fingerprints are kept (a model in two precisions, say), and for each of
+    them the last `sources` sets of bindings (a snapshot alternates between a few arenas, and another
+    reader's copy may be read instead).
+    """
+
+    def __init__(self, *, keys: int = 32, destinations: int = 2, sources: int = 16) -> None:
+        self._destinations, self._sources = destinations, sources
+        self._plans: LRUCache[str, LRUCache[Any, LRUCache[tuple[str, ...], Plan]]] = LRUCache(keys)
+        self._lock = Lock()
+
+    def find(self, key: str, destination: Any, sources: tuple[str, ...]) -> Plan | None:
+        """The plan of the same read done before, if it is still kept."""
+        with self._lock:
+            known = self._of(key, destination)
+            return known.get(sources) if known is not None else None
+
+    def alike(self, key: str, destination: Any) -> Plan | None:
+        """The plan by which the destination was filled last, wherever the bytes came from."""
+        with self._lock:
+            known = self._of(key, destination)
+            return known.newest if known is not None else None
+
+    def keep(self, key: str, destination: Any, sources: tuple[str, ...], plan: Plan) -> None:
+        """Remember a plan; the ones that were used least recently go."""
+        with self._lock:
+            of_key = self._plans.get(key) or self._plans.put(key, LRUCache(self._destinations))
+            known = of_key.get(destination) or of_key.put(destination, LRUCache(self._sources))
+            known.put(sources, plan)
+
+    def forget(self, key: str) -> None:
+        """Drop the plans of a key (its sources failed, or it was deleted)."""
+        with self._lock:
+            self._plans.pop(key)
+
+    def _of(self, key: str, destination: Any) -> LRUCache[tuple[str, ...], Plan] | None:
+        of_key = self._plans.get(key)
+        return of_key.get(destination) if of_key is not None else None
