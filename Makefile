@@ -30,7 +30,7 @@ help:
 	@echo "make test-hosts  the tests of jobs on several machines: network namespaces, Slurm, Ray, torchrun (root; ARGS to choose)"
 	@echo "make fuzz     everything that takes bytes of others, for FUZZ_SECONDS (ARGS='frames handle' to choose)"
 	@echo "make test-asan  the compiled modules under AddressSanitizer and UBSan (ASAN_TESTS, ARGS to choose)"
-	@echo "make check    linters, types, planted mistakes of types, import contracts, generated protobuf code"
+	@echo "make check    linters, types, planted mistakes of types, imports and layers, generated protobuf code"
 	@echo "make bench    the bandwidth sweep     (make bench-smoke: a short run for correctness)"
 	@echo "make bench-peers  Skipper beside Monarch, Ray, NIXL, ... for 25 minutes, into benchmarks/results"
 	@echo "make dist     the wheel and the source distribution, in dist"
@@ -94,6 +94,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/python -m tests.typing
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.structure
 	$(BIN)/python -m skipper.control.wire.regenerate --check
 
 format: $(STAMP)

@@ -19,17 +19,24 @@ INSTALLATION_TIMEOUT_S = 540.0
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment, and the folder in which its programs run: none of it lies in the checkout."""
+    """A virtual environment, the folder in which its programs run, and what is before it on the path of Python.
+
+    None of it lies in the checkout.
+    """
 
     programs: Path
     folder: Path
+    path: tuple[Path, ...] = ()
 
     def run(self, program: str, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
         """Run one of its programs to its end; a failure fails the test."""
+        own = {"PATH": f"{self.programs}{os.pathsep}{os.defpath}"}
+        if self.path:
+            own["PYTHONPATH"] = os.pathsep.join(map(str, self.path))
         done = subprocess.run(
             [str(self.programs / program), *arguments],
             cwd=self.folder,
-            env={**_plain(), "PATH": f"{self.programs}{os.pathsep}{os.defpath}"},
+            env={**_plain(), **own},
             capture_output=True,
             text=True,
             timeout=timeout,
