@@ -20,7 +20,8 @@ pytestmark = pytest.mark.timeout(INSTALLATION_TIMEOUT_S + 60)  # the first test 
 
 @pytest.fixture(scope="module")
 def beside(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel's environment with the packages of others first on the path, in a folder that holds `benchmarks`.""" site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("work")
+    """The wheel's environment with the packages of others first on the path, in a folder that holds `benchmarks`."""
+    site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("work")
     for name in INSTALLED:
         _write(site / name / "__init__.py", STAND_IN)
         _write(site / f"{name}-1.0.dist-info" / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
