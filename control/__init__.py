@@ -6,7 +6,6 @@ if __name__ != "skipper.control":  # found by the folder's own name, beside the 
 
 from typing import TYPE_CHECKING
 
-from skipper.control import composition
 from skipper.control.api.accumulator import Accumulator
 from skipper.control.api.actor import Actor, concurrent_endpoint, endpoint
 from skipper.control.api.controller import get_or_spawn_controller
@@ -90,13 +89,14 @@ from skipper.control.runtime.messages import Creator
 from skipper.control.runtime.port import Channel, Port, PortReceiver
 from skipper.control.runtime.ports import ResponseStream
 from skipper.control.runtime.supervision import unhandled_fault_hook
+from skipper.control.wiring import register
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 else:
     from skipper.control.api.mesh import ActorMesh
 
-composition.connect()
+register()
 
 __all__ = [
     "AbsentError",

@@ -1,6 +1,6 @@
-"""What is said of services before there is one, and what they tell: options, templates, states and metrics.
+"""Services as data: options, templates, states and metrics.
 
-The code that keeps replicas lies in `control.services`, above this; it says by `starts_services` how a service starts.
+The code that runs services is `control.services`, a layer above, whose way to start one is registered here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 
 
 class ReplicaState(enum.Enum):
-    """Where a replica is in its life."""
+    """The state of a replica."""
 
     STARTING = "starting"
     """Its processes or its actors are not up yet."""
@@ -34,12 +34,12 @@ class ReplicaState(enum.Enum):
     DRAINING = "draining"
     """It finishes what it has, and its sessions; it gets nothing else."""
     DOWN = "down"
-    """There is none at the moment: it is about to start, again where one has died."""
+    """There is no process for it at the moment. One is about to start, or to replace one that has died."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMetrics:
-    """What is known of one replica, over all that have had its number and all processes that call the service.
+    """The counts of one replica, over all that have had its number and all processes that call the service.
 
     Attributes:
         replica: its number.
@@ -158,7 +158,7 @@ class ServiceTemplate(Generic[P, S]):
                 service uses itself, or ``setup`` or ``health`` are no endpoints of it.
             PayloadError: (a `TypeError`) the class or an argument cannot be pickled.
         """
-        assert _start is not None  # whoever imports this package imports control as a whole
+        assert _start is not None  # importing skipper.control has registered it
         return _start(self, args, kwargs, name)
 
 

@@ -40,14 +40,17 @@ Service = type[A]
 Session = type[A]
 
 class ServiceMethod(MethodView, Generic[P, R_co]):
-    """See `control.services.ServiceMethod`."""
+    """The adverbs of `control.services.ServiceMethod`, which describes them."""
 
     def route(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
-        """Call one replica; see `ServiceMethod.route`."""
+        """Call the replica that has the fewest requests of this process outstanding, or wait for one to come up.
+
+        On a session: call the replica of the session. See `ServiceMethod.route` and `SessionMethod.route`.
+        """
 
     @overload
     def fanout(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
-        """Call every replica; see `ServiceMethod.fanout`."""
+        """Call every replica: all at once, or ``rolling`` of them at a time. See `ServiceMethod.fanout`."""
 
     @overload
     def fanout(

@@ -83,7 +83,7 @@ def check_member(where: str, member: object) -> None:
 
 
 def _within(member: object) -> object | None:
-    """The function that a member of a class other than a method is made of."""
+    """The function inside a static method, class method or property; None for any other member."""
     if isinstance(member, staticmethod | classmethod):
         return member.__func__
     if isinstance(member, property):
@@ -94,7 +94,7 @@ def _within(member: object) -> object | None:
 
 
 def _kind(member: object) -> str:
-    """What a member of a class is that is no method, for people."""
+    """The kind of a member of a class that is no method, for people."""
     if isinstance(member, type):
         return "a class"
     name = type(member).__name__
@@ -134,7 +134,7 @@ class EndpointSpec:
         concurrent: whether later messages need not wait for it.
         wire_name: what calls name it by; differs from ``name`` where the caller chose the options (`as_endpoint`), or
             has something else run in its place (`Endpoint.wrapped`).
-        is_wrapped: whether the first argument is called with the method in place of the method itself.
+        is_wrapped: whether the first argument runs in place of the method, and is given the method.
         is_idempotent: whether a request may be handled twice (`idempotent`).
         gives_pairs: whether the results of `Endpoint.call` are iterated in pairs (`control.monarch`).
     """
@@ -155,7 +155,7 @@ WRAPPED = ":wrapped"
 
 
 def parameters_of(spec: EndpointSpec, *, default: object) -> list[inspect.Parameter]:
-    """The parameters that a caller gives; those that have a default have ``default``."""
+    """The parameters that a caller gives. Each optional one has ``default`` as its default."""
     return [
         inspect.Parameter(name, _KINDS[kind], default=default if has_default else inspect.Parameter.empty)
         for name, kind, has_default in spec.parameters
@@ -164,7 +164,7 @@ def parameters_of(spec: EndpointSpec, *, default: object) -> list[inspect.Parame
 
 @functools.cache
 def checker(spec: EndpointSpec) -> Callable[..., None]:
-    """A function of the endpoint's signature that does nothing: calling it checks arguments at the speed of a call."""
+    """A function with the signature of the endpoint that does nothing. Calling it checks arguments."""
     namespace: dict[str, Any] = {}
     exec(f"def {spec.name}{inspect.Signature(parameters_of(spec, default=None))}: pass", namespace)
     return namespace[spec.name]  # type: ignore[no-any-return]

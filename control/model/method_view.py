@@ -1,4 +1,4 @@
-"""`MethodView`: what stands for a method of actors elsewhere shows the name, signature and docstring of that method."""
+"""`MethodView`: shows the name, signature and docstring of a method of actors, where the actors live elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from skipper.control.model.endpoint_spec import EndpointSpec, parameters_of
 
 
 class _OfInstance:
-    """An attribute that instances have and their class has not, or has another value of."""
+    """An attribute of instances that their class does not have, or has another value of."""
 
     def __init__(self, read: Callable[[Any], object], of_class: object = AttributeError) -> None:
         self._read = read
@@ -25,7 +25,7 @@ class _OfInstance:
 
 
 class _Unknown:
-    """A default that is known where the class is, and shown as ``...``."""
+    """A default value that is not known here. It is shown as ``...``."""
 
     def __repr__(self) -> str:
         return "..."
@@ -34,7 +34,7 @@ class _Unknown:
 class MethodView:
     """Stands for a method of actors, so that `inspect.signature`, `help` and a notebook's ``?`` show the method's.
 
-    It is not called itself. Where the class of the actors is not known, since a reference has come from elsewhere,
+    It cannot be called. If the class of the actors is not known here, since the reference has come from elsewhere,
     there is no docstring, and defaults are shown as ``...``.
     """
 
@@ -45,7 +45,7 @@ class MethodView:
         raise NotImplementedError
 
     def _advice(self) -> str:
-        """What is to be done in place of calling this."""
+        """What to do in place of calling this, for the error message."""
         raise NotImplementedError
 
     @property

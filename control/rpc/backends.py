@@ -31,10 +31,10 @@ _log = logging.getLogger("skipper.control")
 
 CONNECT_TIMEOUT_S = 5.0
 REFRESH_S = 5.0
-"""What is known of a name is asked for again after this long, beside the calls."""
+"""After this long a client resolves the name again, beside its calls."""
 
 QUIET_S = 1.0
-"""A server that has not answered for so long may be gone without our knowing: nobody looks at an idle connection."""
+"""A server that has not answered for so long may be gone unnoticed: nothing watches an idle connection."""
 
 _AVOIDED_S = 1.0
 """A server that could not be reached is the last choice for this long."""
@@ -47,10 +47,10 @@ class ActorBackend:
         url: where it is.
         handle: of the actor there, or None where that is not known.
         outstanding: calls of this client that it has not answered.
-        avoided_until: it is the last choice until then.
+        avoided_until: until then it is chosen only if there is no other.
         used: number of its latest call.
         answered_at: when it last answered.
-        is_gone: whether it has the name no more.
+        is_gone: whether the name has moved away from it.
     """
 
     def __init__(self, url: ServiceUrl, channel: ActorChannel, handle: str | None) -> None:
@@ -65,7 +65,7 @@ class ActorBackend:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a call can be sent without further ado."""
+        """Whether a call can be sent at once."""
         return self.handle is not None and self.channel.is_open
 
 
@@ -73,12 +73,12 @@ class ActorBackends:
     """What a client knows of a name; for any number of threads.
 
     Args:
-        resolver: who knows where the name is.
+        resolver: tells where the name is.
         name: of the actor.
         secret: what both sides know.
         tls: to encrypt.
         max_message_nbytes: of arguments, or of a result.
-        handle: of the one actor that is meant, whatever has its name later; None where the name is.
+        handle: of the one actor that is called, even if another gets its name later. None: the name decides.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class ActorBackends:
         self._numbers = itertools.count(1)
 
     def take_ready(self, *, surely: bool = False) -> ActorBackend | None:
-        """The backend for a call, if there is one that it can be sent to at once.
+        """A backend that a call can be sent to at once; None where there is none.
 
         Args:
-            surely: only one of which we have heard lately, for a call that must not be lost on its way.
+            surely: only one that has answered lately, for a call that must not be lost on its way.
         """
         while (best := self._choose_ready(surely=surely)) is not None and best.channel.let_go_if_ended():
             self._put_back(best)
@@ -139,16 +139,16 @@ class ActorBackends:
         return best
 
     def take(self, deadline: float | None, *, surely: bool = False) -> ActorBackend:
-        """The backend for a call: one that can be reached, after all of them have been tried if need be.
+        """A backend for a call that can be reached. If need be, all of them are tried.
 
         Args:
             deadline: by when, as `time.monotonic` counts.
-            surely: find out first whether it is still there, if it has not been heard of lately.
+            surely: if it has not answered lately, find out first whether it is still there.
 
         Raises:
-            NamingError: the name leads to nobody.
-            UnreachableError: nobody of those who have the name can be reached.
-            AuthenticationError: those who can be reached do not know our secret.
+            NamingError: the name leads to no server.
+            UnreachableError: no server that has the name can be reached.
+            AuthenticationError: the servers that can be reached do not know our secret.
             DeadlineError: the time was up before.
         """
         if (ready := self.take_ready(surely=surely)) is not None:
@@ -167,12 +167,12 @@ class ActorBackends:
             return self._take_reachable(deadline, surely)
 
     def keep(self, backend: ActorBackend) -> None:
-        """Take a backend for another call, though not of this one's making: `give_back` ends that, too."""
+        """Count one more call at a backend. `give_back` ends it."""
         with self._lock:
             self._lend(backend)
 
     def give_back(self, backend: ActorBackend, *, is_out_of_reach: bool = False) -> None:
-        """Note that a call is over, and that nobody could be reached there if that is so."""
+        """Note that a call is over, and whether the backend could not be reached."""
         with self._lock:
             backend.outstanding -= 1
             if is_out_of_reach:
@@ -230,7 +230,7 @@ class ActorBackends:
         raise failure or NameNotFoundError(f"{self.name!r} leads to no server")
 
     def _connect(self, backend: ActorBackend, deadline: float | None, *, surely: bool = False) -> None:
-        """Have a backend be ready, and if it was, see whether it still is."""
+        """Connect to a backend; with ``surely``, also see whether one that was ready still answers."""
         timeout = CONNECT_TIMEOUT_S
         if deadline is not None:
             timeout = min(timeout, max(deadline - time.monotonic(), 0))
@@ -247,7 +247,7 @@ class ActorBackends:
             backend.handle = self.pinned or actors[0].handle
 
     def _resolve(self) -> None:
-        """Ask where the name is now. Several threads may do so at a time."""
+        """Resolve the name again. Several threads may do so at a time."""
         try:
             urls = self._resolver.resolve(self.name)
         except NamingError:
@@ -285,7 +285,7 @@ class ActorBackends:
             self._refresh_beside(resolve=False)
 
     def _refresh_beside(self, *, resolve: bool = True) -> None:
-        """Find out on a thread of its own what has changed, and connect to those who are new."""
+        """On a thread of its own, find out what has changed and connect to new backends."""
         with self._lock:
             if self._is_refreshing or self._is_closed:
                 return

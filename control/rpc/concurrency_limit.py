@@ -1,4 +1,4 @@
-"""`ConcurrencyLimit`: so many at a time, in the order in which they came, and not too many of those who wait."""
+"""`ConcurrencyLimit`: a bound on calls at a time, first come first served, and on calls that wait."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections import deque
 
 
 class BusyError(Exception):
-    """Too many wait already."""
+    """Too many calls wait already."""
 
 
 class LateError(Exception):
-    """The time was up before it was one's turn."""
+    """The time of a call was up before its turn came."""
 
 
 class ConcurrencyLimit:
-    """Lets calls through to an actor; for any number of threads.
+    """Bounds how many calls an actor runs at a time; for any number of threads.
 
     Args:
-        places: how many may be beyond it at a time.
-        max_waiting: how many may wait for that.
+        places: how many calls may run at a time.
+        max_waiting: how many calls may wait for their turn.
     """
 
     def __init__(self, places: int, *, max_waiting: int) -> None:
@@ -29,11 +29,11 @@ class ConcurrencyLimit:
         self._waiting: deque[threading.Lock] = deque()
 
     def enter(self, timeout: float | None) -> None:
-        """Wait for one's turn, in this thread.
+        """Wait in this thread until a call may run.
 
         Raises:
-            BusyError: there are too many who wait.
-            LateError: it was not there within ``timeout`` seconds.
+            BusyError: too many calls wait already.
+            LateError: the turn did not come within ``timeout`` seconds.
         """
         with self._lock:
             if self._free > 0:
@@ -50,12 +50,12 @@ class ConcurrencyLimit:
             if gate in self._waiting:
                 self._waiting.remove(gate)
                 raise LateError
-        # The turn came at the very moment when the time was up: it is the next one's.
+        # The turn came at the very moment when the time was up: pass it on to the next call.
         self.leave()
         raise LateError
 
     def leave(self) -> None:
-        """Make room for the next one."""
+        """End a call, so that the next one may run."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()

@@ -17,11 +17,10 @@ from skipper.control.model.failure import MeshFailure
 from skipper.control.runtime import tables
 from skipper.control.runtime.context import context
 from skipper.control.runtime.port import Port
-from skipper.control.services.metrics import summary
 from skipper.control.services.placement import Placement
 from skipper.control.services.replicas import Blueprint, Replica
 from skipper.control.services.router import Tally
-from skipper.control.services.subscribers import Subscribers
+from skipper.control.services.subscribers import Subscribers, summary
 from skipper.control.services.table import ReplicaSlot, ReplicaTable
 
 _log = logging.getLogger("skipper.control")

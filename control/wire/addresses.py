@@ -1,7 +1,7 @@
-"""Where processes are reached, as text: gRPC targets within a host, and ``IP:PORT`` between hosts.
+"""Where processes are reached, as text: gRPC targets within a host, and ``IP:PORT`` between hosts; network devices.
 
-Every process listens on a socket of its host whose name follows from its id. One that may be dialed from other hosts
-listens on TCP, too, and then its reference says ``IP:PORT``; port 0 where its launcher alone knows the port yet. Two
+Every process listens on a socket of its host whose name follows from its id. A process that other hosts may dial also
+listens on TCP, and its reference says ``IP:PORT``. Port 0 means that only its launcher knows the port yet. Two
 processes with the same IP are on the same host and use the socket within it.
 """
 
@@ -35,13 +35,13 @@ def host_of(address: str) -> str:
 
 
 def port_of(address: str) -> int:
-    """The port of an ``IP:PORT``; 0 where the launcher has to be asked."""
+    """The port of an ``IP:PORT``; 0 if only the launcher knows it."""
     port = address.rpartition(":")[2]
     return int(port) if port.isdecimal() else 0
 
 
 def target(address: str) -> str:
-    """The gRPC target to dial an ``IP:PORT``, which nobody looks up anywhere."""
+    """The gRPC target to dial an ``IP:PORT`` without looking up any name."""
     host = host_of(address)
     return address if not host else f"{'ipv6' if ':' in host else 'ipv4'}:{address}"
 

@@ -15,21 +15,21 @@ from skipper.control.wire.listener import StreamListener
 from skipper.control.wire.streams import OPTIONS, IncomingStream
 
 HANDSHAKE_TIMEOUT_S = 10.0
-"""A stranger that connects and then says nothing is turned away after this long."""
+"""A peer that connects and sends no proof is turned away after this long."""
 
 MAX_STRANGERS = 256
-"""Streams that have not proven themselves yet; one more costs the oldest of them its place."""
+"""Streams that have not proven themselves yet. One more, and the oldest of them is turned away."""
 
 _LIMITS = (("grpc.max_concurrent_streams", 4),)
 
 
 class AuthListener:
-    """A listener that lets in only those who know a secret.
+    """A listener that lets in only peers that know a secret.
 
     Args:
         addresses: where to listen, as gRPC's targets, each with the certificates for TLS or None.
-        name: what those who come have to have dialed: the id of this process, where it is one of a job.
-        secret: what they have to know.
+        name: the name that peers must have dialed: the id of this process, where it is one of a job.
+        secret: what peers have to know.
         on_proven: takes the stream and the process at its other end, on the listener's thread.
         on_closed: told when nothing is left of the listener.
         roles: whose certificates are taken, where there is TLS.
@@ -49,13 +49,13 @@ class AuthListener:
         roles: Collection[Role] = (),
     ) -> None:
         self._certificates = next((each for _, each in addresses if each is not None), None)
-        """Of all addresses that have any: a process has one folder of them."""
+        """Those of all addresses that have any: a process has one folder of certificates."""
         self._roles = roles
         self._name = name
         self._secret = secret
         self._on_proven = on_proven
         self._strangers: dict[Guest, float] = {}
-        """Until when each may prove itself, those first who came first; on the listener's thread."""
+        """Until when each may prove itself, in the order of arrival; on the listener's thread."""
         self._listener = StreamListener(
             addresses,
             greeting_s=HANDSHAKE_TIMEOUT_S,
@@ -68,7 +68,7 @@ class AuthListener:
         """The TCP port of each address."""
 
     def close(self) -> None:
-        """Let nobody in any more; returns at once."""
+        """Let no more peers in; returns at once."""
         self._listener.close()
 
     def cut(self) -> None:
@@ -102,7 +102,7 @@ class AuthListener:
         guest.stream.turn_away("deadline_exceeded", "no proof came")
 
     def _lose_patience(self) -> float | None:
-        """Turn away those who took too long; seconds until it is somebody's turn again."""
+        """Turn away peers that took too long. Returns the seconds until the next one may have to go."""
         while self._strangers:
             guest, until = next(iter(self._strangers.items()))
             remaining = until - time.monotonic()
@@ -137,7 +137,7 @@ class AuthListeners:
         self._all: list[AuthListener] = []
         self._closed = 0
         self._gone = asyncio.Event()
-        """Set once nothing is left of any."""
+        """Set once all listeners have ended."""
 
     def open(
         self, addresses: Sequence[tuple[str, Certificates | None]], roles: Collection[Role] = ()
@@ -162,7 +162,7 @@ class AuthListeners:
         return listener.ports
 
     async def close(self, patience_s: float) -> None:
-        """Let nobody in any more, and wait until all streams have ended; after ``patience_s`` they are cut."""
+        """Let no more peers in, and wait until all streams have ended. After ``patience_s`` they are cut."""
         for listener in self._all:
             listener.close()
         try:

@@ -19,7 +19,7 @@ HUGE_NBYTES = 4 << 20
 """From here on memory is asked for in huge pages."""
 
 KEPT_NBYTES = 256 << 20
-"""As much is remembered at most, whether somebody still has it or not."""
+"""The pool remembers at most so much, whether it is still in use or not."""
 
 KEPT_S = 5.0
 """Objects that have not been filled for this long are forgotten."""
@@ -29,7 +29,7 @@ _REFERENCES = 3
 
 
 class BufferPool:
-    """The objects that this process has filled last. Safe to use from any thread."""
+    """The objects that this process has filled last, to be filled again. Safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -37,7 +37,7 @@ class BufferPool:
         self._timer: threading.Timer | None = None
 
     def allocate(self, nbytes: int, *, is_bytes: bool) -> tuple[bytes | bytearray, memoryview]:
-        """An object of that size whose content is open, and the memory to fill before anybody else sees it."""
+        """An object of that size with undefined content, and its memory, which has to be filled before it is shared."""
         value = self._take(nbytes, bytes if is_bytes else bytearray)
         if value is None:
             value, memory = _make(nbytes, is_bytes=is_bytes)

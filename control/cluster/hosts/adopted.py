@@ -1,7 +1,7 @@
-"""Listening sockets that somebody else has opened: an agent takes what comes in there, as systemd's services do.
+"""Listening sockets that another program has opened, such as systemd: an agent serves the connections that come in.
 
-gRPC listens on sockets of its own only. So the bytes of each connection are passed on, in both directions and as they
-are (TLS included), to a socket of this host where the agent listens.
+gRPC listens on its own sockets only. So a thread forwards the bytes of each connection, in both directions and
+unchanged (TLS included), to a socket of this host at which the agent listens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def adopt(fd: int) -> socket.socket:
         raise ValueError(f"descriptor {fd} is no socket that can be listened on: {error.strerror}") from None
     is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
     if not is_tcp or not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        found.detach()  # it stays whoever's it is
+        found.detach()  # its owner keeps it open
         raise ValueError(f"descriptor {fd} is no TCP socket that listens")
     found.set_inheritable(False)
     return found
@@ -56,7 +56,7 @@ def passed_on() -> int | None:
 
 
 class SocketForwarder:
-    """Passes connections of an adopted socket on to a socket of this host, in a thread of its own, until it is closed.
+    """Forwards connections of an adopted socket to a socket of this host, in a thread of its own, until it is closed.
 
     Args:
         listening: the socket; it is closed with this.
@@ -72,7 +72,7 @@ class SocketForwarder:
         self._thread.start()
 
     def close(self) -> None:
-        """Take no more connections, and cut those that there are. May be called again."""
+        """Accept no more connections, and cut the open ones. May be called again."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closing.set)
             self._thread.join()
@@ -102,7 +102,7 @@ class SocketForwarder:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass on what comes, and its end."""
+    """Forward what comes, and the end of the stream."""
     try:
         while data := await reader.read(_CHUNK_NBYTES):
             writer.write(data)

@@ -51,7 +51,7 @@ class AttachOptions:
 
 
 def attach_one(process: Process, link: AgentLink, options: AttachOptions, timeout: float) -> ProcessRef:
-    """Have an agent start a process for the job, and meet that.
+    """Have an agent start a process for the job, and connect to that process.
 
     Raises:
         HostError: it cannot be reached, or the agent refuses.
@@ -85,13 +85,13 @@ def attach_one(process: Process, link: AgentLink, options: AttachOptions, timeou
 
 @dataclass(slots=True)
 class Attachments:
-    """What one job has attached.
+    """The hosts that one job has attached.
 
     Attributes:
         process: the script's.
-        agents: the connections with agents that stand.
+        agents: the open connections with agents.
         links: the connection with the agent of each host, and how it was attached; by the id of the host.
-        successors: what has taken the place of a host that was lost, by the id of that.
+        successors: the host that has taken the place of a lost one, by the id of the lost one.
         over: set when the job ends.
     """
 
@@ -102,24 +102,24 @@ class Attachments:
     over: threading.Event = field(default_factory=threading.Event)
 
     def begin(self) -> None:
-        """Show the agents signs of life from now on, and tell them of the end of the job."""
+        """Send heartbeats to the agents from now on, and tell them of the end of the job."""
         self.process.ending.after.append(self.close)
         threading.Thread(target=self._beat, name="control-agents", daemon=True).start()
 
     def close(self) -> None:
-        """Hang up on all agents, which end what is left of the job on their hosts."""
+        """Close the connections with all agents, which then end what is left of the job on their hosts."""
         self.over.set()
         for link in list(self.agents):
             self.hang_up(link)
 
     def latest(self, host: ProcessRef) -> ProcessRef:
-        """What stands for the job on a host by now."""
+        """The process that stands for the job on a host now: that of the host, or of its successor."""
         while host.id in self.successors:
             host = self.successors[host.id]
         return host
 
     def hang_up(self, link: AgentLink) -> None:
-        """End the connection with an agent, which ends what is left of the job on its host."""
+        """Close the connection with an agent, which then ends what is left of the job on its host."""
         self.agents.discard(link)
         link.close()
 
@@ -145,7 +145,7 @@ class Attachments:
             self.hang_up(link)
             raise
         if (end := self.process.hosting.end_of(host.id)) is not None:
-            # Also where it only stands still: then the agent ends it, and what it has launched.
+            # Also if it has only stopped answering: then the agent ends it, and what it has launched.
             end.add_done_callback(lambda _: self.hang_up(link))
         return link, host
 
@@ -194,20 +194,20 @@ class Attachments:
         return self._succeed(hosts, {hosts[position].id: host for position, host in successors.items()})
 
     def forget(self, hosts: Sequence[ProcessRef]) -> None:
-        """Hang up on the agents of hosts that the job has let go."""
+        """Close the connections with the agents of hosts that the job has let go."""
         for host in hosts:
             if (known := self.links.pop(host.id, None)) is not None:
                 self.hang_up(known[0])
 
     def _known(self, hosts: Sequence[ProcessRef]) -> tuple[ProcessRef, ...]:
-        """What stands for the job on these hosts by now."""
+        """The processes that stand for the job on these hosts now."""
         hosts = tuple(map(self.latest, hosts))
         if not hosts or any(host.id not in self.links for host in hosts):
             raise ValueError("these hosts were not attached by this process")
         return hosts
 
     def _lost(self, hosts: Sequence[ProcessRef], timeout: float) -> set[str]:
-        """The ids of those that do not answer, or whose agent does not."""
+        """The ids of the hosts that do not answer, or whose agent does not."""
         deadline = time.monotonic() + timeout
         answers = [self.process.request(host, "ping", ()) for host in hosts]
         gone = set()
@@ -231,7 +231,7 @@ _current: Attachments | None = None
 
 
 def of_this_job() -> Attachments:
-    """Those of the job that runs now."""
+    """The attachments of the job that runs now."""
     global _current
     process = runtime.current()
     with _lock:

@@ -1,4 +1,4 @@
-"""What the data plane needs to know so that it reaches other hosts: through which device of this machine."""
+"""Which network device of this machine the data plane uses to reach other hosts."""
 
 from __future__ import annotations
 

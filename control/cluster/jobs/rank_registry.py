@@ -11,12 +11,12 @@ from skipper.control.model.shape import Extent
 from skipper.control.wire.envelope import ProcessRef
 
 REGISTRY = "skipper-spmd-ranks"
-"""Under this name all ranks find it."""
+"""The name by which all ranks find the registry."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankEntry:
-    """Where a rank is.
+    """One rank that has come.
 
     Attributes:
         process: its process.
@@ -34,7 +34,7 @@ def extent_of(local_world_sizes: Sequence[int]) -> Extent:
 
 
 class RankRegistry(Actor):
-    """Who has come.
+    """The ranks that have come to the job of rank 0.
 
     Args:
         world_size: how many ranks there are, rank 0 included.
@@ -49,10 +49,10 @@ class RankRegistry(Actor):
 
     @concurrent_endpoint
     async def stay(self, rank: int, entry: RankEntry) -> bool:
-        """Come, and wait until the job is over.
+        """Register a rank, and wait until the job is over.
 
         Returns:
-            Whether it has ended well.
+            Whether the job has ended well.
         """
         self._here[rank] = entry
         self._missing.discard(rank)
@@ -63,7 +63,7 @@ class RankRegistry(Actor):
 
     @concurrent_endpoint
     async def wait_for_all(self, timeout: float) -> dict[int, RankEntry]:
-        """Those that have come, by rank: all but rank 0, or fewer where they have not come in time."""
+        """The ranks that have come, all but rank 0; fewer if some did not come in time."""
         try:
             async with asyncio.timeout(timeout):
                 while self._missing:
@@ -74,7 +74,7 @@ class RankRegistry(Actor):
 
     @concurrent_endpoint
     async def dismiss(self, is_well: bool) -> None:
-        """Let all ranks leave; what is said first holds."""
+        """Let all ranks leave. The first call decides whether the job has ended well."""
         if not self._over.is_set():
             self._is_well = is_well
             self._over.set()

@@ -26,7 +26,7 @@ _SERVING = b"serving at "
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """What there is to tell of an agent.
+    """The state of an agent.
 
     Attributes:
         address: where it listens; None before it does.
@@ -46,7 +46,7 @@ class AgentProcess:
 
     Args:
         host: the IP that it listens at, at a port that the system picks.
-        files: what scripts and agents know each other by: ``secret``, and for TLS the job's authority.
+        files: what scripts and agents authenticate with: ``secret``, and for TLS the authority of the job.
         options: further arguments of ``skipper host serve``.
         env: environment variables for the agent, besides those of this process; None: without.
     """

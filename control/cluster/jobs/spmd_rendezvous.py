@@ -1,8 +1,8 @@
 """How ranks on other nodes come into the job of rank 0: by TCP, with a secret that all nodes have.
 
-Rank 0 listens where all ranks know it to, and tells who knows the secret what it takes to become a process of its job,
-in the words that scripts and agents of hosts use (see `control.cluster.hosts.protocol`). Once all are in, rank 0 stops
-listening.
+Rank 0 listens at an address that all ranks know. It tells a rank that knows the secret what it needs to become a
+process of the job, in the messages that scripts and agents of hosts use (see `control.cluster.hosts.protocol`). Once
+all are in, rank 0 stops listening.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from skipper.control.wire.link import Link
 from skipper.control.wire.payload import pack
 
 PORT = 7432
-"""Where rank 0 listens unless it is told otherwise."""
+"""The port at which rank 0 listens by default."""
 
 _HANG_UP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousPoint:
-    """Where the ranks of several nodes meet, and what they have to know.
+    """Where the ranks of several nodes meet, and what they need for it.
 
     Attributes:
         host: the IP of rank 0.
         port: where it listens.
-        secret: what all nodes know.
+        secret: the one that all nodes have.
         certs: the folder of the certificates for TLS; None: none.
         data_plane: whether the data plane may carry data between nodes.
     """
@@ -95,7 +95,7 @@ class RendezvousPoint:
 
 
 class RendezvousServer:
-    """Rank 0's side: lets the ranks of one run in until it is closed. The process listens beyond its host from then on.
+    """Rank 0's side: lets the ranks of one run in until it is closed. From then on the process listens beyond its host.
 
     Args:
         process: rank 0's.
@@ -133,7 +133,7 @@ class RendezvousServer:
         """``IP:PORT``, where the port is one that is free if that of the rendezvous is 0."""
 
     def close(self) -> None:
-        """Let nobody in any more; idempotent."""
+        """Let no more ranks in; idempotent."""
         self._auth_listener.close()
         if not self._gone.wait(_HANG_UP_S):
             self._auth_listener.cut()
@@ -155,7 +155,7 @@ class RendezvousServer:
 
     def _asked(self, link: Link, envelope: Envelope) -> None:
         if envelope.method != "come":
-            return  # a sign of life
+            return  # a heartbeat
         try:
             link.post(protocol.answer(envelope.reply_to, self._introduction(protocol.read(envelope))))
         except ControlError as error:

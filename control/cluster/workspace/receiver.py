@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChunkBatch:
-    """Some chunks, one after another.
+    """Some chunks, sent together.
 
     Attributes:
-        data: their bytes.
-        sizes: how many belong to each.
+        data: their bytes, one chunk after another.
+        sizes: how many bytes belong to each chunk.
     """
 
     data: bytes
@@ -36,21 +36,21 @@ class ChunkBatch:
 
 @dataclass(frozen=True, slots=True)
 class Subtree:
-    """A receiver and those that it passes on to."""
+    """A receiver and the receivers below it, to which it passes on what it gets."""
 
     receiver: ActorMesh[Any]
     below: tuple[Subtree, ...]
 
 
 def token_name(token: str) -> str:
-    """The file that tells a folder from others. Its name does not tell its content, which is for this user alone."""
+    """The name of the file that tells a folder from others. It does not give away the content of the file."""
     return f"{OURS}token-{blake2b(token.encode(), digest_size=8).hexdigest()}"
 
 
 def token_is_in(target: str, token: str) -> bool:
-    """Whether a folder is the very one into which the script has put the token.
+    """Whether a folder is the one into which the script has put the token.
 
-    The name alone would not do: everybody can see it, and put such a file into a folder of theirs.
+    The name of the file is no proof: other users can see it, and put such a file into a folder of theirs.
     """
     try:
         fd = os.open(os.path.join(target, token_name(token)), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -68,7 +68,7 @@ class WorkspaceReceiver(Actor):
 
     @endpoint
     def host(self) -> tuple[str, str]:
-        """Which host this is: what tells it from others, and its name for people."""
+        """An id of this host that no other has, and its name for people."""
         return this_network(), socket.gethostname()
 
     @endpoint
@@ -92,7 +92,7 @@ class WorkspaceReceiver(Actor):
 
     @endpoint
     def take(self, batch: ChunkBatch, below: tuple[Subtree, ...]) -> int:
-        """Keep some chunks, and pass them on.
+        """Keep chunks that are missing here, and pass all of them on.
 
         Returns:
             How many bytes have been moved, here and below.
@@ -111,7 +111,7 @@ class WorkspaceReceiver(Actor):
 
     @endpoint
     def commit(self) -> tuple[str, ...]:
-        """Make the folder what it is to be; the files that have changed."""
+        """Make the folder what the manifest says. Returns the files that have changed."""
         if self._sync is None:
             return ()
         try:
@@ -121,7 +121,7 @@ class WorkspaceReceiver(Actor):
 
     @endpoint
     def reload(self, target: str, changed: tuple[str, ...]) -> list[str]:
-        """Import those modules anew that came from files which have changed.
+        """Import the modules anew whose files have changed.
 
         Returns:
             Their names.
@@ -129,7 +129,7 @@ class WorkspaceReceiver(Actor):
         return reload_modules({os.path.realpath(os.path.join(target, path)) for path in changed})
 
     def __cleanup__(self, error: Exception | None) -> None:
-        """Leave nothing behind."""
+        """End a sync that was not committed."""
         self._close()
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the layers of `control` meet: what lies above says here, once in each process, what it does for those below."""
+"""Registers with the lower layers of `control` what the upper ones do for them; costly imports come later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from skipper.control.api.service import ServiceTemplate, starts_services
 
 
-def connect() -> None:
+def register() -> None:
     """Register everything; importing `skipper.control` calls this."""
     starts_services(_start_service)
 
@@ -15,6 +15,6 @@ def connect() -> None:
 def _start_service(
     template: ServiceTemplate[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
 ) -> Any:
-    from skipper.control.services.service import start_service  # most processes have no services
+    from skipper.control.services.service import start_service  # most processes start no services
 
     return start_service(template, args, kwargs, name)
