@@ -281,7 +281,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
     def _notice(self) -> int:
         """Where the actor whose code runs is told if a message is not delivered; 0 outside of actors."""
         here = current_context.get()
-        sender = runtime.current().root_cell if here is None else here.actor_instance._cell
+        sender = runtime.current().root_actor if here is None else here.actor_instance._state
         return 0 if sender is None else notice_number(sender, self._mesh.uid, self._mesh.name)
 
     def _cast(self, process: Process, payload: Payload, reply: Reply | None) -> None:

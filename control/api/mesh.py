@@ -232,7 +232,7 @@ class ProcMesh(MeshBase):
     def _spawn(self, name: str, cls: Callable[..., A], interface: ActorInterface, body: Payload) -> views.ActorMesh[A]:
         process = runtime.current()
         creator = context().actor_instance
-        owner = creator._cell
+        owner = creator._state
         members = self._view_members()
         mesh: ActorMesh[A] = ActorMesh(
             secrets.randbits(63), name, members, self.extent, Shape.whole(self.extent), interface, cast(type, cls)
@@ -288,7 +288,7 @@ class ProcMesh(MeshBase):
         bound_s = _bound(process, timeout)
         if self._launcher.id != process.me.id:
             return process.request_all((self._launcher,), "stop_mesh", pack(HANDED_DOWN * bound_s), target=self._uid)
-        future = process.hosting.stop_mesh(self._uid, self._members, bound_s)
+        future = process.remote_launch.stop_mesh(self._uid, self._members, bound_s)
         future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
 

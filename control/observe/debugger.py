@@ -132,10 +132,10 @@ class Session:
                 [current_runtime.current().me.name, thread],
             )
         else:
-            cell = here.actor_instance._cell
-            self.uid = cell.uid
-            self.actor = str(cell.ref)
-            self.labels = [cell.name, self.actor, f"{cell.name}:{cell.rank.rank}"]
+            actor = here.actor_instance._state
+            self.uid = actor.uid
+            self.actor = str(actor.ref)
+            self.labels = [actor.name, self.actor, f"{actor.name}:{actor.rank.rank}"]
         self.pdb = _Pdb(self, _outermost(frame))
         self._changed = threading.Condition()
         self._output = io.StringIO()

@@ -140,7 +140,7 @@ def serve(process: Process, sender: ProcessRef, envelope: Envelope) -> None:
 
 def offspring(process: Process) -> list[ProcessRef]:
     """Whom this process passes questions on to: those that it has launched, here or on hosts, and that have joined."""
-    launched = [child.ref for child in process.children.alive()] + process.hosting.hosts()
+    launched = [child.ref for child in process.children.alive()] + process.remote_launch.hosts()
     return launched + [mesh.root_members[0] for mesh in process.members.meshes()]
 
 

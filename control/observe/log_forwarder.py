@@ -183,7 +183,7 @@ def take(sender: ProcessRef, payload: Payload) -> Future[None]:
     collector = taker.collector
     if sender.id not in taker.hosts:
         taker.hosts.add(sender.id)
-        end = taker.process.hosting.end_of(sender.id)
+        end = taker.process.remote_launch.end_of(sender.id)
         if end is not None:
             end.add_done_callback(lambda _: collector.lose(sender.id))
     collector.feed(sender.id, sender.name.removeprefix(NAME), batch, lambda: taken._settle(lambda: None))

@@ -27,7 +27,7 @@ from skipper.control.wire.envelope import Kind, Payload
 if TYPE_CHECKING:
     from skipper.control.model.errors import LinkError
     from skipper.control.model.shape import Point
-    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.actor_state import ActorState
     from skipper.control.runtime.messages import Loss, Mail
     from skipper.control.runtime.ports import Reply
 
@@ -101,19 +101,19 @@ class OpenTelemetryTracer:
         return _Sending(self._tracer.start_span(f"{call.mesh}.{call.endpoint}", kind=kind, attributes=attributes))
 
     @contextmanager
-    def serving(self, cell: Cell, mail: Mail) -> Iterator[None]:
+    def serving(self, actor: ActorState, mail: Mail) -> Iterator[None]:
         """A message that an actor handles within."""
         envelope = mail.envelope
         endpoint = envelope.method.removesuffix(WRAPPED)
         parent = _propagator.extract({_PARENT: envelope.trace.decode("ascii", "replace")}, contexts.Context())
-        rest: dict[str, Attribute] = {"skipper.actor": cell.actor_id, "skipper.class": cell.class_name}
-        if cell.rank:
-            rest["skipper.rank"] = _rank(cell.rank)
+        rest: dict[str, Attribute] = {"skipper.actor": actor.actor_id, "skipper.class": actor.class_name}
+        if actor.rank:
+            rest["skipper.rank"] = _rank(actor.rank)
         with self._tracer.start_as_current_span(
-            f"{cell.name}.{endpoint}",
+            f"{actor.name}.{endpoint}",
             parent,
             kind=SpanKind.SERVER if envelope.wants_reply else SpanKind.CONSUMER,
-            attributes=_attributes(cell.name, endpoint, rest),
+            attributes=_attributes(actor.name, endpoint, rest),
         ):
             yield
 

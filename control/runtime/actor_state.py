@@ -1,4 +1,4 @@
-"""`Cell`: one actor of this process, from its construction to its end, whatever kind of thread runs it."""
+"""`ActorState`: one actor of this process, from its construction to its end, whatever kind of thread runs it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _ARGUMENTS = "the arguments"
 _RESULT = "the result"
 
 
-class CellEndedError(BaseException):
+class ActorEndedError(BaseException):
     """Unwinds what a sync actor runs that has failed, or whose time to stop is up. Never leaves the runtime."""
 
 
-class Cell:
+class ActorState:
     """One actor of this process.
 
     The coroutines of this class run on the actor's own thread: an async actor's event loop runs them, a sync actor's
@@ -117,7 +117,7 @@ class Cell:
 
     def deliver(self, mail: Mail) -> None:
         """Queue a message; from any thread."""
-        assert self.executor is not None  # cells enter the table with their executor
+        assert self.executor is not None  # actors enter the table with their executor
         self.executor.submit(mail)
 
     def answer_dead(self, mail: Mail) -> None:
@@ -157,7 +157,7 @@ class Cell:
                 self._actor.__init__(*args, **kwargs)  # type: ignore[misc]
                 if forked.original:
                     forked.leave()
-        except CellEndedError:
+        except ActorEndedError:
             self._actor = None  # it failed for another reason while it was in __init__, or its time was up
         except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)
             if forked.original:
@@ -278,7 +278,7 @@ class Cell:
                 return  # its caller has been told, and an interruption may be on its way to this thread
             if envelope.wants_reply and port is None:
                 self.process.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
-        except CellEndedError:
+        except ActorEndedError:
             return
         except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises is its caller's, or its actor's end)
             if forked.original:
@@ -349,7 +349,7 @@ class Cell:
     def owned_failed(self, failure: MeshFailure) -> None:
         """Take note of the failure of an owned mesh; from any thread."""
         self.failures.append(failure)
-        assert self.executor is not None  # cells own nothing before they run
+        assert self.executor is not None  # actors own nothing before they run
         self.executor.wake()
 
     def fail(
@@ -363,7 +363,7 @@ class Cell:
         """End this actor in a failure, which goes to its owner; from any thread."""
         exception = "" if error is None else first_exception(error)
         failure = MeshFailure(self.name, self.actor_id, self.rank, kind, message, details, cause, exception=exception)
-        if not self.process.cells.end(self, failure):
+        if not self.process.actors.end(self, failure):
             return
         self.process.owners.report(self.owner, failure)
         self.over._settle(lambda: failure)
@@ -381,7 +381,7 @@ class Cell:
         self._answer_unfinished()
         if self.failure is None or self.failure.kind is not FailureKind.CONSTRUCTION:  # which is told with its error
             self._refuse_ready()
-        assert self.executor is not None  # cells end once they run
+        assert self.executor is not None  # actors end once they run
         self.executor.drain()
         self.executor.unwind()
 
@@ -394,7 +394,7 @@ class Cell:
         self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
     ) -> None:
         """Fail for something that it has done itself; void where it has ended. From any thread."""
-        if self.process.cells.get(self.uid) is not None:
+        if self.process.actors.get(self.uid) is not None:
             self.fail(kind, f"{self.label}: {message}", cause=cause, error=error)
 
     def abort(self, reason: str) -> None:
@@ -403,7 +403,7 @@ class Cell:
 
     def stop_itself(self) -> Future[None]:
         """Stop in good order; from any thread."""
-        self.process.cells.stop(self.uid, self.process.settings.stop_timeout_s)
+        self.process.actors.stop(self.uid, self.process.settings.stop_timeout_s)
         return self.ended
 
     async def wind_up(self, *, is_async: bool) -> None:
@@ -449,11 +449,11 @@ class Cell:
         return self.bound is not None and self.bound.stage is Stage.CLEANUP_CUT
 
     def _is_unwound_by(self, error: BaseException) -> bool:
-        return self.is_cleanup_cut() and isinstance(error, CellEndedError | asyncio.CancelledError)
+        return self.is_cleanup_cut() and isinstance(error, ActorEndedError | asyncio.CancelledError)
 
     def bury(self, outcome: Exception | None = None) -> None:
         """Leave a tombstone, and tell those who wait for the end."""
-        self.process.cells.forget(self)
+        self.process.actors.forget(self)
         self.process.stops.constructed(self)
         for number in self.notices.values():
             self.process.ports.close(number)
@@ -522,7 +522,7 @@ class Cell:
                 except (ControlError, TimeoutError) as error:
                     _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, error)
                     late = late or self._lateness(mesh, error)
-        except (CellEndedError, asyncio.CancelledError):
+        except (ActorEndedError, asyncio.CancelledError):
             for mesh in meshes:
                 mesh.stop()
         return late
@@ -547,7 +547,8 @@ async def _wait(end: Future[None], seconds: float, *, is_async: bool) -> None:
 
 
 CALLERS_OF_USERS = frozenset(
-    function.__code__ for function in (Cell.construct, Cell._answer, Cell._clean_up, Cell.supervise)
+    function.__code__
+    for function in (ActorState.construct, ActorState._answer, ActorState._clean_up, ActorState.supervise)
 )
 """The functions that call code of users on the thread of an actor."""
 

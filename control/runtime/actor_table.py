@@ -1,4 +1,4 @@
-"""`CellTable`: the actors of this process by number, and what becomes of messages for those that are not there."""
+"""`ActorTable`: the actors of this process by number, and what becomes of messages for those that are not there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future
-from skipper.control.runtime.actor_state import Cell
+from skipper.control.runtime.actor_state import ActorState
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.replies import refuse
 from skipper.control.wire.envelope import Kind
@@ -24,48 +24,48 @@ call come here, before the spawner's own message does."""
 _TOMBSTONES = 4096
 
 
-class CellTable:
+class ActorTable:
     """Actors that live, that are winding up, and that have been; safe to use from any thread."""
 
     def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
         self._process = process
         self._loop = loop
         self._lock = threading.Lock()
-        self._live: dict[int, Cell] = {}
-        self._ending: dict[int, Cell] = {}
+        self._live: dict[int, ActorState] = {}
+        self._ending: dict[int, ActorState] = {}
         self._gone: OrderedDict[int, tuple[str, MeshFailure | None]] = OrderedDict()
         self._early: dict[int, list[Mail]] = {}
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def live(self) -> list[Cell]:
+    def live(self) -> list[ActorState]:
         """The actors that take messages, oldest first."""
         return list(self._live.values())
 
-    def ending(self) -> list[Cell]:
+    def ending(self) -> list[ActorState]:
         """The actors that take no more messages: stopped or failed, and not buried."""
         return list(self._ending.values())
 
-    def get(self, uid: int) -> Cell | None:
+    def get(self, uid: int) -> ActorState | None:
         """A live actor."""
         return self._live.get(uid)
 
-    def find(self, uid: int) -> Cell | None:
+    def find(self, uid: int) -> ActorState | None:
         """An actor that lives or is winding up."""
         return self._live.get(uid) or self._ending.get(uid)
 
-    def add(self, cell: Cell) -> None:
+    def add(self, actor: ActorState) -> None:
         """Let an actor take messages, first of all those that were early."""
         with self._lock:
-            early = self._early.pop(cell.uid, [])
+            early = self._early.pop(actor.uid, [])
             for mail in early:
                 if mail.envelope.kind is Kind.CALL:
-                    cell.deliver(mail)
-            self._live[cell.uid] = cell
+                    actor.deliver(mail)
+            self._live[actor.uid] = actor
         for mail in early:
             if mail.envelope.kind is Kind.AGENT:
-                self._process.agent.handle(mail.sender, mail.envelope)
+                self._process.requests.handle(mail.sender, mail.envelope)
 
     def answer_for(self, mail: Mail) -> None:
         """Answer a question about an actor that is not there; one that is yet to come answers it then."""
@@ -73,22 +73,22 @@ class CellTable:
 
     def deliver(self, mail: Mail) -> None:
         """Bring a message to its actor, or answer it."""
-        cell = self._live.get(mail.envelope.target)
-        if cell is not None:
-            cell.deliver(mail)
+        actor = self._live.get(mail.envelope.target)
+        if actor is not None:
+            actor.deliver(mail)
         else:
             self._deliver_to_absent(mail)
 
-    def end(self, cell: Cell, failure: MeshFailure | None = None) -> bool:
+    def end(self, actor: ActorState, failure: MeshFailure | None = None) -> bool:
         """Let an actor take no more messages; False where it has ended before, or failed once already."""
         with self._lock:
-            was_live = self._live.pop(cell.uid, None) is not None
-            fails_while_ending = failure is not None and cell.failure is None and cell.uid in self._ending
+            was_live = self._live.pop(actor.uid, None) is not None
+            fails_while_ending = failure is not None and actor.failure is None and actor.uid in self._ending
             if not (was_live or fails_while_ending):
                 return False
-            self._ending[cell.uid] = cell
-            cell.failure = failure
-            cell.is_cut_off = failure is not None
+            self._ending[actor.uid] = actor
+            actor.failure = failure
+            actor.is_cut_off = failure is not None
             return True
 
     def stop(self, uid: int, timeout: float) -> Future[None]:
@@ -98,42 +98,42 @@ class CellTable:
             A future that ends with the actor, at once where it is gone already; in a `StopTimeoutError` where it has
             been cut short.
         """
-        cell = self._live.get(uid)
-        is_first = cell is not None and self.end(cell)
+        actor = self._live.get(uid)
+        is_first = actor is not None and self.end(actor)
         ending = self._ending.get(uid)
         if ending is None:
             return Future.of(None)
         self._process.stops.within(ending, timeout)
         if is_first:
-            assert ending.executor is not None  # cells enter the table with their executor
+            assert ending.executor is not None  # actors enter the table with their executor
             ending.executor.stop()
         return ending.ended
 
-    def forget(self, cell: Cell) -> None:
+    def forget(self, actor: ActorState) -> None:
         """Bury an actor that has wound up; its tombstone answers for it."""
         with self._lock:
-            self._live.pop(cell.uid, None)
-            self._ending.pop(cell.uid, None)
-            self._gone[cell.uid] = (cell.end_reason(), cell.failure)
+            self._live.pop(actor.uid, None)
+            self._ending.pop(actor.uid, None)
+            self._gone[actor.uid] = (actor.end_reason(), actor.failure)
             while len(self._gone) > _TOMBSTONES:
                 self._gone.popitem(last=False)
 
     def _deliver_to_absent(self, mail: Mail) -> None:
         uid = mail.envelope.target
         with self._lock:
-            cell = self._live.get(uid)
+            actor = self._live.get(uid)
             ending = self._ending.get(uid)
             gone = self._gone.get(uid)
-            if not (cell or ending or gone):
+            if not (actor or ending or gone):
                 early = self._early.setdefault(uid, [])
                 early.append(mail)
                 if len(early) == 1:
                     self._loop.call_soon_threadsafe(self._loop.call_later, SPAWN_GRACE_S, self._give_up_on, uid)
                 return
-        if cell is not None and mail.envelope.kind is Kind.AGENT:
-            self._process.agent.handle(mail.sender, mail.envelope)  # it has come just now
-        elif cell is not None:
-            cell.deliver(mail)
+        if actor is not None and mail.envelope.kind is Kind.AGENT:
+            self._process.requests.handle(mail.sender, mail.envelope)  # it has come just now
+        elif actor is not None:
+            actor.deliver(mail)
         elif ending is not None:
             ending.answer_dead(mail)
         elif gone is not None:

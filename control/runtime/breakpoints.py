@@ -22,7 +22,7 @@ def _hook(*args: Any, **kwargs: Any) -> Any:
     from skipper.control.runtime.context import current_context
 
     is_a_scripts = current_context.get() is None and (
-        not current_runtime.is_running() or current_runtime.current().root_cell is not None
+        not current_runtime.is_running() or current_runtime.current().root_actor is not None
     )
     if is_a_scripts:  # there is somebody to type into a debugger, and it may be a notebook's own
         return _before(*args, **kwargs)

@@ -13,8 +13,8 @@ from skipper.control.runtime.messages import Creator
 if TYPE_CHECKING:
     from skipper.control.api.mesh import ProcMesh
     from skipper.control.model.future import Future
-    from skipper.control.runtime.actor_state import Cell
-    from skipper.control.runtime.supervision import RootCell
+    from skipper.control.runtime.actor_state import ActorState
+    from skipper.control.runtime.supervision import RootActor
 
 
 class ActorInstance:
@@ -27,11 +27,11 @@ class ActorInstance:
         creator: who spawned it; None for the script.
     """
 
-    def __init__(self, cell: Cell | RootCell, creator: Creator | None) -> None:
-        self._cell = cell
-        self.name = cell.name
-        self.actor_id = cell.actor_id
-        self.rank = cell.rank
+    def __init__(self, state: ActorState | RootActor, creator: Creator | None) -> None:
+        self._state = state
+        self.name = state.name
+        self.actor_id = state.actor_id
+        self.rank = state.rank
         self.creator = creator
 
     @property
@@ -44,12 +44,12 @@ class ActorInstance:
     @property
     def proc_id(self) -> str:
         """The id of that process."""
-        return self._cell.process.me.id
+        return self._state.process.me.id
 
     @property
     def mesh_uid(self) -> int:
         """The number of its mesh: `ActorMesh.uid`."""
-        return self._cell.ref.uid
+        return self._state.ref.uid
 
     def stop(self) -> Future[None]:
         """Stop this actor once it has handled what it has received so far.
@@ -57,7 +57,7 @@ class ActorInstance:
         Returns:
             A future that ends with the actor; waiting for it within the actor would never end.
         """
-        return self._cell.stop_itself()
+        return self._state.stop_itself()
 
     def as_creator(self) -> Creator:
         """This actor, as those see it that it spawns."""
@@ -65,7 +65,7 @@ class ActorInstance:
 
     def abort(self, reason: str) -> None:
         """Fail this actor now: its owner gets a `MeshFailure` with this reason."""
-        self._cell.abort(reason)
+        self._state.abort(reason)
 
     def __repr__(self) -> str:
         return f"<actor {self.actor_id}>"
@@ -109,7 +109,7 @@ def context() -> Context:
     here = current_context.get()
     if here is not None:
         return here
-    root = runtime.current().root_cell
+    root = runtime.current().root_actor
     if root is None:
         raise NoActorContextError(
             "this thread belongs to no actor; start it with contextvars.copy_context().run to take the actor's along"

@@ -21,7 +21,7 @@ from skipper.control.runtime import script_exit, tracing
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.procs.ending import CLOSE_TIMEOUT_S
 from skipper.control.runtime.procs.worker_config import WorkerConfig
-from skipper.control.runtime.supervision import RootCell
+from skipper.control.runtime.supervision import RootActor
 from skipper.control.wire.addresses import at, host_of, within_host
 from skipper.control.wire.auth import new_secret
 from skipper.control.wire.envelope import ProcessRef
@@ -171,12 +171,12 @@ def shutdown(*, grace_s: float | None = None) -> None:
     global _current
     with _lock:
         process = _current
-        if process is None or process.root_cell is None:
+        if process is None or process.root_actor is None:
             return
         grace_s = process.settings.exit_grace_s if grace_s is None else grace_s
         with script_exit.sheltered():
             process.ending.shutdown(grace_s=grace_s)
-            process.root_cell.end_of_faults(time.monotonic() + grace_s)
+            process.root_actor.end_of_faults(time.monotonic() + grace_s)
             _current = None
             trust.leave_job()
 
@@ -200,8 +200,8 @@ def _start_root() -> Process:
 
 def _make_root(process: Process, name: str) -> None:
     """Let this process own what it spawns, with nobody above it."""
-    process.root_cell = RootCell(process, name)
-    set_listener(process.root_cell.faults)
+    process.root_actor = RootActor(process, name)
+    set_listener(process.root_actor.faults)
     script_exit.prepare()
 
 

@@ -1,4 +1,4 @@
-"""`watch`, which tells when an actor ends, and `Links`: the actors whose lives a port depends on."""
+"""`watch`, which tells when an actor ends, and `DeathWatch`: the actors whose lives a port depends on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def watch(process: Process, actor: ActorRef) -> Future[MeshFailure | None]:
     return ended
 
 
-class Links:
+class DeathWatch:
     """The actors that a port is linked to. Safe to use from any thread.
 
     Args:

@@ -115,7 +115,7 @@ class Flow:
     def handled(self, mail: Mail) -> None:
         """Note that a message has left its mailbox, to be handled or refused."""
         if mail.cast is not None:
-            self._process.trees.handled(mail)
+            self._process.casts.handled(mail)
             return
         key = (mail.sender.id, mail.envelope.target)
         with self._lock:
@@ -177,7 +177,7 @@ class Flow:
         here = current_context.get()
         if here is None or to.id != self._process.me.id:
             return False
-        return here.actor_instance._cell.uid == envelope.target
+        return here.actor_instance._state.uid == envelope.target
 
     def _is_needed_here(self) -> bool:
         """Whether credit can only come by the current thread."""

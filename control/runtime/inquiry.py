@@ -9,7 +9,7 @@ from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.actor_state import ActorState
     from skipper.control.runtime.ports import Awaited
     from skipper.control.runtime.process import Process
 
@@ -79,20 +79,20 @@ def activity(process: Process, uid: int) -> str:
     """What an actor of this process is doing; 0: the process answers."""
     if uid == 0:
         return "its process answers by now"
-    cell = process.cells.find(uid)
-    if cell is None:
+    actor = process.actors.find(uid)
+    if actor is None:
         return "there is no such actor in its process, or not any more"
-    return _activity_of(cell)
+    return _activity_of(actor)
 
 
-def _activity_of(cell: Cell) -> str:
-    running = [f"{method} for {seconds:.1f} s" for method, seconds in cell.handling()]
-    waiting = 0 if cell.executor is None else cell.executor.depth()
-    if not cell.ready.done():
-        doing = f"it has been in __init__ for {cell.age_s():.1f} s"
+def _activity_of(actor: ActorState) -> str:
+    running = [f"{method} for {seconds:.1f} s" for method, seconds in actor.handling()]
+    waiting = 0 if actor.executor is None else actor.executor.depth()
+    if not actor.ready.done():
+        doing = f"it has been in __init__ for {actor.age_s():.1f} s"
     elif running:
         doing = f"it has been running {', '.join(running)}"
-    elif cell.process.cells.get(cell.uid) is None:
+    elif actor.process.actors.get(actor.uid) is None:
         doing = "it is ending"
     else:
         doing = "it runs nothing at the moment: if the call was delivered, who has its port has not answered"

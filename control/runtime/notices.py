@@ -12,13 +12,13 @@ from skipper.control.runtime.replies import open_reply
 from skipper.control.wire.envelope import NOTICE, Kind, Payload
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.actor_state import Cell
-    from skipper.control.runtime.supervision import RootCell
+    from skipper.control.runtime.actor_state import ActorState
+    from skipper.control.runtime.supervision import RootActor
 
 _numbers = itertools.count(NOTICE)
 
 
-def notice_number(sender: Cell | RootCell, mesh_uid: int, mesh_name: str) -> int:
+def notice_number(sender: ActorState | RootActor, mesh_uid: int, mesh_name: str) -> int:
     """What broadcasts of this actor to that mesh have for `Envelope.reply_to`."""
     number = sender.notices.get(mesh_uid)
     if number is None:
@@ -33,7 +33,7 @@ class Notice:
 
     __slots__ = ("_mesh_name", "_mesh_uid", "_sender")
 
-    def __init__(self, sender: Cell | RootCell, mesh_uid: int, mesh_name: str) -> None:
+    def __init__(self, sender: ActorState | RootActor, mesh_uid: int, mesh_name: str) -> None:
         self._sender = sender
         self._mesh_uid = mesh_uid
         self._mesh_name = mesh_name

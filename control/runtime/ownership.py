@@ -28,7 +28,7 @@ class Ownership:
 
     def disown(self, uid: int) -> None:
         """Forget a mesh that has ended, wherever in this process its owner is."""
-        self._process.trees.close(uid)
+        self._process.casts.close(uid)
         for owner in self._owners():
             owner.owned.pop(uid, None)
             if (number := owner.notices.pop(uid, None)) is not None:
@@ -46,8 +46,8 @@ class Ownership:
 
     def take(self, owner: OwnerRef, failure: MeshFailure) -> None:
         """Take a failure for an actor of this process; void where that has ended."""
-        root = self._process.root_cell
-        here = root if root is not None and root.uid == owner.uid else self._process.cells.get(owner.uid)
+        root = self._process.root_actor
+        here = root if root is not None and root.uid == owner.uid else self._process.actors.get(owner.uid)
         if here is not None:
             here.owned_failed(failure)
 
@@ -59,7 +59,7 @@ class Ownership:
         """
         if not (source := failure.root_cause().source):
             return
-        if (root := self._process.root_cell) is not None:
+        if (root := self._process.root_actor) is not None:
             root.faults.hear(source)
         else:
             self._process.send(self._process.root, Envelope(Kind.AGENT, 0, pack(source), "handled"))
@@ -72,9 +72,9 @@ class Ownership:
             loss: why it is gone.
             is_gone: whether a process is known to be gone: a mesh is forgotten with its last.
         """
-        for cell in self._process.cells.live():
-            if cell.owner is not None and cell.owner.process.id == peer.id:
-                cell.orphan(f"the owner's {loss.reason}")
+        for actor in self._process.actors.live():
+            if actor.owner is not None and actor.owner.process.id == peer.id:
+                actor.orphan(f"the owner's {loss.reason}")
         if loss.kind is not None:
             for owner, failure in failures_of(self._owners(), peer, loss):
                 owner.owned_failed(failure)
@@ -84,5 +84,5 @@ class Ownership:
                     owner.owned.pop(mesh.uid, None)
 
     def _owners(self) -> list[Owner]:
-        owners: list[Owner] = list(self._process.cells.live())
-        return owners if self._process.root_cell is None else [self._process.root_cell, *owners]
+        owners: list[Owner] = list(self._process.actors.live())
+        return owners if self._process.root_actor is None else [self._process.root_actor, *owners]

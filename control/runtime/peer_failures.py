@@ -1,4 +1,4 @@
-"""`Losses`: how a process learns that others have ended, and everything that follows from it."""
+"""`PeerFailures`: how a process learns that others have ended, and everything that follows from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
-from skipper.control.runtime.exit_reasons import Obituaries
+from skipper.control.runtime.exit_reasons import ExitReasons
 from skipper.control.runtime.messages import Loss
 from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, NOTICE, STOPPED, Envelope, Kind, ProcessRef
 from skipper.control.wire.payload import pack
@@ -20,7 +20,7 @@ OBITUARY_S = 1.0
 """So long after its link has broken is it waited for why a process on another host has ended."""
 
 
-class Losses:
+class PeerFailures:
     """The ends of other processes, as one process sees them. On the loop thread, unless a method says otherwise.
 
     A process is known to have ended by its link, by `Children` where it was launched here, and by its launcher
@@ -30,7 +30,7 @@ class Losses:
     def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
         self._process = process
         self._loop = loop
-        self._obituaries = Obituaries(self._forget)
+        self._exit_reasons = ExitReasons(self._forget)
         self._watched: set[str] = set()
         self._late: dict[str, asyncio.TimerHandle] = {}
         """Processes whose link is lost, until it is known why."""
@@ -60,7 +60,7 @@ class Losses:
         if process.children.link_lost(peer.id, reason):
             return
         in_good_order, is_silent = reason == STOPPED, NO_SIGN_OF_LIFE in reason
-        if not (in_good_order or is_silent) and process.hosting.is_ours(peer.id) and not process.closing:
+        if not (in_good_order or is_silent) and process.remote_launch.is_ours(peer.id) and not process.closing:
             # Its launcher is about to tell why it has ended.
             self._late[peer.id] = self._loop.call_later(OBITUARY_S, self._told_of_end, peer, reason)
         else:
@@ -78,7 +78,7 @@ class Losses:
             self._gone_afar(peer, reason)
 
     def _gone_afar(self, peer: ProcessRef, reason: str) -> None:
-        self._gone(peer, reason, in_good_order=reason == STOPPED or self._process.hosting.is_to_end(peer.id))
+        self._gone(peer, reason, in_good_order=reason == STOPPED or self._process.remote_launch.is_to_end(peer.id))
 
     # What follows
 
@@ -88,18 +88,18 @@ class Losses:
         obituary = Loss.of(peer, reason, in_good_order=in_good_order)
         # In this order: who sends from now on finds the link lost and the obituary written, who casts from then on
         # finds the member gone, and whoever sent or cast before has a port that is told here.
-        self._obituaries.write(peer.id, obituary)
+        self._exit_reasons.write(peer.id, obituary)
         process.transport.lose(peer, reason)
         self._watched.discard(peer.id)
-        process.hosting.gone(peer, reason)
-        process.trees.peer_gone(peer)
+        process.remote_launch.gone(peer, reason)
+        process.casts.peer_gone(peer)
         process.members.leave(peer, reason)
         process.ports.process_lost(peer.id, obituary)
         if (link := process.transport.find(peer.id)) is not None:
             unsent, link.unsent = link.unsent, []
             for envelope in unsent:
                 if envelope.kind is Kind.CAST:
-                    process.trees.undelivered(peer, envelope, obituary)
+                    process.casts.undelivered(peer, envelope, obituary)
                 else:
                     self.tell(peer, envelope, obituary)
         process.flow.forget(peer)
@@ -107,7 +107,7 @@ class Losses:
         if obituary.kind is not None and peer.launcher is not None and peer.launcher.id == process.me.id:
             process.history.died(peer.name, reason)
         if not process.closing:
-            process.owners.process_gone(peer, obituary, self._obituaries.__contains__)
+            process.owners.process_gone(peer, obituary, self._exit_reasons.__contains__)
 
     def sent_in_vain(self, to: ProcessRef, reason: str, envelope: Envelope) -> None:
         """Tell who waits for the answer to an envelope that was posted to a lost link; from any thread.
@@ -117,7 +117,7 @@ class Losses:
             reason: why the link is lost.
             envelope: what was sent.
         """
-        obituary = self._obituaries.get(to.id)
+        obituary = self._exit_reasons.get(to.id)
         child = self._process.children.get(to.id)
         if obituary is None and (child is not None or to.id in self._late) and envelope.reply_to < NOTICE:
             return  # its end is about to be seen, with a better reason, and whoever waits is told then

@@ -283,7 +283,7 @@ def _refs(actors: ActorMesh[Any] | None) -> list[ActorRef]:
     if actors is None:
         from skipper.control.runtime.context import context
 
-        return [context().actor_instance._cell.ref]
+        return [context().actor_instance._state.ref]
     return cast("list[ActorRef]", actors._actors())
 
 

@@ -20,7 +20,7 @@ from skipper.control.runtime.replies import open_reply
 from skipper.control.wire.envelope import Kind, Payload, ProcessRef
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.death_watch import Links
+    from skipper.control.runtime.death_watch import DeathWatch
     from skipper.control.runtime.process import Process
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Awaited:
     Attributes:
         process: where it is to come from.
         who: for people.
-        endpoint: what was asked: an endpoint of an actor, or a request to a process (see `Agent`).
+        endpoint: what was asked: an endpoint of an actor, or a request to a process (see `RequestServer`).
         actor: who was asked, or about whom, if it was an actor.
         is_request: whether it is a request.
     """
@@ -124,7 +124,7 @@ class PortTable:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._open: dict[int, Reply] = {}
-        self._links: dict[int, dict[int, Links]] = {}
+        self._links: dict[int, dict[int, DeathWatch]] = {}
         self._link_lock = threading.Lock()
 
     def open(self, reply: Reply) -> int:
@@ -161,7 +161,7 @@ class PortTable:
         self, process: Process, number: int, rank: int, add: Iterable[ActorRef], remove: Iterable[ActorRef]
     ) -> None:
         """Change what a port, or one rank of those who share it, is linked to."""
-        from skipper.control.runtime.death_watch import Links
+        from skipper.control.runtime.death_watch import DeathWatch
 
         with self._link_lock:
             reply = self._open.get(number)
@@ -170,7 +170,7 @@ class PortTable:
             of_port = self._links.setdefault(number, {})
             links = of_port.get(rank)
             if links is None:
-                links = of_port[rank] = Links(process, lambda error: self._lapse(number, rank, error))
+                links = of_port[rank] = DeathWatch(process, lambda error: self._lapse(number, rank, error))
                 reply.entrust(rank)
         links.change(add, remove)
 

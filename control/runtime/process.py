@@ -17,7 +17,7 @@ from skipper.control.runtime.messages import Loss, Mail
 from skipper.control.runtime.ports import Acknowledgements, Awaited, OneReply, PortTable
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.runtime.procs.worker_config import WorkerConfig
-from skipper.control.runtime.supervision import RootCell
+from skipper.control.runtime.supervision import RootActor
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.envelope import NOTICE, Envelope, Kind, Payload, ProcessRef
 from skipper.control.wire.payload import in_full, pack
@@ -54,17 +54,17 @@ class Process:
         *,
         data_plane_is_open: bool = True,
     ) -> None:
-        from skipper.control.runtime.actor_table import CellTable
-        from skipper.control.runtime.cast.sender import Trees
+        from skipper.control.runtime.actor_table import ActorTable
+        from skipper.control.runtime.cast.sender import CastSender
         from skipper.control.runtime.flow_control import Flow
         from skipper.control.runtime.history import History
         from skipper.control.runtime.join_members import Members
         from skipper.control.runtime.ownership import Ownership
-        from skipper.control.runtime.peer_failures import Losses
+        from skipper.control.runtime.peer_failures import PeerFailures
         from skipper.control.runtime.procs.children import Children
         from skipper.control.runtime.procs.ending import Ending
-        from skipper.control.runtime.procs.remote_launch import Hosting
-        from skipper.control.runtime.requests import Agent
+        from skipper.control.runtime.procs.remote_launch import RemoteLaunch
+        from skipper.control.runtime.requests import RequestServer
         from skipper.control.runtime.stops import Stops
         from skipper.control.wire import grpc_poller
         from skipper.control.wire.bulk import Loans
@@ -81,32 +81,32 @@ class Process:
         self.data_plane_is_open = data_plane_is_open
         self.settings = bounds.settings()
         self.ports = PortTable()
-        self.root_cell: RootCell | None = None
+        self.root_actor: RootActor | None = None
         self.uid = secrets.randbits(63)
         self.closing = False
         self.history = History()
         self.redirection: Redirection | None = None
         self._loop = loop_thread.loop
         self.stops = Stops(self, self._loop)
-        self.cells = CellTable(self, self._loop)
+        self.actors = ActorTable(self, self._loop)
         self.flow = Flow(self, loop_thread)
         self.loans = Loans()
-        self.trees = Trees(self, self._loop)
-        self.agent = Agent(self)
+        self.casts = CastSender(self, self._loop)
+        self.requests = RequestServer(self)
         self.members = Members()
         self.owners = Ownership(self)
         self.ending = Ending(self, loop_thread)
-        self.losses = Losses(self, self._loop)
-        self.children = Children(self._loop, self.losses.child_ended, self._ask_to_end, self.settings)
-        self.hosting = Hosting(self, self._loop)
+        self.peer_failures = PeerFailures(self, self._loop)
+        self.children = Children(self._loop, self.peer_failures.child_ended, self._ask_to_end, self.settings)
+        self.remote_launch = RemoteLaunch(self, self._loop)
         self.transport = Transport(
             me,
             secret,
             self._loop,
             deliver=self.deliver,
-            on_lost=self.losses.link_lost,
+            on_lost=self.peer_failures.link_lost,
             on_connected=self._connected,
-            on_dial=self.losses.watch,
+            on_dial=self.peer_failures.watch,
             find_address=self._find_address,
             home=lambda: host_of(self.root.address),
             heartbeat_s=self.settings.heartbeat_s,
@@ -129,7 +129,7 @@ class Process:
     def running(self) -> list[str]:
         """The names of the processes that this one has launched, and that stand for its job on other hosts."""
         children = [child.ref.name for child in self.children.alive()]
-        return [*children, *(host.name for host in self.hosting.hosts())]
+        return [*children, *(host.name for host in self.remote_launch.hosts())]
 
     # Sending
 
@@ -142,7 +142,7 @@ class Process:
         """
         if len(members) > bounds.settings().tree_threshold:
             try:
-                if self.trees.cast(members, envelope):
+                if self.casts.cast(members, envelope):
                     return
             except BackpressureError:
                 self._abandon(envelope)
@@ -151,7 +151,7 @@ class Process:
             self.send(member, envelope.for_rank(rank))
 
     def pass_on(self, to: ProcessRef, envelope: Envelope) -> None:
-        """Post an envelope that belongs to a tree; void where ``to`` is lost, which `Trees` knows how to deal with."""
+        """Post an envelope that belongs to a tree; nothing happens where ``to`` is lost."""
         link = self.transport.find(to.id) or self.transport.link(to)
         if link.lost is None:
             link.post(envelope)
@@ -178,24 +178,24 @@ class Process:
         link = self.transport.find(to.id)
         if link is None:
             if to.job != self.me.job:
-                self.losses.tell(to, envelope, Loss(f"process {to.name} belongs to a job that has ended"))
+                self.peer_failures.tell(to, envelope, Loss(f"process {to.name} belongs to a job that has ended"))
                 return
             link = self.transport.link(to)
         if envelope.payload:
             self._lend(to, envelope)
         if envelope.kind is Kind.CALL:
-            self.trees.branches.speaks_to(to.id)
+            self.casts.relays.speaks_to(to.id)
         is_ordered = envelope.kind is Kind.CALL or envelope.kind is Kind.AGENT
-        if is_ordered and self.trees.are_used:
-            self.trees.post(link, envelope)
+        if is_ordered and self.casts.are_used:
+            self.casts.post(link, envelope)
         elif link.lost is None:
             link.post(envelope)
-            if is_ordered and self.trees.are_used:  # since this very moment
-                self.trees.spoken_to(to.id)
+            if is_ordered and self.casts.are_used:  # since this very moment
+                self.casts.spoken_to(to.id)
         self.loans.complete(envelope.payload)
         if link.lost is not None:
             self.loans.forget(to.id)
-            self.losses.sent_in_vain(to, link.lost, envelope)
+            self.peer_failures.sent_in_vain(to, link.lost, envelope)
 
     def _lend(self, to: ProcessRef, envelope: Envelope) -> None:
         if (self._is_beyond or not to.address.startswith("unix")) and self.transport.is_elsewhere(to):
@@ -215,7 +215,7 @@ class Process:
 
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> None:
         """Answer a message for an actor."""
-        if mail.cast is None or not self.trees.reply(mail, kind, payload):
+        if mail.cast is None or not self.casts.reply(mail, kind, payload):
             self.reply_to(mail.sender, mail.envelope, kind, payload)
 
     def reply_to(self, sender: ProcessRef, envelope: Envelope, kind: Kind, payload: Payload) -> None:
@@ -226,13 +226,13 @@ class Process:
     def send_to_port(self, address: ReplyAddress, kind: Kind, payload: Payload, *, is_answer: bool) -> None:
         """Send to a port of any process, as an answer or for its own sake."""
         if not is_answer:
-            self.trees.branches.speaks_to(address.process.id)
+            self.casts.relays.speaks_to(address.process.id)
         self.send(address.process, Envelope(kind, address.number, payload, rank=address.rank))
-        if self.trees.are_used:
-            self.trees.spoken_to(address.process.id)
+        if self.casts.are_used:
+            self.casts.spoken_to(address.process.id)
 
     def request(self, to: ProcessRef, method: str, payload: Payload, *, target: int = 0) -> Future[Any]:
-        """Ask a process for something (see `Agent`) that it answers with a value."""
+        """Ask a process for something (see `RequestServer`) that it answers with a value."""
         future: Future[Any] = Future()
         port = self.ports.open(OneReply(future, Awaited(to, f"process {to.name}", method, is_request=True)))
         self.send(to, Envelope(Kind.AGENT, target, payload, method, port))
@@ -285,13 +285,13 @@ class Process:
     def deliver(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Take an envelope that has arrived: on the thread of its stream, or on any thread from this process."""
         if envelope.kind is Kind.CALL:
-            if not self.trees.branches.hold(sender, envelope):
-                self.cells.deliver(Mail(sender, envelope))
+            if not self.casts.relays.hold(sender, envelope):
+                self.actors.deliver(Mail(sender, envelope))
         elif envelope.kind is Kind.AGENT:
-            if not self.trees.branches.hold(sender, envelope):
-                self.agent.handle(sender, envelope)
+            if not self.casts.relays.hold(sender, envelope):
+                self.requests.handle(sender, envelope)
         elif envelope.kind in _OF_TREES:
-            self.trees.take(sender, envelope)
+            self.casts.take(sender, envelope)
         elif envelope.kind is Kind.CREDIT:
             self.flow.credit(sender, envelope)
         elif envelope.kind is Kind.GIVE_BACK:
@@ -303,7 +303,7 @@ class Process:
 
     def _connected(self, peer: ProcessRef) -> None:
         self.children.connected(peer.id)
-        self.hosting.connected(peer)
+        self.remote_launch.connected(peer)
 
     def _find_address(self, peer: ProcessRef) -> Future[str]:
         """Ask the launcher of a process of another host where it listens."""
@@ -322,5 +322,5 @@ class Process:
         self.certs = certs
         self.me = self.root = self.transport.me
         self._is_beyond = True
-        if self.root_cell is not None:
-            self.root_cell.ref = dataclasses.replace(self.root_cell.ref, process=self.me)
+        if self.root_actor is not None:
+            self.root_actor.ref = dataclasses.replace(self.root_actor.ref, process=self.me)

@@ -1,4 +1,4 @@
-"""`Agent`: what processes ask of each other besides calls to actors.
+"""`RequestServer`: what processes ask of each other besides calls to actors.
 
 Handlers run on the thread that brought the request, and must not block.
 """
@@ -15,7 +15,7 @@ from skipper.control.model.actor import ActorInterface
 from skipper.control.model.errors import ControlError, ThreadLimitError
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future
-from skipper.control.runtime.actor_state import Cell
+from skipper.control.runtime.actor_state import ActorState
 from skipper.control.runtime.begin_log import BeginLog
 from skipper.control.runtime.executor import AsyncExecutor, SyncExecutor
 from skipper.control.runtime.inquiry import activity
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("skipper.control")
 
 
-class Agent:
+class RequestServer:
     """Answers the requests of other processes, and of this one."""
 
     def __init__(self, process: Process) -> None:
@@ -63,7 +63,7 @@ class Agent:
             "serve": self._serve,
         }
         self._controllers_lock = threading.Lock()
-        self._controllers: dict[str, tuple[SpawnRequest, ActorInterface, Cell]] = {}
+        self._controllers: dict[str, tuple[SpawnRequest, ActorInterface, ActorState]] = {}
 
     def handle(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Do what the envelope asks for."""
@@ -76,15 +76,15 @@ class Agent:
 
     def _start(
         self, request: SpawnRequest, rank: int, body: Payload, *, is_async: bool, asked_for: bool = False
-    ) -> Cell:
-        cell = Cell(self._process, request, rank, body, asked_for=asked_for)
-        cell.executor = AsyncExecutor(cell) if is_async else SyncExecutor(cell)
-        self._process.cells.add(cell)
+    ) -> ActorState:
+        actor = ActorState(self._process, request, rank, body, asked_for=asked_for)
+        actor.executor = AsyncExecutor(actor) if is_async else SyncExecutor(actor)
+        self._process.actors.add(actor)
         try:
-            cell.executor.start()
+            actor.executor.start()
         except ThreadLimitError as error:
-            cell.never_begin(str(error))
-        return cell
+            actor.never_begin(str(error))
+        return actor
 
     def _spawn(self, sender: ProcessRef, envelope: Envelope) -> None:
         request, is_async = unpack(envelope.payload[:1])
@@ -92,7 +92,7 @@ class Agent:
 
     def _stop_actor(self, sender: ProcessRef, envelope: Envelope) -> None:
         timeout: float = unpack(envelope.payload)
-        self._acknowledge(sender, envelope, self._process.cells.stop(envelope.target, timeout))
+        self._acknowledge(sender, envelope, self._process.actors.stop(envelope.target, timeout))
 
     def _stop_mesh(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Stop a mesh of processes that an actor of this process owns."""
@@ -107,7 +107,7 @@ class Agent:
 
     def _handled(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Take note that an actor has handled the death of a process, which the script may own, too."""
-        if (root := self._process.root_cell) is not None:
+        if (root := self._process.root_actor) is not None:
             root.faults.hear(unpack(envelope.payload))
 
     def _exit(self, sender: ProcessRef, envelope: Envelope) -> None:
@@ -119,7 +119,7 @@ class Agent:
         process_id = unpack(envelope.payload)
         child = self._process.children.get(process_id)
         ended = child.ended if child is not None else self._process.members.end_of(process_id)
-        ended = ended or self._process.hosting.end_of(process_id)
+        ended = ended or self._process.remote_launch.end_of(process_id)
         self._acknowledge(sender, envelope, ended or Future.of("its launcher does not know it"))
 
     def _join(self, sender: ProcessRef, envelope: Envelope) -> None:
@@ -151,21 +151,21 @@ class Agent:
 
     def _launch(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Start processes on this host for an actor elsewhere."""
-        self._process.hosting.launch(sender, envelope.target, unpack(envelope.payload))
+        self._process.remote_launch.launch(sender, envelope.target, unpack(envelope.payload))
         self._acknowledge(sender, envelope, Future.of(None))
 
     def _stop_launched(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Stop what was started here for a mesh; answer once it has ended."""
-        self._acknowledge(sender, envelope, self._process.hosting.stop(envelope.target, unpack(envelope.payload)))
+        self._acknowledge(sender, envelope, self._process.remote_launch.stop(envelope.target, unpack(envelope.payload)))
 
     def _kill_launched(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Kill what was started here for a mesh."""
-        self._process.hosting.kill(envelope.target, unpack(envelope.payload))
+        self._process.remote_launch.kill(envelope.target, unpack(envelope.payload))
         self._acknowledge(sender, envelope, Future.of(None))
 
     def _address(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Answer where a child of this process is reached, once it is there."""
-        answer = self._process.hosting.address_of(unpack(envelope.payload), sender)
+        answer = self._process.remote_launch.address_of(unpack(envelope.payload), sender)
         self._acknowledge(sender, envelope, answer)
 
     def _serve(self, sender: ProcessRef, envelope: Envelope) -> None:
@@ -186,37 +186,37 @@ class Agent:
 
     def _ready(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Answer once the actor has been constructed."""
-        cell = self._process.cells.find(envelope.target)
+        actor = self._process.actors.find(envelope.target)
         mail = Mail(sender, envelope)
-        if cell is None:
-            self._process.cells.answer_for(mail)
+        if actor is None:
+            self._process.actors.answer_for(mail)
             return
 
         def settled(ready: Future[None]) -> None:
-            if cell.has_failed():
-                cell.answer_dead(mail)
+            if actor.has_failed():
+                actor.answer_dead(mail)
             else:
                 self._acknowledge(sender, envelope, ready)
 
-        cell.ready.add_done_callback(settled)
+        actor.ready.add_done_callback(settled)
 
     def _begins(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Have an actor write down what it begins to handle from now on, and answer where."""
-        cell = self._process.cells.find(envelope.target)
-        if cell is None:
-            self._process.cells.answer_for(Mail(sender, envelope))
+        actor = self._process.actors.find(envelope.target)
+        if actor is None:
+            self._process.actors.answer_for(Mail(sender, envelope))
             return
-        if cell.begins is None:
-            cell.begins = BeginLog()
-        self._acknowledge(sender, envelope, Future.of(cell.begins.address))
+        if actor.begins is None:
+            actor.begins = BeginLog()
+        self._acknowledge(sender, envelope, Future.of(actor.begins.address))
 
     def _watch(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Answer once an actor has ended, with its failure if it had one."""
-        cell = self._process.cells.find(envelope.target)
-        if cell is not None:
-            self._acknowledge(sender, envelope, cell.over)
+        actor = self._process.actors.find(envelope.target)
+        if actor is not None:
+            self._acknowledge(sender, envelope, actor.over)
         elif envelope.target not in (ROOT_UID, self._process.uid):
-            self._process.cells.answer_for(Mail(sender, envelope))
+            self._process.actors.answer_for(Mail(sender, envelope))
         # The script, and a process as a whole, end with this process: that is the answer.
 
     def _link(self, sender: ProcessRef, envelope: Envelope) -> None:
@@ -230,14 +230,14 @@ class Agent:
         with self._controllers_lock:  # several may ask at once, each on a thread of its own
             known = self._controllers.get(name)
             if known is None or known[2].failure is not None:
-                root = self._process.root_cell
+                root = self._process.root_actor
                 assert root is not None  # it is the script that is asked for controllers
                 request = dataclasses.replace(request, creator=root.instance.as_creator())
-                cell = self._start(request, 0, envelope.payload[1:], is_async=interface.is_async, asked_for=True)
-                known = self._controllers[name] = (request, interface, cell)
-        request, interface, cell = known
+                actor = self._start(request, 0, envelope.payload[1:], is_async=interface.is_async, asked_for=True)
+                known = self._controllers[name] = (request, interface, actor)
+        request, interface, actor = known
         answer: Future[Any] = Future()
-        cell.ready.add_done_callback(lambda ready: answer._settle(lambda: (ready._peek(), (request, interface))[1]))
+        actor.ready.add_done_callback(lambda ready: answer._settle(lambda: (ready._peek(), (request, interface))[1]))
         self._acknowledge(sender, envelope, answer)
 
     def _acknowledge(self, sender: ProcessRef, envelope: Envelope, future: Future[Any]) -> None:

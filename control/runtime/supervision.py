@@ -111,7 +111,7 @@ def failures_of(owners: Iterable[Owner], process: ProcessRef, loss: Loss) -> Ite
                 yield owner, failure
 
 
-class RootCell:
+class RootActor:
     """The script as an actor: the owner of what it spawns, itself owned by nobody.
 
     A process that has joined the job of another script has one, too.
@@ -276,7 +276,7 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:
     """
     from skipper.control.runtime import current_runtime
 
-    root = current_runtime.current().root_cell if current_runtime.is_running() else None
+    root = current_runtime.current().root_actor if current_runtime.is_running() else None
     if root is not None:
         root.take(failure)
         return

@@ -17,7 +17,7 @@ from skipper.control.model.errors import TracingMissingError
 
 if TYPE_CHECKING:
     from skipper.control.observe.telemetry import Provider
-    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.actor_state import ActorState
     from skipper.control.runtime.messages import ActorRef, Mail
     from skipper.control.runtime.ports import Reply
     from skipper.control.runtime.process import Process
@@ -82,7 +82,7 @@ class Tracer(Protocol):
     def sending(self, call: Call) -> Sending:
         """A call of the code that runs now."""
 
-    def serving(self, cell: Cell, mail: Mail) -> AbstractContextManager[object]:
+    def serving(self, actor: ActorState, mail: Mail) -> AbstractContextManager[object]:
         """A message that an actor handles within."""
 
     def failed(self, error: BaseException) -> None:

@@ -165,7 +165,7 @@ class Replica:
     async def end(self, verdict: str = "") -> None:
         """End its processes, in good order or, where there is a ``verdict`` on them, by a kill; free what it had."""
         if verdict:
-            runtime.current().hosting.kill_mesh(
+            runtime.current().remote_launch.kill_mesh(
                 self.procs.uid, self.procs.root_members, f"was killed because {verdict}"
             )
         await self.procs.stop()

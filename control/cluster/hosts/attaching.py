@@ -65,7 +65,7 @@ def attach_one(process: Process, link: AgentLink, options: Options, timeout: flo
     }
     there = link.ask("attach", content, timeout=max(deadline - time.monotonic(), 0))
     host = ProcessRef(me.id, str(there["address"]), me.name, process.me)
-    process.hosting.attached(host)
+    process.remote_launch.attached(host)
     try:
         process.request(host, "ping", ()).get(max(deadline - time.monotonic(), 0))
         if process.redirection is not None and process.redirection.sink:

@@ -94,7 +94,7 @@ class Attachments:
         except BaseException:
             self.hang_up(link)
             raise
-        if (end := self.process.hosting.end_of(host.id)) is not None:
+        if (end := self.process.remote_launch.end_of(host.id)) is not None:
             # Also where it only stands still: then the agent ends it, and what it has launched.
             end.add_done_callback(lambda _: self.hang_up(link))
         return link, host
@@ -223,7 +223,7 @@ def stop(hosts: Sequence[ProcessRef], meshes: Sequence[_Stoppable]) -> Future[No
                     continue  # it is dead, or does not end: the host ends it
         with contextlib.suppress(ControlError):  # those that do not end by themselves are ended by their agents
             left_s = max(deadline - time.monotonic(), 0.0)
-            process.hosting.let_go(hosts, left_s).get(left_s)
+            process.remote_launch.let_go(hosts, left_s).get(left_s)
         attachments = _current
         for host in hosts:
             if attachments is not None and (known := attachments.links.pop(host.id, None)) is not None:

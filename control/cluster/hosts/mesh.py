@@ -121,7 +121,7 @@ class HostMesh(MeshLayout):
         if not self._hosts:
             raise ValueError("the host of this process cannot be stopped")
         hosts = self._members()
-        owner = context().actor_instance._cell
+        owner = context().actor_instance._state
         ids = {host.id for host in hosts}
         there = [
             mesh
@@ -211,7 +211,7 @@ class HostMesh(MeshLayout):
         mesh = _owned(ProcMesh(secrets.randbits(63), name, everyone, whole, shape, process.me, attached=True))
         for host, part in zip(hosts, members, strict=True):
             there = LaunchOrder(part, order.env, order.bootstrap, order.proc_bind)
-            process.hosting.launch_afar(host, mesh.uid, there)
+            process.remote_launch.launch_afar(host, mesh.uid, there)
         return mesh
 
     def _with_view(self, view: Shape) -> HostMesh:
@@ -243,6 +243,6 @@ def own_address() -> str:
 
 
 def _owned(mesh: ProcMesh) -> ProcMesh:
-    owner = context().actor_instance._cell
+    owner = context().actor_instance._state
     owner.own(mesh)
     return mesh

@@ -186,9 +186,9 @@ class SpmdJob:
         everyone = tuple(seat.process for seat in seats)
         extent = extent_of([seat.local_world_size for seat in seats])
         mesh = ProcMesh(secrets.randbits(63), _MESH, everyone, extent, Shape.whole(extent), process.me)
-        assert process.root_cell is not None  # this is the script
-        process.root_cell.own(mesh)
-        process.hosting.adopt(mesh.uid, self._dismiss)
+        assert process.root_actor is not None  # this is the script
+        process.root_actor.own(mesh)
+        process.remote_launch.adopt(mesh.uid, self._dismiss)
         self._ends = [end for rank in everyone[1:] if (end := process.members.end_of(rank.id)) is not None]
         for end in self._ends:
             end.add_done_callback(lambda _: self._lost())

@@ -1,7 +1,7 @@
-"""`Branch`: one node of a tree, in the process of a receiver: what it passes down, what it answers, what goes back up.
+"""`Relay`: one node of a tree, in the process of a receiver: what it passes down, what it answers, what goes back up.
 
-Locks: what comes down is dealt with under the lock of `Branches`, so that casts stay in order; replies and credit,
-which come from actors' threads and from the nodes below, under the branch's own, under which nothing is called but
+Locks: what comes down is dealt with under the lock of `Relays`, so that casts stay in order; replies and credit,
+which come from actors' threads and from the nodes below, under the relay's own, under which nothing is called but
 `Process.pass_on`.
 """
 
@@ -50,7 +50,7 @@ _BUCKETS = 1024
 class Cast:
     """Where a message came from that has come down a tree."""
 
-    branch: Branch
+    relay: Relay
     number: int
 
 
@@ -94,7 +94,7 @@ class _Held:
     envelope: Envelope
 
 
-class Branch:
+class Relay:
     """One node.
 
     Args:
@@ -189,7 +189,7 @@ class Branch:
         ):
             held = self._held.popleft()
             self.delivered = held.number
-            self._process.cells.deliver(Mail(self.origin, held.envelope, Cast(self, held.number)))
+            self._process.actors.deliver(Mail(self.origin, held.envelope, Cast(self, held.number)))
         return self.delivered > before
 
     @property

@@ -1,4 +1,4 @@
-"""`Trees`: casting to many down a tree of their own processes, and replies that come back up the same way.
+"""`CastSender`: casting to many down a tree of their own processes, and replies that come back up the same way.
 
 A cast to more than a few goes to some of the receivers, its heads; each passes it on to some more, and so on (see
 `control.runtime.cast.tree`). Replies go the same way back: a node waits for those of its subtree and sends them on as
@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING
 from skipper.control.model.settings import settings
 from skipper.control.runtime.cast.messages import CastHeader, unpack_answers
 from skipper.control.runtime.cast.relay import HOME, tree_message
-from skipper.control.runtime.cast.relays import Branches
+from skipper.control.runtime.cast.relays import Relays
 from skipper.control.runtime.cast.route import Route
 from skipper.control.runtime.cast.tree import Span
 from skipper.control.runtime.messages import Loss, Mail
@@ -59,11 +59,11 @@ _SETTLE_S = 1.0
 """How long after a cast the receivers are told, if no other cast does, that its replies have arrived."""
 
 
-class Trees:
+class CastSender:
     """The trees of one process: those that it casts down, and those that it is a node of. For any thread."""
 
     def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self.branches = Branches(process, loop)
+        self.relays = Relays(process, loop)
         self._process = process
         self._loop = loop
         self.are_used = False
@@ -131,30 +131,30 @@ class Trees:
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> bool:
         """Answer what has come by a tree the way it came; False where the answer has to go straight."""
         cast = mail.cast
-        if cast is None or self.branches.answers_straight(cast.branch):
+        if cast is None or self.relays.answers_straight(cast.relay):
             return False
-        return cast.branch.reply(cast.number, mail.envelope, kind, payload)
+        return cast.relay.reply(cast.number, mail.envelope, kind, payload)
 
     def handled(self, mail: Mail) -> None:
         """Note that a message that has come by a tree has left its mailbox."""
         if mail.cast is not None:
-            mail.cast.branch.handled(mail.cast.number, sum(map(len, mail.envelope.payload)))
+            mail.cast.relay.handled(mail.cast.number, sum(map(len, mail.envelope.payload)))
 
     # Receiving
 
     def take(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Take what comes from another node, or from a caster."""
         if envelope.kind is Kind.CAST:
-            self.branches.cast(envelope)
+            self.relays.cast(envelope)
         elif envelope.kind is Kind.GATHER:
             number, answers = unpack_answers(envelope.payload)
             if envelope.method == HOME:
                 for answer in answers:
                     self._process.ports.deliver(envelope.target, answer.rank, answer.kind, answer.payload)
-            elif (branch := self.branches.get(envelope.reply_to)) is not None:
-                branch.gather(envelope.target, number, answers)
+            elif (relay := self.relays.get(envelope.reply_to)) is not None:
+                relay.gather(envelope.target, number, answers)
         elif (route := self._routes.get(envelope.target)) is None:
-            self.branches.message(sender, envelope)
+            self.relays.message(sender, envelope)
         elif envelope.method == "done":
             with self._lock:
                 route.done(sender.id, envelope.reply_to)
@@ -170,14 +170,14 @@ class Trees:
                 route.after_burial()
             self._marks.pop(peer.id, None)
             self._unmarked.discard(peer.id)
-        self.branches.peer_gone(peer)
+        self.relays.peer_gone(peer)
 
     def undelivered(self, peer: ProcessRef, envelope: Envelope, loss: Loss) -> None:
         """Tell whoever broadcast it that a process is gone which it was not even sent to."""
         if CastHeader.decode(envelope.payload[0]).route in self._routes:
             self._process.ports.undelivered(envelope.reply_to, loss)
         else:
-            self.branches.undelivered(peer, envelope, loss)
+            self.relays.undelivered(peer, envelope, loss)
 
     def close(self, uid: int) -> None:
         """Give up the routes to a mesh that has ended."""
@@ -297,4 +297,4 @@ class Trees:
         """Have oneself told of the end of every member, also of those that are not dialed from here."""
         for _, member in route.nodes:
             if self._process.transport.find(member.id) is None:
-                self._process.losses.watch(member)
+                self._process.peer_failures.watch(member)

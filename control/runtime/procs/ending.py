@@ -53,10 +53,10 @@ class Ending:
         deadline = time.monotonic() + grace_s
         for call in self.before:
             call()
-        if process.root_cell is not None:
-            process.root_cell.stop_owned(deadline)
+        if process.root_actor is not None:
+            process.root_actor.stop_owned(deadline)
         process.closing = True
-        self._stop_cells(deadline)
+        self._stop_actors(deadline)
         process.children.hurry()
         children = process.children.alive()
         process.children.kill([child.ref.id for child in children], "was killed because the script ends")
@@ -77,11 +77,11 @@ class Ending:
 
     def _exit(self, acknowledge: Callable[[], None], began_s: float, timeout: float) -> None:
         process = self._process
-        self._stop_cells(began_s + _ACTORS * timeout)
+        self._stop_actors(began_s + _ACTORS * timeout)
         if self._is_leaving:  # who asked again, in less time, was the first to come here
             return
         self._is_leaving = True
-        process.trees.branches.flush()
+        process.casts.relays.flush()
         for call in list(self.settled):
             call()
         process.closing = True
@@ -93,22 +93,22 @@ class Ending:
         sys.stderr.flush()
         os._exit(0)
 
-    def _stop_cells(self, deadline: float) -> None:
+    def _stop_actors(self, deadline: float) -> None:
         """Stop the actors of this process, up to a point in time; those, too, that somebody has stopped before."""
-        cells, stops = self._process.cells, self._process.stops
+        actors, stops = self._process.actors, self._process.stops
         bound_s = HANDED_DOWN * max(deadline - time.monotonic(), 0.0)
-        ends = [cells.stop(cell.uid, bound_s) for cell in reversed(cells.live())]
+        ends = [actors.stop(actor.uid, bound_s) for actor in reversed(actors.live())]
         unwinding = []
-        for cell in cells.ending():
-            is_for_nobody = cell.has_failed() and not cell.winds_up.done()
-            stops.within(cell, bound_s, cut_now=is_for_nobody)
+        for actor in actors.ending():
+            is_for_nobody = actor.has_failed() and not actor.winds_up.done()
+            stops.within(actor, bound_s, cut_now=is_for_nobody)
             if is_for_nobody:
-                unwinding.append(cell)
+                unwinding.append(actor)
             else:
-                ends.append(cell.ended)
+                ends.append(actor.ended)
         patience = min(time.monotonic() + UNWIND_S, deadline)
         # Their cleanup is waited for if it begins. Their endpoints may be where nothing ends them, and nobody waits.
-        ends += [cell.ended for cell in unwinding if _comes(cell.winds_up, patience)]
+        ends += [actor.ended for actor in unwinding if _comes(actor.winds_up, patience)]
         for end in ends:
             _comes(end, deadline)
 

@@ -43,7 +43,7 @@ class Redirection:
 def answer(process: Process, redirection: Redirection) -> bool:
     """Send the output of this process, and of those that it launches from now on, somewhere else."""
     process.redirection = passed_on(process, redirection)
-    if process.root_cell is not None or process.hosting.is_host:
+    if process.root_actor is not None or process.remote_launch.is_host:
         # A script's own output is where that of others goes; who has joined has a place for its own, and an agent, too.
         return True
     return redirect(redirection, process.me.name)
@@ -51,7 +51,7 @@ def answer(process: Process, redirection: Redirection) -> bool:
 
 def passed_on(process: Process, redirection: Redirection) -> Redirection:
     """What those are told that this process has launched: another host's write to a relay there."""
-    if not process.hosting.is_host:
+    if not process.remote_launch.is_host:
         return redirection
     from skipper.control.observe.log_forwarder import redirection_below
 

@@ -1,4 +1,4 @@
-"""`Hosting`: processes that one process launches for an actor of another, and where its children are reached.
+"""`RemoteLaunch`: processes that one process launches for an actor of another, and where its children are reached.
 
 Who owns processes on another host asks the process that stands for its job there to launch them, has that one tell of
 their ends, and asks it to stop them. They end with it, and it ends them when their owner's process is gone.
@@ -42,7 +42,7 @@ class LaunchOrder:
     proc_bind: Sequence[Mapping[str, str]]
 
 
-class Hosting:
+class RemoteLaunch:
     """Both ends of launching for others, in one process. For any thread."""
 
     def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
@@ -127,7 +127,7 @@ class Hosting:
         answer.add_done_callback(told)
         for member in order.members:
             self._ours.add(member.id)
-            self._process.losses.watch(member)
+            self._process.peer_failures.watch(member)
 
     def stop_mesh(self, uid: int, members: Sequence[ProcessRef], timeout: float) -> Future[None]:
         """Stop processes that this one has launched or has had launched; ends when all have ended."""
