@@ -7,6 +7,14 @@ if __name__ != "skipper.control":  # found by the folder's own name, beside the 
 from typing import TYPE_CHECKING
 
 from skipper.control.api.accumulator import Accumulator
+from skipper.control.api.context import (
+    ActorInstance,
+    Context,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+)
 from skipper.control.api.controller import get_or_spawn_controller
 from skipper.control.api.endpoint import Endpoint, as_endpoint
 from skipper.control.api.join import ServedJob, join, serve_job
@@ -76,24 +84,19 @@ from skipper.control.model.future import Future
 from skipper.control.model.settings import Settings, configure
 from skipper.control.model.shape import Extent, Point, Shape
 from skipper.control.model.value_mesh import ValueMesh
-from skipper.control.runtime.context import (
-    ActorInstance,
-    Context,
-    context,
-    current_actor_name,
-    current_rank,
-    current_size,
-)
 from skipper.control.runtime.current_runtime import shutdown
 from skipper.control.runtime.messages import Creator
 from skipper.control.runtime.port import Channel, Port, PortReceiver
 from skipper.control.runtime.ports import ResponseStream
 from skipper.control.runtime.supervision import unhandled_fault_hook
+from skipper.control.wiring import register
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
 else:
     from skipper.control.api.mesh import ActorMesh
+
+register(lambda: unhandled_fault_hook)  # whatever a user has assigned to this name
 
 __all__ = [
     "AbsentError",

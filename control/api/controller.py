@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from skipper.control.api.mesh import ActorMesh
 from skipper.control.model.actor import Actor, check_construction, interface_of
 from skipper.control.model.future import Future
 from skipper.control.model.shape import Extent, Shape
 from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime.messages import OwnerRef, SpawnRequest
-from skipper.control.runtime.supervision import ROOT_UID
-from skipper.control.wire.payload import pack, pack_construction
+from skipper.control.runtime.messages import ROOT_UID, OwnerRef, SpawnRequest
+from skipper.control.runtime.requests import CONTROLLER
+from skipper.control.wire.payload import pack_construction
 
 if TYPE_CHECKING:
     from skipper.control.api import views
@@ -40,8 +40,7 @@ def get_or_spawn_controller(
     body = pack_construction(cls, args, kwargs)
     process = runtime.current()
     request = SpawnRequest(secrets.randbits(63), name, Extent(), OwnerRef(process.root, ROOT_UID), None)
-    payload = (*pack((name, request, interface)), *body)
-    answer: Future[Any] = process.request(process.root, "controller", payload)
+    answer = process.request(process.root, CONTROLLER, ((name, request, interface), body))
     result: Future[views.ActorMesh[A]] = Future()
 
     def open_mesh() -> views.ActorMesh[A]:

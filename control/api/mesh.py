@@ -17,11 +17,11 @@ from skipper.control.model.errors import PayloadError
 from skipper.control.model.future import Future
 from skipper.control.model.shape import Extent, Point, Shape
 from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime.context import context
+from skipper.control.runtime.context import context, local_actor
 from skipper.control.runtime.death_watch import watch
-from skipper.control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
+from skipper.control.runtime.messages import ROOT_UID, ActorRef, OwnerRef, SpawnRequest
+from skipper.control.runtime.requests import PING, READY, SPAWN, STOP_ACTOR, STOP_MESH
 from skipper.control.runtime.stops import HANDED_DOWN
-from skipper.control.runtime.supervision import ROOT_UID
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 from skipper.control.wire.payload import pack, pack_construction
 
@@ -63,7 +63,7 @@ class ActorMesh(MeshBase, Generic[A]):
     @property
     def initialized(self) -> Future[Any]:
         """A future that ends when every actor of the mesh has been constructed, or in the first error."""
-        return self._ask_all("ready", self._actors())
+        return self._ask_all(READY, self._actors())
 
     def stop(self, timeout: float | None = None) -> Future[None]:
         """Stop these actors: each handles what it has received so far, takes nothing more, and cleans up.
@@ -87,7 +87,7 @@ class ActorMesh(MeshBase, Generic[A]):
         """
         process = runtime.current()
         bound_s = _bound(process, timeout)
-        future = process.request_all(self._view_members(), "stop_actor", pack(HANDED_DOWN * bound_s), target=self._uid)
+        future = process.request_all(self._view_members(), STOP_ACTOR, HANDED_DOWN * bound_s, target=self._uid)
         who = f"{self!r} did not stop within {bound_s:g} s"
         process.stops.bounded(future, bound_s, f"{who}: a process of it does not answer; stop its processes")
         if self._view == Shape.whole(self._root):
@@ -172,7 +172,7 @@ class ProcMesh(MeshBase):
     @property
     def initialized(self) -> Future[Any]:
         """A future that ends when every process is up and answers, or in the first error."""
-        return self._ask_all("ping")
+        return self._ask_all(PING)
 
     @property
     def ended(self) -> Future[None]:
@@ -232,16 +232,16 @@ class ProcMesh(MeshBase):
     def _spawn(self, name: str, cls: Callable[..., A], interface: ActorInterface, body: Payload) -> views.ActorMesh[A]:
         process = runtime.current()
         creator = context().actor_instance
-        owner = creator._state
+        owner = local_actor(creator)
         members = self._view_members()
         mesh: ActorMesh[A] = ActorMesh(
             secrets.randbits(63), name, members, self.extent, Shape.whole(self.extent), interface, cast(type, cls)
         )
         request = SpawnRequest(mesh.uid, name, self.extent, OwnerRef(process.me, owner.uid), creator.as_creator())
-        payload = (*pack((request, interface.is_async)), *body)
+        payload = SPAWN.pack(((request, interface.is_async), body))
         owner.own(mesh)
         for rank, member in enumerate(members):
-            process.send(member, Envelope(Kind.AGENT, mesh.uid, payload, "spawn", 0, rank))
+            process.send(member, Envelope(Kind.AGENT, mesh.uid, payload, SPAWN.name, 0, rank))
         return cast("views.ActorMesh[A]", mesh)
 
     def activate(self) -> AbstractContextManager[ProcMesh]:
@@ -287,7 +287,7 @@ class ProcMesh(MeshBase):
         process = runtime.current()
         bound_s = _bound(process, timeout)
         if self._launcher.id != process.me.id:
-            return process.request_all((self._launcher,), "stop_mesh", pack(HANDED_DOWN * bound_s), target=self._uid)
+            return process.request_all((self._launcher,), STOP_MESH, HANDED_DOWN * bound_s, target=self._uid)
         future = process.remote_launch.stop_mesh(self._uid, self._members, bound_s)
         future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future

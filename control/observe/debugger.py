@@ -22,13 +22,17 @@ from typing import TYPE_CHECKING, Any
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime
-from skipper.control.runtime.context import current_context
+from skipper.control.runtime.context import current_context, local_actor
+from skipper.control.runtime.requests import Request
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
 
 MAX_OUTPUT_CHARS = 100_000
 """So much of a command's output is kept: its end."""
+
+SERVE: Request[None, str] = Request("serve", "has not let tools in")
+"""Let tools in, for somebody who is going to need them; under which name is the answer."""
 
 _SERVE_TIMEOUT_S = 5.0
 _RUNTIME = "skipper.control.runtime."
@@ -132,7 +136,7 @@ class Session:
                 [current_runtime.current().me.name, thread],
             )
         else:
-            actor = here.actor_instance._state
+            actor = local_actor(here.actor_instance)
             self.uid = actor.uid
             self.actor = str(actor.ref)
             self.labels = [actor.name, self.actor, f"{actor.name}:{actor.rank.rank}"]
@@ -150,7 +154,7 @@ class Session:
         name = ""
         process = current_runtime.current()
         try:
-            name = f" --job {process.request(process.root, 'serve', ()).get(_SERVE_TIMEOUT_S)}"
+            name = f" --job {process.request(process.root, SERVE).get(_SERVE_TIMEOUT_S)}"
         except ControlError as error:
             name = f"; the job cannot be joined yet: {error}"
         assert self._frame is not None

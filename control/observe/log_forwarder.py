@@ -15,12 +15,18 @@ from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
 from skipper.control.observe.collector import Chunk, Collector
 from skipper.control.observe.log_reader import Intake, Source
+from skipper.control.runtime.procs import output_capture
 from skipper.control.runtime.procs.output_capture import Redirection
-from skipper.control.wire.payload import pack, unpack
+from skipper.control.runtime.requests import Request
 
 if TYPE_CHECKING:
+    from skipper.control.runtime.messages import Mail
     from skipper.control.runtime.process import Process
-    from skipper.control.wire.envelope import Payload, ProcessRef
+
+OUTPUT: Request[tuple[str, list[Chunk]], None] = Request("output", "has not taken output")
+"""Take what processes of another host have written for the collector of an address; answer when there is room."""
+FLUSH_OUTPUT: Request[None, None] = Request("flush_output")
+"""Answer once the script has what processes of this host have written."""
 
 BATCH_NBYTES = 256 << 10
 """When so much waits, no more is read; the last chunk may go beyond."""
@@ -99,7 +105,7 @@ class Relay(Intake):
     def _send(self) -> None:
         batch, self._batch, self._nbytes = self._batch, [], 0
         self._is_under_way = True
-        sent = self._process.request(self._process.root, "output", pack((self.sink, batch)))
+        sent = self._process.request(self._process.root, OUTPUT, (self.sink, batch))
         sent.add_done_callback(lambda _: self.run_soon(self._arrived))
 
     def _arrived(self) -> None:
@@ -115,9 +121,20 @@ class Relay(Intake):
         return None
 
 
-def redirection_below(process: Process, redirection: Redirection) -> Redirection:
-    """What the processes of this host are told: to write to its relay, which is there from then on."""
+def answer(process: Process, redirection: Redirection) -> bool:
+    """For a survey: send the output of this process, and of those that it launches from now on, somewhere else."""
+    process.redirect(passed_on(process, redirection))
+    if process.root_actor is not None or process.remote_launch.is_host:
+        # A script's own output is where that of others goes; who has joined has a place for its own, and an agent, too.
+        return True
+    return output_capture.redirect(redirection, process.me.name)
+
+
+def passed_on(process: Process, redirection: Redirection) -> Redirection:
+    """What those are told that this process has launched: another host's write to its relay, which this starts."""
     global _relay
+    if not process.remote_launch.is_host:
+        return redirection
     with _lock:
         if _relay is not None and _relay.sink == redirection.sink:
             return Redirection(_relay.address, redirection.level)
@@ -130,6 +147,11 @@ def redirection_below(process: Process, redirection: Redirection) -> Redirection
         _relay = Relay(process, redirection.sink)
         _relay.start()
         return Redirection(_relay.address, redirection.level)
+
+
+def flushed(mail: Mail, _: None) -> Future[None]:
+    """Serve `FLUSH_OUTPUT`."""
+    return flush()
 
 
 def flush() -> Future[None]:
@@ -171,11 +193,11 @@ def collects_no_more(collector: Collector) -> None:
     _takers.pop(collector.address, None)
 
 
-def take(sender: ProcessRef, payload: Payload) -> Future[None]:
-    """In the script: take a batch of a host's relay; a future that ends when the next may be sent."""
+def take(mail: Mail, batches: tuple[str, list[Chunk]]) -> Future[None]:
+    """In the script, serve `OUTPUT`: take a batch of a host's relay; the future ends when the next may be sent."""
     from skipper.control.cluster.hosts.mesh import NAME
 
-    sink, batch = unpack(payload)
+    (sink, batch), sender = batches, mail.sender
     taken: Future[None] = Future()
     taker = _takers.get(sink)
     if taker is None:

@@ -134,7 +134,7 @@ class Logs:
         hosts = tuple(self._process.remote_launch.hosts())
         if hosts:
             with contextlib.suppress(ControlError):  # as far as it comes in time
-                self._process.request_all(hosts, "flush_output").get(LAST_WORDS_S)
+                self._process.request_all(hosts, log_forwarder.FLUSH_OUTPUT).get(LAST_WORDS_S)
 
     def _end(self) -> None:
         if self._closed:

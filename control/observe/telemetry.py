@@ -21,15 +21,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from skipper.control.model.endpoint_decorators import WRAPPED
 from skipper.control.model.exception_text import class_name, describe, message_of, summarize
-from skipper.control.runtime.tracing import Attribute, Call
+from skipper.control.runtime.tracing import Attribute, Call, TracedActor
 from skipper.control.wire.envelope import Kind, Payload
 
 if TYPE_CHECKING:
     from skipper.control.model.errors import LinkError
     from skipper.control.model.shape import Point
-    from skipper.control.runtime.actor_state import ActorState
+    from skipper.control.runtime.interfaces import Reply
     from skipper.control.runtime.messages import Loss, Mail
-    from skipper.control.runtime.ports import Reply
 
 FLUSH_TIMEOUT_S = 2.0
 """A process that ends waits so long for its last spans to be exported: a collector may be out of reach."""
@@ -101,7 +100,7 @@ class OpenTelemetryTracer:
         return _Sending(self._tracer.start_span(f"{call.mesh}.{call.endpoint}", kind=kind, attributes=attributes))
 
     @contextmanager
-    def serving(self, actor: ActorState, mail: Mail) -> Iterator[None]:
+    def serving(self, actor: TracedActor, mail: Mail) -> Iterator[None]:
         """A message that an actor handles within."""
         envelope = mail.envelope
         endpoint = envelope.method.removesuffix(WRAPPED)

@@ -9,6 +9,8 @@ import threading
 import traceback
 import weakref
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic as _now
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +23,23 @@ from skipper.control.model.failure import FailureKind, MeshFailure
 from skipper.control.model.future import Future
 from skipper.control.model.shape import Point
 from skipper.control.runtime import tracing
-from skipper.control.runtime.context import ActorInstance, Context, current_context
+from skipper.control.runtime.context import context_class, current_context, new_instance
 from skipper.control.runtime.interruption import is_of_users
-from skipper.control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequest
-from skipper.control.runtime.port import Port, ReplyAddress
+from skipper.control.runtime.messages import ActorRef, Mail, OwnerRef, ReplyAddress, SpawnRequest
+from skipper.control.runtime.port import Port
 from skipper.control.runtime.replies import first_exception, pack_exception, refuse
 from skipper.control.runtime.stops import OWNED, Bound, Stage
 from skipper.control.wire.envelope import Kind, Payload
 from skipper.control.wire.payload import pack, unpack
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.begin_log import BeginLog
+    from skipper.control.runtime.begin_log import BeginAddress, BeginLog
     from skipper.control.runtime.executor import Executor
-    from skipper.control.runtime.history import Event
-    from skipper.control.runtime.process import Process
-    from skipper.control.runtime.supervision import OwnedMesh
+    from skipper.control.runtime.flow_control import Flow
+    from skipper.control.runtime.history import Event, History
+    from skipper.control.runtime.interfaces import Actors, OwnedMesh, Owners, Ports, Replier
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.runtime.stops import Stops
 
 _log = logging.getLogger("skipper.control")
 
@@ -51,6 +55,31 @@ class ActorEndedError(BaseException):
     """Unwinds what a sync actor runs that has failed, or whose time to stop is up. Never leaves the runtime."""
 
 
+@dataclass(frozen=True, slots=True)
+class ActorHost:
+    """What the actors of one process need of it.
+
+    Attributes:
+        state: of the process.
+        actors: the table of its actors.
+        stops: keeps the bounds of those that end.
+        flow: is told what is handled.
+        replier: answers messages.
+        owners: are told of failures.
+        history: of what has gone wrong.
+        ports: where answers arrive.
+    """
+
+    state: ProcessState
+    actors: Actors[ActorState]
+    stops: Stops
+    flow: Flow
+    replier: Replier
+    owners: Owners
+    history: History
+    ports: Ports
+
+
 class ActorState:
     """One actor of this process.
 
@@ -59,14 +88,23 @@ class ActorState:
     """
 
     def __init__(
-        self, process: Process, request: SpawnRequest, rank: int, body: Payload, *, asked_for: bool = False
+        self,
+        host: ActorHost,
+        request: SpawnRequest,
+        rank: int,
+        body: Payload,
+        new_executor: Callable[[ActorState], Executor],
+        *,
+        asked_for: bool = False,
     ) -> None:
-        self.process = process
+        self._host = host
+        self._flow = host.flow
+        self._replier = host.replier
         self.uid = request.uid
         self.name = request.name
         self.rank = Point(rank, request.extent)
         self.owner: OwnerRef | None = request.owner
-        self.ref = ActorRef(process.me, request.uid, request.name, self.rank)
+        self.ref = ActorRef(host.state.me, request.uid, request.name, self.rank)
         self.actor_id = self.ref.actor_id
         self.owned: dict[int, OwnedMesh] = {}
         self.spawned: set[int] = set()
@@ -86,11 +124,11 @@ class ActorState:
         """By when it has to end, once that has begun."""
         self.winds_up: Future[None] = Future()
         """Ends when its last message is behind it and its cleanup begins."""
-        self.executor: Executor | None = None
         self.begins: BeginLog | None = None
         """Where it writes down what it begins to handle, if somebody wants to know that after its death."""
-        self.instance = ActorInstance(self, request.creator)
-        self.context = Context(self.instance, rank, request.extent)
+        self.instance = new_instance(self, request.creator)
+        self._new_context = context_class()
+        self.context = self._new_context(self.instance, rank, request.extent)
         """What `context` returns where no message is being handled."""
         self.failures: deque[MeshFailure] = deque()
         self._body: Payload = body
@@ -114,22 +152,46 @@ class ActorState:
         """How many of them ended in an exception."""
         self.last_error: Event | None = None
         self._unanswered: weakref.WeakSet[Port[Any]] = weakref.WeakSet()
+        self.executor = new_executor(self)
+        """The thread that runs it, once it has been started."""
 
     def deliver(self, mail: Mail) -> None:
         """Queue a message; from any thread."""
-        assert self.executor is not None  # actors enter the table with their executor
         self.executor.submit(mail)
 
     def answer_dead(self, mail: Mail) -> None:
         """Tell the sender of a message that it came too late."""
-        refuse(self.process, mail, self.end_reason(), self.failure)
+        refuse(self._flow, self._replier, mail, self.end_reason(), self.failure)
 
     def _answer_unfinished(self) -> None:
         """Tell those who wait for messages that were delivered and will not be finished."""
         for mail in (self._current, *(mail for mail, _ in self._beside)):
             if mail is not None and not any(mail is told for told in self._refused):
                 self._refused.append(mail)
-                refuse(self.process, mail, self.end_reason(), self.failure, delivered=True)
+                refuse(self._flow, self._replier, mail, self.end_reason(), self.failure, delivered=True)
+
+    def end_with(self, failure: MeshFailure | None) -> None:
+        """Note that it takes no more messages: it has been stopped, or has failed. For the table, under its lock."""
+        self.failure = failure
+        self.is_cut_off = failure is not None
+
+    def bind_to(self, bound: Bound, *, cut_now: bool) -> Bound:
+        """Have it end within a bound, or what is sooner of this and its own; returns what holds then. For `Stops`."""
+        if self.bound is None:
+            self.bound = bound
+        else:
+            self.bound.tighten(bound)
+        if cut_now:
+            self.bound.cut_s = bound.began_s
+        return self.bound
+
+    def log_begins(self) -> BeginAddress:
+        """Write down what it begins to handle from now on; where."""
+        from skipper.control.runtime.begin_log import BeginLog
+
+        if self.begins is None:
+            self.begins = BeginLog()
+        return self.begins.address
 
     def has_failed(self) -> bool:
         """Whether the actor has ended in a failure; another thread may bring that about at any moment."""
@@ -145,7 +207,7 @@ class ActorState:
         """Make the actor object."""
         body, self._body = self._body, ()
         self._begin("__init__")
-        self.process.stops.watch_construction(self)
+        self._host.stops.watch_construction(self)
         try:
             with _unpacking:
                 cls, *given = unpack(body, "the class and the arguments of this actor")
@@ -169,7 +231,7 @@ class ActorState:
                 self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
             self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace, error=error)
             self.ready._settle(_raiser(ActorError(self.actor_id, "__init__", summary, trace, error)))
-        self.process.stops.constructed(self)
+        self._host.stops.constructed(self)
         self._begin("")
         if self._actor is not None and not self.is_cut_off:
             self.ready._settle(lambda: None)
@@ -189,7 +251,7 @@ class ActorState:
         message = f"{self.label}: __init__ has not returned within {bound_s:g} s (init_timeout_s){self._where()}"
         self.fail(FailureKind.CONSTRUCTION, message, self._stack())
         self._refuse_ready()
-        self.process.stops.within(self, self.process.settings.stop_timeout_s, cut_now=True)
+        self._host.stops.within(self, self._host.state.settings.stop_timeout_s, cut_now=True)
 
     def never_begin(self, reason: str) -> None:
         """End an actor that has no thread; from any thread."""
@@ -202,7 +264,7 @@ class ActorState:
     @property
     def label(self) -> str:
         """The actor as error messages name it."""
-        return f"actor {self.name}{self.rank!r} in {self.process.me.name}"
+        return f"actor {self.name}{self.rank!r} in {self._host.state.me.name}"
 
     def is_concurrent(self, mail: Mail) -> bool:
         """Whether messages behind this one need not wait for it."""
@@ -247,7 +309,7 @@ class ActorState:
         assert self._actor is not None
         if self.begins is not None:
             self.begins.take(mail)
-        current_context.set(Context(self.instance, envelope.rank, envelope.extent))
+        current_context.set(self._new_context(self.instance, envelope.rank, envelope.extent))
         port: Port[Any] | None = None
         has_begun = False
         try:
@@ -277,7 +339,7 @@ class ActorState:
             if self.is_cut_off:
                 return  # its caller has been told, and an interruption may be on its way to this thread
             if envelope.wants_reply and port is None:
-                self.process.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
+                self._replier.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
         except ActorEndedError:
             return
         except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises is its caller's, or its actor's end)
@@ -292,19 +354,31 @@ class ActorState:
                 self.fail(FailureKind.EXCEPTION, message, describe(error), error=error)
             else:
                 packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
-                self.process.reply(mail, Kind.ERROR, packed)
+                self._replier.reply(mail, Kind.ERROR, packed)
         self.handled += 1
         if not self.is_cut_off:  # else it has been refused, which counts it too
-            self.process.flow.handled(mail)
+            self._flow.handled(mail)
 
     def handling(self) -> list[tuple[str, float]]:
         """The endpoints that it runs, each with the seconds since it was begun; from any thread."""
         begun = [] if (current := self._current) is None else [(current, self._begun_s)]
         return [(mail.envelope.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self._beside)]
 
-    def age_s(self) -> float:
-        """Seconds since it was spawned."""
-        return _now() - self._born_s
+    def activity(self) -> str:
+        """What it is doing, for people."""
+        running = [f"{method} for {seconds:.1f} s" for method, seconds in self.handling()]
+        waiting = self.executor.depth()
+        if not self.ready.done():
+            doing = f"it has been in __init__ for {_now() - self._born_s:.1f} s"
+        elif running:
+            doing = f"it has been running {', '.join(running)}"
+        elif self._host.actors.get(self.uid) is None:
+            doing = "it is ending"
+        else:
+            doing = "it runs nothing at the moment: if the call was delivered, who has its port has not answered"
+        return (
+            f"{doing}; {waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)} for it" if waiting else doing
+        )
 
     @property
     def class_name(self) -> str:
@@ -315,7 +389,7 @@ class ActorState:
         self.errors += 1
         if tracing.tracer is not None:
             tracing.tracer.failed(error)
-        self.last_error = self.process.history.failed(f"{self.ref}.{method.removesuffix(WRAPPED)}", summarize(error))
+        self.last_error = self._host.history.failed(f"{self.ref}.{method.removesuffix(WRAPPED)}", summarize(error))
 
     async def supervise(self, *, is_async: bool) -> None:
         """Attend to the failures of owned meshes."""
@@ -335,7 +409,7 @@ class ActorState:
                     self.fail(FailureKind.EXCEPTION, message, describe(error), cause=failure, error=error)
                 return
             if handled:
-                self.process.owners.handled(failure)
+                self._host.owners.handled(failure)
             else:
                 self.fail(
                     FailureKind.OWNED, f"{self.label} did not handle a failure of {failure.mesh_name!r}", cause=failure
@@ -349,7 +423,6 @@ class ActorState:
     def owned_failed(self, failure: MeshFailure) -> None:
         """Take note of the failure of an owned mesh; from any thread."""
         self.failures.append(failure)
-        assert self.executor is not None  # actors own nothing before they run
         self.executor.wake()
 
     def fail(
@@ -363,11 +436,11 @@ class ActorState:
         """End this actor in a failure, which goes to its owner; from any thread."""
         exception = "" if error is None else first_exception(error)
         failure = MeshFailure(self.name, self.actor_id, self.rank, kind, message, details, cause, exception=exception)
-        if not self.process.actors.end(self, failure):
+        if not self._host.actors.end(self, failure):
             return
-        self.process.owners.report(self.owner, failure)
+        self._host.owners.report(self.owner, failure)
         self.over._settle(lambda: failure)
-        self.process.stops.within(self, self.process.settings.stop_timeout_s)
+        self._host.stops.within(self, self._host.state.settings.stop_timeout_s)
         self.cut_off()
 
     def cut_off(self) -> None:
@@ -381,7 +454,6 @@ class ActorState:
         self._answer_unfinished()
         if self.failure is None or self.failure.kind is not FailureKind.CONSTRUCTION:  # which is told with its error
             self._refuse_ready()
-        assert self.executor is not None  # actors end once they run
         self.executor.drain()
         self.executor.unwind()
 
@@ -394,7 +466,7 @@ class ActorState:
         self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
     ) -> None:
         """Fail for something that it has done itself; void where it has ended. From any thread."""
-        if self.process.actors.get(self.uid) is not None:
+        if self._host.actors.get(self.uid) is not None:
             self.fail(kind, f"{self.label}: {message}", cause=cause, error=error)
 
     def abort(self, reason: str) -> None:
@@ -403,7 +475,7 @@ class ActorState:
 
     def stop_itself(self) -> Future[None]:
         """Stop in good order; from any thread."""
-        self.process.actors.stop(self.uid, self.process.settings.stop_timeout_s)
+        self._host.actors.stop(self.uid, self._host.state.settings.stop_timeout_s)
         return self.ended
 
     async def wind_up(self, *, is_async: bool) -> None:
@@ -453,10 +525,10 @@ class ActorState:
 
     def bury(self, outcome: Exception | None = None) -> None:
         """Leave a tombstone, and tell those who wait for the end."""
-        self.process.actors.forget(self)
-        self.process.stops.constructed(self)
+        self._host.actors.forget(self)
+        self._host.stops.constructed(self)
         for number in self.notices.values():
-            self.process.ports.close(number)
+            self._host.ports.close(number)
         self.over._settle(lambda: self.failure)
         self.ended._settle(_raiser(outcome) if outcome else (lambda: None))
 
@@ -487,7 +559,6 @@ class ActorState:
 
     def _where(self) -> str:
         """The line of its users' code at which it is."""
-        assert self.executor is not None  # it runs
         stack = self.executor.stack()
         if not stack:
             return ""
@@ -495,7 +566,6 @@ class ActorState:
         return f", at {at.filename}:{at.lineno} in {at.name}: {at.line}"
 
     def _stack(self) -> str:
-        assert self.executor is not None  # it runs
         return "".join(traceback.format_list(self.executor.stack()))
 
     async def _stop_owned(self, *, is_async: bool) -> StopTimeoutError | None:

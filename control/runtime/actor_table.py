@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future
 from skipper.control.runtime.actor_state import ActorState
-from skipper.control.runtime.messages import Mail
+from skipper.control.runtime.messages import ROOT_UID, Mail
 from skipper.control.runtime.replies import refuse
+from skipper.control.runtime.requests import ACTIVITY, BEGINS, READY, STOP_ACTOR, WATCH
+from skipper.control.runtime.stops import Stops
 from skipper.control.wire.envelope import Kind
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.begin_log import BeginAddress
+    from skipper.control.runtime.interfaces import Credit, Replier
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.runtime.request_server import RequestServer
 
 SPAWN_GRACE_S = 10.0
 """How long messages for an actor that nobody has spawned yet are kept. A reference can reach a third process, and its
@@ -25,16 +30,36 @@ _TOMBSTONES = 4096
 
 
 class ActorTable:
-    """Actors that live, that are winding up, and that have been; safe to use from any thread."""
+    """Actors that live, that are winding up, and that have been; safe to use from any thread.
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self._process = process
+    Attributes:
+        stops: keeps the bounds of those that end.
+    """
+
+    def __init__(
+        self,
+        state: ProcessState,
+        loop: asyncio.AbstractEventLoop,
+        credit: Credit,
+        replier: Replier,
+        requests: RequestServer,
+    ) -> None:
+        self.stops = Stops(state, loop, self.ending)
+        self._state = state
         self._loop = loop
+        self._credit = credit
+        self._replier = replier
+        self._requests = requests
         self._lock = threading.Lock()
         self._live: dict[int, ActorState] = {}
         self._ending: dict[int, ActorState] = {}
         self._gone: OrderedDict[int, tuple[str, MeshFailure | None]] = OrderedDict()
         self._early: dict[int, list[Mail]] = {}
+        requests.serve(STOP_ACTOR, self._asked_to_stop)
+        requests.serve(READY, self._tell_when_ready)
+        requests.serve(WATCH, self._tell_when_over)
+        requests.serve(ACTIVITY, self._tell_activity)
+        requests.serve(BEGINS, self._tell_begins)
 
     def __len__(self) -> int:
         return len(self._live)
@@ -65,11 +90,7 @@ class ActorTable:
             self._live[actor.uid] = actor
         for mail in early:
             if mail.envelope.kind is Kind.AGENT:
-                self._process.requests.handle(mail.sender, mail.envelope)
-
-    def answer_for(self, mail: Mail) -> None:
-        """Answer a question about an actor that is not there; one that is yet to come answers it then."""
-        self._deliver_to_absent(mail)
+                self._requests.handle(mail.sender, mail.envelope)
 
     def deliver(self, mail: Mail) -> None:
         """Bring a message to its actor, or answer it."""
@@ -87,8 +108,7 @@ class ActorTable:
             if not (was_live or fails_while_ending):
                 return False
             self._ending[actor.uid] = actor
-            actor.failure = failure
-            actor.is_cut_off = failure is not None
+            actor.end_with(failure)
             return True
 
     def stop(self, uid: int, timeout: float) -> Future[None]:
@@ -103,9 +123,8 @@ class ActorTable:
         ending = self._ending.get(uid)
         if ending is None:
             return Future.of(None)
-        self._process.stops.within(ending, timeout)
+        self.stops.within(ending, timeout)
         if is_first:
-            assert ending.executor is not None  # actors enter the table with their executor
             ending.executor.stop()
         return ending.ended
 
@@ -131,16 +150,61 @@ class ActorTable:
                     self._loop.call_soon_threadsafe(self._loop.call_later, SPAWN_GRACE_S, self._give_up_on, uid)
                 return
         if actor is not None and mail.envelope.kind is Kind.AGENT:
-            self._process.requests.handle(mail.sender, mail.envelope)  # it has come just now
+            self._requests.handle(mail.sender, mail.envelope)  # it has come just now
         elif actor is not None:
             actor.deliver(mail)
         elif ending is not None:
             ending.answer_dead(mail)
         elif gone is not None:
-            refuse(self._process, mail, *gone)
+            refuse(self._credit, self._replier, mail, *gone)
 
     def _give_up_on(self, uid: int) -> None:
         with self._lock:
             early = self._early.pop(uid, [])
         for mail in early:
-            refuse(self._process, mail, f"there is no such actor in process {self._process.me.name}", None)
+            reason = f"there is no such actor in process {self._state.me.name}"
+            refuse(self._credit, self._replier, mail, reason, None)
+
+    # What is asked of this process
+
+    def _asked_to_stop(self, mail: Mail, timeout: float) -> Future[None]:
+        return self.stop(mail.envelope.target, timeout)
+
+    def _tell_when_ready(self, mail: Mail, _: None) -> None:
+        actor = self._find_or_answer(mail)
+        if actor is None:
+            return
+
+        def settled(ready: Future[None]) -> None:
+            if actor.has_failed():
+                actor.answer_dead(mail)
+            else:
+                self._requests.answer(mail, ready)
+
+        actor.ready.add_done_callback(settled)
+
+    def _tell_when_over(self, mail: Mail, _: None) -> Future[MeshFailure | None] | None:
+        # The script, and a process as a whole, end with this process: that is the answer.
+        if mail.envelope.target in (ROOT_UID, self._state.uid) and self.find(mail.envelope.target) is None:
+            return None
+        actor = self._find_or_answer(mail)
+        return None if actor is None else actor.over
+
+    def _tell_activity(self, mail: Mail, _: None) -> Future[str]:
+        """Say what an actor does; of the actor 0, that the process answers."""
+        if mail.envelope.target == 0:
+            return Future.of("its process answers by now")
+        actor = self.find(mail.envelope.target)
+        gone = "there is no such actor in its process, or not any more"
+        return Future.of(gone if actor is None else actor.activity())
+
+    def _tell_begins(self, mail: Mail, _: None) -> Future[BeginAddress] | None:
+        actor = self._find_or_answer(mail)
+        return None if actor is None else Future.of(actor.log_begins())
+
+    def _find_or_answer(self, mail: Mail) -> ActorState | None:
+        """The actor that a request is about; None where the request is answered for it, or will be."""
+        actor = self.find(mail.envelope.target)
+        if actor is None:
+            self._deliver_to_absent(mail)
+        return actor

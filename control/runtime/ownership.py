@@ -6,21 +6,45 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skipper.control.model.failure import MeshFailure
-from skipper.control.runtime.messages import Loss, OwnerRef
-from skipper.control.runtime.supervision import Owner, failures_of, mesh_of
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
-from skipper.control.wire.payload import pack
+from skipper.control.model.future import Future
+from skipper.control.runtime.interfaces import Caller, OwnedMesh, Owner
+from skipper.control.runtime.messages import Loss, Mail, OwnerRef
+from skipper.control.runtime.requests import FAILURE, HANDLED, STOP_MESH
+from skipper.control.runtime.supervision import failures_of, mesh_of
+from skipper.control.wire.envelope import ProcessRef
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
-    from skipper.control.runtime.supervision import OwnedMesh
+    from skipper.control.runtime.actor_table import ActorTable
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.runtime.request_server import RequestServer
+    from skipper.control.runtime.supervision import RootActor
 
 
 class Ownership:
     """The owners of one process: its actors, and the script where it is the script's. For any thread."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(
+        self,
+        state: ProcessState,
+        actors: ActorTable,
+        caller: Caller,
+        requests: RequestServer,
+        *,
+        close_casts: Callable[[int], object],
+    ) -> None:
+        self.root: RootActor | None = None
+        """The script, where this process is a script's, or has joined."""
+        self._state = state
+        self._actors = actors
+        self._caller = caller
+        self._close_casts = close_casts
+        requests.serve(STOP_MESH, self._stop)
+        requests.serve(FAILURE, self._failure)
+        requests.serve(HANDLED, self._handled)
+
+    def take_root(self, root: RootActor) -> None:
+        """Let a script be an owner, too."""
+        self.root = root
 
     def find(self, uid: int) -> OwnedMesh | None:
         """A mesh that an actor of this process owns."""
@@ -28,26 +52,25 @@ class Ownership:
 
     def disown(self, uid: int) -> None:
         """Forget a mesh that has ended, wherever in this process its owner is."""
-        self._process.casts.close(uid)
+        self._close_casts(uid)
         for owner in self._owners():
             owner.owned.pop(uid, None)
             if (number := owner.notices.pop(uid, None)) is not None:
-                self._process.ports.close(number)
+                self._caller.ports.close(number)
 
     def report(self, owner: OwnerRef | None, failure: MeshFailure) -> None:
         """Bring a failure to the owner of the mesh."""
-        process = self._process
-        if owner is None or process.closing:
+        if owner is None or self._state.closing:
             return
-        if owner.process.id == process.me.id:
+        if owner.process.id == self._state.me.id:
             self.take(owner, failure)
         else:
-            process.send(owner.process, Envelope(Kind.AGENT, 0, pack((owner, failure)), "failure"))
+            self._caller.send(owner.process, FAILURE.envelope((owner, failure)))
 
     def take(self, owner: OwnerRef, failure: MeshFailure) -> None:
         """Take a failure for an actor of this process; void where that has ended."""
-        root = self._process.root_actor
-        here = root if root is not None and root.uid == owner.uid else self._process.actors.get(owner.uid)
+        root = self.root
+        here = root if root is not None and root.uid == owner.uid else self._actors.get(owner.uid)
         if here is not None:
             here.owned_failed(failure)
 
@@ -59,10 +82,10 @@ class Ownership:
         """
         if not (source := failure.root_cause().source):
             return
-        if (root := self._process.root_actor) is not None:
+        if (root := self.root) is not None:
             root.faults.hear(source)
         else:
-            self._process.send(self._process.root, Envelope(Kind.AGENT, 0, pack(source), "handled"))
+            self._caller.send(self._state.root, HANDLED.envelope(source))
 
     def process_gone(self, peer: ProcessRef, loss: Loss, is_gone: Callable[[str], bool]) -> None:
         """End what a process owned that is gone, and tell the owners of what was there.
@@ -72,7 +95,7 @@ class Ownership:
             loss: why it is gone.
             is_gone: whether a process is known to be gone: a mesh is forgotten with its last.
         """
-        for actor in self._process.actors.live():
+        for actor in self._actors.live():
             if actor.owner is not None and actor.owner.process.id == peer.id:
                 actor.orphan(f"the owner's {loss.reason}")
         if loss.kind is not None:
@@ -84,5 +107,18 @@ class Ownership:
                     owner.owned.pop(mesh.uid, None)
 
     def _owners(self) -> list[Owner]:
-        owners: list[Owner] = list(self._process.actors.live())
-        return owners if self._process.root_actor is None else [self._process.root_actor, *owners]
+        owners: list[Owner] = list(self._actors.live())
+        return owners if self.root is None else [self.root, *owners]
+
+    # What is asked of this process
+
+    def _stop(self, mail: Mail, timeout: float) -> Future[None]:
+        mesh = self.find(mail.envelope.target)
+        return Future.of(None) if mesh is None else mesh.stop(timeout)
+
+    def _failure(self, mail: Mail, told: tuple[OwnerRef, MeshFailure]) -> None:
+        self.take(*told)
+
+    def _handled(self, mail: Mail, source: str) -> None:
+        if self.root is not None:
+            self.root.faults.hear(source)

@@ -6,33 +6,31 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from skipper.control.model.errors import ChannelClosedError, ControlError, LinkError, PayloadError
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future
-from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime.messages import ActorRef, Loss
+from skipper.control.runtime import running
+from skipper.control.runtime.context import context, local_actor
+from skipper.control.runtime.messages import ActorRef, Loss, ReplyAddress
 from skipper.control.runtime.replies import open_reply, pack_exception, pack_supervision
-from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from skipper.control.runtime.requests import LINK
+from skipper.control.wire.envelope import Kind, Payload
 from skipper.control.wire.payload import pack, pack_arguments
 
 if TYPE_CHECKING:
-    from skipper.control.api.views import ActorMesh, T_any
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    from skipper.control.model.actor import Actor
+
+    T_any = DefaultTypeVar("T_any", default=Any)
+    A = TypeVar("A", bound=Actor)
+    ActorMesh = type[A]  # as type checkers see it everywhere: `control.api.views` says why
 else:
     T_any = TypeVar("T_any")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyAddress:
-    """Where a port is: a number in a process; ``rank`` tells apart those who share a number."""
-
-    process: ProcessRef
-    number: int
-    rank: int
 
 
 class Port(Generic[T]):
@@ -57,7 +55,7 @@ class Port(Generic[T]):
 
     def exception(self, error: BaseException) -> None:
         """Send an error, which is raised at the receiver as `ActorError` with this as its cause."""
-        here = runtime.current().me.name
+        here = running.current().me.name
         self._send(Kind.ERROR, pack_exception(error, actor_id=here, endpoint="port"))
 
     def link(self, actors: ActorMesh[Any] | None = None) -> None:
@@ -82,19 +80,19 @@ class Port(Generic[T]):
     def _link(self, add: Sequence[ActorRef], remove: Sequence[ActorRef]) -> None:
         if not self._address.number:
             return  # nobody waits there
-        payload = pack((tuple(add), tuple(remove)))
-        envelope = Envelope(Kind.AGENT, self._address.number, payload, "link", rank=self._address.rank)
-        runtime.current().send(self._address.process, envelope)
+        address = self._address
+        envelope = LINK.envelope((tuple(add), tuple(remove)), target=address.number, rank=address.rank)
+        running.current().send(address.process, envelope)
 
     def _refuse(self, reason: str, failure: MeshFailure | None) -> None:
         """Answer in place of an actor that will not, unless it has, or has given the port to somebody else."""
-        if self._owed and runtime.is_running():
+        if self._owed and running.is_running():
             self._send(Kind.ERROR, pack_supervision(f"the answer will not come: {reason}", failure))
 
     def _send(self, kind: Kind, payload: Payload) -> None:
         self._owed = False
         if self._address.number:
-            runtime.current().send_to_port(self._address, kind, payload, is_answer=self._is_answer)
+            running.current().send_to_port(self._address, kind, payload, is_answer=self._is_answer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._is_answer and _here.passed is not None:
@@ -178,7 +176,7 @@ class Channel(Generic[T_any]):
         Args:
             once: close it with the first value, or exception, that comes.
         """
-        process = runtime.current()
+        process = running.current()
         inbox = _Inbox(once)
         number = process.ports.open(inbox)
         inbox.on_close = lambda: process.ports.close(number)
@@ -279,12 +277,15 @@ class _Inbox:
         future._settle(opened)
 
 
+class _Members(Protocol):
+    def _actors(self) -> list[ActorRef]:
+        """The actors of the mesh, one by one."""
+
+
 def _refs(actors: ActorMesh[Any] | None) -> list[ActorRef]:
     if actors is None:
-        from skipper.control.runtime.context import context
-
-        return [context().actor_instance._state.ref]
-    return cast("list[ActorRef]", actors._actors())
+        return [local_actor(context().actor_instance).ref]
+    return cast("_Members", actors)._actors()
 
 
 def _nothing() -> None:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from skipper.control.model.errors import LinkError, SupervisionError
 from skipper.control.model.failure import MeshFailure
@@ -15,31 +15,15 @@ from skipper.control.model.future import Future
 from skipper.control.model.shape import Extent
 from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.runtime.inquiry import ask, name_all
+from skipper.control.runtime.interfaces import Reply
 from skipper.control.runtime.messages import ActorRef, Loss
+from skipper.control.runtime.notices import Notice
 from skipper.control.runtime.replies import open_reply
+from skipper.control.runtime.requests import AnyRequest
 from skipper.control.wire.envelope import Kind, Payload, ProcessRef
-
-if TYPE_CHECKING:
-    from skipper.control.runtime.death_watch import DeathWatch
-    from skipper.control.runtime.process import Process
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-_NOT_DONE = {
-    "ready": "has not been constructed",
-    "ping": "does not answer",
-    "launch": "has not launched processes",
-    "controller": "has not made the actor",
-    "join": "has not let this process join its job",
-    "address": "has not said where a process is reached",
-    "output": "has not taken output",
-    "serve": "has not let tools in",
-    "survey": "has not answered a question of a tool",
-    "activity": "has not said what it is doing",
-}
-"""What a process has not done that has not answered such a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +33,16 @@ class Awaited:
     Attributes:
         process: where it is to come from.
         who: for people.
-        endpoint: what was asked: an endpoint of an actor, or a request to a process (see `RequestServer`).
+        endpoint: what was asked: the name of an endpoint of an actor, or of a request to a process.
         actor: who was asked, or about whom, if it was an actor.
-        is_request: whether it is a request.
+        request: the request; None where it is an endpoint.
     """
 
     process: ProcessRef
     who: str
     endpoint: str
     actor: ActorRef | None = None
-    is_request: bool = False
+    request: AnyRequest | None = None
 
     @property
     def process_id(self) -> str:
@@ -67,9 +51,9 @@ class Awaited:
 
     def not_done(self) -> str:
         """What has not happened as long as there is no answer."""
-        if not self.is_request:
+        if self.request is None:
             return f"{self.who} has not answered {self.endpoint}"
-        return f"{self.who} {_NOT_DONE.get(self.endpoint, 'has not done what it was asked to')}"
+        return f"{self.who} {self.request.not_done or 'has not done what it was asked to'}"
 
     def ids(self) -> tuple[str, ...]:
         """Of the process, and of the actor."""
@@ -87,8 +71,8 @@ class Awaited:
             failure = MeshFailure(self.who, self.process_id, None, loss.kind, loss.reason, source=loss.process_id)
         else:
             failure = None
-        if self.is_request:
-            what = f"{self.not_done()}: " if self.endpoint in _NOT_DONE else ""
+        if self.request is not None:
+            what = f"{self.not_done()}: " if self.request.not_done else ""
             return SupervisionError(f"{what}{loss.reason}", failure)
         return SupervisionError(f"{self.who} cannot answer {self.endpoint}: {loss.reason}", failure)
 
@@ -102,20 +86,14 @@ class Awaited:
         return raise_supervision_error
 
 
-class Reply(Protocol):
-    """What stands behind a port."""
+class _Links(Protocol):
+    """The actors that a port is linked to (see `DeathWatch`)."""
 
-    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
-        """Take a reply, on the thread that brought it; True where nothing more is expected."""
+    def change(self, add: Iterable[ActorRef], remove: Iterable[ActorRef]) -> None:
+        """Link some actors and unlink others, as one step."""
 
-    def process_lost(self, process_id: str, loss: Loss) -> bool:
-        """Give up on the replies of a process; True where nothing more is expected."""
-
-    def entrust(self, rank: int) -> None:
-        """Note that the reply of this rank may come from elsewhere: links tell from now on whether it can."""
-
-    def lapse(self, rank: int, error: LinkError) -> bool:
-        """Note that every actor linked for this rank is dead; True where nothing more is expected."""
+    def error(self) -> LinkError | None:
+        """What a receiver is told: an error once every linked actor is dead."""
 
 
 class PortTable:
@@ -124,7 +102,7 @@ class PortTable:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._open: dict[int, Reply] = {}
-        self._links: dict[int, dict[int, DeathWatch]] = {}
+        self._links: dict[int, dict[int, _Links]] = {}
         self._link_lock = threading.Lock()
 
     def open(self, reply: Reply) -> int:
@@ -158,11 +136,22 @@ class PortTable:
             self.close(number)
 
     def link(
-        self, process: Process, number: int, rank: int, add: Iterable[ActorRef], remove: Iterable[ActorRef]
+        self,
+        number: int,
+        rank: int,
+        add: Iterable[ActorRef],
+        remove: Iterable[ActorRef],
+        new_links: Callable[[Callable[[LinkError], object]], _Links],
     ) -> None:
-        """Change what a port, or one rank of those who share it, is linked to."""
-        from skipper.control.runtime.death_watch import DeathWatch
+        """Change what a port, or one rank of those who share it, is linked to.
 
+        Args:
+            number: of the port.
+            rank: of those who share it.
+            add: actors to link.
+            remove: actors to unlink.
+            new_links: makes the links of a port that has none, which tell a function of the end of all.
+        """
         with self._link_lock:
             reply = self._open.get(number)
             if reply is None:
@@ -170,14 +159,12 @@ class PortTable:
             of_port = self._links.setdefault(number, {})
             links = of_port.get(rank)
             if links is None:
-                links = of_port[rank] = DeathWatch(process, lambda error: self._lapse(number, rank, error))
+                links = of_port[rank] = new_links(lambda error: self._lapse(number, rank, error))
                 reply.entrust(rank)
         links.change(add, remove)
 
     def undelivered(self, number: int, loss: Loss) -> None:
         """Tell a `Notice` that its message was for a process that is gone."""
-        from skipper.control.runtime.notices import Notice
-
         notice = self._open.get(number)
         if isinstance(notice, Notice):
             notice.lost(loss)

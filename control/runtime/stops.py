@@ -12,7 +12,7 @@ import contextlib
 import enum
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic as _now
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from skipper.control.model.future import Future
 
 if TYPE_CHECKING:
     from skipper.control.runtime.actor_state import ActorState
-    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.process_state import ProcessState
 
 HANDED_DOWN = 0.9
 """The part of a bound that is given to the process that does the stopping: its answer has to come within the bound."""
@@ -87,11 +87,20 @@ class Bound:
 
 
 class Stops:
-    """Keeps the bounds of one process. For any thread; what is due is done on the loop thread."""
+    """Keeps the bounds of one process. For any thread; what is due is done on the loop thread.
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self._process = process
+    Args:
+        state: of the process.
+        loop: runs on the loop thread.
+        ending: tells which actors have to end.
+    """
+
+    def __init__(
+        self, state: ProcessState, loop: asyncio.AbstractEventLoop, ending: Callable[[], Iterable[ActorState]]
+    ) -> None:
+        self._state = state
         self._loop = loop
+        self._ending = ending
         self._lock = threading.Lock()
         self._constructing: dict[int, tuple[ActorState, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -99,7 +108,7 @@ class Stops:
 
     def watch_construction(self, actor: ActorState) -> None:
         """Have a constructor fail that takes longer than `Settings.init_timeout_s`."""
-        due_s = _now() + self._process.settings.init_timeout_s
+        due_s = _now() + self._state.settings.init_timeout_s
         self._constructing[actor.uid] = actor, due_s
         self._look_at(due_s)
 
@@ -117,13 +126,8 @@ class Stops:
         """
         bound = Bound.within(seconds)
         with self._lock:
-            if actor.bound is None:
-                actor.bound = bound
-            else:
-                actor.bound.tighten(bound)
-            if cut_now:
-                actor.bound.cut_s = bound.began_s
-        self._look_at(actor.bound.cut_s)
+            cut_s = actor.bind_to(bound, cut_now=cut_now).cut_s
+        self._look_at(cut_s)
 
     def bounded(self, future: Future[None], seconds: float, message: str) -> None:
         """End a future with a `StopTimeoutError` if nothing else has ended it in time."""
@@ -162,10 +166,10 @@ class Stops:
         for actor, due_s in list(self._constructing.values()):
             if due_s <= now:
                 self.constructed(actor)
-                actor.give_up_construction(self._process.settings.init_timeout_s)
+                actor.give_up_construction(self._state.settings.init_timeout_s)
             else:
                 next_s = min(next_s, due_s)
-        for actor in self._process.actors.ending():
+        for actor in self._ending():
             if actor.bound is not None:
                 next_s = min(next_s, _advance(actor, actor.bound, now))
         if next_s < math.inf:
@@ -187,7 +191,6 @@ def _advance(actor: ActorState, bound: Bound, now: float) -> float:
         bound.stage, bound.is_interrupted = stage, False
         actor.cut_off()
     if not bound.is_interrupted and (stage is Stage.CLEANUP_CUT or not actor.winds_up.done()):
-        assert actor.executor is not None  # actors end once they run
         bound.is_interrupted = actor.executor.interrupt()
         return min(next_s, now + _TICK_S)
     return next_s

@@ -15,6 +15,7 @@ from skipper.control.model.errors import ActorError, ControlError
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginAddress, BeginView, ProcessGoneError
+from skipper.control.runtime.requests import BEGINS
 from skipper.control.services import gpus
 from skipper.control.services.options import ServiceOptions
 from skipper.control.services.request_sequencer import Conductor
@@ -113,7 +114,7 @@ class Replica:
 
     async def _open_begins(self) -> None:
         process = runtime.current()
-        self.begins = await process.request(self.entry.root_members[0], "begins", (), target=self.entry.uid)
+        self.begins = await process.request(self.entry.root_members[0], BEGINS, target=self.entry.uid)
         with contextlib.suppress(OSError, ProcessGoneError):  # it runs elsewhere; or its end is about to be told
             self._view = BeginView(self.begins, process.me.id)
 

@@ -509,7 +509,7 @@ except BaseException as error:
     [
         "this_host().spawn_procs().spawn('worker', Worker).fail.broadcast()",
         "spawn_bad()",
-        "kept = spawn_bad().ping.call_one(); control.runtime.context()",
+        "kept = spawn_bad().ping.call_one(); control.context()",
         "spawn_bad(); control.shutdown(); print('went on')",
         "control.context(); atexit.register(lambda: this_host().spawn_procs().spawn('w', Worker).fail.broadcast())",
     ],

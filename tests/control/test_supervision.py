@@ -162,7 +162,7 @@ def test_an_unhandled_failure_fails_the_owner_and_reaches_the_root_with_its_caus
 
 def test_an_actor_may_abort_itself(procs: ProcMesh, failures: Failures) -> None:
     def abort() -> None:
-        control.runtime.context().actor_instance.abort("had enough")
+        control.context().actor_instance.abort("had enough")
 
     echo = procs.slice(gpus=0).spawn("echo", Echo)
     with pytest.raises(SupervisionError, match="had enough"):
@@ -172,7 +172,7 @@ def test_an_actor_may_abort_itself(procs: ProcMesh, failures: Failures) -> None:
 
 def test_an_actor_may_stop_itself(procs: ProcMesh) -> None:
     def stop() -> None:
-        control.runtime.context().actor_instance.stop()
+        control.context().actor_instance.stop()
 
     echo = procs.slice(gpus=0).spawn("echo", Echo)
     assert echo.run.call_one(stop).get(PATIENCE_S) is None

@@ -14,6 +14,7 @@ from skipper.control.cluster.hosts.agent_link import AgentLink
 from skipper.control.cluster.hosts.mesh import NAME
 from skipper.control.model.errors import ControlError, HostUnreachableError
 from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.requests import PING
 from skipper.control.wire.addresses import at
 from skipper.control.wire.certificates import Certificates
 from skipper.control.wire.envelope import ProcessRef
@@ -67,7 +68,7 @@ def attach_one(process: Process, link: AgentLink, options: Options, timeout: flo
     host = ProcessRef(me.id, str(there["address"]), me.name, process.me)
     process.remote_launch.attached(host)
     try:
-        process.request(host, "ping", ()).get(max(deadline - time.monotonic(), 0))
+        process.request(host, PING).get(max(deadline - time.monotonic(), 0))
         if process.redirection is not None and process.redirection.sink:
             from skipper.control.observe.job_query import ask_below
 

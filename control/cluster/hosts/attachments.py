@@ -15,6 +15,7 @@ from skipper.control.cluster.hosts.attaching import Options, attach_one
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.requests import PING
 from skipper.control.runtime.stops import OWNED
 from skipper.control.wire.certificates import REVIEW_S
 from skipper.control.wire.envelope import BEATS, ProcessRef
@@ -186,7 +187,7 @@ def _known(attachments: Attachments, hosts: Sequence[ProcessRef]) -> tuple[Proce
 def _lost(attachments: Attachments, hosts: Sequence[ProcessRef], timeout: float) -> set[str]:
     """The ids of those that do not answer, or whose agent does not."""
     deadline = time.monotonic() + timeout
-    answers = [attachments.process.request(host, "ping", ()) for host in hosts]
+    answers = [attachments.process.request(host, PING) for host in hosts]
     gone = set()
     for host, answer in zip(hosts, answers, strict=True):
         try:

@@ -13,9 +13,9 @@ from skipper.control.model.mesh_layout import MeshLayout
 from skipper.control.model.shape import Extent, Shape
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime import tracing
-from skipper.control.runtime.context import context
+from skipper.control.runtime.context import context, local_actor
+from skipper.control.runtime.messages import LaunchOrder
 from skipper.control.runtime.procs.binding import Binding
-from skipper.control.runtime.procs.remote_launch import LaunchOrder
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.envelope import ProcessRef
 from skipper.control.wire.payload import pack_inert
@@ -102,7 +102,7 @@ class HostMesh(MeshLayout):
             runtime.new_process_ref(f"{name}{point!r}" if point else name, process.me) for point in whole.points()
         )
         mesh = _owned(ProcMesh(secrets.randbits(63), name, members, whole, Shape.whole(whole), process.me))
-        process.launch(members, variables, packed, bindings)
+        process.children.launch(members, variables, packed, bindings)
         return mesh
 
     def stop(self) -> Future[None]:
@@ -121,7 +121,7 @@ class HostMesh(MeshLayout):
         if not self._hosts:
             raise ValueError("the host of this process cannot be stopped")
         hosts = self._members()
-        owner = context().actor_instance._state
+        owner = local_actor(context().actor_instance)
         ids = {host.id for host in hosts}
         there = [
             mesh
@@ -243,6 +243,6 @@ def own_address() -> str:
 
 
 def _owned(mesh: ProcMesh) -> ProcMesh:
-    owner = context().actor_instance._state
+    owner = local_actor(context().actor_instance)
     owner.own(mesh)
     return mesh

@@ -23,12 +23,12 @@ from skipper.control.model.errors import ControlError, HostError, HostUnreachabl
 from skipper.control.model.settings import Settings
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.process import Process
+from skipper.control.runtime.requests import JOIN
 from skipper.control.wire import addresses
 from skipper.control.wire.certificates import SECRET, Certificates
 from skipper.control.wire.envelope import Envelope, ProcessRef
 from skipper.control.wire.identity import MEMBERS, Role
 from skipper.control.wire.link import Link
-from skipper.control.wire.payload import pack
 
 PORT = 7432
 """Where rank 0 listens unless it is told otherwise."""
@@ -116,8 +116,7 @@ class Keeper:
         if certificates is not None:
             certificates.require(Role.SCRIPT, "rank 0")
         if not addresses.host_of(process.me.address):
-            process.listen_beyond(gate.host, gate.certs)
-            process.data_plane_is_open = gate.data_plane
+            process.listen_beyond(gate.host, gate.certs, data_plane_is_open=gate.data_plane)
             if gate.data_plane:
                 open_data_plane(gate.host)
         place = addresses.at(gate.host, gate.port)
@@ -206,7 +205,7 @@ def come(gate: Gate, run: str, name: str, *, timeout: float) -> Process:
     settings = Settings(**there["settings"])
     process = runtime.start_joined(root, secret, settings, name, host=own, certs=gate.certs, data_plane_is_open=is_open)
     try:
-        process.request(root, "join", pack(this_proc())).get(timeout)
+        process.request(root, JOIN, this_proc()).get(timeout)
     except BaseException:
         runtime.shutdown(grace_s=0)
         raise

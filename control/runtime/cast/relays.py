@@ -11,16 +11,14 @@ import contextlib
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from skipper.control.runtime.cast.messages import CastHeader, Opening, plain
 from skipper.control.runtime.cast.relay import Relay, tree_message
-from skipper.control.runtime.messages import Loss, Mail
+from skipper.control.runtime.interfaces import Receiver, Requests, Sender
+from skipper.control.runtime.messages import CastNode, Loss, Mail
 from skipper.control.runtime.replies import pack_supervision
 from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
-
-if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
 
 T = TypeVar("T")
 
@@ -37,9 +35,11 @@ _ALL_MARKS = 1 << 63
 class Relays:
     """The relays of one process. Public methods may be called from any thread."""
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self._process = process
+    def __init__(self, loop: asyncio.AbstractEventLoop, sender: Sender, actors: Receiver, requests: Requests) -> None:
         self._loop = loop
+        self._sender = sender
+        self._actors = actors
+        self._requests = requests
         self._lock = threading.RLock()
         self._relays: dict[int, Relay] = {}
         self._closed: OrderedDict[int, None] = OrderedDict()
@@ -57,7 +57,7 @@ class Relays:
         """Note that an actor of this process sends something to that process which is no reply."""
         self._speaks.add(process_id)
 
-    def answers_straight(self, relay: Relay) -> bool:
+    def answers_straight(self, relay: CastNode) -> bool:
         """Whether replies to this caster go straight: only so do they arrive behind what else was sent there."""
         return relay.origin.id in self._speaks
 
@@ -108,7 +108,7 @@ class Relays:
             self._speaks.discard(peer.id)
             for relay in self._relays.values():
                 if relay.parent.id == peer.id and relay.origin.id != peer.id:
-                    self._process.pass_on(relay.origin, tree_message("orphan", relay.number, 0))
+                    self._sender.pass_on(relay.origin, tree_message("orphan", relay.number, 0))
             if any(relay.origin.id == peer.id for relay in self._relays.values()) or peer.id in self._blocked:
                 self._later(self._forget, peer)
 
@@ -133,13 +133,13 @@ class Relays:
         if relay is not None:
             relay.reopen(opening, sender)
             return
-        relay = self._relays[opening.route] = Relay(self._process, self._loop, opening, sender)
+        relay = self._relays[opening.route] = Relay(self._sender, self._actors, self._loop, opening, sender)
         for node in relay.below.values():
-            self._process.pass_on(node.process, tree_message("open", 0, 0, opening.part(node.span).encode()))
+            self._sender.pass_on(node.process, tree_message("open", 0, 0, opening.part(node.span).encode()))
 
     def _pass_on(self, relay: Relay, envelope: Envelope) -> None:
         for node in relay.below.values():
-            self._process.pass_on(node.process, tree_message(envelope.method, envelope.target, envelope.reply_to))
+            self._sender.pass_on(node.process, tree_message(envelope.method, envelope.target, envelope.reply_to))
 
     def _close_at(self, caster: ProcessRef, envelope: Envelope) -> None:
         """Forget a route once its last cast has been delivered, or will not be any more."""
@@ -224,8 +224,8 @@ class Relays:
 
     def _arrive(self, caster: ProcessRef, envelope: Envelope) -> None:
         if envelope.kind is Kind.CALL:
-            self._process.actors.deliver(Mail(caster, envelope))
+            self._actors.deliver(Mail(caster, envelope))
         elif envelope.kind is Kind.AGENT:
-            self._process.requests.handle(caster, envelope)
+            self._requests.handle(caster, envelope)
         elif envelope.method == "mark":
             self._marks[caster.id] = envelope.reply_to
