@@ -8,7 +8,7 @@ from types import FrameType
 
 from skipper.control.api import context, join
 from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future
+from skipper.control.model.future import Promise
 from skipper.control.runtime import breakpoints, current_runtime, supervision, tracing
 from skipper.control.runtime import context as runtime_context
 from skipper.control.runtime.messages import Mail
@@ -70,10 +70,10 @@ def _serve_tools(process: Process) -> None:
         """Let other tools in, for somebody who is going to need them; under which name is the answer."""
         from skipper.control.observe.debugger import serve_this_job
 
-        name: Future[str] = Future()
+        name: Promise[str] = Promise()
         requests.answer(mail, name)
         # It looks at files and knocks at sockets.
-        threading.Thread(target=name._settle, args=(serve_this_job,), name="control-serve", daemon=True).start()
+        threading.Thread(target=name.settle_by, args=(serve_this_job,), name="control-serve", daemon=True).start()
 
     requests.serve_by_name("survey", survey)
     requests.serve_by_name("output", output)

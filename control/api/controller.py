@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from skipper.control.api.mesh import ActorMesh
 from skipper.control.model.actor import Actor, check_construction, interface_of
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.shape import Extent, Shape
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.messages import ROOT_UID, OwnerRef, SpawnRequest
@@ -41,7 +41,7 @@ def get_or_spawn_controller(
     process = runtime.current()
     request = SpawnRequest(secrets.randbits(63), name, Extent(), OwnerRef(process.root, ROOT_UID), None)
     answer = process.request(process.root, CONTROLLER, ((name, request, interface), body))
-    result: Future[views.ActorMesh[A]] = Future()
+    result: Promise[views.ActorMesh[A]] = Promise()
 
     def open_mesh() -> views.ActorMesh[A]:
         found, found_interface = answer.get(0)
@@ -49,5 +49,5 @@ def get_or_spawn_controller(
         mesh: ActorMesh[A] = ActorMesh(found.uid, found.name, (process.root,), Extent(), whole, found_interface)
         return cast("views.ActorMesh[A]", mesh)
 
-    answer.add_done_callback(lambda _: result._settle(open_mesh))
+    answer.add_done_callback(lambda _: result.settle_by(open_mesh))
     return result

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
 from skipper.control.model.endpoint_decorators import WRAPPED, EndpointSpec, checker, endpoint_options
 from skipper.control.model.errors import PayloadError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.method_view import MethodView
 from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.model.value_pairs import PairMesh
@@ -97,7 +97,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
                 raise
             return self._through_engine("call", args, kwargs)  # type: ignore[no-any-return]
         process = runtime.current()
-        future: Future[ValueMesh[R_co]] = Future()
+        future: Promise[ValueMesh[R_co]] = Promise()
         kind = PairMesh if self.spec.gives_pairs else ValueMesh
         self._cast(process, payload, MeshReply(future, self._mesh.extent, self._awaited, kind))
         return future
@@ -228,7 +228,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
             if not self._is_for_engine(error):
                 raise
             return self._through_engine("call_one", args, kwargs, index)  # type: ignore[no-any-return]
-        future: Future[Any] = Future()
+        future: Promise[Any] = Promise()
         self._post(runtime.current(), payload, OneReply(future, awaited), index)
         return future
 

@@ -14,7 +14,7 @@ from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
 from skipper.control.model.actor import Actor, ActorInterface, check_construction, interface_of
 from skipper.control.model.bounds import check_seconds
 from skipper.control.model.errors import PayloadError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.shape import Extent, Point, Shape
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.context import context, local_actor
@@ -180,10 +180,10 @@ class ProcMesh(MeshBase):
 
         Where it is on another host that can mean that there has been no sign of life from it for too long.
         """
-        ended: Future[None] = Future()
+        ended: Promise[None] = Promise()
         for member in self._view_members():
             whole = ActorRef(member, ROOT_UID, self._name, Point(0, Extent()))
-            watch(runtime.current(), whole).add_done_callback(lambda _: ended._settle(lambda: None))
+            watch(runtime.current(), whole).add_done_callback(lambda _: ended.set_result(None))
         return ended
 
     def spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> views.ActorMesh[A]:

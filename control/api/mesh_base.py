@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.mesh_layout import MeshLayout
 from skipper.control.model.shape import Extent, Shape
 from skipper.control.runtime import current_runtime as runtime
@@ -67,7 +67,7 @@ class MeshBase(MeshLayout):
             Awaited(member, f"{self._name}{point!r}" if point else self._name, request.name, actor, request)
             for member, point, actor in zip(members, self.extent.points(), actors or repeat(None), strict=False)
         ]
-        future: Future[Any] = Future()
+        future: Promise[Any] = Promise()
         port = process.ports.open(MeshReply(future, self.extent, awaited))
         for rank, member in enumerate(members):
             process.send(member, request.envelope(None, target=self._uid, port=port, rank=rank))

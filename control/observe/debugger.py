@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Promise
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.context import current_context, local_actor
 from skipper.control.runtime.requests import Request
@@ -143,7 +143,7 @@ class Session:
         self.pdb = _Pdb(self, _outermost(frame))
         self._changed = threading.Condition()
         self._output = io.StringIO()
-        self._wanted: Future[str] | None = None
+        self._wanted: Promise[str] | None = None
         self._in_use = threading.Lock()
         self._frame: FrameType | None = frame
 
@@ -166,7 +166,7 @@ class Session:
         """The next command; what pdb reads."""
         with self._changed:
             self.state = PARKED
-            wanted = self._wanted = Future()
+            wanted = self._wanted = Promise()
             self._changed.notify_all()
         try:
             return wanted.get()  # an actor that fails meanwhile is unwound from here
@@ -202,7 +202,7 @@ class Session:
             self.state = RUNNING
             wanted, self._wanted = self._wanted, None
         assert wanted is not None  # it is parked
-        wanted._settle(lambda: f"{line}\n")
+        wanted.settle_by(lambda: f"{line}\n")
         return True
 
     def finish(self, deadline: float) -> str:

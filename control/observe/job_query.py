@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.errors import ControlError, LinkError
 from skipper.control.model.exception_text import describe
-from skipper.control.model.future import Future
+from skipper.control.model.future import Promise
 from skipper.control.runtime.messages import Loss, Mail
 from skipper.control.runtime.replies import open_reply, pack_exception
 from skipper.control.runtime.requests import Request
@@ -234,9 +234,9 @@ class _Gathering:
         self.problems = [""] * len(below)
         self._below = below
         self._missing = set(range(len(below)))
-        self._all_there: Future[None] = Future()
+        self._all_there: Promise[None] = Promise()
         if not below:
-            self._all_there._settle(lambda: None)
+            self._all_there.set_result(None)
 
     def wait(self, timeout: float) -> None:
         """Until everybody has answered, or is known not to, or the time is over."""
@@ -278,5 +278,5 @@ class _Gathering:
     def _heard_of(self, rank: int) -> bool:
         self._missing.discard(rank)
         if not self._missing:
-            self._all_there._settle(lambda: None)
+            self._all_there.set_result(None)
         return not self._missing

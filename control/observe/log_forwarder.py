@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.observe.collector import Chunk, Collector
 from skipper.control.observe.log_reader import Intake, Source
 from skipper.control.runtime.procs import output_capture
@@ -57,7 +57,7 @@ class Relay(Intake):
         self._batch: list[Chunk] = []
         self._nbytes = 0
         self._is_under_way = False
-        self._waiting: list[Future[None]] = []
+        self._waiting: list[Promise[None]] = []
         self._is_retired = False
 
     def retire(self) -> None:
@@ -70,9 +70,9 @@ class Relay(Intake):
 
     def flush(self) -> Future[None]:
         """A future that ends when the script has taken what had been written before; for any thread."""
-        flushed: Future[None] = Future()
+        flushed: Promise[None] = Promise()
         if not self.run_soon(lambda: self._waiting.append(flushed)):
-            flushed._settle(lambda: None)
+            flushed.set_result(None)
         return flushed
 
     # On the thread
@@ -117,7 +117,7 @@ class Relay(Intake):
             self._waiting += waiting
             return 0.0
         for flushed in waiting:
-            flushed._settle(lambda: None)
+            flushed.set_result(None)
         return None
 
 
@@ -198,7 +198,7 @@ def take(mail: Mail, batches: tuple[str, list[Chunk]]) -> Future[None]:
     from skipper.control.cluster.hosts.mesh import NAME
 
     (sink, batch), sender = batches, mail.sender
-    taken: Future[None] = Future()
+    taken: Promise[None] = Promise()
     taker = _takers.get(sink)
     if taker is None:
         return Future.of(None)
@@ -208,5 +208,5 @@ def take(mail: Mail, batches: tuple[str, list[Chunk]]) -> Future[None]:
         end = taker.process.remote_launch.end_of(sender.id)
         if end is not None:
             end.add_done_callback(lambda _: collector.lose(sender.id))
-    collector.feed(sender.id, sender.name.removeprefix(NAME), batch, lambda: taken._settle(lambda: None))
+    collector.feed(sender.id, sender.name.removeprefix(NAME), batch, lambda: taken.set_result(None))
     return taken

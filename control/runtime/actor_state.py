@@ -20,7 +20,7 @@ from skipper.control.model.endpoint_decorators import WRAPPED
 from skipper.control.model.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
 from skipper.control.model.exception_text import describe, summarize
 from skipper.control.model.failure import FailureKind, MeshFailure
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise, raising
 from skipper.control.model.shape import Point
 from skipper.control.runtime import tracing
 from skipper.control.runtime.context import context_class, current_context, new_instance
@@ -112,17 +112,17 @@ class ActorState:
         self.notices: dict[int, int] = {}
         """Where it is told of broadcasts that were not delivered, by the number of the mesh."""
         self.failure: MeshFailure | None = None
-        self.ready: Future[None] = Future()
+        self.ready: Promise[None] = Promise()
         """Ends when ``__init__`` has returned; in an error if it raised."""
-        self.ended: Future[None] = Future()
+        self.ended: Promise[None] = Promise()
         """Ends when the actor is gone and everything that it owned is, too."""
-        self.over: Future[MeshFailure | None] = Future()
+        self.over: Promise[MeshFailure | None] = Promise()
         """Ends when the actor has failed, in that failure; or when it has been stopped and is gone, in None."""
         self.is_cut_off = False
         """Whether nothing comes any more of what it handles: it has failed, or most of its time to stop has passed."""
         self.bound: Bound | None = None
         """By when it has to end, once that has begun."""
-        self.winds_up: Future[None] = Future()
+        self.winds_up: Promise[None] = Promise()
         """Ends when its last message is behind it and its cleanup begins."""
         self.begins: BeginLog | None = None
         """Where it writes down what it begins to handle, if somebody wants to know that after its death."""
@@ -230,17 +230,17 @@ class ActorState:
             if self._asked_for:
                 self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
             self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace, error=error)
-            self.ready._settle(_raiser(ActorError(self.actor_id, "__init__", summary, trace, error)))
+            self.ready.set_exception(ActorError(self.actor_id, "__init__", summary, trace, error))
         self._host.stops.constructed(self)
         self._begin("")
         if self._actor is not None and not self.is_cut_off:
-            self.ready._settle(lambda: None)
+            self.ready.set_result(None)
         else:
             self._refuse_ready()
 
     def _refuse_ready(self) -> None:
         """Tell those who wait for the construction, if they do not know yet."""
-        self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+        self.ready.set_exception(SupervisionError(self.end_reason(), self.failure))
 
     def give_up_construction(self, bound_s: float) -> None:
         """Fail since ``__init__`` does not return. On the loop thread."""
@@ -258,7 +258,7 @@ class ActorState:
         if self._asked_for:
             self.owner = None  # somebody waits for `ready`
         self.fail(FailureKind.ABORT, f"{self.label} could not be constructed: {reason}")
-        self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+        self.ready.set_exception(SupervisionError(self.end_reason(), self.failure))
         self.bury()
 
     @property
@@ -439,7 +439,7 @@ class ActorState:
         if not self._host.actors.end(self, failure):
             return
         self._host.owners.report(self.owner, failure)
-        self.over._settle(lambda: failure)
+        self.over.settle_by(lambda: failure)
         self._host.stops.within(self, self._host.state.settings.stop_timeout_s)
         self.cut_off()
 
@@ -480,7 +480,7 @@ class ActorState:
 
     async def wind_up(self, *, is_async: bool) -> None:
         """Everything after the last message: owned meshes first, then ``__cleanup__``."""
-        self.winds_up._settle(lambda: None)
+        self.winds_up.set_result(None)
         reason = self.end_reason()
         self._answer_unfinished()
         for port in list(self._unanswered):
@@ -529,8 +529,8 @@ class ActorState:
         self._host.stops.constructed(self)
         for number in self.notices.values():
             self._host.ports.close(number)
-        self.over._settle(lambda: self.failure)
-        self.ended._settle(_raiser(outcome) if outcome else (lambda: None))
+        self.over.settle_by(lambda: self.failure)
+        self.ended.settle_by(raising(outcome) if outcome else lambda: None)
 
     def give_up(self) -> None:
         """Bury it although its thread is still busy. On the loop thread."""
@@ -633,10 +633,3 @@ def _consequence(error: BaseException, port: Port[Any] | None, *, wants_reply: b
     if not wants_reply:
         return "and nobody waited for its reply"
     return "" if port is None else "before or after it has answered through its port"
-
-
-def _raiser(error: Exception) -> Any:
-    def raise_it() -> None:
-        raise error
-
-    return raise_it

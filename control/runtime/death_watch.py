@@ -8,7 +8,7 @@ from typing import Any
 
 from skipper.control.model.errors import LinkError, SupervisionError
 from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise, peek
 from skipper.control.runtime.interfaces import Caller
 from skipper.control.runtime.messages import ActorRef
 from skipper.control.runtime.ports import Awaited, OneReply
@@ -22,19 +22,19 @@ def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
 
     It is told by the actor's process, or by the end of that: nothing is polled.
     """
-    answer: Future[MeshFailure | None] = Future()
+    answer: Promise[MeshFailure | None] = Promise()
     awaited = Awaited(actor.process, str(actor), WATCH.name, actor, request=WATCH)
     port = caller.ports.open(OneReply(answer, awaited))
     caller.send(actor.process, WATCH.envelope(None, target=actor.uid, port=port))
-    ended: Future[MeshFailure | None] = Future()
+    ended: Promise[MeshFailure | None] = Promise()
 
     def outcome() -> MeshFailure | None:
         try:
-            return answer._peek()
+            return peek(answer)
         except SupervisionError as error:
             return error.failure  # it was dead before, or its process is
 
-    answer.add_done_callback(lambda _: ended._settle(outcome))
+    answer.add_done_callback(lambda _: ended.settle_by(outcome))
     return ended
 
 

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import BackpressureError, DeadlineError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.settings import Settings
 from skipper.control.runtime.context import current_context
 from skipper.control.runtime.interfaces import Sender
@@ -37,7 +37,7 @@ class Window:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[Future[None]] = []
+        self._waiting: list[Promise[None]] = []
         self.count = 0
         self.nbytes = 0
 
@@ -48,7 +48,7 @@ class Window:
                 self.count += 1
                 self.nbytes += nbytes
                 return None
-            future: Future[None] = Future()
+            future: Promise[None] = Promise()
             self._waiting.append(future)
             return future
 
@@ -65,7 +65,7 @@ class Window:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for future in waiting:
-            future._settle(lambda: None)
+            future.set_result(None)
 
 
 class Flow:

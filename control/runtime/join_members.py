@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.runtime.interfaces import OwnedMesh
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.requests import JOIN
@@ -23,13 +23,13 @@ class Members:
 
     def __init__(self, requests: RequestServer) -> None:
         self._lock = threading.Lock()
-        self._here: dict[str, tuple[OwnedMesh, Future[str]]] = {}
+        self._here: dict[str, tuple[OwnedMesh, Promise[str]]] = {}
         requests.serve(JOIN, self._join)
 
     def add(self, member: ProcessRef, mesh: OwnedMesh) -> None:
         """Take note of a process that has joined, which ``mesh`` refers to."""
         with self._lock:
-            self._here.setdefault(member.id, (mesh, Future()))
+            self._here.setdefault(member.id, (mesh, Promise()))
 
     def leave(self, member: ProcessRef, reason: str) -> None:
         """Take note of the end of a process, if it is one that has joined."""
@@ -37,7 +37,7 @@ class Members:
             known = self._here.pop(member.id, None)
         if known is not None:
             _log.info("%s has left the job: %s", member.name, reason)
-            known[1]._settle(lambda: reason)
+            known[1].set_result(reason)
 
     def end_of(self, process_id: str) -> Future[str] | None:
         """A future that ends when this process leaves, in the reason; None where it is not here."""

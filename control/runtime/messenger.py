@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from skipper.control.model import forked
 from skipper.control.model import settings as bounds
 from skipper.control.model.errors import BackpressureError, PayloadError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.runtime.messages import Loss, Mail, ReplyAddress
 from skipper.control.runtime.ports import Acknowledgements, Awaited, OneReply, PortTable
 from skipper.control.wire.addresses import host_of
@@ -185,7 +185,7 @@ class Messenger:
     ) -> Future[Any]:
         """Ask a process for something that it answers with a value (see `control.runtime.requests`)."""
         payload = request.pack(argument)
-        future: Future[Any] = Future()
+        future: Promise[Any] = Promise()
         port = self.ports.open(OneReply(future, Awaited(to, f"process {to.name}", request.name, request=request)))
         self.send(to, Envelope(Kind.AGENT, target, payload, request.name, port))
         return future
@@ -193,21 +193,25 @@ class Messenger:
     @overload
     def request_all(
         self, to: Sequence[ProcessRef], request: Request[None, None], *, target: int = 0
-    ) -> Future[None]: ...
+    ) -> Promise[None]: ...
     @overload
     def request_all(
         self, to: Sequence[ProcessRef], request: Request[A, None], argument: A, *, target: int = 0
-    ) -> Future[None]: ...
+    ) -> Promise[None]: ...
     def request_all(
         self, to: Sequence[ProcessRef], request: Request[Any, None], argument: Any = None, *, target: int = 0
-    ) -> Future[None]:
-        """Ask processes for something that they acknowledge; those that are gone count as having done it."""
-        future: Future[None] = Future()
+    ) -> Promise[None]:
+        """Ask processes for something that they acknowledge; those that are gone count as having done it.
+
+        Returns:
+            A promise, which whoever asks may end sooner.
+        """
+        promise: Promise[None] = Promise()
         payload = request.pack(argument)
-        port = self.ports.open(Acknowledgements(future, [process.id for process in to]))
+        port = self.ports.open(Acknowledgements(promise, [process.id for process in to]))
         for rank, process in enumerate(to):
             self.send(process, Envelope(Kind.AGENT, target, payload, request.name, port, rank))
-        return future
+        return promise
 
     def fall_silent(self) -> None:
         """Send nothing any more: this is a forked copy, and the connections are those of the original."""

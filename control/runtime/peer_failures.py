@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, peek
 from skipper.control.runtime.exit_reasons import ExitReasons
 from skipper.control.runtime.interfaces import Requester
 from skipper.control.runtime.messages import Loss, Mail
@@ -87,7 +87,7 @@ class PeerFailures:
 
         def told(answer: Future[str]) -> None:
             try:
-                reason = answer._peek()
+                reason = peek(answer)
             except ControlError as error:
                 reason = f"so is the process that launched it: {error}"
             if not self._loop.is_closed():

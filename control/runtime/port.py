@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from skipper.control.model.errors import ChannelClosedError, ControlError, LinkError, PayloadError
 from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise, raising
 from skipper.control.runtime import running
 from skipper.control.runtime.context import context, local_actor
 from skipper.control.runtime.messages import ActorRef, Loss, ReplyAddress
@@ -150,9 +150,9 @@ class PortReceiver(Generic[T]):
             ChannelClosedError: the channel was closed and everything that had arrived has been received.
             LinkError: the port is linked to actors, all of them are dead, and everything has been received.
         """
-        future: Future[T] = self._inbox.take()
-        future._when_settled(lambda: self)  # who waits holds on to the receiver, which closes when it is forgotten
-        return future
+        promise: Promise[T] = self._inbox.take()
+        promise.hold(self)  # who waits holds on to the receiver, which closes when it is forgotten
+        return promise
 
     def is_alive(self) -> bool:
         """Whether a value may still come: the channel is open, and not all linked actors, if any, are dead."""
@@ -197,7 +197,7 @@ class _Inbox:
         self._lock = threading.Lock()
         self._arrived: deque[Callable[[], Any]] = deque()
         # Weak, so that a receive that timed out and was forgotten does not swallow the next value.
-        self._waiting: deque[weakref.ref[Future[Any]]] = deque()
+        self._waiting: deque[weakref.ref[Promise[Any]]] = deque()
         self._closed = False
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
@@ -224,18 +224,18 @@ class _Inbox:
     def is_alive(self) -> bool:
         return not self._closed and self.link_error() is None
 
-    def take(self) -> Future[Any]:
-        future: Future[Any] = Future()
+    def take(self) -> Promise[Any]:
+        future: Promise[Any] = Promise()
         with self._lock:
             if self._arrived:
                 opened = self._arrived.popleft()
             elif self._closed:
-                opened = self._raise_closed
+                opened = raising(ChannelClosedError(self._why_closed()))
             else:
                 self._waiting.append(weakref.ref(future))
                 opened = None
         if opened is not None:
-            future._settle(opened)
+            future.settle_by(opened)
         elif (error := self.link_error()) is not None:
             self._end_waits(error)
         return future
@@ -253,18 +253,12 @@ class _Inbox:
             else "the channel is closed"
         )
 
-    def _raise_closed(self) -> Any:
-        raise ChannelClosedError(self._why_closed())
-
     def _end_waits(self, error: ControlError) -> None:
-        def raise_it() -> Any:
-            raise error
-
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
         for reference in waiting:
             if (future := reference()) is not None:
-                future._settle(raise_it)
+                future.set_exception(error)
 
     def _push(self, opened: Callable[[], Any]) -> None:
         with self._lock:
@@ -274,7 +268,7 @@ class _Inbox:
             if future is None:
                 self._arrived.append(opened)
                 return
-        future._settle(opened)
+        future.settle_by(opened)
 
 
 class _Members(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from skipper.control.model.errors import LinkError, SupervisionError
 from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Pending, Promise, raising
 from skipper.control.model.shape import Extent
 from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.runtime.inquiry import ask, name_all
@@ -75,15 +75,6 @@ class Awaited:
             what = f"{self.not_done()}: " if self.request.not_done else ""
             return SupervisionError(f"{what}{loss.reason}", failure)
         return SupervisionError(f"{self.who} cannot answer {self.endpoint}: {loss.reason}", failure)
-
-    def raiser(self, loss: Loss) -> Callable[[], Any]:
-        """A function that raises that."""
-        error = self.error(loss)
-
-        def raise_supervision_error() -> Any:
-            raise error
-
-        return raise_supervision_error
 
 
 class _Links(Protocol):
@@ -194,13 +185,13 @@ class PortTable:
 class OneReply:
     """One reply, for a future."""
 
-    __slots__ = ("_awaited", "_entrusted", "_future")
+    __slots__ = ("_awaited", "_entrusted", "_promise")
 
-    def __init__(self, future: Future[Any], awaited: Awaited) -> None:
-        self._future = future
+    def __init__(self, promise: Promise[Any], awaited: Awaited) -> None:
+        self._promise = promise
         self._awaited = awaited
         self._entrusted = False
-        future._pending = self
+        promise.await_from(self)
 
     def describe(self) -> str:
         """Who has not answered."""
@@ -212,7 +203,7 @@ class OneReply:
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        end = self._future._settle if kind is Kind.REPLY else self._future._fail
+        end = self._promise.settle_by if kind is Kind.REPLY else self._promise.fail_by
         end(lambda: open_reply(kind, payload))
         return True
 
@@ -220,7 +211,7 @@ class OneReply:
         """Give up on the replies of a process."""
         if self._entrusted or process_id != self._awaited.process_id:
             return False
-        self._future._fail(self._awaited.raiser(loss))
+        self._promise.fail_by(raising(self._awaited.error(loss)))
         return True
 
     def entrust(self, rank: int) -> None:
@@ -229,7 +220,7 @@ class OneReply:
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
-        self._future._fail(_raiser(error))
+        self._promise.fail_by(raising(error))
         return True
 
     def is_owed_by(self, ids: Collection[str]) -> bool:
@@ -240,23 +231,23 @@ class OneReply:
 class MeshReply:
     """A reply from each member of a mesh, for one future; the first error settles it."""
 
-    __slots__ = ("_awaited", "_entrusted", "_extent", "_future", "_kind", "_missing", "_payloads")
+    __slots__ = ("_awaited", "_entrusted", "_extent", "_kind", "_missing", "_payloads", "_promise")
 
     def __init__(
         self,
-        future: Future[ValueMesh[Any]],
+        promise: Promise[ValueMesh[Any]],
         extent: Extent,
         awaited: Sequence[Awaited],
         kind: type[ValueMesh[Any]] = ValueMesh,
     ) -> None:
-        self._future = future
+        self._promise = promise
         self._kind = kind
         self._extent = extent
         self._awaited = awaited
         self._payloads: list[Payload | None] = [None] * len(awaited)
         self._missing = set(range(len(awaited)))
         self._entrusted: set[int] = set()
-        future._pending = self
+        promise.await_from(self)
 
     def describe(self) -> str:
         """Who has not answered."""
@@ -277,14 +268,14 @@ class MeshReply:
         self._missing.discard(rank)
         if self._missing:
             return False
-        self._future._settle(self._open_all)
+        self._promise.settle_by(self._open_all)
         return True
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
         for rank in sorted(self._missing - self._entrusted):
             if self._awaited[rank].process_id == process_id:
-                self._fail(self._awaited[rank].raiser(loss))
+                self._fail(raising(self._awaited[rank].error(loss)))
                 return True
         return False
 
@@ -294,7 +285,7 @@ class MeshReply:
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
-        self._fail(_raiser(error))
+        self._fail(raising(error))
         return True
 
     def is_owed_by(self, ids: Collection[str]) -> bool:
@@ -303,7 +294,7 @@ class MeshReply:
 
     def _fail(self, open_error: Callable[[], Any]) -> None:
         """End in the first error; whoever hears of it has heard of those of the other members, too."""
-        self._future._fail(open_error, self._ids)
+        self._promise.fail_by(open_error, self._ids)
 
     def _ids(self) -> frozenset[str]:
         return frozenset(itertools.chain.from_iterable(awaited.ids() for awaited in self._awaited))
@@ -321,7 +312,7 @@ class ResponseStream(Generic[T_co]):
     """
 
     def __init__(self, size: int) -> None:
-        self._futures: list[Future[T_co]] = [Future() for _ in range(size)]
+        self._futures: list[Promise[T_co]] = [Promise() for _ in range(size)]
         self._next = 0
         self._unsettled = deque(self._futures)
 
@@ -340,9 +331,15 @@ class ResponseStream(Generic[T_co]):
         self._next += 1
         return await self._futures[self._next - 1]
 
-    def _push(self, open_result: Callable[[], Any], *, is_error: bool) -> None:
-        future = self._unsettled.popleft()
-        (future._fail if is_error else future._settle)(open_result)
+    def await_from(self, pending: Pending) -> None:
+        """Say what the results depend on, for the message of an error. For `StreamReply`, as `push` is."""
+        for promise in self._futures:
+            promise.await_from(pending)
+
+    def push(self, open_result: Callable[[], Any], *, is_error: bool) -> None:
+        """End the next future in a result, or in an error."""
+        promise = self._unsettled.popleft()
+        (promise.fail_by if is_error else promise.settle_by)(open_result)
 
 
 class StreamReply:
@@ -355,8 +352,7 @@ class StreamReply:
         self._awaited = awaited
         self._missing = set(range(len(awaited)))
         self._entrusted: set[int] = set()
-        for future in stream:
-            future._pending = self
+        stream.await_from(self)
 
     def describe(self) -> str:
         """Who has not answered."""
@@ -369,14 +365,14 @@ class StreamReply:
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
         if self._claim(rank):
-            self._stream._push(lambda: open_reply(kind, payload), is_error=kind is Kind.ERROR)
+            self._stream.push(lambda: open_reply(kind, payload), is_error=kind is Kind.ERROR)
         return not self._missing
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
         for rank in sorted(self._missing - self._entrusted):
             if self._awaited[rank].process_id == process_id and self._claim(rank):
-                self._stream._push(self._awaited[rank].raiser(loss), is_error=True)
+                self._stream.push(raising(self._awaited[rank].error(loss)), is_error=True)
         return not self._missing
 
     def entrust(self, rank: int) -> None:
@@ -386,7 +382,7 @@ class StreamReply:
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
         if self._claim(rank):
-            self._stream._push(_raiser(error), is_error=True)
+            self._stream.push(raising(error), is_error=True)
         return not self._missing
 
     def is_owed_by(self, ids: Collection[str]) -> bool:
@@ -405,8 +401,8 @@ class StreamReply:
 class Acknowledgements:
     """An acknowledgement from each of several processes; one that is gone counts as having given it."""
 
-    def __init__(self, future: Future[None], process_ids: Sequence[str]) -> None:
-        self._future = future
+    def __init__(self, promise: Promise[None], process_ids: Sequence[str]) -> None:
+        self._promise = promise
         self._process_ids = process_ids
         self._missing = set(range(len(process_ids)))
         self._error: Callable[[], Any] | None = None
@@ -431,16 +427,9 @@ class Acknowledgements:
     def _acknowledged(self, ranks: set[int]) -> bool:
         self._missing -= ranks
         if not self._missing:
-            self._future._settle(self._error or (lambda: None))
+            self._promise.settle_by(self._error or (lambda: None))
         return not self._missing
 
 
 def _missing(awaited: Sequence[Awaited], ranks: Iterable[int]) -> list[Awaited]:
     return [awaited[rank] for rank in sorted(ranks)]
-
-
-def _raiser(error: LinkError) -> Callable[[], Any]:
-    def raise_it() -> Any:
-        raise error
-
-    return raise_it

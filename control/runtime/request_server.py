@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, peek
 from skipper.control.runtime.interfaces import Replier
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.replies import pack_error, pack_exception
@@ -72,7 +72,7 @@ class RequestServer:
 
         def answer(settled: Future[Any]) -> None:
             try:
-                kind, payload = Kind.REPLY, pack(settled._peek())
+                kind, payload = Kind.REPLY, pack(peek(settled))
             except ControlError as error:
                 kind = Kind.ERROR
                 payload = pack_error(error, actor_id=self._state.me.name, method=mail.envelope.method)

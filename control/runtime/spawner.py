@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from skipper.control.model.actor import ActorInterface
 from skipper.control.model.errors import ThreadLimitError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise, peek
 from skipper.control.runtime.actor_state import ActorHost, ActorState
 from skipper.control.runtime.actor_table import ActorTable
 from skipper.control.runtime.executor import AsyncExecutor, SyncExecutor
@@ -75,6 +75,6 @@ class Spawner:
                 actor = self._start(request, 0, body, is_async=interface.is_async, asked_for=True)
                 known = self._controllers[name] = (request, interface, actor)
         request, interface, actor = known
-        answer: Future[tuple[SpawnRequest, ActorInterface]] = Future()
-        actor.ready.add_done_callback(lambda ready: answer._settle(lambda: (ready._peek(), (request, interface))[1]))
+        answer: Promise[tuple[SpawnRequest, ActorInterface]] = Promise()
+        actor.ready.add_done_callback(lambda ready: answer.settle_by(lambda: (peek(ready), (request, interface))[1]))
         return answer

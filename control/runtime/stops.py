@@ -18,7 +18,7 @@ from time import monotonic as _now
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import StopTimeoutError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Promise
 
 if TYPE_CHECKING:
     from skipper.control.runtime.actor_state import ActorState
@@ -129,16 +129,16 @@ class Stops:
             cut_s = actor.bind_to(bound, cut_now=cut_now).cut_s
         self._look_at(cut_s)
 
-    def bounded(self, future: Future[None], seconds: float, message: str) -> None:
-        """End a future with a `StopTimeoutError` if nothing else has ended it in time."""
+    def bounded(self, promise: Promise[None], seconds: float, message: str) -> None:
+        """End a promise with a `StopTimeoutError` if nothing else has ended it in time."""
 
         def give_up() -> None:
-            future._settle(_raiser(StopTimeoutError(message)))
+            promise.set_exception(StopTimeoutError(message))
 
         def start() -> None:
-            if not future.done():
+            if not promise.done():
                 timer = self._loop.call_later(seconds, give_up)
-                future.add_done_callback(lambda _: self._soon(timer.cancel))
+                promise.add_done_callback(lambda _: self._soon(timer.cancel))
 
         self._soon(start)
 
@@ -194,10 +194,3 @@ def _advance(actor: ActorState, bound: Bound, now: float) -> float:
         bound.is_interrupted = actor.executor.interrupt()
         return min(next_s, now + _TICK_S)
     return next_s
-
-
-def _raiser(error: Exception) -> Callable[[], None]:
-    def raise_it() -> None:
-        raise error
-
-    return raise_it

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from skipper.control.api.mesh import this_proc
 from skipper.control.model.actor import Actor, ActorInterface
 from skipper.control.model.bounds import MAX_PROCESSES, check_count
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.services.methods import ServiceMethod, SessionMethod
 from skipper.control.services.metrics import ReplicaMetrics
 from skipper.control.services.options import ServiceOptions
@@ -137,11 +137,11 @@ class Service(Generic[A]):
 
     def stop(self) -> Future[None]:
         """Drain all replicas and end the service, which is no failure. It may be called again."""
-        result: Future[None] = Future()
+        result: Promise[None] = Promise()
         keeper = self._keeper
 
         def finished(finish: Future[None]) -> None:
-            keeper.stop().add_done_callback(lambda _: result._settle(lambda: None))
+            keeper.stop().add_done_callback(lambda _: result.set_result(None))
 
         keeper.finish.call_one().add_done_callback(finished)
         return result

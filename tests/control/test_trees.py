@@ -14,7 +14,6 @@ from skipper.control import (
     ActorMesh,
     BackpressureError,
     Channel,
-    Future,
     Port,
     ProcMesh,
     SupervisionError,
@@ -22,6 +21,7 @@ from skipper.control import (
     endpoint,
     this_host,
 )
+from skipper.control.model.future import Promise
 from skipper.control.model.settings import adopt, settings
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.cast.messages import Answer, pack_answers
@@ -263,7 +263,7 @@ def test_a_cast_at_the_very_moment_of_a_death_ends_too(
 
 def test_replies_for_a_route_that_a_relay_has_forgotten_end_nothing_of_its_own(witnesses: ActorMesh[Any]) -> None:
     process = runtime.current()
-    future: Future[Any] = Future()
+    future: Promise[Any] = Promise()
     port = process.ports.open(OneReply(future, Awaited(process.me, "nobody", "nothing")))
     late = pack_answers(1, [Answer(0, Kind.REPLY, pack("of somebody else's call"))])
     process.casts.take(process.me, Envelope(Kind.GATHER, port, late, reply_to=1))

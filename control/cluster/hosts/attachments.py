@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from skipper.control.cluster.hosts.agent_link import AgentLink
 from skipper.control.cluster.hosts.attaching import Options, attach_one
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.requests import PING
 from skipper.control.runtime.stops import OWNED
@@ -209,7 +209,7 @@ def _succeed(
 
 def stop(hosts: Sequence[ProcessRef], meshes: Sequence[_Stoppable]) -> Future[None]:
     """See `HostMesh.stop`."""
-    done: Future[None] = Future()
+    done: Promise[None] = Promise()
 
     def run() -> None:
         process = runtime.current()
@@ -229,7 +229,7 @@ def stop(hosts: Sequence[ProcessRef], meshes: Sequence[_Stoppable]) -> Future[No
         for host in hosts:
             if attachments is not None and (known := attachments.links.pop(host.id, None)) is not None:
                 attachments.hang_up(known[0])
-        done._settle(lambda: None)
+        done.set_result(None)
 
     threading.Thread(target=run, name="control-detach", daemon=True).start()
     return done

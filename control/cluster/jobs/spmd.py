@@ -30,7 +30,7 @@ from skipper.control.model.errors import (
     SupervisionError,
     TorchrunError,
 )
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.shape import Shape
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.process import Process
@@ -255,15 +255,15 @@ class SpmdJob:
 
 def all_over(ends: Sequence[Future[str]]) -> Future[None]:
     """A future that ends with the last of these."""
-    future: Future[None] = Future()
+    future: Promise[None] = Promise()
     left = itertools.count(len(ends) - 1, -1)
 
     def ended(_: Future[str]) -> None:
         if next(left) == 0:
-            future._settle(lambda: None)
+            future.set_result(None)
 
     for end in ends:
         end.add_done_callback(ended)
     if not ends:
-        future._settle(lambda: None)
+        future.set_result(None)
     return future

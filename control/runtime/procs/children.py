@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.runtime.process_state import ProcessState
 from skipper.control.runtime.procs import thread_limit
 from skipper.control.runtime.procs.worker_command import EXIT_BINDING, EXIT_BOOTSTRAP, EXIT_THREADS
@@ -50,7 +50,7 @@ class Child:
     ref: ProcessRef
     launched: Launched | None = None
     expected: bool = False
-    ended: Future[str] = field(default_factory=Future)
+    ended: Promise[str] = field(default_factory=Promise)
     verdict: str | None = None
     oom_mark: tuple[int, int] = (0, 0)
     exited: bool = False
@@ -142,16 +142,16 @@ class Children:
     def stop(self, members: Sequence[ProcessRef], timeout: float) -> Future[None]:
         """Ask children to end, kill those that have not after ``timeout`` seconds; the future ends with the last."""
         children = [child for member in members if (child := self._children.get(member.id)) is not None]
-        future: Future[None] = Future()
+        future: Promise[None] = Promise()
         missing = {child.ref.id for child in children}
 
         def ended(child: Child) -> None:
             missing.discard(child.ref.id)
             if not missing:
-                future._settle(lambda: None)
+                future.set_result(None)
 
         if not children:
-            future._settle(lambda: None)
+            future.set_result(None)
         for child in children:
             child.expected = True
             if not child.gone:
@@ -254,7 +254,7 @@ class Children:
         self._on_end(child, reason)
 
     def _cleared(self, child: Child) -> None:
-        child.ended._settle(lambda: child.reason)
+        child.ended.settle_by(lambda: child.reason)
 
 
 def describe_exit(status: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.requests import EXIT
 from skipper.control.runtime.stops import HANDED_DOWN, UNWIND_S
@@ -102,12 +102,12 @@ class Ending:
 
     def _asked_to_exit(self, mail: Mail, timeout: float) -> Future[None]:
         """End a worker process within ``timeout`` seconds: its actors first. Returns at once."""
-        acknowledged: Future[None] = Future()
+        acknowledged: Promise[None] = Promise()
         arguments = (acknowledged, time.monotonic(), timeout)
         threading.Thread(target=self._exit, args=arguments, name="control-exit", daemon=True).start()
         return acknowledged
 
-    def _exit(self, acknowledged: Future[None], began_s: float, timeout: float) -> None:
+    def _exit(self, acknowledged: Promise[None], began_s: float, timeout: float) -> None:
         self._stop_actors(began_s + _ACTORS * timeout)
         if self._is_leaving:  # who asked again, in less time, was the first to come here
             return
@@ -116,7 +116,7 @@ class Ending:
         for call in list(self.settled):
             call()
         self._state.closing = True
-        acknowledged._settle(lambda: None)
+        acknowledged.set_result(None)
         self._loop_thread.run(self._transport.close(), timeout=CLOSE_TIMEOUT_S)
         if self._leave is not None:
             self._leave(max(began_s + _LEAVE * timeout - time.monotonic(), 0.0))

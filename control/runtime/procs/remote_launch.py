@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError, SupervisionError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise, peek
 from skipper.control.runtime.interfaces import Requester
 from skipper.control.runtime.messages import LaunchOrder, Mail
 from skipper.control.runtime.procs.binding import Binding
@@ -52,15 +52,15 @@ class RemoteLaunch:
         self._on_root_gone: Callable[[str], None] | None = None
         self._launched: dict[int, tuple[ProcessRef, tuple[ProcessRef, ...]]] = {}
         """By the number of the mesh: the process of its owner, and those of its members that are here."""
-        self._asked: dict[str, list[Future[str]]] = {}
+        self._asked: dict[str, list[Promise[str]]] = {}
         """Who wants to know where a process is reached that is not there yet. On the loop thread."""
         self._to_end: set[str] = set()
         self._ours: set[str] = set()
         self._adopted: dict[int, Callable[[], Future[None]]] = {}
         self._lock = threading.Lock()
-        self._unknown: dict[str, list[Future[str]]] = {}
+        self._unknown: dict[str, list[Promise[str]]] = {}
         """Who wants to be told of the end of a process that has not been launched yet."""
-        self._hosts: dict[str, tuple[ProcessRef, Future[str]]] = {}
+        self._hosts: dict[str, tuple[ProcessRef, Promise[str]]] = {}
         """The processes that stand for this job on attached hosts, where this is the script's."""
         requests.serve(LAUNCH, self._asked_to_launch)
         requests.serve(STOP_LAUNCHED, self._asked_to_stop)
@@ -80,7 +80,7 @@ class RemoteLaunch:
 
     def attached(self, host: ProcessRef) -> None:
         """Note that a process stands for the job on another host."""
-        self._hosts[host.id] = host, Future()
+        self._hosts[host.id] = host, Promise()
 
     def hosts(self) -> list[ProcessRef]:
         """The processes that stand for the job on other hosts."""
@@ -95,7 +95,7 @@ class RemoteLaunch:
             return known[1]
         if not self.is_host:
             return None
-        future: Future[str] = Future()
+        future: Promise[str] = Promise()
         with self._lock:
             self._unknown.setdefault(process_id, []).append(future)
         self._on_loop(self._loop.call_later, self._state.settings.connect_timeout_s, self._not_launched, process_id)
@@ -104,8 +104,8 @@ class RemoteLaunch:
     def _not_launched(self, process_id: str) -> None:
         with self._lock:
             waiting = self._unknown.pop(process_id, ())
-        for future in waiting:
-            future._settle(lambda: "its launcher does not know it")
+        for promise in waiting:
+            promise.set_result("its launcher does not know it")
 
     def _follow(self, process_id: str) -> None:
         """Tell those of the end of a child who have asked before it was one."""
@@ -127,7 +127,7 @@ class RemoteLaunch:
 
         def told(answer: Future[None]) -> None:
             try:
-                answer._peek()
+                peek(answer)
             except ControlError as error:
                 for member in order.members:
                     self._on_loop(self._transport.lose, member, f"it could not be launched: {error}")
@@ -204,42 +204,42 @@ class RemoteLaunch:
         """Where a process is reached that is launched here: known once it is up. On any thread."""
         if not self._transport.is_elsewhere(mail.sender):
             return Future.of(within_host(process_id))
-        future: Future[str] = Future()
+        future: Promise[str] = Promise()
         self._on_loop(self._tell, process_id, future)
         return future
 
-    def _tell(self, process_id: str, future: Future[str]) -> None:
+    def _tell(self, process_id: str, promise: Promise[str]) -> None:
         link = self._transport.find(process_id)
         child = self._children.get(process_id)
         if link is not None and link.connected and port_of(link.peer.address):
             address = link.peer.address
-            future._settle(lambda: address)
+            promise.set_result(address)
         elif (link is not None and link.lost is not None) or (child is not None and child.gone):
-            _fail(future, "it has ended")
+            promise.set_exception(SupervisionError("it has ended"))
         else:
             # Also where it is not known here: who asks may have heard of it before this process was told to launch it.
-            self._asked.setdefault(process_id, []).append(future)
+            self._asked.setdefault(process_id, []).append(promise)
             self._loop.call_later(self._state.settings.connect_timeout_s, self._give_up, process_id)
 
     def _give_up(self, process_id: str) -> None:
-        for future in self._asked.pop(process_id, ()):
-            _fail(future, "its launcher does not know it")
+        for promise in self._asked.pop(process_id, ()):
+            promise.set_exception(SupervisionError("its launcher does not know it"))
 
     # What happens, on the loop thread
 
     def connected(self, peer: ProcessRef) -> None:
         """Note that a link stands, whose other end has said where it is reached."""
-        for future in self._asked.pop(peer.id, ()):
-            future._settle(lambda: peer.address)
+        for promise in self._asked.pop(peer.id, ()):
+            promise.set_result(peer.address)
 
     def gone(self, peer: ProcessRef, reason: str) -> None:
         """End what the process had launched here, and what waits for it."""
         self._to_end.discard(peer.id)
         self._ours.discard(peer.id)
         if (known := self._hosts.pop(peer.id, None)) is not None:
-            known[1]._settle(lambda: reason)
-        for future in self._asked.pop(peer.id, ()):
-            _fail(future, reason)
+            known[1].set_result(reason)
+        for promise in self._asked.pop(peer.id, ()):
+            promise.set_exception(SupervisionError(reason))
         verdict = f"was killed because its owner's process is gone: {reason}"
         for uid, (owner, members) in list(self._launched.items()):
             if owner.id == peer.id:
@@ -253,12 +253,5 @@ class RemoteLaunch:
             self._loop.call_soon_threadsafe(callback, *args)
 
 
-def _fail(future: Future[str], reason: str) -> None:
-    def fail() -> str:
-        raise SupervisionError(reason)
-
-    future._settle(fail)
-
-
-def _copy(ended: Future[str], *, to: Future[str]) -> None:
-    to._settle(lambda: ended._peek())
+def _copy(ended: Future[str], *, to: Promise[str]) -> None:
+    to.settle_by(lambda: peek(ended))
