@@ -16,8 +16,7 @@ from skipper.control.observe.status import (
     job_status,
 )
 from skipper.control.observe.tracing import enable_tracing
-from skipper.control.runtime.figures import report_figures
-from skipper.control.runtime.tables import Table, report_table
+from skipper.control.runtime.status_providers import Table, report_figures, report_table
 from skipper.control.runtime.tracing import span
 from skipper.control.support.pages import PageServer
 

@@ -10,8 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from skipper.control.observe.status import Activity, ActorStatus, ProcessReport, Transfers
-from skipper.control.runtime.figures import figures_now
-from skipper.control.runtime.tables import tables_now
+from skipper.control.runtime.status_providers import figures_now, tables_now
 from skipper.control.wire.bulk import traffic
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def _parked() -> set[int]:
 
 
 def _actor(actor: ActorState, state: str) -> ActorStatus:
-    doing = [Activity(endpoint, for_s) for endpoint, for_s in actor.handling()]
+    doing = [Activity(endpoint, for_s) for endpoint, for_s in actor.progress.handling()]
     if not state:
         state = "starting" if not actor.ready.done() else "busy" if doing else "idle"
         if actor.uid in _parked():
@@ -78,9 +77,9 @@ def _actor(actor: ActorState, state: str) -> ActorStatus:
         state=state,
         doing=doing,
         queued=actor.executor.depth(),
-        handled=actor.handled,
-        errors=actor.errors,
-        last_error=actor.last_error,
+        handled=actor.progress.handled,
+        errors=actor.progress.errors,
+        last_error=actor.progress.last_error,
     )
 
 

@@ -164,7 +164,7 @@ def answer_for(pid: int, argument: bool) -> str:
 def _whose(actor: ActorState | None) -> tuple[str, str]:
     if actor is None:
         return "", ""
-    doing = ", ".join(f"{endpoint} for {for_s:.1f} s" for endpoint, for_s in actor.handling())
+    doing = ", ".join(f"{endpoint} for {for_s:.1f} s" for endpoint, for_s in actor.progress.handling())
     return str(actor.ref), doing
 
 

@@ -13,7 +13,7 @@ from skipper.control.cluster.hosts.mesh import NAME as HOST_NAME
 from skipper.control.observe.job_query import Answer, survey
 from skipper.control.observe.visit import visiting
 from skipper.control.runtime.history import Event
-from skipper.control.runtime.tables import Table
+from skipper.control.runtime.status_providers import Table
 
 
 @dataclass(frozen=True, slots=True)

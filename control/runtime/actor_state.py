@@ -26,7 +26,8 @@ from skipper.control.runtime import tracing
 from skipper.control.runtime.context import context_class, current_context, new_instance
 from skipper.control.runtime.interruption import is_of_users
 from skipper.control.runtime.messages import ActorRef, Mail, OwnerRef, ReplyAddress, SpawnRequest
-from skipper.control.runtime.port import Port
+from skipper.control.runtime.owned_meshes import OwnedMeshes
+from skipper.control.runtime.port import Port, refuse_for
 from skipper.control.runtime.replies import first_exception, pack_exception, refuse
 from skipper.control.runtime.stops import OWNED, Bound, Stage
 from skipper.control.wire.envelope import Kind, Payload
@@ -80,6 +81,62 @@ class ActorHost:
     ports: Ports
 
 
+class ActorProgress:
+    """What an actor is doing and has done. Its own thread writes this, any reads it.
+
+    Attributes:
+        current: the message that it handles.
+        begun_s: since when it does that, or its `step`.
+        step: what it does besides handling messages: its construction, or a part of its end.
+        beside: what concurrent endpoints are handling, beside the current message, and since when.
+        born_s: when it was spawned.
+        handled: how many messages it has handled, with whatever outcome.
+        errors: how many of them ended in an exception.
+        last_error: the latest of these.
+    """
+
+    __slots__ = ("_told", "begun_s", "beside", "born_s", "current", "errors", "handled", "last_error", "step")
+
+    def __init__(self) -> None:
+        self.current: Mail | None = None
+        self.begun_s = 0.0
+        self.step = ""
+        self.beside: list[tuple[Mail, float]] = []
+        self.born_s = _now()
+        self.handled = 0
+        self.errors = 0
+        self.last_error: Event | None = None
+        self._told: list[Mail] = []
+        """Unfinished messages whose senders have been told."""
+
+    def begin(self, step: str) -> None:
+        """Note what it does besides handling messages; empty: nothing."""
+        self.begun_s, self.step = _now(), step
+
+    def failed(self, error: Event) -> None:
+        """Note an exception."""
+        self.errors += 1
+        self.last_error = error
+
+    def unfinished(self) -> list[Mail]:
+        """The messages that it handles, each once: their senders are told that they will not be finished."""
+        found = []
+        for mail in (self.current, *(mail for mail, _ in self.beside)):
+            if mail is not None and not any(mail is told for told in self._told):
+                self._told.append(mail)
+                found.append(mail)
+        return found
+
+    def handling(self) -> list[tuple[str, float]]:
+        """The endpoints that it runs, each with the seconds since it was begun."""
+        begun = [] if (current := self.current) is None else [(current, self.begun_s)]
+        return [(mail.envelope.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self.beside)]
+
+    def doing(self) -> list[tuple[str, float]]:
+        """Its step, or what it handles, with the seconds since that was begun."""
+        return [(self.step, _now() - self.begun_s)] if self.step else self.handling()
+
+
 class ActorState:
     """One actor of this process.
 
@@ -106,11 +163,7 @@ class ActorState:
         self.owner: OwnerRef | None = request.owner
         self.ref = ActorRef(host.state.me, request.uid, request.name, self.rank)
         self.actor_id = self.ref.actor_id
-        self.owned: dict[int, OwnedMesh] = {}
-        self.spawned: set[int] = set()
-        """Numbers of all meshes that it has ever owned."""
-        self.notices: dict[int, int] = {}
-        """Where it is told of broadcasts that were not delivered, by the number of the mesh."""
+        self.meshes = OwnedMeshes()
         self.failure: MeshFailure | None = None
         self.ready: Promise[None] = Promise()
         """Ends when ``__init__`` has returned; in an error if it raised."""
@@ -135,22 +188,9 @@ class ActorState:
         self._asked_for = asked_for
         self._actor: Actor | None = None
         self._interface: ActorInterface | None = None
-        self._current: Mail | None = None
-        self._begun_s = 0.0
-        self._born_s = _now()
-        self._step = ""
-        """What it does besides handling messages, since `_begun_s`: its construction, or a part of its end."""
-        self._refused: list[Mail] = []
-        """Unfinished messages that have been answered."""
+        self.progress = ActorProgress()
         self._cut_at = ""
         """What it did when it was cut short."""
-        self._beside: list[tuple[Mail, float]] = []
-        """What concurrent endpoints are handling, beside the current message, and since when."""
-        self.handled = 0
-        """How many messages it has handled, with whatever outcome."""
-        self.errors = 0
-        """How many of them ended in an exception."""
-        self.last_error: Event | None = None
         self._unanswered: weakref.WeakSet[Port[Any]] = weakref.WeakSet()
         self.executor = new_executor(self)
         """The thread that runs it, once it has been started."""
@@ -165,10 +205,8 @@ class ActorState:
 
     def _answer_unfinished(self) -> None:
         """Tell those who wait for messages that were delivered and will not be finished."""
-        for mail in (self._current, *(mail for mail, _ in self._beside)):
-            if mail is not None and not any(mail is told for told in self._refused):
-                self._refused.append(mail)
-                refuse(self._flow, self._replier, mail, self.end_reason(), self.failure, delivered=True)
+        for mail in self.progress.unfinished():
+            refuse(self._flow, self._replier, mail, self.end_reason(), self.failure, delivered=True)
 
     def end_with(self, failure: MeshFailure | None) -> None:
         """Note that it takes no more messages: it has been stopped, or has failed. For the table, under its lock."""
@@ -206,7 +244,7 @@ class ActorState:
     async def construct(self, *, is_async: bool) -> None:
         """Make the actor object."""
         body, self._body = self._body, ()
-        self._begin("__init__")
+        self.progress.begin("__init__")
         self._host.stops.watch_construction(self)
         try:
             with _unpacking:
@@ -232,7 +270,7 @@ class ActorState:
             self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace, error=error)
             self.ready.set_exception(ActorError(self.actor_id, "__init__", summary, trace, error))
         self._host.stops.constructed(self)
-        self._begin("")
+        self.progress.begin("")
         if self._actor is not None and not self.is_cut_off:
             self.ready.set_result(None)
         else:
@@ -278,7 +316,7 @@ class ActorState:
             self.answer_dead(mail)
             return
         entry = (mail, _now())
-        self._beside.append(entry)
+        self.progress.beside.append(entry)
         try:
             if tracing.tracer is None:
                 await self._answer(mail)
@@ -286,22 +324,23 @@ class ActorState:
                 with tracing.tracer.serving(self, mail):
                     await self._answer(mail)
         finally:
-            self._beside.remove(entry)
+            self.progress.beside.remove(entry)
 
     async def handle(self, mail: Mail) -> None:
         """Run one endpoint."""
         if self.is_cut_off:
             self.answer_dead(mail)
             return
-        self._begun_s = _now()
-        self._current = mail
+        progress = self.progress
+        progress.begun_s = _now()
+        progress.current = mail
         if tracing.tracer is None:
             await self._answer(mail)
         else:
             with tracing.tracer.serving(self, mail):
                 await self._answer(mail)
         if not self.is_cut_off:
-            self._current = None
+            progress.current = None
 
     async def _answer(self, mail: Mail) -> None:
         envelope = mail.envelope
@@ -355,21 +394,16 @@ class ActorState:
             else:
                 packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
                 self._replier.reply(mail, Kind.ERROR, packed)
-        self.handled += 1
+        self.progress.handled += 1
         if not self.is_cut_off:  # else it has been refused, which counts it too
             self._flow.handled(mail)
 
-    def handling(self) -> list[tuple[str, float]]:
-        """The endpoints that it runs, each with the seconds since it was begun; from any thread."""
-        begun = [] if (current := self._current) is None else [(current, self._begun_s)]
-        return [(mail.envelope.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self._beside)]
-
     def activity(self) -> str:
         """What it is doing, for people."""
-        running = [f"{method} for {seconds:.1f} s" for method, seconds in self.handling()]
+        running = [f"{method} for {seconds:.1f} s" for method, seconds in self.progress.handling()]
         waiting = self.executor.depth()
         if not self.ready.done():
-            doing = f"it has been in __init__ for {_now() - self._born_s:.1f} s"
+            doing = f"it has been in __init__ for {_now() - self.progress.born_s:.1f} s"
         elif running:
             doing = f"it has been running {', '.join(running)}"
         elif self._host.actors.get(self.uid) is None:
@@ -386,10 +420,10 @@ class ActorState:
         return self._interface.class_name if self._interface is not None else ""
 
     def _note_error(self, method: str, error: BaseException) -> None:
-        self.errors += 1
         if tracing.tracer is not None:
             tracing.tracer.failed(error)
-        self.last_error = self._host.history.failed(f"{self.ref}.{method.removesuffix(WRAPPED)}", summarize(error))
+        who = f"{self.ref}.{method.removesuffix(WRAPPED)}"
+        self.progress.failed(self._host.history.failed(who, summarize(error)))
 
     async def supervise(self, *, is_async: bool) -> None:
         """Attend to the failures of owned meshes."""
@@ -417,8 +451,7 @@ class ActorState:
 
     def own(self, mesh: OwnedMesh) -> None:
         """Take a mesh that this actor has just spawned."""
-        self.owned[mesh.uid] = mesh
-        self.spawned.add(mesh.uid)
+        self.meshes.add(mesh)
 
     def owned_failed(self, failure: MeshFailure) -> None:
         """Take note of the failure of an owned mesh; from any thread."""
@@ -484,15 +517,15 @@ class ActorState:
         reason = self.end_reason()
         self._answer_unfinished()
         for port in list(self._unanswered):
-            port._refuse(reason, self.failure)
+            refuse_for(port, reason, self.failure)
         outcome: Exception | None = None
         if self._cut_at and self.failure is None:
             outcome = StopTimeoutError(f"{self.label} was stopped and did not finish in time: {self._cut_at}")
-        self._begin("the stop of what it owns")
+        self.progress.begin("the stop of what it owns")
         late = await self._stop_owned(is_async=is_async)
         outcome = outcome or late
         error: Exception | None = SupervisionError(reason, self.failure) if self.failure else None
-        self._begin("__cleanup__")
+        self.progress.begin("__cleanup__")
         try:
             await self._clean_up(error, is_async=is_async)
         except BaseException as raised:  # noqa: BLE001  (goes to whoever asked for the stop)
@@ -527,7 +560,7 @@ class ActorState:
         """Leave a tombstone, and tell those who wait for the end."""
         self._host.actors.forget(self)
         self._host.stops.constructed(self)
-        for number in self.notices.values():
+        for number in self.meshes.notices():
             self._host.ports.close(number)
         self.over.settle_by(lambda: self.failure)
         self.ended.settle_by(raising(outcome) if outcome else lambda: None)
@@ -543,18 +576,14 @@ class ActorState:
         _log.warning("%s\n%s", message, self._stack().rstrip())
         self.cut_off()
         self.bury(StopTimeoutError(message, self.failure))
-        for mesh in reversed(list(self.owned.values())):
+        for mesh in reversed(self.meshes.all()):
             with contextlib.suppress(ControlError):
                 mesh.stop()
 
     # What it is doing, for messages
 
-    def _begin(self, step: str) -> None:
-        self._begun_s, self._step = _now(), step
-
     def _doing(self) -> str:
-        doing = [(self._step, _now() - self._begun_s)] if self._step else self.handling()
-        what = ", ".join(f"{name} has been running for {for_s:.1f} s" for name, for_s in doing)
+        what = ", ".join(f"{name} has been running for {for_s:.1f} s" for name, for_s in self.progress.doing())
         return (what or "it has just finished with a message") + self._where()
 
     def _where(self) -> str:
@@ -576,7 +605,7 @@ class ActorState:
         """
         assert self.bound is not None  # it ends
         until_s = _now() + OWNED * self.bound.left_s()
-        meshes = list(self.owned.values())
+        meshes = self.meshes.all()
         ends: list[tuple[OwnedMesh, Future[None]]] = []
         late: StopTimeoutError | None = None
         try:

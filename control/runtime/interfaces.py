@@ -13,6 +13,7 @@ from skipper.control.runtime.messages import ActorRef, Loss, Mail, OwnerRef
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 
 if TYPE_CHECKING:
+    from skipper.control.runtime.owned_meshes import OwnedMeshes
     from skipper.control.runtime.requests import Request
 
 A = TypeVar("A")
@@ -159,17 +160,11 @@ class OwnedMesh(Protocol):
 
 
 class Owner(Protocol):
-    """An actor that may own meshes.
+    """An actor that may own meshes."""
 
-    Attributes:
-        owned: its meshes by number.
-        spawned: numbers of all meshes that it has ever owned.
-        notices: where it is told of broadcasts that were not delivered, by the number of the mesh.
-    """
-
-    owned: dict[int, OwnedMesh]
-    spawned: set[int]
-    notices: dict[int, int]
+    @property
+    def meshes(self) -> OwnedMeshes:
+        """What it owns."""
 
     def own(self, mesh: OwnedMesh) -> None:
         """Take a mesh that it has just spawned."""

@@ -16,10 +16,10 @@ _numbers = itertools.count(NOTICE)
 
 def notice_number(ports: Ports, sender: LocalActor, mesh_uid: int, mesh_name: str) -> int:
     """What broadcasts of this actor to that mesh have for `Envelope.reply_to`."""
-    number = sender.notices.get(mesh_uid)
+    number = sender.meshes.notice(mesh_uid)
     if number is None:
         number = next(_numbers)
-        number = sender.notices.setdefault(mesh_uid, number)
+        number = sender.meshes.set_notice(mesh_uid, number)
         ports.open_at(number, Notice(sender, mesh_uid, mesh_name))
     return number
 
@@ -62,7 +62,7 @@ class Notice:
         return False
 
     def _undelivered(self, error: ControlError, cause: MeshFailure | None) -> None:
-        if cause is not None and self._mesh_uid in self._sender.spawned:
+        if cause is not None and self._sender.meshes.has_spawned(self._mesh_uid):
             return  # it owns the mesh and is told of that failure: once is enough
         message = f"a broadcast to {self._mesh_name} was not delivered: {str(error).splitlines()[0]}"
         self._sender.fail_by_itself(FailureKind.UNDELIVERED, message, cause, error)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future
 from skipper.control.runtime.interfaces import Caller, OwnedMesh, Owner
-from skipper.control.runtime.messages import Loss, Mail, OwnerRef
+from skipper.control.runtime.messages import ActorRef, Loss, Mail, OwnerRef
 from skipper.control.runtime.requests import FAILURE, HANDLED, STOP_MESH
-from skipper.control.runtime.supervision import failures_of, mesh_of
 from skipper.control.wire.envelope import ProcessRef
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class Ownership:
 
     def find(self, uid: int) -> OwnedMesh | None:
         """A mesh that an actor of this process owns."""
-        return mesh_of(self._owners(), uid)
+        return _mesh_of(self._owners(), uid)
 
     def disown(self, uid: int) -> None:
         """Forget a mesh that has ended, wherever in this process its owner is."""
         self._close_casts(uid)
         for owner in self._owners():
-            owner.owned.pop(uid, None)
-            if (number := owner.notices.pop(uid, None)) is not None:
+            owner.meshes.forget(uid)
+            if (number := owner.meshes.take_notice(uid)) is not None:
                 self._caller.ports.close(number)
 
     def report(self, owner: OwnerRef | None, failure: MeshFailure) -> None:
@@ -99,12 +99,12 @@ class Ownership:
             if actor.owner is not None and actor.owner.process.id == peer.id:
                 actor.orphan(f"the owner's {loss.reason}")
         if loss.kind is not None:
-            for owner, failure in failures_of(self._owners(), peer, loss):
+            for owner, failure in _failures_of(self._owners(), peer, loss):
                 owner.owned_failed(failure)
         for owner in self._owners():
-            for mesh in list(owner.owned.values()):
+            for mesh in owner.meshes.all():
                 if all(is_gone(member.id) for member in mesh.root_members):
-                    owner.owned.pop(mesh.uid, None)
+                    owner.meshes.forget(mesh.uid)
 
     def _owners(self) -> list[Owner]:
         owners: list[Owner] = list(self._actors.live())
@@ -122,3 +122,27 @@ class Ownership:
     def _handled(self, mail: Mail, source: str) -> None:
         if self.root is not None:
             self.root.faults.hear(source)
+
+
+def _mesh_of(owners: Iterable[Owner], uid: int) -> OwnedMesh | None:
+    """The owned mesh with this number."""
+    return next((owner.meshes.by_number[uid] for owner in owners if uid in owner.meshes.by_number), None)
+
+
+def _failures_of(owners: Iterable[Owner], process: ProcessRef, loss: Loss) -> Iterator[tuple[Owner, MeshFailure]]:
+    """What each owner is to be told when a process has died.
+
+    An owner learns of each of its actor meshes that had a member there, and of the mesh of processes itself only if
+    it had none: one death is not told twice under two names.
+    """
+    for owner in owners:
+        hit = [mesh for mesh in owner.meshes.all() if any(member.id == process.id for member in mesh.root_members)]
+        told = [mesh for mesh in hit if mesh.has_actors] or hit
+        for mesh in told:
+            rank = next(rank for rank, member in enumerate(mesh.root_members) if member.id == process.id)
+            member = ActorRef(process, mesh.uid, mesh.name, mesh.root_extent.point(rank))
+            failure = member.death(loss)
+            if failure is not None and not mesh.has_actors:
+                failure = dataclasses.replace(failure, actor_id=process.id, message=f"{member}: {loss.reason}")
+            if failure is not None:
+                yield owner, failure

@@ -84,11 +84,6 @@ class Port(Generic[T]):
         envelope = LINK.envelope((tuple(add), tuple(remove)), target=address.number, rank=address.rank)
         running.current().send(address.process, envelope)
 
-    def _refuse(self, reason: str, failure: MeshFailure | None) -> None:
-        """Answer in place of an actor that will not, unless it has, or has given the port to somebody else."""
-        if self._owed and running.is_running():
-            self._send(Kind.ERROR, pack_supervision(f"the answer will not come: {reason}", failure))
-
     def _send(self, kind: Kind, payload: Payload) -> None:
         self._owed = False
         if self._address.number:
@@ -102,7 +97,13 @@ class Port(Generic[T]):
 
     def __del__(self) -> None:
         # The caller waits for an answer that nobody can give any more: an error ends that wait.
-        self._refuse("the actor has dropped the response port", None)
+        refuse_for(self, "the actor has dropped the response port", None)
+
+
+def refuse_for(port: Port[Any], reason: str, failure: MeshFailure | None) -> None:
+    """Answer in place of an actor that will not, unless it has, or has given the port to somebody else."""
+    if port._owed and running.is_running():
+        port._send(Kind.ERROR, pack_supervision(f"the answer will not come: {reason}", failure))
 
 
 class _Here(threading.local):

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,10 @@ from skipper.control.model.shape import Extent, Point
 from skipper.control.runtime import front_end, running, script_exit
 from skipper.control.runtime.context import new_instance
 from skipper.control.runtime.faults import Faults
-from skipper.control.runtime.interfaces import OwnedMesh, Owner
-from skipper.control.runtime.messages import ROOT_UID, ActorRef, Loss
+from skipper.control.runtime.interfaces import OwnedMesh
+from skipper.control.runtime.messages import ROOT_UID, ActorRef
+from skipper.control.runtime.owned_meshes import OwnedMeshes
 from skipper.control.runtime.replies import first_exception
-from skipper.control.wire.envelope import ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.ports import PortTable
@@ -35,32 +35,6 @@ _log = logging.getLogger("skipper.control")
 
 _LOOK_S = 2.0
 """How long the main thread may take to say whether it runs a user's code."""
-
-
-def mesh_of(owners: Iterable[Owner], uid: int) -> OwnedMesh | None:
-    """The owned mesh with this number."""
-    return next((owner.owned[uid] for owner in owners if uid in owner.owned), None)
-
-
-def failures_of(owners: Iterable[Owner], process: ProcessRef, loss: Loss) -> Iterator[tuple[Owner, MeshFailure]]:
-    """What each owner is to be told when a process has died.
-
-    An owner learns of each of its actor meshes that had a member there, and of the mesh of processes itself only if
-    it had none: one death is not told twice under two names.
-    """
-    for owner in owners:
-        hit = [
-            mesh for mesh in list(owner.owned.values()) if any(member.id == process.id for member in mesh.root_members)
-        ]
-        told = [mesh for mesh in hit if mesh.has_actors] or hit
-        for mesh in told:
-            rank = next(rank for rank, member in enumerate(mesh.root_members) if member.id == process.id)
-            member = ActorRef(process, mesh.uid, mesh.name, mesh.root_extent.point(rank))
-            failure = member.death(loss)
-            if failure is not None and not mesh.has_actors:
-                failure = dataclasses.replace(failure, actor_id=process.id, message=f"{member}: {loss.reason}")
-            if failure is not None:
-                yield owner, failure
 
 
 class RootActor:
@@ -75,9 +49,7 @@ class RootActor:
         self.actor_id = f"{name}@{state.me.name}"
         self.rank = Point(0, Extent())
         self.ref = ActorRef(state.me, ROOT_UID, self.name, self.rank)
-        self.owned: dict[int, OwnedMesh] = {}
-        self.spawned: set[int] = set()
-        self.notices: dict[int, int] = {}
+        self.meshes = OwnedMeshes()
         self.instance = new_instance(self, None)
         self.faults = Faults(ports.owed_by, self._nobody_heard)
         self._state = state
@@ -95,8 +67,7 @@ class RootActor:
 
     def own(self, mesh: OwnedMesh) -> None:
         """Take a mesh that the script has just spawned."""
-        self.owned[mesh.uid] = mesh
-        self.spawned.add(mesh.uid)
+        self.meshes.add(mesh)
         if test := front_end.running_test():
             self._tests[mesh.name] = test
 
@@ -142,7 +113,7 @@ class RootActor:
         self._is_ending = True
         # All at once, unlike those of an actor: a busy one must not use up the grace of the others.
         left_s = max(deadline - time.monotonic(), 0)
-        for end in [mesh.stop(left_s) for mesh in reversed(list(self.owned.values()))]:
+        for end in [mesh.stop(left_s) for mesh in reversed(self.meshes.all())]:
             # It is busy, or its cleanup raised, which was logged: what is left is killed.
             with contextlib.suppress(ControlError), unheard():
                 end.get(max(deadline - time.monotonic(), 0))

@@ -654,7 +654,10 @@ def test_a_cell_of_a_notebook_gets_the_failure_and_the_kernel_goes_on(tmp_path: 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     cells = [
-        STORY.replace("from skipper import control\n", f"sys.path.insert(0, {str(REPOSITORY)!r})\nimport control\n"),
+        STORY.replace(
+            "from skipper import control\n",
+            f"sys.path.insert(0, {str(REPOSITORY / 'src')!r})\nfrom skipper import control\n",
+        ),
         "try:\n    spawn_bad().ping.call_one().get()\nexcept SupervisionError:\n    print('caught')",
         "bad = spawn_bad()\ntime.sleep(60)",
         "try:\n    await bad.ping.call_one()\nexcept SupervisionError:\n    print('caught again')",

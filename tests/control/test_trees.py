@@ -187,7 +187,7 @@ def test_casts_and_straight_messages_keep_their_order(witnesses: ActorMesh[Any])
 
 def as_procs(mesh: ActorMesh[Any]) -> ProcMesh:
     """The processes of a mesh, to spawn more actors there."""
-    owned = runtime.current().root_actor.owned.values()
+    owned = runtime.current().root_actor.meshes.all()
     return next(other for other in owned if isinstance(other, ProcMesh) and other.root_members == mesh.root_members)
 
 

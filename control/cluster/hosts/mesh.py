@@ -125,7 +125,7 @@ class HostMesh(MeshLayout):
         ids = {host.id for host in hosts}
         there = [
             mesh
-            for mesh in list(owner.owned.values())
+            for mesh in owner.meshes.all()
             if any(member.launcher is not None and member.launcher.id in ids for member in mesh.root_members)
         ]
         return attachments.stop(hosts, there)

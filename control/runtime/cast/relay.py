@@ -114,7 +114,7 @@ class Relay:
         """The last cast that has come here."""
         self.delivered = opening.since
         """The last one that has been given to the actor."""
-        self.closes_at: int | None = None
+        self._closes_at: int | None = None
         """The cast behind which nothing more will come down, once that is known."""
         self._sender = sender
         self._actors = actors
@@ -193,7 +193,11 @@ class Relay:
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come down, and all that has come has been given to the actor."""
-        return self.closes_at is not None and self.delivered >= self.closes_at and not self._held
+        return self._closes_at is not None and self.delivered >= self._closes_at and not self._held
+
+    def close_behind(self, number: int) -> None:
+        """Note that nothing more will come down behind that cast."""
+        self._closes_at = number
 
     def reopen(self, opening: Opening, parent: ProcessRef) -> None:
         """Take up a new parent, or find that a node above has one: what was on its way up may be lost."""

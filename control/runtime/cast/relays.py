@@ -147,7 +147,7 @@ class Relays:
         if relay is None:
             self._remember_closed(envelope.target)
         else:
-            relay.closes_at = envelope.reply_to
+            relay.close_behind(envelope.reply_to)
             if not relay.is_over:
                 self._later(self._close_late, relay)
         self._go_on(caster)
@@ -177,7 +177,7 @@ class Relays:
             self._marks[caster.id] = _ALL_MARKS
             for relay in self._relays.values():
                 if relay.origin.id == caster.id:
-                    relay.closes_at = 0
+                    relay.close_behind(0)
             self._go_on(caster)
             for envelope in self._blocked.pop(caster.id, ()):
                 self._arrive(caster, envelope)

@@ -207,8 +207,8 @@ def test_a_script_whose_output_nobody_reads_holds_up_nobody(script: Callable[[st
     running = script(
         PREAMBLE
         + """
-import control.observe.writer
-control.observe.writer.MAX_WAITING = 1000
+from skipper.control.observe import writer
+writer.MAX_WAITING = 1000
 collect_logs(options=LogOptions(max_lines_per_s=10**9))
 speaker.say.call_one("x" * 100, 50_000).get(30)  # 5 MB: more than all pipes hold
 sys.stderr.write("all is said\\n")
