@@ -48,6 +48,6 @@ def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
 
 def _taken(process: Process, failure: MeshFailure) -> MeshFailure:
     """A failure that somebody takes from a subscription, and so has heard of."""
-    if process.root_cell is not None:
-        process.root_cell.faults.hear(failure.origin())
+    if process.root_actor is not None:
+        process.root_actor.faults.hear(failure.origin())
     return failure

@@ -14,7 +14,7 @@ from typing import Any
 
 from skipper.control.model.errors import SupervisionError
 from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future, Members
+from skipper.control.model.future import Future, Members, unread_error
 
 GRACE_S = 1.0
 """So long a failure for which nobody waits may stay unheard of: for the first call behind a `spawn`, for instance."""
@@ -52,10 +52,9 @@ class _Held:
         if future is None:
             return False
         if self.origins is None:
-            # Evaluated already and not heard of: the runtime itself has looked at it, and nobody else will.
-            is_looked_at = future._open is None
-            is_error = not is_looked_at and future._has_failed()
-            self.origins = origins_of(future._error) | self.members() if is_error else frozenset()
+            # An error that the runtime itself has looked at is not heard of by anybody else.
+            error = unread_error(future)
+            self.origins = frozenset() if error is None else origins_of(error) | self.members()
         return origin in self.origins
 
 

@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 
 from skipper.control import Actor, ActorError, ActorMesh, FailureKind, MeshFailure, ProcMesh, SupervisionError, endpoint
 from skipper.control.model.errors import names_of
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.runtime import faults
 from skipper.control.runtime.faults import Faults
 
@@ -62,8 +62,8 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def ended_in(ledger: Faults, error: Exception, *members: str) -> Future[Any]:
-    future: Future[Any] = Future()
-    future._settle(raiser(error))
+    future: Promise[Any] = Promise()
+    future.settle_by(raiser(error))
     ledger.failed(future, lambda: frozenset(members))
     return future
 

@@ -25,7 +25,7 @@ class _Sent:
 
 
 class Route:
-    """The tree for the casts of one process to one mesh, or slice. Everything happens under the lock of `Trees`.
+    """The tree for the casts of one process to one mesh, or slice. Everything happens under the lock of `CastSender`.
 
     Args:
         number: unique in the job.
