@@ -53,7 +53,7 @@ _RESULT = "the result"
 
 
 class ActorEndedError(BaseException):
-    """Unwinds what a sync actor runs that has failed, or whose time to stop is up. Never leaves the runtime."""
+    """Unwinds what a sync actor runs when it has failed, or its time to stop is up. Never leaves the runtime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,7 +498,7 @@ class ActorState:
     def fail_by_itself(
         self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
     ) -> None:
-        """Fail for something that it has done itself; void where it has ended. From any thread."""
+        """Fail for something that it has done itself, unless it has ended. From any thread."""
         if self._host.actors.get(self.uid) is not None:
             self.fail(kind, f"{self.label}: {message}", cause=cause, error=error)
 

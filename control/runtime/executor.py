@@ -344,7 +344,7 @@ class AsyncExecutor(Executor):
         await self._finish_beside()
         self._cleaner = self._loop.create_task(self._actor.wind_up(is_async=True))
         await asyncio.wait((self._cleaner,))
-        self._actor.bury()  # void, unless the cleanup was ended where nothing was left of it
+        self._actor.bury()  # has an effect only where the cleanup was interrupted after its last step
         await self._cancel_the_rest()
         await self._loop.shutdown_asyncgens()
 

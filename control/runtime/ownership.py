@@ -68,7 +68,7 @@ class Ownership:
             self._caller.send(owner.process, FAILURE.envelope((owner, failure)))
 
     def take(self, owner: OwnerRef, failure: MeshFailure) -> None:
-        """Take a failure for an actor of this process; void where that has ended."""
+        """Take a failure for an actor of this process; it is dropped where the actor has ended."""
         root = self.root
         here = root if root is not None and root.uid == owner.uid else self._actors.get(owner.uid)
         if here is not None:

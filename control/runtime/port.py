@@ -152,7 +152,7 @@ class PortReceiver(Generic[T]):
             LinkError: the port is linked to actors, all of them are dead, and everything has been received.
         """
         promise: Promise[T] = self._inbox.take()
-        promise.hold(self)  # who waits holds on to the receiver, which closes when it is forgotten
+        promise.hold(self)  # the receiver closes when it is forgotten: a pending receive keeps it
         return promise
 
     def is_alive(self) -> bool:
@@ -213,7 +213,7 @@ class _Inbox:
         return self._closed
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
-        return False  # anybody may hold the port: who is gone was not necessarily the only sender
+        return False  # others may hold the port, too, and still send
 
     def entrust(self, rank: int) -> None:
         pass  # it never depended on a process
