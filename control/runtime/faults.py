@@ -77,7 +77,7 @@ class Faults:
         self._pending: dict[str, _Pending] = {}
         self._heard: OrderedDict[str, None] = OrderedDict()
         self._heard_together: deque[tuple[float, frozenset[str]]] = deque()
-        """Members of calls that ended in the failure of one: those that fail at the same time count as heard of, too."""
+        """Members of calls that ended in the failure of one: failures at the same time count as heard of, too."""
         self._held: dict[int, _Held] = {}
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # may be filled in the middle of a garbage collection
         self._judge: threading.Thread | None = None
