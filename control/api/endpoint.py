@@ -21,7 +21,7 @@ from skipper.control.runtime import tracing
 from skipper.control.runtime.context import current_context, local_actor
 from skipper.control.runtime.interfaces import Reply
 from skipper.control.runtime.notices import notice_number
-from skipper.control.runtime.port import Port, pack_with_ports
+from skipper.control.runtime.port import Port, link_port, pack_with_ports
 from skipper.control.runtime.ports import Awaited, MeshReply, OneReply, ResponseStream, StreamReply
 from skipper.control.wire.envelope import Envelope, Kind, Payload
 
@@ -221,7 +221,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         payload, ports = pack_with_ports(args, kwargs)
         for port in ports:
             # The actor that owed this answer passes the debt on: the caller is told if those who have it now all die.
-            port._link([awaited.actor for awaited in to if awaited.actor is not None], ())
+            link_port(port, [awaited.actor for awaited in to if awaited.actor is not None])
         return payload
 
     def _send_to(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:

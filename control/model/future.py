@@ -111,9 +111,12 @@ class Future(Generic[T]):
 
     A future may be waited for several times, from several threads and event loops. What arrived is unpickled in the
     thread that asks first.
+
+    Attributes:
+        pending: what the result depends on, for the message of an error; whoever settles the future says so.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_error", "_lock", "_open", "_pending", "_settled", "_value")
+    __slots__ = ("__weakref__", "_callbacks", "_error", "_lock", "_open", "_settled", "_value", "pending")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,7 +125,7 @@ class Future(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] = []
-        self._pending: Pending | None = None
+        self.pending: Pending | None = None
 
     @staticmethod
     def of(value: T) -> Future[T]:
@@ -224,7 +227,7 @@ class Future(Generic[T]):
         gate.acquire()
         self._when_settled(lambda: _open_gate(gate))
         deadline = _Deadline(timeout)
-        pending, known = self._pending, None
+        pending, known = self.pending, None
         if timeout is not None and pending is not None and timeout >= _SHORTEST_INQUIRED_S:
             self._wait_until(gate, deadline.before(min(INQUIRY_S, timeout * _INQUIRY_SHARE)))
             known = None if self._settled else pending.inquire()
@@ -300,7 +303,7 @@ class Promise(Future[T]):
                 return
             self._open = open_result
             self._settled = True
-            self._pending = None
+            self.pending = None
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             _call(callback)
@@ -315,10 +318,6 @@ class Promise(Future[T]):
         self.settle_by(open_error)
         if _listener is not None:
             _listener.failed(self, members)
-
-    def await_from(self, pending: Pending) -> None:
-        """Say what the result depends on, for the message of an error."""
-        self._pending = pending
 
     def hold(self, thing: object) -> None:
         """Keep an object alive until this ends."""

@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("skipper.control")
 
 _unpacking = threading.Lock()
-"""Held while a class is unpacked, which imports what it needs. Imports of two threads that need each other's modules,
-begun in different places, can end in an error of Python's import system where the modules import in a circle."""
+"""Held while a class is unpacked, which imports modules. Where modules import each other in a circle, two threads that
+begin at different places of it can get an error of Python's import system."""
 
 _ARGUMENTS = "the arguments"
 _RESULT = "the result"
 
 
 class ActorEndedError(BaseException):
-    """Unwinds what a sync actor runs that has failed, or whose time to stop is up. Never leaves the runtime."""
+    """Unwinds what a sync actor runs when it has failed, or its time to stop is up. Never leaves the runtime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +172,13 @@ class ActorState:
         self.over: Promise[MeshFailure | None] = Promise()
         """Ends when the actor has failed, in that failure; or when it has been stopped and is gone, in None."""
         self.is_cut_off = False
-        """Whether nothing comes any more of what it handles: it has failed, or most of its time to stop has passed."""
+        """Whether what it handles is given up: it has failed, or most of its time to stop has passed."""
         self.bound: Bound | None = None
-        """By when it has to end, once that has begun."""
+        """By when it has to end; None as long as it is neither stopped nor failed."""
         self.winds_up: Promise[None] = Promise()
-        """Ends when its last message is behind it and its cleanup begins."""
+        """Ends when it has handled its last message, and its cleanup begins."""
         self.begins: BeginLog | None = None
-        """Where it writes down what it begins to handle, if somebody wants to know that after its death."""
+        """Its log of what it begins to handle, for those who ask for it after its death; None: nobody has asked to."""
         self.instance = new_instance(self, request.creator)
         self._new_context = context_class()
         self.context = self._new_context(self.instance, rank, request.extent)
@@ -252,7 +252,7 @@ class ActorState:
             self._interface = interface_of(cls)
             with contextlib.ExitStack() as until_constructed:
                 args, kwargs = given if len(given) == 2 else until_constructed.enter_context(given[0]())
-                # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
+                # Two steps: the object has to exist to supervise what ``__init__`` has spawned and waits for.
                 self._actor = cls.__new__(cls, *args, **kwargs)
                 self._actor.__init__(*args, **kwargs)  # type: ignore[misc]
                 if forked.original:
@@ -266,7 +266,7 @@ class ActorState:
             summary, trace = summarize(error), describe(error)
             self._note_error("__init__", error)
             if self._asked_for:
-                self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
+                self.owner = None  # whoever waits for `ready` gets the error, not the owner
             self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace, error=error)
             self.ready.set_exception(ActorError(self.actor_id, "__init__", summary, trace, error))
         self._host.stops.constructed(self)
@@ -281,7 +281,7 @@ class ActorState:
         self.ready.set_exception(SupervisionError(self.end_reason(), self.failure))
 
     def give_up_construction(self, bound_s: float) -> None:
-        """Fail since ``__init__`` does not return. On the loop thread."""
+        """Fail because ``__init__`` does not return. On the loop thread."""
         if self.ready.done():
             return
         if self._asked_for:
@@ -305,7 +305,7 @@ class ActorState:
         return f"actor {self.name}{self.rank!r} in {self._host.state.me.name}"
 
     def is_concurrent(self, mail: Mail) -> bool:
-        """Whether messages behind this one need not wait for it."""
+        """Whether this message is for a concurrent endpoint: those behind it need not wait for it."""
         assert self._interface is not None  # messages are handled once the actor is constructed
         spec = self._interface.endpoints.get(mail.envelope.method.removesuffix(WRAPPED))
         return spec is not None and spec.concurrent
@@ -416,7 +416,7 @@ class ActorState:
 
     @property
     def class_name(self) -> str:
-        """Of the actor; empty where it is not constructed yet."""
+        """The name of the actor's class; empty where the actor is not constructed yet."""
         return self._interface.class_name if self._interface is not None else ""
 
     def _note_error(self, method: str, error: BaseException) -> None:
@@ -477,9 +477,9 @@ class ActorState:
         self.cut_off()
 
     def cut_off(self) -> None:
-        """Have it handle nothing more, and what it does come to its end: those who wait are answered here and now.
+        """Let it handle nothing more, end what it does, and answer those who wait at once.
 
-        From any thread: its own may be busy for long.
+        From any thread: the actor's own may be busy for long.
         """
         if self.is_cleanup_cut() or (self.failure is None and not (self._cut_at or self.winds_up.done())):
             self._cut_at = self._doing()
@@ -498,7 +498,7 @@ class ActorState:
     def fail_by_itself(
         self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
     ) -> None:
-        """Fail for something that it has done itself; void where it has ended. From any thread."""
+        """Fail for something that it has done itself, unless it has ended. From any thread."""
         if self._host.actors.get(self.uid) is not None:
             self.fail(kind, f"{self.label}: {message}", cause=cause, error=error)
 
@@ -512,7 +512,7 @@ class ActorState:
         return self.ended
 
     async def wind_up(self, *, is_async: bool) -> None:
-        """Everything after the last message: owned meshes first, then ``__cleanup__``."""
+        """Do what follows the last message: stop owned meshes, then run ``__cleanup__``."""
         self.winds_up.set_result(None)
         reason = self.end_reason()
         self._answer_unfinished()
@@ -538,7 +538,7 @@ class ActorState:
             else:
                 _log.error("%s: __cleanup__ raised\n%s", self.label, describe(raised))
                 outcome = SupervisionError(f"{self.label}: __cleanup__ raised {summarize(raised)}", self.failure)
-        self._actor = None  # whatever it holds is let go of now
+        self._actor = None  # which frees what it holds
         self.bury(outcome)
 
     async def _clean_up(self, error: Exception | None, *, is_async: bool) -> None:
@@ -567,7 +567,7 @@ class ActorState:
 
     def give_up(self) -> None:
         """Bury it although its thread is still busy. On the loop thread."""
-        assert self.bound is not None  # that has just come
+        assert self.bound is not None  # it has just passed
         took_s = _now() - self.bound.began_s
         message = (
             f"{self.label} did not end within the {took_s:.3g} s that it had: {self._doing()}; "
@@ -587,7 +587,7 @@ class ActorState:
         return (what or "it has just finished with a message") + self._where()
 
     def _where(self) -> str:
-        """The line of its users' code at which it is."""
+        """The line of user code at which it is."""
         stack = self.executor.stack()
         if not stack:
             return ""
@@ -601,7 +601,7 @@ class ActorState:
         """Stop what it owns, the youngest first, and leave time for its own cleanup.
 
         Returns:
-            The error of what was cut short there, or has not answered in time that it has ended; None without such.
+            The error of a mesh that was cut short, or has not answered in time; None where all have ended in time.
         """
         assert self.bound is not None  # it ends
         until_s = _now() + OWNED * self.bound.left_s()
@@ -627,7 +627,7 @@ class ActorState:
         return late
 
     def _lateness(self, mesh: OwnedMesh, error: Exception) -> StopTimeoutError | None:
-        """What the stop of an owned mesh ended in, if it took too long."""
+        """The error of the stop of an owned mesh, if that took too long; else None."""
         if isinstance(error, StopTimeoutError):
             return error
         if not isinstance(error, TimeoutError):
@@ -653,9 +653,9 @@ CALLERS_OF_USERS = frozenset(
 
 
 def _consequence(error: BaseException, port: Port[Any] | None, *, wants_reply: bool) -> str:
-    """Why an actor ends with what its endpoint raised; empty where that is an answer to the caller and no more.
+    """Why an exception of an endpoint ends the actor; empty where it is only an answer to the caller.
 
-    A cancelled endpoint is no reason to end: something that it awaits was cancelled, which is its caller's error.
+    A cancelled endpoint does not end the actor: something that it awaits was cancelled, and the caller gets that error.
     """
     if not isinstance(error, Exception | asyncio.CancelledError):
         return "which is no Exception and ends its actor"

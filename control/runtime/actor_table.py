@@ -1,4 +1,4 @@
-"""`ActorTable`: the actors of this process by number, and what becomes of messages for those that are not there."""
+"""`ActorTable`: the actors of this process by number; it also answers messages for actors that are not there."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from skipper.control.runtime.request_server import RequestServer
 
 SPAWN_GRACE_S = 10.0
-"""How long messages for an actor that nobody has spawned yet are kept. A reference can reach a third process, and its
-call come here, before the spawner's own message does."""
+"""How long messages are kept for an actor that is not spawned yet. A reference can reach a third process, whose
+call can arrive before the message of the spawner does."""
 
 _TOMBSTONES = 4096
 
@@ -150,7 +150,7 @@ class ActorTable:
                     self._loop.call_soon_threadsafe(self._loop.call_later, SPAWN_GRACE_S, self._give_up_on, uid)
                 return
         if actor is not None and mail.envelope.kind is Kind.AGENT:
-            self._requests.handle(mail.sender, mail.envelope)  # it has come just now
+            self._requests.handle(mail.sender, mail.envelope)  # it was spawned at this moment
         elif actor is not None:
             actor.deliver(mail)
         elif ending is not None:
@@ -184,7 +184,7 @@ class ActorTable:
         actor.ready.add_done_callback(settled)
 
     def _tell_when_over(self, mail: Mail, _: None) -> Future[MeshFailure | None] | None:
-        # The script, and a process as a whole, end with this process: that is the answer.
+        # The script, and a process as a whole, end with this process, and the loss of its link is the answer.
         if mail.envelope.target in (ROOT_UID, self._state.uid) and self.find(mail.envelope.target) is None:
             return None
         actor = self._find_or_answer(mail)

@@ -15,7 +15,7 @@ _VARIABLE = "PYTHONBREAKPOINT"
 
 
 def install() -> None:
-    """Let `breakpoint()` park actors; void where the environment names another debugger, or none. Again is free."""
+    """Let `breakpoint()` park actors, unless the environment names another debugger. May be called again."""
     global _before
     if not os.environ.get(_VARIABLE) and sys.breakpointhook is not _hook:
         _before = sys.breakpointhook

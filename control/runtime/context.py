@@ -34,7 +34,7 @@ class BaseActorInstance:
 
     @property
     def proc_id(self) -> str:
-        """The id of that process."""
+        """The id of its process."""
         return self._state.ref.process.id
 
     @property

@@ -1,4 +1,4 @@
-"""The runtime of this process as the one that there is: started with its first use, ended when the script ends."""
+"""The one runtime of this process: it starts with its first use and ends when the script ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def current() -> Process:
 
 
 def _take_over(settings: bounds.Settings) -> list[str] | None:
-    """Have new bounds hold in the job that runs, as far as they can; the processes that keep the old ones."""
+    """Let new bounds hold in the job that runs; returns the processes that keep the old ones."""
     process = _current
     if process is None:
         return None
@@ -73,7 +73,7 @@ def is_running() -> bool:
 
 
 def new_process_ref(name: str, launcher: ProcessRef | None = None) -> ProcessRef:
-    """A reference for a process that its launcher is about to start; without one, for a script and its job.
+    """A reference for a process that its launcher is about to start; without a launcher, for a script and its job.
 
     It is reached from other hosts if its launcher is.
     """
@@ -154,7 +154,7 @@ def start_joined(
         own = bounds.settings()
         bounds.adopt(settings)
         try:
-            # The root vouches for it: who dials it after its death asks there.
+            # The root counts as its launcher: processes that dial it after its death ask there.
             me = new_process_ref(name, root)
             if host:
                 me = dataclasses.replace(me, address=at(host, 0))

@@ -32,7 +32,7 @@ def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
         try:
             return peek(answer)
         except SupervisionError as error:
-            return error.failure  # it was dead before, or its process is
+            return error.failure  # the actor was dead before, or its process is
 
     answer.add_done_callback(lambda _: ended.settle_by(outcome))
     return ended
@@ -70,7 +70,7 @@ class DeathWatch:
         self._tell()
 
     def error(self) -> LinkError | None:
-        """What a receiver is told: an error once every linked actor is dead; None without any links, too."""
+        """What a receiver is told: an error once every linked actor is dead; None before, and without any links."""
         with self._lock:
             if self._alive or not self._dead:
                 return None

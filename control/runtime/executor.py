@@ -28,7 +28,7 @@ from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.procs import thread_limit
 
 _STUCK_S = 0.05
-"""An event loop that does not run for so long when it has something to do is kept from it."""
+"""An event loop that has work and has not run for so long is blocked by user code."""
 
 
 class Executor(ABC):
@@ -42,12 +42,12 @@ class Executor(ABC):
 
     @property
     def thread_id(self) -> int | None:
-        """Of the actor's thread, as `threading.get_ident` says there."""
+        """The id of the actor's thread, as `threading.get_ident` says it there."""
         return self._thread.ident
 
     @property
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
-        """That of an async actor."""
+        """The event loop of an async actor; None for a sync one."""
         return None
 
     def start(self) -> None:
@@ -77,13 +77,13 @@ class Executor(ABC):
 
     @abstractmethod
     def unwind(self) -> None:
-        """Have what the actor does come to its end where it waits; from any thread, once the actor is cut off."""
+        """End what the actor waits for; from any thread, once the actor is cut off."""
 
     def interrupt(self) -> bool:
-        """Have user code that does not wait come to its end by an exception; from any other thread.
+        """End user code that does not wait, by an exception; from any other thread.
 
         Returns:
-            Whether that is done, or not needed; False: it is to be tried again in a moment.
+            True where that is done, or not needed; False: try again in a moment.
         """
         with self._interrupting:
             thread_id = self._thread.ident
@@ -99,7 +99,7 @@ class Executor(ABC):
 
     @abstractmethod
     def drain(self) -> None:
-        """Answer every queued message as one that came too late; from any thread, once the actor is cut off."""
+        """Answer every queued message: it came too late. From any thread, once the actor is cut off."""
 
     @abstractmethod
     def _run(self) -> None:
@@ -116,7 +116,7 @@ class Executor(ABC):
         self._take_back_interruption()
 
     def _take_back_interruption(self) -> None:
-        """Have no exception come any more that was meant for what this thread has done so far; on this thread."""
+        """Take back an exception that was meant for what this thread has done so far; on this thread."""
         while True:
             try:
                 with self._interrupting:
@@ -344,7 +344,7 @@ class AsyncExecutor(Executor):
         await self._finish_beside()
         self._cleaner = self._loop.create_task(self._actor.wind_up(is_async=True))
         await asyncio.wait((self._cleaner,))
-        self._actor.bury()  # void, unless the cleanup was ended where nothing was left of it
+        self._actor.bury()  # has an effect only where the cleanup was interrupted after its last step
         await self._cancel_the_rest()
         await self._loop.shutdown_asyncgens()
 

@@ -1,8 +1,8 @@
-"""`Flow`: back-pressure. A process may have so many messages unhandled at one actor; then its senders wait.
+"""`Flow`: back-pressure. A process may have a bounded number of unhandled messages at one actor; then it waits.
 
 Every process counts what it has sent to each actor and not yet seen handled. The actor's process gives *credit* back as
 messages leave the mailbox, a batch at a time. So memory is bounded at both ends, by a limit for each pair of a sending
-process and an actor, and one slow actor holds up nobody who sends to others: the link itself never stops.
+process and an actor. One slow actor holds up no message to others: the link itself never stops.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Flow:
             window.leave(1, sum(map(len, envelope.payload)))
 
     def forget(self, process: ProcessRef) -> None:
-        """Let go of a process that is gone; who waits for it finds that out by sending."""
+        """Let go of a process that is gone; callers that wait for it try to send, and find that out."""
         for key in [key for key in list(self._windows) if key[0] == process.id]:
             self._windows.pop(key).wake()
         with self._lock:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from skipper.control.runtime.ports import Awaited
 
 _MOST_ASKED = 3
-"""So many of those that have not answered are named and asked."""
+"""How many of those that have not answered are named and asked."""
 
 
 def name_all(missing: Sequence[Awaited], expected: int) -> str:
@@ -51,7 +51,7 @@ def ask(missing: Sequence[Awaited], expected: int) -> Callable[[], str]:
 
 def _ask_one(process: RunningProcess, awaited: Awaited) -> Future[str] | None:
     if awaited.process is None or not _is_connected(process, awaited):
-        return None  # a request would be the first to wait for a connection
+        return None  # a request would only wait for a connection, too
     return process.request(awaited.process, ACTIVITY, target=0 if awaited.actor is None else awaited.actor.uid)
 
 

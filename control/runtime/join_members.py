@@ -19,7 +19,7 @@ _log = logging.getLogger("skipper.control")
 
 
 class Members:
-    """Who has joined, and who asks when they leave. Safe to use from any thread."""
+    """The processes that have joined, and the futures of those who ask when they leave. For any thread."""
 
     def __init__(self, requests: RequestServer) -> None:
         self._lock = threading.Lock()

@@ -51,14 +51,14 @@ class Notice:
         self._undelivered(SupervisionError(loss.reason, cause), cause)
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
-        """Void: what matters is what is sent there later."""
+        """Nothing ends here: the next broadcast to the process is what counts."""
         return False
 
     def entrust(self, rank: int) -> None:
-        """Void: nobody passes it on."""
+        """Nothing to do: this port is never passed on."""
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """Void, too."""
+        """Nothing to do: no actor is linked to this port."""
         return False
 
     def _undelivered(self, error: ControlError, cause: MeshFailure | None) -> None:

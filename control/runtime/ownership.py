@@ -1,4 +1,4 @@
-"""`Ownership`: who in this process owns what, and what they are told when that fails or ends."""
+"""`Ownership`: the owners in this process, and what they are told when a mesh of theirs fails or ends."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Ownership:
         return _mesh_of(self._owners(), uid)
 
     def disown(self, uid: int) -> None:
-        """Forget a mesh that has ended, wherever in this process its owner is."""
+        """Forget a mesh that has ended, whichever actor of this process owns it."""
         self._close_casts(uid)
         for owner in self._owners():
             owner.meshes.forget(uid)
@@ -68,7 +68,7 @@ class Ownership:
             self._caller.send(owner.process, FAILURE.envelope((owner, failure)))
 
     def take(self, owner: OwnerRef, failure: MeshFailure) -> None:
-        """Take a failure for an actor of this process; void where that has ended."""
+        """Take a failure for an actor of this process; it is dropped where the actor has ended."""
         root = self.root
         here = root if root is not None and root.uid == owner.uid else self._actors.get(owner.uid)
         if here is not None:
@@ -77,8 +77,8 @@ class Ownership:
     def handled(self, failure: MeshFailure) -> None:
         """Take note that an actor of this process has handled a failure.
 
-        Where that is the end of a process, the script is told, which may be the owner of the process: a death that is
-        handled by one owner need not be handled by another.
+        Where the failure is the end of a process, the script is told, since it may own the process: what one owner has
+        handled another need not handle again.
         """
         if not (source := failure.root_cause().source):
             return
@@ -88,7 +88,7 @@ class Ownership:
             self._caller.send(self._state.root, HANDLED.envelope(source))
 
     def process_gone(self, peer: ProcessRef, loss: Loss, is_gone: Callable[[str], bool]) -> None:
-        """End what a process owned that is gone, and tell the owners of what was there.
+        """End the actors that a lost process owned, and tell the owners of what was in it.
 
         Args:
             peer: the process.

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from skipper.control.wire.transport import Transport
 
 EXIT_REASON_S = 1.0
-"""So long after its link has broken is it waited for why a process on another host has ended."""
+"""How long this process waits, after a link to another host has broken, to be told why the other process ended."""
 
 
 class PeerFailures:
     """The ends of other processes, as one process sees them. On the loop thread, unless a method says otherwise.
 
-    A process is known to have ended by its link, by `Children` where it was launched here, and by its launcher
-    otherwise: whoever is the first to tell, its callers and owners are told once.
+    The end of a process is learned from its link, from `Children` where it was launched here, and from its launcher
+    otherwise. The first of these counts: callers and owners are told once.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class PeerFailures:
     def _gone(self, peer: ProcessRef, reason: str, *, in_good_order: bool) -> None:
         """Everything that follows from the end of a process: for its callers, its owners, and those it owned."""
         exit_reason = Loss.of(peer, reason, in_good_order=in_good_order)
-        # In this order: who sends from now on finds the link lost and the reason noted, who casts from then on
-        # finds the member gone, and whoever sent or cast before has a port that is told here.
+        # The order matters. A sender from now on finds the reason noted and the link lost; a caster from `peer_gone` on
+        # finds the member gone; and whoever has sent or cast before has a port, which is told below.
         self._exit_reasons.write(peer.id, exit_reason)
         self._transport.lose(peer, reason)
         self._watched.discard(peer.id)
@@ -156,7 +156,7 @@ class PeerFailures:
             self._owners.process_gone(peer, exit_reason, self._exit_reasons.__contains__)
 
     def sent_in_vain(self, to: ProcessRef, reason: str, envelope: Envelope) -> None:
-        """Tell who waits for the answer to an envelope that was posted to a lost link; from any thread.
+        """Tell those who wait for the answer to an envelope that its link was lost; from any thread.
 
         Args:
             to: the process that it was for.
@@ -166,12 +166,12 @@ class PeerFailures:
         exit_reason = self._exit_reasons.get(to.id)
         child = self._children.get(to.id)
         if exit_reason is None and (child is not None or to.id in self._late) and envelope.reply_to < NOTICE:
-            return  # its end is about to be seen, with a better reason, and whoever waits is told then
+            return  # a better reason is about to be known, and those who wait are told then
         in_good_order = reason == STOPPED or (child is not None and child.expected)
         self.tell(to, envelope, exit_reason or Loss.of(to, reason, in_good_order=in_good_order))
 
     def tell(self, to: ProcessRef, envelope: Envelope, loss: Loss) -> None:
-        """Tell who waits for the answer to an envelope why there will be none; from any thread."""
+        """Tell those who wait for the answer to an envelope why there will be none; from any thread."""
         if envelope.kind is Kind.CALL and envelope.reply_to >= NOTICE:
             self._ports.undelivered(envelope.reply_to, loss)
         else:

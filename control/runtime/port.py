@@ -13,6 +13,7 @@ from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future, Promise, raising
 from skipper.control.runtime import running
 from skipper.control.runtime.context import context, local_actor
+from skipper.control.runtime.interfaces import Ports
 from skipper.control.runtime.messages import ActorRef, Loss, ReplyAddress
 from skipper.control.runtime.replies import open_reply, pack_exception, pack_supervision
 from skipper.control.runtime.requests import LINK
@@ -139,7 +140,7 @@ class PortReceiver(Generic[T]):
         port: the sending end; `Port.link` ties it, and so this, to the lives of actors.
     """
 
-    def __init__(self, inbox: _Inbox, port: Port[T]) -> None:
+    def __init__(self, inbox: Inbox, port: Port[T]) -> None:
         self.port = port
         self._inbox = inbox
 
@@ -152,7 +153,7 @@ class PortReceiver(Generic[T]):
             LinkError: the port is linked to actors, all of them are dead, and everything has been received.
         """
         promise: Promise[T] = self._inbox.take()
-        promise.hold(self)  # who waits holds on to the receiver, which closes when it is forgotten
+        promise.hold(self)  # the receiver closes when it is forgotten: a pending receive keeps it
         return promise
 
     def is_alive(self) -> bool:
@@ -177,24 +178,34 @@ class Channel(Generic[T_any]):
         Args:
             once: close it with the first value, or exception, that comes.
         """
-        process = running.current()
-        inbox = _Inbox(once)
-        number = process.ports.open(inbox)
-        inbox.on_close = lambda: process.ports.close(number)
-        inbox.link_error = lambda: process.ports.link_error(number)
-        port: Port[T_any] = Port(ReplyAddress(process.me, number, 0))
-        receiver = PortReceiver(inbox, port)
-        weakref.finalize(receiver, inbox.close).atexit = False
+        _, port, receiver = open_channel(once=once)
         return port, receiver
 
 
-class _Inbox:
+def open_channel(*, once: bool = False) -> tuple[Inbox, Port[Any], PortReceiver[Any]]:
+    """A channel, and its inbox, into which this process can put values itself."""
+    process = running.current()
+    inbox = Inbox(once)
+    number = process.ports.open(inbox)
+    inbox.attach(process.ports, number)
+    port: Port[Any] = Port(ReplyAddress(process.me, number, 0))
+    receiver: PortReceiver[Any] = PortReceiver(inbox, port)
+    weakref.finalize(receiver, inbox.close).atexit = False
+    return inbox, port, receiver
+
+
+def link_port(port: Port[Any], actors: Sequence[ActorRef]) -> None:
+    """Tie a port to the lives of actors (see `Port.link`)."""
+    port._link(actors, ())
+
+
+class Inbox:
     """Matches what arrives with those who wait for it."""
 
     def __init__(self, once: bool) -> None:
         self._once = once
-        self.on_close: Callable[[], None] = _nothing
-        self.link_error: Callable[[], LinkError | None] = _nothing
+        self._ports: Ports | None = None
+        self._number = 0
         self._lock = threading.Lock()
         self._arrived: deque[Callable[[], Any]] = deque()
         # Weak, so that a receive that timed out and was forgotten does not swallow the next value.
@@ -202,30 +213,42 @@ class _Inbox:
         self._closed = False
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        """Take a value, or an exception."""
         if self._once:
             with self._lock:
                 if self._closed:
                     return True
                 self._closed = True
-        self._push(lambda: open_reply(kind, payload))
+        self.push(lambda: open_reply(kind, payload))
         if self._once:
             self._end_waits(ChannelClosedError(self._why_closed()))
         return self._closed
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
-        return False  # anybody may hold the port: who is gone was not necessarily the only sender
+        """Nothing ends here: any process may send."""
+        return False
 
     def entrust(self, rank: int) -> None:
-        pass  # it never depended on a process
+        """Nothing to do: it depends on no process."""
 
     def lapse(self, rank: int, error: LinkError) -> bool:
+        """End the pending receives: every linked actor is dead."""
         self._end_waits(error)
         return False
 
+    def attach(self, ports: Ports, number: int) -> None:
+        """Note behind which port it stands."""
+        self._ports, self._number = ports, number
+
+    def _link_error(self) -> LinkError | None:
+        return None if self._ports is None else self._ports.link_error(self._number)
+
     def is_alive(self) -> bool:
-        return not self._closed and self.link_error() is None
+        """Whether a value may still come."""
+        return not self._closed and self._link_error() is None
 
     def take(self) -> Promise[Any]:
+        """The next value."""
         future: Promise[Any] = Promise()
         with self._lock:
             if self._arrived:
@@ -237,15 +260,17 @@ class _Inbox:
                 opened = None
         if opened is not None:
             future.settle_by(opened)
-        elif (error := self.link_error()) is not None:
+        elif (error := self._link_error()) is not None:
             self._end_waits(error)
         return future
 
     def close(self) -> None:
+        """Take nothing more; may be called again."""
         with self._lock:
             self._closed = True
         self._end_waits(ChannelClosedError(self._why_closed()))
-        self.on_close()
+        if self._ports is not None:
+            self._ports.close(self._number)
 
     def _why_closed(self) -> str:
         return (
@@ -261,7 +286,8 @@ class _Inbox:
             if (future := reference()) is not None:
                 future.set_exception(error)
 
-    def _push(self, opened: Callable[[], Any]) -> None:
+    def push(self, opened: Callable[[], Any]) -> None:
+        """Take a value, which a function returns, or raises as an error."""
         with self._lock:
             future = None
             while self._waiting and future is None:
@@ -281,7 +307,3 @@ def _refs(actors: ActorMesh[Any] | None) -> list[ActorRef]:
     if actors is None:
         return [local_actor(context().actor_instance).ref]
     return cast("_Members", actors)._actors()
-
-
-def _nothing() -> None:
-    return None

@@ -191,7 +191,7 @@ class OneReply:
         self._promise = promise
         self._awaited = awaited
         self._entrusted = False
-        promise.await_from(self)
+        promise.pending = self
 
     def describe(self) -> str:
         """Who has not answered."""
@@ -247,7 +247,7 @@ class MeshReply:
         self._payloads: list[Payload | None] = [None] * len(awaited)
         self._missing = set(range(len(awaited)))
         self._entrusted: set[int] = set()
-        promise.await_from(self)
+        promise.pending = self
 
     def describe(self) -> str:
         """Who has not answered."""
@@ -334,7 +334,7 @@ class ResponseStream(Generic[T_co]):
     def await_from(self, pending: Pending) -> None:
         """Say what the results depend on, for the message of an error. For `StreamReply`, as `push` is."""
         for promise in self._futures:
-            promise.await_from(pending)
+            promise.pending = pending
 
     def push(self, open_result: Callable[[], Any], *, is_error: bool) -> None:
         """End the next future in a result, or in an error."""
@@ -418,10 +418,10 @@ class Acknowledgements:
         return self._acknowledged({rank for rank in self._missing if self._process_ids[rank] == process_id})
 
     def entrust(self, rank: int) -> None:
-        """Void: it is processes that acknowledge, and no port of theirs is passed on."""
+        """Nothing to do: processes acknowledge, and they pass no port on."""
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """Void, too."""
+        """Nothing to do: no actor is linked to this port."""
         return False
 
     def _acknowledged(self, ranks: set[int]) -> bool:

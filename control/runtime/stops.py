@@ -1,8 +1,9 @@
 """`Stops`: the bounds of what actors of one process do last, and of their ``__init__``.
 
-An actor that is stopped drains and cleans up. When most of its time is up, what still runs is cut short: a coroutine is
-cancelled, a thread gets an exception, so that ``finally`` blocks and ``__cleanup__`` have the rest. A cleanup that does
-not end is cut short, too. What has not ended then is given up: whoever waits is told, and its thread is left behind.
+An actor that is stopped drains and cleans up. When most of its time is up, the runtime cuts short what still runs: it
+cancels a coroutine and raises an exception in a thread, so that ``finally`` blocks and ``__cleanup__`` have the rest.
+It cuts short a cleanup that does not end, too. An actor that has not ended then is given up: those who wait are told,
+and its thread is left behind.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ UNWIND_S = 0.5
 """How long a process that ends waits for the endpoint of an actor that has failed, so that its cleanup can begin."""
 
 _DRAIN = 0.7
-"""The part of an actor's time after which it is not left to drain any more."""
+"""The part of an actor's time that it has for draining."""
 _CLEAN_UP = 0.9
-"""The part of it after which its cleanup is not left to run any more."""
+"""The part of it after which its cleanup is cut short."""
 _TICK_S = 0.02
-"""So often is a thread looked at that is to be interrupted, and is in the runtime's code at the moment."""
+"""How often the runtime looks again at a thread that it cannot interrupt yet, since that runs the runtime's code."""
 
 
 class Stage(enum.IntEnum):

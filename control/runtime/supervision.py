@@ -1,4 +1,4 @@
-"""The ownership tree as far as it lies in this process: owners, what they own, and the root."""
+"""`RootActor`: the script as the root of the tree of owners; and what happens to failures that nobody handles."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RootActor:
         self._hook_lock = threading.Lock()
         self._hooks: list[threading.Thread] = []
         self._tests: dict[str, str] = {}
-        """The tests of pytest that have spawned meshes for themselves, by the names of these."""
+        """The pytest test that has spawned a mesh, by the name of the mesh."""
         self._is_ending = False
         front_end.is_script()  # a run of pytest is known as one while it lasts
 
@@ -72,7 +72,7 @@ class RootActor:
             self._tests[mesh.name] = test
 
     def owned_failed(self, failure: MeshFailure) -> None:
-        """Nobody below handled it: it goes to the fault hook; one of the user's runs on a thread of its own."""
+        """Hand a failure that nobody handled to the fault hook; a hook of the user runs on a thread of its own."""
         if self._is_ending and _is_aftermath(failure):
             _log.info("while the script ends: %s", failure)
             return
@@ -109,9 +109,9 @@ class RootActor:
         return Future.of(None)
 
     def stop_owned(self, deadline: float) -> None:
-        """Stop the script's meshes, up to a point in time (`time.monotonic`)."""
+        """Stop the script's meshes, and wait until a point in time (`time.monotonic`) at most."""
         self._is_ending = True
-        # All at once, unlike those of an actor: a busy one must not use up the grace of the others.
+        # All at once, not one by one as an actor does: a busy mesh must not use up the grace of the others.
         left_s = max(deadline - time.monotonic(), 0)
         for end in [mesh.stop(left_s) for mesh in reversed(self.meshes.all())]:
             # It is busy, or its cleanup raised, which was logged: what is left is killed.
@@ -145,7 +145,7 @@ class RootActor:
                 self._leave(1)
 
     def _nobody_heard(self, failure: MeshFailure) -> None:
-        """End the script for a failure, or raise it in what a user runs who will go on."""
+        """End the script for a failure; at a prompt or in a test, raise it in what the user runs."""
         report = failure.report()
         if front_end.is_script():
             sys.stderr.write(f"control: unhandled failure, exiting with code 1\n{report}\n")
@@ -169,7 +169,7 @@ class RootActor:
 
 
 def _is_aftermath(failure: MeshFailure) -> bool:
-    """Whether a failure while the script ends comes of that: actors not stopped yet may speak to some that are."""
+    """Whether a failure is a consequence of the script's end: running actors may call actors that have been stopped."""
     first = failure.root_cause()
     is_of_its_own = first.kind in (FailureKind.EXCEPTION, FailureKind.CONSTRUCTION, FailureKind.ABORT)
     is_undeliverable = first.kind is FailureKind.UNDELIVERED and first.exception != ""

@@ -121,7 +121,7 @@ class _NoSpan:
         return None
 
     def set(self, **attributes: Attribute) -> None:
-        """Void."""
+        """Nothing is recorded."""
 
 
 _NO_SPAN = _NoSpan()

@@ -14,7 +14,7 @@ from skipper.control.model.errors import LinkError, ReplicaLostError, SessionLos
 from skipper.control.model.future import Promise, raising
 from skipper.control.runtime.begin_log import Fate
 from skipper.control.runtime.messages import Loss
-from skipper.control.runtime.port import Port
+from skipper.control.runtime.port import Port, link_port
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.replies import open_reply, open_supervision
 from skipper.control.services.router import KnownReplica, Router
@@ -92,8 +92,8 @@ class ServiceRequest:
             BackpressureError: the replica is too far behind; nothing was sent.
         """
         for port in self.ports:
-            port._link(actors_of(attempt.replica.entry), ())
-        attempt.port = process.ports.reserve()  # before anybody can report that the replica is lost
+            link_port(port, actors_of(attempt.replica.entry))
+        attempt.port = process.ports.reserve()  # known before anybody can tell that the replica is lost
         attempt.endpoint.post(process, self.payload, attempt, port=attempt.port)
 
 

@@ -91,7 +91,7 @@ class Relay:
         actors: take what is cast.
         loop: for the time that replies wait.
         opening: what it was told of the route.
-        parent: who told it, and passes on casts to it.
+        parent: the process that told it, and that passes casts on to it.
     """
 
     def __init__(

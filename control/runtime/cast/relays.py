@@ -1,7 +1,7 @@
 """`Relays`: the trees that this process is a node of, and the order of what comes by them and what comes straight.
 
-See `trees` for how that is kept. All that comes down trees, and the marks that come straight, are dealt with
-under one lock, since they arrive on the threads of several links.
+See `control.runtime.cast.sender` for how the order is kept. One lock guards all that comes down trees, and the marks
+that come straight, since they arrive on the threads of several links.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from skipper.control.runtime.procs.launcher import Launched, Launcher
 
 LATE_S = 1.0
-"""A timer that fires so late was not late alone: this process stood still, and heard nobody meanwhile."""
+"""Where a timer fires so late, this whole process stood still, and may not have heard its children meanwhile."""
 EXIT_NOTICE_S = 2.0
 """A child whose link has broken is killed if it has not ended by itself after this long."""
 
@@ -190,7 +190,7 @@ class Children:
         return [child for child in self._children.values() if not child.gone]
 
     def hurry(self) -> None:
-        """Have those that are still to be started wait for nothing: all are about to be killed."""
+        """Do not wait with those that are still to be started: all are about to be killed."""
         if self._launcher is not None:
             self._launcher.hurry()
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CLOSE_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 5.0
 _ACTORS = 0.7
-"""The part of the time to end that actors of a process get; the rest is for what comes behind them."""
+"""The part of the time to end that the actors of a process get; the rest is for what follows."""
 _LEAVE = 0.85
 """The part of it after which a process ends however busy it is."""
 
@@ -109,7 +109,7 @@ class Ending:
 
     def _exit(self, acknowledged: Promise[None], began_s: float, timeout: float) -> None:
         self._stop_actors(began_s + _ACTORS * timeout)
-        if self._is_leaving:  # who asked again, in less time, was the first to come here
+        if self._is_leaving:  # a second request, with less time, has come here first
             return
         self._is_leaving = True
         self._casts.relays.flush()
@@ -125,7 +125,7 @@ class Ending:
         os._exit(0)
 
     def _stop_actors(self, deadline: float) -> None:
-        """Stop the actors of this process, up to a point in time; those, too, that somebody has stopped before."""
+        """Stop the actors of this process, and wait until a point in time; also for those that were stopped before."""
         actors, stops = self._actors, self._actors.stops
         bound_s = HANDED_DOWN * max(deadline - time.monotonic(), 0.0)
         ends = [actors.stop(actor.uid, bound_s) for actor in reversed(actors.live())]
@@ -138,7 +138,7 @@ class Ending:
             else:
                 ends.append(actor.ended)
         patience = min(time.monotonic() + UNWIND_S, deadline)
-        # Their cleanup is waited for if it begins. Their endpoints may be where nothing ends them, and nobody waits.
+        # Wait for their cleanup if it begins. Their endpoints may run where nothing interrupts them, and nobody waits.
         ends += [actor.ended for actor in unwinding if _comes(actor.winds_up, patience)]
         for end in ends:
             _comes(end, deadline)
@@ -149,5 +149,5 @@ def _comes(future: Future[None], deadline: float) -> bool:
     try:
         future.get(max(deadline - time.monotonic(), 0))
     except ControlError:
-        return future.done()  # in an error, then, which was logged
+        return future.done()  # it has ended in an error, which was logged
     return True

@@ -1,7 +1,7 @@
 """`RemoteLaunch`: processes that one process launches for an actor of another, and where its children are reached.
 
-Who owns processes on another host asks the process that stands for its job there to launch them, has that one tell of
-their ends, and asks it to stop them. They end with it, and it ends them when their owner's process is gone.
+The owner of processes on another host asks the process that stands for its job there to launch them, to tell of their
+ends, and to stop them. They end with that process, and it ends them when their owner's process is gone.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class RemoteLaunch:
         self._launched: dict[int, tuple[ProcessRef, tuple[ProcessRef, ...]]] = {}
         """By the number of the mesh: the process of its owner, and those of its members that are here."""
         self._asked: dict[str, list[Promise[str]]] = {}
-        """Who wants to know where a process is reached that is not there yet. On the loop thread."""
+        """Futures for where a process is reached that is not there yet. On the loop thread."""
         self._to_end: set[str] = set()
         self._ours: set[str] = set()
         self._adopted: dict[int, Callable[[], Future[None]]] = {}
         self._lock = threading.Lock()
         self._unknown: dict[str, list[Promise[str]]] = {}
-        """Who wants to be told of the end of a process that has not been launched yet."""
+        """Futures for the end of a process that has not been launched yet."""
         self._hosts: dict[str, tuple[ProcessRef, Promise[str]]] = {}
         """The processes that stand for this job on attached hosts, where this is the script's."""
         requests.serve(LAUNCH, self._asked_to_launch)
@@ -89,7 +89,7 @@ class RemoteLaunch:
     def end_of(self, process_id: str) -> Future[str] | None:
         """A future that ends when a process does that is no child of this one, in the reason; None where it is unknown.
 
-        On a host, what is asked about may be about to be launched: who asks can have heard of it before this process.
+        On a host the process may be about to be launched: the one who asks can have heard of it before this process.
         """
         if (known := self._hosts.get(process_id)) is not None:
             return known[1]
@@ -217,7 +217,7 @@ class RemoteLaunch:
         elif (link is not None and link.lost is not None) or (child is not None and child.gone):
             promise.set_exception(SupervisionError("it has ended"))
         else:
-            # Also where it is not known here: who asks may have heard of it before this process was told to launch it.
+            # This holds for an unknown process, too: the one who asks may have heard of it before it is launched here.
             self._asked.setdefault(process_id, []).append(promise)
             self._loop.call_later(self._state.settings.connect_timeout_s, self._give_up, process_id)
 
