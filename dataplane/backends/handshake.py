@@ -27,14 +27,14 @@ from skipper.dataplane.keys import MOST_KEYS
 TOKEN_BYTES = 16
 DIGEST_BYTES = 32
 PROOFS_BYTES = MOST_KEYS * DIGEST_BYTES
-"""Of a message that is proved by each secret."""
+"""Length of the proofs of a message that is proved by each secret."""
 
 WireUpKeys = Callable[[], tuple[bytes, ...]]
 """Returns a key for each secret that this process has now, the job's first; see `keys.Keys.derived`."""
 
 
 def proof_keys(wire_up_keys: Sequence[bytes], token: bytes, address: str) -> tuple[bytes, ...]:
-    """What the proofs of a handshake with one owner are made with, for each key in turn."""
+    """The keys that the proofs of a handshake with one owner are made with, for each wire-up key in turn."""
     return tuple([hmac.digest(key, token + address.encode(), "sha256") for key in wire_up_keys[:MOST_KEYS]])
 
 
@@ -145,7 +145,7 @@ def set_timeout(connection: socket.socket, deadline: float) -> None:
 
 
 def receive(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
-    """So many bytes of the owner.
+    """Receive `nbytes` bytes from the owner.
 
     Raises:
         TransferError: It hangs up.

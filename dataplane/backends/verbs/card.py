@@ -22,7 +22,7 @@ _DAMAGED = "this buffer handle has a damaged section for verbs"
 
 @dataclass(frozen=True, slots=True)
 class Rkeys:
-    """What an owner's devices want to see, one per rail: the keys of the memory and of its epoch page."""
+    """Remote keys of a registration, one per rail: those of the memory and those of its epoch page."""
 
     memory: tuple[int, ...]
     page: tuple[int, ...]
@@ -33,7 +33,7 @@ class VerbsCard:
     """The verbs section of a card.
 
     Attributes:
-        token: Whose owner is meant.
+        token: Tells which owner is meant.
         page: Where the epoch page begins.
         page_keys: Its keys, one per rail of the owner.
         atomics: What atomic operations on the owner's memory are atomic with.
