@@ -1,12 +1,11 @@
 """What a handle holds for verbs, as bytes and as objects."""
 
-import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
 from skipper.dataplane.backends.base import Remote
-from skipper.dataplane.backends.handshake import TOKEN_BYTES
+from skipper.dataplane.backends.handshake import TOKEN_BYTES, is_target
 from skipper.dataplane.backends.verbs.device import Atomics
 from skipper.dataplane.backends.verbs.port import MOST_PORTS
 from skipper.dataplane.epochs import PAGE_BYTES, WORD
@@ -16,7 +15,6 @@ from skipper.dataplane.handle import ADDRESSES, VERBS, Card, Handle
 _CARD = struct.Struct(f"<{TOKEN_BYTES}sQBB")  # then a key per rail, then the address as text
 _BODY = struct.Struct("<Q")  # then a key per rail
 _KEY = struct.Struct("<I")
-_TCP = re.compile(r"[0-9A-Za-z.:_%-]{1,253}:[0-9]{1,5}")
 _DAMAGED = "this buffer handle has a damaged section for verbs"
 
 
@@ -70,8 +68,7 @@ def parse_section(section: bytes) -> VerbsCard:
     end = _CARD.size + rails * _KEY.size
     text = section[end:]
     address = text.decode("ascii") if text.isascii() else ""
-    kind, _, where = address.partition(":")
-    if not where or kind not in ("unix", "tcp") or (kind == "tcp" and not _is_target(where)):
+    if not is_target(address):
         raise DescriptorError(_DAMAGED)
     if not 0 < rails <= MOST_PORTS or atomics not in Atomics._value2member_map_ or page + PAGE_BYTES > ADDRESSES:
         raise DescriptorError(_DAMAGED)
@@ -103,11 +100,6 @@ def remote_of(handle: Handle) -> Remote:
         raise DescriptorError(_DAMAGED)
     keys = Rkeys(_unpack_keys(section[_BODY.size :]), contact.page_keys)
     return Remote(handle, begin, contact.page + handle.slot * WORD, keys)
-
-
-def _is_target(where: str) -> bool:
-    """Whether a socket could be told to connect there."""
-    return bool(_TCP.fullmatch(where)) and int(where.rpartition(":")[2]) <= 0xFFFF
 
 
 def _pack_keys(keys: tuple[int, ...]) -> bytes:
