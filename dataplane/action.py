@@ -20,7 +20,7 @@ from skipper.dataplane.regions import MemoryKind, StridedRegion
 from skipper.dataplane.select import BackendSelector
 from skipper.dataplane.uncollected import uncollected
 
-_FEW = 64  # transfers: those are compiled before the collector has anything to look at
+_FEW = 64  # so few transfers are compiled before the garbage collector would run
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _RequestedCopy:
 
 @dataclass(slots=True)
 class _PeerBatch:
-    """What goes in one direction between one kind of memory here and one peer."""
+    """The copies of an action in one direction, between one kind of memory here and one peer."""
 
     peer: Peer
     to_remote: bool
@@ -76,7 +76,7 @@ class RDMAAction:
 
         Args:
             dst: Tensor or array of any strides that does not overlap itself.
-            buf: Whence.
+            buf: Where to read from.
             layout: The box of `buf` that has dst's shape and itemsize; None: the whole buffer, contiguous, in the
                 order of dst's elements.
             at: Read into the block of dst only that begins at these indices and has layout's shape. Adding many blocks
@@ -97,7 +97,7 @@ class RDMAAction:
         """Add a write of `src` into `buf`.
 
         Args:
-            buf: Whither.
+            buf: Where to write to.
             src: Tensor or array of any strides.
             layout: The box of `buf` that has src's shape and itemsize; None: the whole buffer, contiguous, in the
                 order of src's elements.
@@ -262,7 +262,7 @@ def _contiguous_layout(local: StridedRegion) -> RemoteLayout:
 
 
 def _check_layout(layout: Any, local: StridedRegion, role: str, at: Sequence[int] | None, buf: RDMABuffer) -> int:
-    """Where the block of `local` that goes with a box begins."""
+    """Address of the block of `local` that belongs to a box."""
     if not isinstance(layout, RemoteLayout):
         raise TypeError(f"layout must be a RemoteLayout, not {type(layout).__name__}")
     if (

@@ -11,7 +11,7 @@ import numpy as np
 from skipper.dataplane.operation import Operation
 
 WORD_BYTES = 8
-"""Of the word, and what its address must be a multiple of: what RDMA devices and CPUs have in common."""
+"""Size of a word, and its alignment: what RDMA devices and CPUs have in common."""
 
 
 _MODULUS = 1 << 64

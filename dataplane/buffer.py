@@ -308,7 +308,7 @@ class RDMABuffer:
         return peer.atomic(remote, start + at, atomic, timeout=seconds)
 
     def _address(self) -> int | None:
-        """Of the buffer's first byte in its owner; None once it is dropped there, as far as is known here."""
+        """Address of the buffer's first byte in its owner; None if this process knows that it was dropped."""
         if self._registration is None:
             return self._known_handle().base + self._offset
         region = self._registration.region

@@ -13,8 +13,8 @@ BACKENDS = ("shm", "ucx", "verbs")
 """Transports between processes, in the order in which "auto" tries them within a host."""
 
 HOST_VARIABLE = "SKIPPER_DATA_PLANE_HOST"
-"""Environment variable with the IP at which this machine is reached by the other hosts of a job: then handles carry all
-that those need, and who sets up connections of verbs is listened for there. What is configured stands above it."""
+"""Environment variable with the IP at which the other hosts of a job reach this machine. If it is set, handles carry
+all that those hosts need, and the verbs backend listens at it. What `configure` is given overrides it."""
 
 _VERBS_NUMBERS = {
     "port": range(1, 256),
@@ -47,7 +47,7 @@ class Config:
 
     @property
     def far_order(self) -> tuple[str, ...]:
-        """The same for owners on other hosts: the UCX of the wheel has no RDMA; one that was chosen is trusted to."""
+        """The same for owners on other hosts. The UCX of the wheel has no RDMA; one that the user chose may have it."""
         if self.backend == "auto" and self.ucx_library is None:
             return ("shm", "verbs", "ucx")
         return self.order

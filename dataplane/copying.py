@@ -1,8 +1,8 @@
 """Copies between addresses of this process: what the local and the shared-memory backend have in common.
 
-Small copies run in the calling thread. Large ones are cut into parts that a few copy threads take one by one, so that
-none waits for another that was slower. A thread that waits for the result takes parts too, so `transfer().get()` needs
-no thread switch to begin.
+Small copies run in the calling thread. Large copies are cut into parts that a few copy threads take one by one, so that
+no thread waits for a slower one. A thread that waits for the result takes parts too, so a transfer needs no thread
+switch to begin.
 """
 
 import asyncio
@@ -27,11 +27,13 @@ from skipper.dataplane.operation import DONE, Helper, Operation
 from skipper.dataplane.regions import HOST, Region
 
 INLINE_BYTES = 1 << 20
-"""Copied in the calling thread, also in that of an event loop: some 50 us, as much as handing over and back costs."""
+"""Up to this size the calling thread copies, also if it runs an event loop: handing over and back costs as much, some
+50 us."""
 
 PART_BYTES = 8 << 20
-"""Of a large copy: little enough to share out evenly, enough that handing it over costs nothing beside copying it. A
-copy of one part gains nothing from other threads, and is done in the calling one unless that runs an event loop."""
+"""Size of a part of a large copy: small enough to share out evenly, and so large that handing it over costs nothing
+beside copying it. Other threads do not speed up a copy of one part: the calling thread copies it, unless that thread
+runs an event loop."""
 
 STREAM_BYTES = 16 << 20
 """From here on a copy goes past the cache: measured, on machines of 2 MiB L2 and 32 MiB L3, 1.2 to 1.3 times faster."""
@@ -105,7 +107,7 @@ class CopyTransfer(Transfer):
         self._pool = pool
         self._watch = watch
         self._pin = pin
-        self._remotes = tuple(remotes)  # they hold the mappings
+        self._remotes = tuple(remotes)  # these hold the mappings
         self._locals = tuple(locals_)
         self._words: NDArray[np.uint64] = np.array([remote.word for remote in remotes], dtype=np.uint64)
         self._epochs: NDArray[np.uint64] = np.array([remote.handle.epoch for remote in remotes], dtype=np.uint64)
@@ -115,7 +117,7 @@ class CopyTransfer(Transfer):
         self.local = (locals_[0].kind, locals_[0].device)
         self.places = [(remote.handle.kind, remote.handle.device) for remote in remotes]
         self.on_host = {self.local, *self.places} == {(HOST, 0)}
-        # What may be copied at once is not cut into parts.
+        # A copy that may be done at once has one part.
         pidfd = -1 if watch is None else watch.pidfd
         self._whole = (
             GuardedRows(parts[0], self._nbytes, self._words, self._epochs, to_remote, pidfd)
@@ -153,7 +155,7 @@ class CopyTransfer(Transfer):
         return DONE if fault is None else Operation.failed(fault)
 
     def fault(self) -> DataplaneError | None:
-        """What is wrong for ever with one of the words, or with the owner; None while all is well."""
+        """Why no transfer can succeed any more: a word has changed, or the owner is gone. None while all is well."""
         at = changed_word(self._words, self._epochs)
         if at >= 0:
             return dropped(self._remotes[at].handle)
@@ -163,7 +165,7 @@ class CopyTransfer(Transfer):
 
 
 class _CopyRun:
-    """One start of a transfer: its stripes are claimed one by one, the last one to finish checks and reports."""
+    """One start of a transfer. Threads claim its parts one by one; the thread that finishes last checks and reports."""
 
     def __init__(self, transfer: CopyTransfer, deadline: float, done: Done, pinned: object) -> None:
         self._transfer: CopyTransfer | None = transfer
@@ -175,7 +177,7 @@ class _CopyRun:
         self._error: BaseException | None = None
 
     def help(self) -> None:
-        """Copy stripes until none is left that nobody has begun."""
+        """Copy parts until every part is begun."""
         transfer = self._transfer
         if transfer is None:
             return
@@ -194,17 +196,17 @@ class _CopyRun:
                 copy_rows(rows, transfer.to_remote, transfer.stream)
             else:
                 tensors.copy_rows(rows, transfer.to_remote, transfer.local, transfer.places)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it is the caller's, not this thread's
+        except Exception as error:  # noqa: BLE001 - the error is the caller's, not this thread's
             self._error = error
 
     def _finish(self, transfer: CopyTransfer) -> None:
-        # Offers that no thread has taken up yet may lie in the pool's queue for a while; they must hold no memory.
+        # Offers that no thread has taken yet may stay in the pool's queue for a while; they must hold no memory.
         self._transfer = self._pinned = None
         self._done(self._error or transfer.fault())
 
 
 def at_once(nbytes: int) -> bool:
-    """Whether a copy is done by the thread that asks for it, before it goes on."""
+    """Whether the calling thread makes the copy before it goes on."""
     return nbytes <= INLINE_BYTES or (nbytes <= PART_BYTES and not _in_event_loop())
 
 
@@ -217,7 +219,7 @@ def _in_event_loop() -> bool:
 
 
 def parts_of(rows: Rows) -> list[Rows]:
-    """Rows as the parts to copy them in."""
+    """Rows, cut into the parts of a copy."""
     return stripes(rows, max(1, -(-int(row_bytes(rows).sum()) // PART_BYTES)))
 
 

@@ -35,7 +35,7 @@ class Epoch:
 
     @property
     def address(self) -> int:
-        """Of the word, in the owner."""
+        """Address of the word in the owner."""
         return self.page.address + self.slot * WORD
 
 

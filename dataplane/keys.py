@@ -1,12 +1,13 @@
-"""By what a process proves that it made a handle, and sees that one was made by its like.
+"""How a process proves that it made a handle, and checks who made the handles that it gets.
 
 A key is derived from a secret: the job's, and beside it that of the user, or what `configure(secret=...)` gave in its
-place. A handle bears a tag under each key of its owner, and is believed for one good tag under a key of the reader: so
-the processes of a job understand each other on whatever host and as whatever user they run, and those outside of it
-(other jobs, children started by `multiprocessing`) where they run as the same user or were given the same secret.
+place. A handle bears a tag under each key of its owner, and the reader believes it for one good tag under a key of its
+own. So the processes of a job understand each other on whatever host and as whatever user they run. Processes outside
+of the job (other jobs, children started by `multiprocessing`) understand it if they run as the same user or were given
+the same secret.
 
-The tag of a handle is over its body, under a key that is made of its card: of the many handles of a message each costs
-a hash of its own few bytes.
+The tag of a handle is over its body, under a key that is made of its card. So each of the many handles of a message
+costs a hash of its own few bytes.
 
     proof  {key's name 8 bytes, tag 16 bytes}, their number u8
 """
@@ -26,7 +27,7 @@ _NAME_BYTES = 8
 _TAG_BYTES = 16
 _ENTRY_BYTES = _NAME_BYTES + _TAG_BYTES
 MOST_KEYS = 4
-"""Of one process; a handle has an entry for each."""
+"""How many keys a process may have; a handle has an entry for each."""
 _CARDS = 1024  # whose keys are kept
 
 
@@ -43,10 +44,10 @@ class Key:
         # BLAKE2 throughout: the first use of OpenSSL, which `hmac` would make, costs milliseconds.
         self._root = blake2b(_LABEL, key=blake2b(secret).digest()).digest()
         self.name = blake2b(b"name", key=self._root, digest_size=_NAME_BYTES).digest()
-        self._cards: dict[bytes, blake2b] = {}  # what is copied for each body: half of what a new one costs
+        self._cards: dict[bytes, blake2b] = {}  # to be copied for each body, at half the cost of a new one
 
     def tag(self, card: bytes, body: bytes) -> bytes:
-        """What only who knows the secret can make for these halves of a handle."""
+        """The tag of these halves of a handle, which only those can make who know the secret."""
         of_card = self._cards.get(card)
         if of_card is None:
             if len(self._cards) >= _CARDS:
@@ -58,7 +59,7 @@ class Key:
         return tag.digest()
 
     def derived(self, purpose: bytes) -> bytes:
-        """32 bytes for another use, which tell nothing of this one."""
+        """32 bytes for another use, which reveal nothing of this one."""
         return blake2b(_LABEL + purpose, key=self._root, digest_size=32).digest()
 
     def __repr__(self) -> str:
@@ -69,7 +70,7 @@ class Keys:
     """The keys of this process, found when they are first needed. Thread-safe."""
 
     def __init__(self, own: bytes | None) -> None:
-        """With the secret that was configured; None for that of the user."""
+        """Use the secret that was configured; None for that of the user."""
         self._lock = threading.Lock()
         self._own = None if own is None else Key(own)
         self._job: bytes | None = None
@@ -108,7 +109,7 @@ class Keys:
         raise DescriptorError(_FOREIGN)
 
     def derived(self, purpose: bytes) -> tuple[bytes, ...]:
-        """For another use, 32 bytes of each secret; who understands handles of this process has one of them, too.
+        """For another use, 32 bytes of each secret. Whoever understands handles of this process has one of them, too.
 
         Raises:
             ConfigurationError: There is no secret.

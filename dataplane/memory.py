@@ -25,7 +25,7 @@ def contiguous(data: Any, role: str) -> Region:
         TypeError: It is none of these, or a tensor without plain memory (sparse, meta, DTensor, ...).
         ValueError: It has no bytes, or is not contiguous.
     """
-    if _is_tensor(data):
+    if type(data) is not np.ndarray and _is_tensor(data):
         region = tensors.contiguous(data, role)
     else:
         view = _view(data, role)
@@ -74,8 +74,8 @@ def storage_of(data: Any, region: Region) -> Storage:
         view.address <= region.address and region.address + region.nbytes <= view.address + view.nbytes
     ):
         return Storage(region.address, region.nbytes, data)
-    # An array over somebody else's memory may die before that memory does: then the registration goes early, and
-    # the next one is made anew.
+    # An array over memory of another object may die before that memory does. Then the registration ends early, and the
+    # next use makes another one.
     return Storage(view.address, view.nbytes, root)
 
 

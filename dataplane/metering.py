@@ -1,7 +1,7 @@
-"""What this process moves: its transfers are counted where they begin and end.
+"""Counts what this process moves, where transfers begin and end.
 
-A transfer that is over when its submission returns takes about a microsecond, of which a lock would be a fifth: each
-thread counts these for itself.
+A transfer that is over when its submission returns takes about a microsecond, of which a lock would be a fifth. So each
+thread counts such transfers for itself.
 """
 
 import threading
@@ -48,7 +48,7 @@ class Meter:
         self._lock = threading.Lock()
         self._by_thread: list[tuple[Thread, Counts]] = []
         self._rest: Counts = [0, 0, 0]
-        """Of threads that have ended, and of operations that went on after their submission."""
+        """Counts of threads that have ended, and of operations that went on after their submission."""
         self._in_flight = self._failed = 0
         self._here = _ThreadCounts(self)
 

@@ -15,7 +15,7 @@ LONGEST_S: Final = 1e9
 """Thirty years: a longer timeout is taken for this one, since the system cannot wait for longer."""
 
 Helper = Callable[[], bool | None]
-"""What a waiting thread can do; true where it is to be called again."""
+"""Called by a waiting thread, to do part of the work; returns true if it is to be called again."""
 
 
 class Operation:
@@ -49,11 +49,11 @@ class Operation:
 
     @property
     def error(self) -> BaseException | None:
-        """What it has failed with; None where it succeeded, or goes on and nothing has failed so far."""
+        """The error with which it has failed; None if it succeeded, or goes on and nothing has failed so far."""
         return self._error
 
     def get(self, timeout: float | None = None) -> None:
-        """Wait until it is over. What nobody has begun yet is done by the calling thread.
+        """Wait until it is over. The calling thread does what no other thread has begun yet.
 
         Args:
             timeout: Seconds to wait here; None waits as long as the operation's own timeout lets it run. When it
@@ -89,7 +89,7 @@ class Operation:
             raise self._error
 
     def add_helper(self, helper: Helper) -> None:
-        """For backends: something that a waiting thread can do to speed this up; does nothing when all is begun."""
+        """For backends: add a function by which a waiting thread speeds this up; it does nothing once all is begun."""
         self._helpers.append(helper)
 
     def part_done(self, error: BaseException | None) -> None:
@@ -112,7 +112,7 @@ class Operation:
                 _LOG.exception("a done-callback of an operation raised")
 
     def _help(self) -> bool:
-        """Have this thread do what it can; whether there may be more of it."""
+        """Have this thread do what it can; whether it may find more to do."""
         more = False
         for helper in tuple(self._helpers):
             more = bool(helper()) or more
@@ -137,7 +137,7 @@ class Operation:
 
 
 DONE = Operation(0)
-"""Every transfer that succeeded before its submission returned: there is nothing left to tell them apart."""
+"""Stands for every transfer that succeeded before its submission returned: they do not differ any more."""
 
 
 def require_timeout(timeout: Any) -> float:
@@ -160,7 +160,7 @@ def _resolve_threadsafe(loop: asyncio.AbstractEventLoop, future: "asyncio.Future
     try:
         loop.call_soon_threadsafe(_resolve, future)
     except RuntimeError:
-        if not loop.is_closed():  # a loop that was closed meanwhile has nobody left who waits
+        if not loop.is_closed():  # in a loop that was closed meanwhile nobody waits
             raise
 
 

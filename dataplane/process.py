@@ -1,7 +1,7 @@
-"""Everything that the data plane holds for one process, as one object.
+"""Everything that the data plane holds for one process, as one object: what builds all the parts from one another.
 
-There is no other global state. A forked child starts with an empty one: it owns none of its parent's memory, and reads
-it like any other process would.
+There is no other global state. A forked child starts with an empty object: it owns none of its parent's memory, and
+reads that as any other process would.
 """
 
 import os
@@ -31,7 +31,7 @@ class DataPlane:
     Attributes:
         owner: Its identity.
         config: As configured last.
-        keys: By which its handles are proved, and those of others known.
+        keys: The keys that prove its handles, and by which it recognises those of others.
         arena: Its shareable memory.
         registrations: Its buffers.
         pool: Its copy threads.
@@ -104,7 +104,7 @@ class DataPlane:
         return self._handle(registration, {}, {})
 
     def _wire_up_keys(self) -> tuple[bytes, ...]:
-        """See `handshake.WireUpKeys`. Those of now: jobs are entered and left, and secrets configured."""
+        """See `handshake.WireUpKeys`. They change when a job is entered or left, or a secret configured."""
         return self.keys.derived(b"wire-up")
 
     def _handle(
@@ -157,7 +157,7 @@ def current() -> DataPlane:
 
 
 def meter() -> Meter | None:
-    """What counts the transfers of this process; None where it has not used its data plane yet."""
+    """The meter of the transfers of this process; None if it has not used its data plane yet."""
     return None if _current is None else _current.meter
 
 
@@ -181,5 +181,5 @@ def _start_afresh() -> None:
         _current = DataPlane(parent.config, parent=parent)
 
 
-# What a forked child inherits is kept for ever: letting go of it would release what belongs to the parent.
+# A forked child keeps what it inherits for ever: to let go of it would release what belongs to the parent.
 _abandoned: list[DataPlane] = []

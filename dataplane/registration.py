@@ -1,8 +1,8 @@
 """The owner's side of a buffer: memory made reachable, with the word that says until when.
 
-A registration that has never left this process lasts as long as the objects that hold it. One whose handle has left
-(`RegistrationTable.let_out`) lasts until `drop`, or until the memory itself is freed, whichever is first: who asks an
-actor for a handle need not know whether the actor has kept the object that made it.
+A registration that has never left this process lasts as long as the objects that hold it. A registration whose handle
+has left (`RegistrationTable.let_out`) lasts until `drop`, or until the memory itself is freed, whichever is first. So a
+process that asks an actor for a handle need not know whether the actor has kept the object that made it.
 """
 
 import threading
@@ -56,7 +56,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class _RegisteredRange:
-    """What two registrations must have in common to be one."""
+    """Two registrations that agree in all of these are one."""
 
     address: int
     nbytes: int
@@ -72,7 +72,7 @@ class _RegisteredRange:
 
 @dataclass(slots=True)
 class _Outside:
-    """A registration whose handle has left, told without keeping its memory alive.
+    """A registration whose handle has left, described without keeping its memory alive.
 
     Attributes:
         range: The memory and the rights to it.
@@ -91,7 +91,7 @@ class _Outside:
     end: "weakref.finalize[Any, Any]"
 
     def revive(self) -> Registration | None:
-        """The registration as it was, around the same memory; None where that is being freed."""
+        """The registration as it was, around the same memory; None if that is being freed."""
         anchor = self.anchor()
         if anchor is None:
             return None
@@ -110,12 +110,12 @@ class RegistrationTable:
         self._live: dict[Key, weakref.ref[Registration]] = {}
         self._outside: dict[Key, _Outside] = {}
         self._outside_by_range: dict[_RegisteredRange, Key] = {}
-        self._kept: dict[Key, Registration] = {}  # let out, of memory that nothing tells the end of
+        self._kept: dict[Key, Registration] = {}  # let out, of memory whose end nothing reports
         self._endings: dict[Key, list[Callable[[], None]]] = {}
         self._disowned = False
 
     def disown(self) -> None:
-        """In a forked child: leave every word as it is, they are the parent's."""
+        """In a forked child: leave every word as it is, since all words are the parent's."""
         self._disowned = True
 
     def __len__(self) -> int:
@@ -167,7 +167,7 @@ class RegistrationTable:
             self._outside_by_range[range_] = key
 
     def at_end(self, registration: Registration, callback: Callable[[], None]) -> None:
-        """Call back once, from whatever thread, right after the registration has ended in whatever way.
+        """Call back once, from any thread, right after the registration has ended, whatever has ended it.
 
         For backends that hold something for it. The callback must be quick and must not raise.
         """
@@ -185,7 +185,7 @@ class RegistrationTable:
             return registration
 
     def of(self, handle: Handle) -> Registration | None:
-        """The registration that a handle of this process speaks of; None where it was dropped.
+        """The registration that a handle of this process is for; None if it was dropped.
 
         Raises:
             DescriptorError: The handle claims what was not registered under its word.

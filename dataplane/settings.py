@@ -1,4 +1,4 @@
-"""What a user asks of the data plane of this process, and sets for it: `dataplane.configure`, `backends` and so on."""
+"""What users ask of the data plane of this process, and set for it: `dataplane.configure`, `backends` and so on."""
 
 import os
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ def configure(
             half a second), depth (work requests per queue pair), listen ("HOST:PORT"): where peers of other hosts
             connect (without it only this host can), and rdma_cm (True: peers' queue pairs are connected by the RDMA
             connection manager).
-        secret: 16 bytes or more, the same on both sides: by it, and by the job's, handles of this process are proved
-            and those of others known. By default that of the user (a file of mode 0600 below ``$XDG_RUNTIME_DIR`` or
-            the folder for temporary files, or the one that ``SKIPPER_SECRET_FILE`` names). It holds for handles that
-            are made or opened from then on.
+        secret: 16 bytes or more, the same on both sides. It and the job's secret prove the handles of this process,
+            and by them this process recognises those of others. By default that of the user (a file of mode 0600 below
+            ``$XDG_RUNTIME_DIR`` or the folder for temporary files, or the one that ``SKIPPER_SECRET_FILE`` names). It
+            holds for handles that are made or opened from then on.
 
     Raises:
         ConfigurationError: A value does not exist, or comes too late.
@@ -69,7 +69,7 @@ def backends() -> list[BackendStatus]:
 
 
 def traffic() -> Traffic:
-    """What this process has moved so far, and is moving. Starts nothing."""
+    """How much this process has moved so far, and is moving. Starts nothing."""
     known = meter()
     return Traffic(0, 0, 0, 0, 0) if known is None else known.read()
 

@@ -1,4 +1,4 @@
-"""What a backend is: a way to reach memory that was registered in another process (or in this one).
+"""The interface of a backend: a way to reach memory that was registered in another process (or in this one).
 
 Four nouns. A `Backend` knows whether it is usable, adds its section to exported handles, and connects. A `Peer` is one
 owner as a backend reaches it. A `Remote` is one registration of a peer. A `Transfer` is a compiled batch to one peer,
@@ -83,11 +83,11 @@ class Peer(ABC):
 
     @abstractmethod
     def atomic(self, remote: Remote, offset: int, atomic: Atomic, *, timeout: float) -> FetchOperation:
-        """Do that to the aligned word at `offset` of the registration, at most once: never again on another way."""
+        """Change the aligned word at `offset` of the registration, at most once: never again on another way."""
 
     @abstractmethod
     def usable(self) -> bool:
-        """Whether a new use may go through this object; if not, connect anew."""
+        """Whether a new use may go through this object; if not, the caller connects anew."""
 
     @abstractmethod
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Backend(ABC):
     memory_kinds: frozenset[MemoryKind]
 
     def check(self, config: Config) -> None:  # noqa: B027 - most backends have nothing to refuse
-        """Raise ConfigurationError for a configuration that comes too late, or that cannot be. Changes nothing."""
+        """Raise ConfigurationError for a configuration that comes too late, or that is impossible. Changes nothing."""
 
     def configure(self, config: Config) -> None:  # noqa: B027 - most backends have nothing to configure
         """Take over a new configuration, that `check` has passed."""
@@ -127,4 +127,4 @@ class Backend(ABC):
 
     @abstractmethod
     def export(self, registration: "Registration") -> Sections | None:
-        """What peers need to reach a registration of ours: (for its card, for itself); None when they cannot."""
+        """Sections of the card and of the body, by which peers reach a registration; None if they cannot."""

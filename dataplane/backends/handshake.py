@@ -15,6 +15,7 @@ each secret of its sender, `MOST_KEYS` times altogether, and the owner answers u
 
 import contextlib
 import hmac
+import re
 import secrets
 import socket
 import time
@@ -27,14 +28,16 @@ from skipper.dataplane.keys import MOST_KEYS
 TOKEN_BYTES = 16
 DIGEST_BYTES = 32
 PROOFS_BYTES = MOST_KEYS * DIGEST_BYTES
-"""Of a message that is proved by each secret."""
+"""Length of the proofs of a message that is proved by each secret."""
+
+_TCP = re.compile(r"[0-9A-Za-z.:_%-]{1,253}:[0-9]{1,5}")
 
 WireUpKeys = Callable[[], tuple[bytes, ...]]
 """Returns a key for each secret that this process has now, the job's first; see `keys.Keys.derived`."""
 
 
 def proof_keys(wire_up_keys: Sequence[bytes], token: bytes, address: str) -> tuple[bytes, ...]:
-    """What the proofs of a handshake with one owner are made with, for each key in turn."""
+    """The keys that the proofs of a handshake with one owner are made with, for each wire-up key in turn."""
     return tuple([hmac.digest(key, token + address.encode(), "sha256") for key in wire_up_keys[:MOST_KEYS]])
 
 
@@ -128,8 +131,7 @@ def is_target(address: str) -> bool:
     kind, _, where = address.partition(":")
     if kind == "unix":
         return bool(where)
-    host, _, port = where.rpartition(":")
-    return kind == "tcp" and bool(host) and port.isdecimal() and 0 < int(port) <= 0xFFFF
+    return kind == "tcp" and bool(_TCP.fullmatch(where)) and 0 < int(where.rpartition(":")[2]) <= 0xFFFF
 
 
 def set_timeout(connection: socket.socket, deadline: float) -> None:
@@ -145,7 +147,7 @@ def set_timeout(connection: socket.socket, deadline: float) -> None:
 
 
 def receive(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
-    """So many bytes of the owner.
+    """Receive `nbytes` bytes from the owner.
 
     Raises:
         TransferError: It hangs up.

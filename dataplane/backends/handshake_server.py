@@ -20,7 +20,7 @@ GREETING_S = 5.0
 MOST_UNPROVED = 64
 """Connections to an owner that have not proved themselves yet."""
 MOST_ALIKE = 16
-"""Those of them that come from one address, or from one user of this host."""
+"""Of them, connections that come from one address, or from one user of this host."""
 
 _JOIN_S = 5.0
 _CREDENTIALS = struct.Struct("3i")  # ucred of unix(7)
@@ -231,7 +231,7 @@ class UnprovedInitiators:
         return origin
 
     def leave(self, origin: Hashable) -> None:
-        """It has proved itself, or is gone."""
+        """Count an initiator out: it has proved itself, or is gone."""
         self._count -= 1
         self._alike[origin] -= 1
         if not self._alike[origin]:

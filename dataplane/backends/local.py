@@ -32,7 +32,7 @@ class LocalBackend(Backend):
         return BackendStatus(self.name, True, "memory of this process", ("host", "cuda"))
 
     def obstacle(self, handle: Handle) -> str | None:
-        """None: the selector asks for handles of this process only."""
+        """None, since the selector asks for handles of this process only."""
         return None
 
     def connect(self, card: Card) -> Peer:
@@ -40,7 +40,7 @@ class LocalBackend(Backend):
         return self._peer
 
     def export(self, registration: Registration) -> Sections | None:
-        """None: a handle needs no section to be recognised at home."""
+        """None, since a handle needs no section in its own process."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""The TCP sockets of this process that a library has opened without telling: found among all of its descriptors."""
+"""Finds the TCP sockets that a library has opened in this process, among all of its descriptors."""
 
 import ipaddress
 import os
@@ -31,7 +31,7 @@ class Place(NamedTuple):
         return cls(ipaddress.IPv6Address(address), port)
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """As `PLACE_BYTES` bytes."""
         return _PLACE.pack(self.address.packed, self.port)
 
 
@@ -45,7 +45,7 @@ def as_ipv6(text: str) -> ipaddress.IPv6Address:
 
 
 def descriptors() -> dict[int, str]:
-    """The open sockets of this process, each with the name that no other socket has at the same time."""
+    """The open sockets of this process by descriptor, each with a name that no other socket has at the same time."""
     found = {}
     with os.scandir("/proc/self/fd") as entries:
         for entry in entries:
@@ -59,7 +59,7 @@ def descriptors() -> dict[int, str]:
 
 
 def opened(known: Mapping[int, str]) -> Iterator[tuple[int, socket.socket]]:
-    """The TCP sockets that are open now and were not among the known ones, each as a copy, which is closed after."""
+    """The TCP sockets that are open now and not among the known ones, each as a copy that is closed afterwards."""
     for fd, name in descriptors().items():
         if known.get(fd) == name:
             continue
@@ -91,8 +91,8 @@ def copy_of(fd: int) -> socket.socket | None:
 def _socket(family: int, fd: int) -> socket.socket:
     """A socket of Python's for a descriptor, which is closed where that fails.
 
-    It is said to be non-blocking: of another one Python sets the flags by `socket.setdefaulttimeout`, and flags belong
-    to the open file, which is that of whoever uses the socket.
+    It is created as non-blocking. Otherwise Python would set the flags by `socket.setdefaulttimeout`, and flags belong
+    to the open file, which the library uses.
     """
     try:
         return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK, 0, fileno=fd)
@@ -111,7 +111,7 @@ def listening(known: Mapping[int, str]) -> dict[int, Place]:
 
 
 def state(connection: socket.socket) -> int:
-    """That of TCP."""
+    """The state of TCP of a connection."""
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[_STATE_AT]
 
 

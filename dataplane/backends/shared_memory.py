@@ -100,17 +100,14 @@ class SharedMemoryPeer(Peer):
             data.memory.advise_huge(offset, handle.total)  # for pages that a write of ours is the first to touch
         return Remote(handle, data.address + offset, page.address + handle.slot * WORD, (data, page))
 
-    def copy(self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float) -> Operation:
-        """See `Peer`."""
-        return self._copy(local, remote, offset, to_remote, timeout)
-
     def stream(self, local: Region, remote: Remote, offset: int, *, timeout: float) -> Operation:
         """See `Peer`."""
-        return self._copy(local, remote, offset, False, timeout, stream=True)
+        return self.copy(local, remote, offset, to_remote=False, timeout=timeout, stream=True)
 
-    def _copy(
-        self, local: Region, remote: Remote, offset: int, to_remote: bool, timeout: float, *, stream: bool = False
+    def copy(
+        self, local: Region, remote: Remote, offset: int, *, to_remote: bool, timeout: float, stream: bool = False
     ) -> Operation:
+        """See `Peer`; `stream` goes past the cache."""
         is_small = local.nbytes <= PART_BYTES if stream else at_once(local.nbytes)
         if not is_small or local.kind is not HOST:
             parts = single_stripes(local.address, remote.address + offset, local.nbytes, step=PART_BYTES)

@@ -1,9 +1,9 @@
 """Which packets a listening TCP socket of this process takes, decided by the kernel: no privilege is needed for that.
 
-A classic BPF program (Linux: Documentation/networking/filter.rst) drops all but segments without data from some
-addresses. So those can connect and nobody else can, not even see that somebody listens; and what they send is not
-delivered, since a connection inherits the program of the socket that it came in by. It is taken off a connection once
-it is known whose that is. The kernel at the other end sends again what was dropped.
+A classic BPF program (Linux: Documentation/networking/filter.rst) drops all segments but those without data from some
+addresses. So these addresses can connect, and all others do not even see that somebody listens. What the admitted ones
+send is not delivered, since a connection inherits the program of the socket that it came in by. The program is taken
+off a connection once it is known whose it is. The kernel at the other end sends again what was dropped.
 """
 
 import ctypes

@@ -25,7 +25,7 @@ import numpy as np
 from skipper.dataplane import DataplaneError, DescriptorError, RDMABuffer
 from skipper.dataplane import handle as handles
 from skipper.dataplane.backends.ucx import packed
-from skipper.dataplane.backends.ucx.peer import CARD
+from skipper.dataplane.backends.ucx.card import HEAD
 from skipper.dataplane.handle import SHM, UCX, Card
 from skipper.dataplane.keys import Keys
 from skipper.dataplane.regions import MemoryKind
@@ -156,14 +156,14 @@ class Mutator:
 
     def _of_card(self, number: int, content: bytes) -> bytes:
         """Other numbers where it has numbers; of what UCX has packed, nothing, or too little with a right checksum."""
-        if number != UCX or len(content) < CARD.size:
+        if number != UCX or len(content) < HEAD.size:
             return self._number(int.from_bytes(content[:4], "little"), 32).to_bytes(4, "little") + content[4:]
-        address, fd = CARD.unpack_from(content)
+        address, fd = HEAD.unpack_from(content)
         if self.chosen.random() < 0.5:
             address = self._number(address, 64)
         else:
             fd = self._number(fd, 32)
-        return CARD.pack(address, fd) + content[CARD.size :]
+        return HEAD.pack(address, fd) + content[HEAD.size :]
 
     def _of_body(self, number: int, content: bytes) -> bytes:
         if number == UCX:

@@ -57,7 +57,7 @@ class Contact:
     within_host: bool = False
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """As bytes, for a card."""
         return self.token + bytes([self.within_host]) + self.address.encode("ascii")
 
     @classmethod
@@ -167,7 +167,7 @@ def pack_places(places: Iterable[Place]) -> bytes:
 
 
 def parse_places(message: bytes) -> list[Place]:
-    """Those of a message."""
+    """The places of a message."""
     count, packed = PLACES.unpack(message)
     used = min(count, MOST_PLACES)
     return [Place.parse(packed[at * PLACE_BYTES :][:PLACE_BYTES]) for at in range(used)]

@@ -69,7 +69,7 @@ class UcxBackend(Backend):
         self.config = config
 
     def status(self) -> BackendStatus:
-        """Loads the library if need be, starts nothing. Which memory it can move shows once it runs."""
+        """Loads the library if need be, starts nothing. Which memory UCX can move is known once it runs."""
         if self._forbidden:
             return BackendStatus(self.name, False, _FORKED)
         library = find_library(self.config.ucx_library)

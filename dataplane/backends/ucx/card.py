@@ -10,7 +10,7 @@ from skipper.dataplane.epochs import PAGE_BYTES
 from skipper.dataplane.errors import DescriptorError
 from skipper.dataplane.handle import ADDRESSES, UCX, Card, unpack_section
 
-_HEAD = struct.Struct("<QI")  # the page's address and descriptor; then, by `packed`, its key, the contact, the worker
+HEAD = struct.Struct("<QI")  # the page's address and descriptor; then, by `packed`, its key, the contact, the worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class UcxCard:
     def pack(self) -> bytes:
         """The section."""
         contact = b"" if self.contact is None else self.contact.pack()
-        return _HEAD.pack(self.page_address, self.page_fd) + packed.pack(self.page_key, contact, self.worker)
+        return HEAD.pack(self.page_address, self.page_fd) + packed.pack(self.page_key, contact, self.worker)
 
     @classmethod
     def of(cls, card: Card) -> Self:
@@ -44,10 +44,10 @@ class UcxCard:
             DescriptorError: It is damaged.
         """
         section = card.sections[UCX]
-        page_address, page_fd = unpack_section(_HEAD, section, "UCX")
+        page_address, page_fd = unpack_section(HEAD, section, "UCX")
         if page_address + PAGE_BYTES > ADDRESSES:
             raise DescriptorError(f"this buffer handle has its epoch page at {page_address:#x}, where no memory can be")
-        key, contact, worker = packed.unpack(section[_HEAD.size :], 3)
+        key, contact, worker = packed.unpack(section[HEAD.size :], 3)
         packed.require_key(key)
         if not worker:
             raise DescriptorError("this buffer handle has a damaged section for UCX")

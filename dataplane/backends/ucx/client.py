@@ -39,7 +39,7 @@ class ClientWorker:
     """One worker. Its thread starts with the first batch that is handed to it. Thread-safe.
 
     Attributes:
-        worker: It.
+        worker: UCX's own object.
         running: The result of a batch that is not over.
         sources: The addresses from which it connects over TCP.
     """

@@ -46,7 +46,7 @@ _EMULATING = frozenset(
 )
 
 Unpacked = tuple["_ucp.Endpoint", tuple["_ucp.RemoteKey", ...], ClientWorker]
-"""What an operation needs: an endpoint, the keys for it, the worker that it belongs to."""
+"""The endpoint of an operation, the keys for it, and the client worker that it belongs to."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class RemoteKeys:
     """Packed keys of an owner's memory, and what they were unpacked to for each connection.
 
     Attributes:
-        packed: They, as the owner's UCX has packed them.
+        packed: The keys, as the owner's UCX has packed them.
         page: The page of the epoch word, if it is mapped here. This and the rest are for a single registration.
         far_word: The word's address in the owner.
         way: What carries short copies, and the worker that it belongs to.

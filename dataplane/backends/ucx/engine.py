@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp
 
 _WITHOUT_TCP = "^sysv,tcp"
-"""What is used within a host alone. UCX's port of TCP asks for no proof: whoever finds it may read and write what its
-owner can. Peers of one host would need it only to be told of each other's failures, which posix can do as well."""
+"""The transports that are used within a host alone. UCX's port of TCP asks for no proof: whoever finds it may read and
+write what its owner can. Peers of one host would need TCP only to learn of each other's failures; posix does it too."""
 _WITHOUT_TCP_SINCE = (1, 22, 0)
 """1.13 ignores the option for posix, where it is set in code. The versions between have not been tried."""
 
@@ -46,14 +46,14 @@ _WITHOUT_TCP_SINCE = (1, 22, 0)
 _DEFAULTS = {
     # With peer error handling UCX would otherwise give up zero-copy within a host (CMA) and emulate every get over TCP.
     "RNDV_THRESH": "inf",
-    # Nothing may listen beyond this host unless somebody asks for it.
+    # Nothing may listen beyond this host unless the user asks for it.
     "NET_DEVICES": "lo",
     # Its segments of System V are open to the owner's group.
     "TLS": "^sysv",
     # So that processes of one host can do without TCP.
     "POSIX_ERROR_HANDLING": "y",
-    # To connect must not block (no deadline would hold against a silent host), and a connection that is refused at once
-    # leaks its socket.
+    # Connecting must not block, or no deadline would hold against a silent host. And a connection that is refused at
+    # once leaks its socket.
     "TCP_CONN_NB": "y",
     # So that a message of ours fits into one: fewer calls of the system for as many bytes.
     "TCP_TX_SEG_SIZE": "256k",
@@ -107,7 +107,7 @@ def load(library: str) -> ModuleType:
 
 
 def options(config: Config, version: tuple[int, int, int]) -> dict[str, str]:
-    """What is set in code for a version of UCX: ours below the environment's, the caller's above all."""
+    """The options that are set in code: the caller's, and ours where neither caller nor environment says anything."""
     chosen = dict(_DEFAULTS)
     names_devices = "NET_DEVICES" in config.ucx or "UCX_NET_DEVICES" in os.environ
     if not names_devices and version >= _WITHOUT_TCP_SINCE:
@@ -120,9 +120,9 @@ def options(config: Config, version: tuple[int, int, int]) -> dict[str, str]:
 
 
 def lacks_shared_memory(chosen: Mapping[str, str], version: tuple[int, int, int]) -> bool:
-    """Whether processes of this host reach this one over TCP as well, for all that the options tell.
+    """Whether processes of this host reach this one over TCP, too, as far as the options tell.
 
-    Those that find out later only take longer to connect.
+    A process that finds it out later only takes longer to connect.
     """
     named = chosen.get("TLS", os.environ.get("UCX_TLS", "all"))
     return version < _WITHOUT_TCP_SINCE or not (named.startswith("^") or _SHARED_MEMORY.intersection(named.split(",")))
@@ -132,12 +132,12 @@ def check_options(config: Config) -> None:
     """See that UCX knows the caller's options. Loads the library, starts nothing.
 
     Raises:
-        ConfigurationError: It knows one of them not, or not that value.
+        ConfigurationError: It does not know one of them, or not that value.
     """
     try:
         ucp = load(find_library(config.ucx_library))
     except BackendUnavailableError:
-        return  # whoever tries to use it learns why it cannot be
+        return  # the first use raises the reason
     for name, value in config.ucx.items():
         if name != _LOG_LEVEL and not ucp.takes(name, value):
             version = ".".join(map(str, ucp.library_version()))
@@ -174,7 +174,7 @@ class UcxEngine:
         self.wire_up_keys = wire_up_keys
         self.width = config.threads
         chosen = options(config, ucp.library_version())
-        # Its own messages would repeat on stderr what the typed errors say, once per request.
+        # UCX would repeat on stderr, once per request, what the typed errors say.
         level = chosen.pop(_LOG_LEVEL, None if "UCX_LOG_LEVEL" in os.environ else "fatal")
         chosen = {name: value for name, value in chosen.items() if name in config.ucx or ucp.takes(name, value)}
         self.segments = Segments.of(chosen)
@@ -264,11 +264,11 @@ class UcxEngine:
             return known
 
     def expose(self, epoch: Epoch, region: Region, *, writable: bool) -> bool:
-        """Let peers name host memory in messages; its page of words is registered. Returns whether that is new."""
+        """Let peers name host memory in messages, once its page of words is registered. Returns whether that is new."""
         return self._exports.add(epoch.address, epoch.value, region.address, region.nbytes, writable)
 
     def conceal(self, epoch: Epoch) -> None:
-        """Let them no longer. When this returns, no message touches the memory any more."""
+        """Stop that. When this returns, no message touches the memory any more."""
         self._exports.remove(epoch.address, epoch.value)
 
     def close(self) -> None:
@@ -304,7 +304,7 @@ class UcxEngine:
 
 
 def _require_descriptors() -> None:
-    """UCX ends the process where it finds no descriptor for its own thread, so see that there are some."""
+    """Check that descriptors are left: UCX ends the process if it finds none for its own thread."""
     found: list[int] = []
     try:
         while len(found) < _DESCRIPTORS:
@@ -319,11 +319,11 @@ def _require_descriptors() -> None:
 
 
 _opening = threading.Lock()
-"""Held while a worker is made, so that the sockets that are new afterwards are those of that one."""
+"""Held while a worker is made, so that the sockets that are new afterwards belong to that worker."""
 
 
 def _listeners(known: Mapping[int, str], address: bytes) -> dict[int, Place]:
-    """The descriptors at which a new worker listens on TCP; that is what UCX tells nobody but its peers."""
+    """The descriptors at which a new worker listens on TCP; UCX tells its peers, but not its caller."""
     return {
         fd: place
         for fd, place in own_sockets.listening(known).items()
@@ -345,9 +345,9 @@ def _stop_listening(listeners: Mapping[int, Place]) -> tuple[Place, ...]:
 def _admission(
     listeners: Mapping[int, Place], wire_up_keys: WireUpKeys, *, within_host: bool
 ) -> AdmissionServer | None:
-    """Keep everybody from the port of a worker that serves peers until they are let in. None: it has none.
+    """Close the port of a worker that serves peers until it lets them in. None if the worker has no port.
 
-    Nobody has progressed the worker so far, so that nothing was read from whoever has connected already.
+    The worker has not been progressed so far, so nothing was read from those who have connected already.
     """
     if not listeners:
         return None
@@ -370,7 +370,7 @@ def _admission(
 
 
 def _refuse_queued(listener: socket.socket) -> None:
-    """Hang up on whoever was quicker than the filter. UCX's sockets do not block."""
+    """Hang up on those who connected before the filter was there. UCX's sockets do not block."""
     while True:
         try:
             listener.accept()[0].close()

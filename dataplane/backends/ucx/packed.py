@@ -1,7 +1,7 @@
-"""What UCX has packed for peers, as a handle carries it: with its length and a checksum.
+"""Bytes that UCX has packed for peers, as a handle carries them: with their length and a checksum.
 
-UCX takes such bytes without a length and believes what they say. The handle's own proof keeps strangers out; this keeps
-out what a peer itself has cut short or damaged before it proved the handle.
+UCX takes such bytes without a length and believes what they say. The handle's own proof keeps strangers out. The
+checksum keeps out what a peer itself has cut short or damaged before it proved the handle.
 
     u16 length, CRC-32 of the bytes, the bytes
 """
@@ -23,7 +23,7 @@ def pack(*parts: bytes) -> bytes:
 
 
 def unpack(packed: bytes, count: int) -> list[bytes]:
-    """The parts, of which there must be so many.
+    """The parts, of which there must be `count`.
 
     Raises:
         DescriptorError: They are cut short or damaged.
@@ -46,7 +46,7 @@ def unpack(packed: bytes, count: int) -> list[bytes]:
 
 
 def require_key(key: bytes) -> None:
-    """See to it that a packed key holds all that it says it does. One without a domain has UCX emulate each access.
+    """Check that a packed key is as long as it says. For a key without a domain UCX emulates each access.
 
     Raises:
         DescriptorError: It is cut short.

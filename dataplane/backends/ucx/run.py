@@ -29,7 +29,7 @@ SPIN_S = 100e-6
 _EXPIRED = math.inf
 
 Batches = Sequence[tuple[ClientWorker, "_ucp.Batch"]]
-"""What the client workers of one operation are to carry."""
+"""The batches of one operation, each with the client worker that carries it."""
 
 
 class UcxRun:
@@ -58,7 +58,7 @@ class UcxRun:
         self._left = 0
 
     def begin(self, batches: Batches, *, begun: bool) -> Helper | None:
-        """Go on after the submitting thread has done (`begun`) or not done its share of the only batch."""
+        """Go on. If `begun`, the submitting thread has advanced the only batch already."""
         self._take(batches)
         if begun:
             self._parts[0].go_on()
@@ -89,7 +89,7 @@ class UcxRun:
         self._left = len(self._parts)
 
     def _help(self) -> None:
-        """Drive in the thread that waits what nobody has begun."""
+        """Have the waiting thread drive what no other thread has begun."""
         for part in self._parts:
             part.help()
 
@@ -115,7 +115,7 @@ class UcxRun:
         ucp = self._owner.engine.ucp
         own = [status for status in statuses if status != ucp.CANCELED]
         status = own[0] if own else statuses[0]
-        # One that UCX itself has given up was not cut by anybody, whatever the status says.
+        # A connection that UCX itself has given up was not cut by us, whatever the status says.
         alone = any(part.batch.endpoint.failed for part in self._parts)
         if self.expired or time.monotonic() >= self.deadline:
             message = f"the deadline passed before the transfer with {self._owner.owner} was complete"
@@ -127,12 +127,12 @@ class UcxRun:
         if self.lost or ((own or alone) and self._owner.wait_for_exit()):
             self._done(OwnerDiedError(f"{self._owner.owner} is gone", status=status))
             return
-        self._tries += bool(own or alone)  # one that another operation's deadline has cut says nothing about this one
+        self._tries += bool(own or alone)  # a cut by the deadline of another operation says nothing about this one
         if self._tries > 1 or self._fate():
             self._done(self._owner.failure(ucp.status_text(status) + self._fate(), status))
             return
         if self._owner.asks_first:
-            # The owner may let this thread wait for it, and it may be the one that keeps the deadlines of others.
+            # Connecting may wait for the owner, and this thread may be the one that keeps the deadlines of others.
             threading.Thread(target=self._try_again, name="dataplane-ucx-retry", daemon=True).start()
         else:
             self._try_again()
@@ -148,7 +148,7 @@ class UcxRun:
             part.client.adopt(part)
 
     def _fate(self) -> str:
-        """What more there is to say about an operation that must not be repeated."""
+        """What a message adds about an operation that must not be repeated."""
         return ""
 
 
@@ -179,20 +179,20 @@ class RunPart:
         self._handed_over = False
 
     def claim(self) -> bool:
-        """See `client.Driven`: one that nobody has begun, or that was handed over. Only the worker calls it."""
+        """See `client.Driven`: true for a part that no thread has begun, or that was handed over."""
         if self._handed_over:
-            self._handed_over = False  # the same part may be queued from before it was claimed: it counts once
+            self._handed_over = False  # it may have been queued before it was claimed, too: it counts once
             return True
         return self._claimed.acquire(blocking=False)
 
     def help(self) -> None:
-        """Drive it in the calling thread for as long as that needs no sleep, if nobody has begun."""
+        """Drive it in the calling thread for as long as that needs no sleep, if no other thread has begun."""
         if self._claimed.acquire(blocking=False):
             self.batch.advance(SPIN_S, self.deadline)
             self._settle_or_hand_over()
 
     def go_on(self) -> None:
-        """Take it as begun by the calling thread, which has done what it wanted to."""
+        """Claim it for the calling thread, which has advanced it already; then settle it or hand it over."""
         self._claimed.acquire()
         self._settle_or_hand_over()
 
@@ -201,7 +201,7 @@ class RunPart:
         self._run.part_over()
 
     def look(self) -> None:
-        """See `client.Driven`. UCX may try a device for as long as it is told to before it says that."""
+        """See `client.Driven`. UCX may try a device for as long as it is told to before it reports a failure."""
         if self._run.owner_lost():
             self._run.cut(self.batch)
 

@@ -1,6 +1,6 @@
 """The largest pieces that a process sends and takes over TCP.
 
-UCX does not tell its peers, and ends a process that gets a larger one than it is made for. So handles say it.
+UCX does not tell its peers, and ends a process that gets a larger piece than its own size. So handles carry both sizes.
 """
 
 import os
@@ -19,7 +19,7 @@ _SENDS, _TAKES = "TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE"
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Of one process.
+    """The sizes of one process.
 
     Attributes:
         sends: Bytes of the largest piece that it sends; 0 where that is not known.
@@ -31,12 +31,12 @@ class Segments:
 
     @classmethod
     def of(cls, chosen: Mapping[str, str]) -> Self:
-        """Those of this process, from the options that are set in code and those of the environment."""
+        """The sizes of this process, from the options that are set in code and those of the environment."""
         return cls(*(_size(chosen.get(name) or os.environ.get(f"UCX_{name}", "")) for name in (_SENDS, _TAKES)))
 
     @classmethod
     def after(cls, address: bytes) -> Self:
-        """What `pack` has put behind a worker's address, if it has."""
+        """Read what `pack` has put behind a worker's address, if it has."""
         if len(address) >= _MARKED.size:
             mark, sends, takes = _MARKED.unpack_from(address, len(address) - _MARKED.size)
             if mark == _MARK:
@@ -44,7 +44,7 @@ class Segments:
         return cls(0, 0)
 
     def pack(self) -> bytes:
-        """To be put behind the worker's address, of which UCX itself knows where it ends."""
+        """As bytes behind the worker's address; UCX itself knows where the address ends."""
         return _MARKED.pack(_MARK, self.sends, self.takes)
 
     def obstacle(self, peer: "Segments") -> str | None:

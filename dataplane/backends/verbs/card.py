@@ -1,12 +1,11 @@
 """What a handle holds for verbs, as bytes and as objects."""
 
-import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
 
 from skipper.dataplane.backends.base import Remote
-from skipper.dataplane.backends.handshake import TOKEN_BYTES
+from skipper.dataplane.backends.handshake import TOKEN_BYTES, is_target
 from skipper.dataplane.backends.verbs.device import Atomics
 from skipper.dataplane.backends.verbs.port import MOST_PORTS
 from skipper.dataplane.epochs import PAGE_BYTES, WORD
@@ -16,13 +15,12 @@ from skipper.dataplane.handle import ADDRESSES, VERBS, Card, Handle
 _CARD = struct.Struct(f"<{TOKEN_BYTES}sQBB")  # then a key per rail, then the address as text
 _BODY = struct.Struct("<Q")  # then a key per rail
 _KEY = struct.Struct("<I")
-_TCP = re.compile(r"[0-9A-Za-z.:_%-]{1,253}:[0-9]{1,5}")
 _DAMAGED = "this buffer handle has a damaged section for verbs"
 
 
 @dataclass(frozen=True, slots=True)
 class Rkeys:
-    """What an owner's devices want to see, one per rail: the keys of the memory and of its epoch page."""
+    """Remote keys of a registration, one per rail: those of the memory and those of its epoch page."""
 
     memory: tuple[int, ...]
     page: tuple[int, ...]
@@ -33,7 +31,7 @@ class VerbsCard:
     """The verbs section of a card.
 
     Attributes:
-        token: Whose owner is meant.
+        token: Tells which owner is meant.
         page: Where the epoch page begins.
         page_keys: Its keys, one per rail of the owner.
         atomics: What atomic operations on the owner's memory are atomic with.
@@ -70,8 +68,7 @@ def parse_section(section: bytes) -> VerbsCard:
     end = _CARD.size + rails * _KEY.size
     text = section[end:]
     address = text.decode("ascii") if text.isascii() else ""
-    kind, _, where = address.partition(":")
-    if not where or kind not in ("unix", "tcp") or (kind == "tcp" and not _is_target(where)):
+    if not is_target(address):
         raise DescriptorError(_DAMAGED)
     if not 0 < rails <= MOST_PORTS or atomics not in Atomics._value2member_map_ or page + PAGE_BYTES > ADDRESSES:
         raise DescriptorError(_DAMAGED)
@@ -103,11 +100,6 @@ def remote_of(handle: Handle) -> Remote:
         raise DescriptorError(_DAMAGED)
     keys = Rkeys(_unpack_keys(section[_BODY.size :]), contact.page_keys)
     return Remote(handle, begin, contact.page + handle.slot * WORD, keys)
-
-
-def _is_target(where: str) -> bool:
-    """Whether a socket could be told to connect there."""
-    return bool(_TCP.fullmatch(where)) and int(where.rpartition(":")[2]) <= 0xFFFF
 
 
 def _pack_keys(keys: tuple[int, ...]) -> bytes:

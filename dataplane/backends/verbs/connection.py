@@ -51,13 +51,13 @@ class PostedRun(Protocol):
     over: bool
 
     def rails(self) -> Iterable[int]:
-        """Those that this phase has chains for."""
+        """The rails that this phase has chains for."""
 
     def next_chain(self, rail: int) -> RequestChain | None:
         """What to post next on a rail in this phase; the same one until `posted`."""
 
     def posted(self, rail: int) -> None:
-        """That chain was posted."""
+        """The next chain on this rail was posted."""
 
     def all_posted(self) -> bool:
         """Whether this phase has no chain left for any rail."""
@@ -191,21 +191,21 @@ class SoleRun:
         self.run: PostedRun | None = None
 
     def rails(self) -> Iterable[int]:
-        """None: it is posted."""
+        """None, since its chain is posted."""
         return ()
 
     def next_chain(self, rail: int) -> RequestChain | None:
-        """None."""
+        """None, likewise."""
 
     def posted(self, rail: int) -> None:
-        """Never."""
+        """Never called."""
 
     def all_posted(self) -> bool:
-        """It is."""
+        """True, likewise."""
         return True
 
     def phase_over(self) -> bool:
-        """It has only one."""
+        """False: it has only one phase."""
         return False
 
     def finish(self) -> None:

@@ -28,7 +28,7 @@ _GATHER = 16  # pieces of local memory per work request, where the device allows
 _RNR_TIMER = 12
 
 ENDPOINT = struct.Struct("<II16sHBBH")
-"""What one end must know of the other: queue pair number, first packet number, GID, LID, path MTU code, reads, and the
+"""One end, as the other must know it: queue pair number, first packet number, GID, LID, path MTU code, reads, and the
 port of the connection manager that it wants to be connected by (0: none)."""
 
 
@@ -177,7 +177,7 @@ class Device:
         return ENDPOINT.pack(number, first_packet, self.gid, self._lid, self._mtu, self.reads, self.manager_port)
 
     def attributes(self, mine: int, theirs: bytes) -> Any:
-        """What takes a queue pair from reset to ready to send.
+        """The attributes that take a queue pair from reset to ready to send.
 
         Args:
             mine: Number of the first packet that this end sends.

@@ -41,7 +41,7 @@ HELLO = struct.Struct("<4sB16s")
 MAGIC = b"SKv4"
 
 Endpoints = Mapping[int, bytes]
-"""What one side must know of the other, by rail; see `device.ENDPOINT`."""
+"""The ends of one side, by rail, as the other side must know them; see `device.ENDPOINT`."""
 
 
 class Dialled(NamedTuple):

@@ -231,7 +231,7 @@ class VerbsPeer(Peer):
 
 
 def _key(local: Region, remote: Remote, address: int, to_remote: bool, rails: tuple[int, ...]) -> tuple[object, ...]:
-    """What makes a copy the same as another."""
+    """Two copies with the same key use the same program."""
     return local.address, local.nbytes, address, remote.word, remote.key.memory, to_remote, rails
 
 

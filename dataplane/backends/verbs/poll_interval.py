@@ -34,7 +34,7 @@ class PollInterval:
             self.call()
 
     def left_alone(self) -> None:
-        """A thread that others have relied on leads no more."""
+        """The thread that has led for others leads no more."""
         if self.seconds > _GRACE_S:
             self.call()
 
@@ -44,7 +44,7 @@ class PollInterval:
         self._called.notify()
 
     def quicken(self) -> None:
-        """It has had to do something, so let it look often."""
+        """Look often again: the thread has had something to do."""
         self.seconds = _GRACE_S
 
     def rest(self, most: float, *, idle: bool) -> None:

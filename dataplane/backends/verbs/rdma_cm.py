@@ -78,7 +78,7 @@ class CmEventChannel:
 
 
 def ticket(key: bytes, initiator: bytes, owner: bytes) -> bytes:
-    """What lets one queue pair connect to one other: who does not know the key of their handshake cannot make it."""
+    """Lets one queue pair connect to one other; only those can make it who know the key of their handshake."""
     return hmac.digest(key, b"ticket" + initiator + owner, "sha256")
 
 

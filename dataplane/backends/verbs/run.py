@@ -1,9 +1,9 @@
 """One start of a program, and what becomes of it when its connection fails.
 
-The device's own status tells why. Flushed by another run's failure, a run begins again on a new connection. Refused
-access, it asks for the words first, which tell a buffer that was dropped from a key that never was good. A rail that
-does not answer is left out where there is another; else it has been tried often enough by the device itself. All that
-holds for what can be repeated: an atomic operation is not, from the moment that it may have been sent.
+The device's own status tells why. A run that was flushed by another run's failure begins again on a new connection. A
+run that was refused access asks for the words first, which tell a dropped buffer from a key that never was good. A rail
+that does not answer is left out if there is another; the device itself has tried often enough. All that holds for what
+can be repeated. An atomic operation is not repeated once it may have been sent.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ class VerbsRun:
         return self._connector.engine.start(self, connection)
 
     def resume(self, connection: VerbsConnection, program: VerbsProgram) -> None:
-        """Be what was posted there already, all of it."""
+        """Take over a program that was posted there already, all of it."""
         self._rails, self._program, self._phases = connection.rails, program, [program.data]
         self._left = {rail: [] for rail in program.data}
 
@@ -114,7 +114,7 @@ class VerbsRun:
         return self.deadline
 
     def help(self) -> bool:
-        """What a waiting thread can do, and whether there is more of it."""
+        """Have the waiting thread drive it; whether it is to be called again."""
         self._connector.engine.lead(self)
         return not self.over
 
@@ -268,5 +268,5 @@ class VerbsAtomicRun(VerbsRun):
 
 
 def epochs_of(remotes: Iterable[Remote]) -> bytes:
-    """What the words of remotes must be, as they lie in memory."""
+    """The values that the words of remotes must have, as they lie in memory."""
     return b"".join([_WORD.pack(remote.handle.epoch) for remote in remotes])

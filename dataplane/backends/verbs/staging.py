@@ -1,4 +1,4 @@
-"""GPU memory that no RDMA device can register: moved by way of host memory, and said so.
+"""Moves GPU memory that no RDMA device can register by way of host memory.
 
 Only this side of a transfer can be staged. A buffer that peers are to reach must be registered itself.
 """

@@ -70,12 +70,12 @@ class PortFolder:
 
 
 def port_folder(device: str, number: int, root: Path = SYS) -> PortFolder:
-    """That of a port, which may be gone."""
+    """The folder of a port, which may be gone."""
     return PortFolder(root / _DEVICES / device / "ports" / str(number))
 
 
 def port_folders(root: Path = SYS) -> Iterator[PortFolder]:
-    """Those of all ports of all devices, in the order of their names; none without kernel support."""
+    """The folders of all ports of all devices, in the order of their names; none without kernel support."""
     folder = root / _DEVICES
     for device in sorted(folder.iterdir()) if folder.is_dir() else ():
         for number in sorted(int(port.name) for port in (device / "ports").iterdir()):
@@ -83,7 +83,7 @@ def port_folders(root: Path = SYS) -> Iterator[PortFolder]:
 
 
 def text_of(path: Path) -> str | None:
-    """What a file says; None where it cannot be read: unused entries and links that are down answer EINVAL."""
+    """The text of a file; None if it cannot be read: unused entries and links that are down answer EINVAL."""
     try:
         return path.read_text().strip()
     except OSError:
