@@ -376,8 +376,12 @@ class InstructionStream:
 
     def _take_freed(self) -> None:
         freed = self.freed
-        refs = [freed.popleft() for _ in range(len(freed))]
-        code = (FREE, len(refs), *refs)
+        code: tuple[int, ...]
+        if len(freed) == 1:
+            code = (FREE, 1, freed.popleft())
+        else:
+            refs = [freed.popleft() for _ in range(len(freed))]
+            code = (FREE, len(refs), *refs)
         self._batch.code += code
 
     def _send(self, arguments: tuple[Any, ...], *, is_last: bool) -> Future[Any] | None:

@@ -281,7 +281,7 @@ def _first_result(traced: Traced, results: dict[int, Value], tensors: Sequence[T
     for each in traced.result.made:
         value = results[each.slot] if each.argument is None else tensors[each.argument].remote_value
         made.append(seal(value) if each.sealed else wrap(value))
-    traced.gradients.leave_on_arguments(tensors, made)
+    traced.gradients.leave(tensors, made)
     return put_together(traced.result.template, made, tensors)
 
 

@@ -63,10 +63,6 @@ class Gradients:
         for leaf, grad in self.left:
             if leaf.grad is not grad:
                 leaf.grad = grad
-        self.leave_on_arguments(tensors, made)
-
-    def leave_on_arguments(self, tensors: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
-        """The same for the arguments alone."""
         for index, place in self.left_on_arguments:
             tensors[index].grad = None if place is None else made[place]
 
