@@ -35,13 +35,13 @@ class Active:
         self.instruction_stream = instruction_stream
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     active: Active | None = None
     mode: _Mode | None = None
     stream: StreamKey = MAIN
 
 
-_here = _Here()
+_here = _ThreadState()
 
 
 def current() -> Active | None:

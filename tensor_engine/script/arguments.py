@@ -38,7 +38,7 @@ class OpaqueHandle(OpaqueRef):
         return f"<OpaqueRef on {self.remote_value.mesh!r}>"
 
 
-class Packed:
+class PackedArguments:
     """Arguments as they are sent.
 
     Attributes:
@@ -67,7 +67,7 @@ class Packed:
     def _sink_to(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         sink = io.BytesIO()
         try:
-            _Pickler(sink, self).dump((tuple(args), kwargs))
+            _ArgumentPickler(sink, self).dump((tuple(args), kwargs))
         except LocalTensorError:
             raise
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -110,7 +110,7 @@ def place_of(values: Sequence[Value], what: str) -> tuple[InstructionStream, Pro
     """The instruction stream and the mesh that values have in common; those that are active if there are none.
 
     Raises:
-        As `Packed.place`.
+        As `PackedArguments.place`.
     """
     if not values:
         active = activation.require_active(what)
@@ -122,8 +122,8 @@ def place_of(values: Sequence[Value], what: str) -> tuple[InstructionStream, Pro
     return first.instruction_stream, first.mesh
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed
-    def __init__(self, sink: io.BytesIO, packed: Packed) -> None:
+class _ArgumentPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed
+    def __init__(self, sink: io.BytesIO, packed: PackedArguments) -> None:
         super().__init__(sink, protocol=5)
         self._packed = packed
         self._numbers: dict[int, int] = {}

@@ -14,9 +14,9 @@ import torch
 from skipper.dataplane.uncollected import uncollected
 from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script import recording
-from skipper.tensor_engine.script.guards import Guarding, Key, Surroundings, gradients, look_at
+from skipper.tensor_engine.script.guards import CallKey, Guarding, TraceSurroundings, gradients, look_at
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
-from skipper.tensor_engine.script.recording import Recorder
+from skipper.tensor_engine.script.recording import TraceRecorder
 from skipper.tensor_engine.script.tensor import Tensor
 from skipper.tensor_engine.script.trace_compiler import compile_trace
 from skipper.tensor_engine.script.traced import Traced
@@ -39,9 +39,9 @@ class CompiledFunction(Generic[P, R]):
         self._limit = programs
         self._backend = worker_compile
         self._able: set[int] = set()  # numbers of the instruction streams whose workers can compile by it
-        self._programs: dict[Key, list[Traced]] = {}
-        self._order: list[tuple[Key, Traced]] = []
-        self._unsettled: set[Key] = set()
+        self._programs: dict[CallKey, list[Traced]] = {}
+        self._order: list[tuple[CallKey, Traced]] = []
+        self._unsettled: set[CallKey] = set()
         self._has_warned = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -68,11 +68,11 @@ class CompiledFunction(Generic[P, R]):
         self._order.clear()
         self._unsettled.clear()
 
-    def _trace(self, key: Key, tensors: list[Tensor], args: Any, kwargs: Any) -> Any:
+    def _trace(self, key: CallKey, tensors: list[Tensor], args: Any, kwargs: Any) -> Any:
         with _tracing, uncollected():
-            surroundings = Surroundings()
+            surroundings = TraceSurroundings()
             before = gradients()
-            recorder = recording.current = Recorder()
+            recorder = recording.current = TraceRecorder()
             try:
                 with surroundings, Guarding(), torch.autograd.set_multithreading_enabled(False):
                     result = [self._function(*args, **kwargs)]  # nobody else is to hold it

@@ -14,7 +14,7 @@ from skipper.dataplane import empty as shared_empty
 from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.script import recording
 from skipper.tensor_engine.script.activation import no_mesh
-from skipper.tensor_engine.script.session import Session, home_of
+from skipper.tensor_engine.script.session import EngineSession, home_of
 from skipper.tensor_engine.script.tensor import value_of
 from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.worker.data import tensor_of
@@ -139,7 +139,7 @@ def ask(value: Value, rank: int, function: str, argument: object = None) -> Futu
         return answer
 
 
-def open_answer(session: Session, answer: Any) -> Any:
+def open_answer(session: EngineSession, answer: Any) -> Any:
     """What a worker has answered.
 
     Raises:

@@ -16,10 +16,10 @@ from skipper.tensor_engine.errors import CompileError, LocalTensorError
 from skipper.tensor_engine.script import activation, recording
 from skipper.tensor_engine.script.tensor import Tensor
 
-Key = tuple[Hashable, ...]
+CallKey = tuple[Hashable, ...]
 
 
-def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[Tensor]]:
+def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallKey, list[Tensor]]:
     """What a call looks like, to find programs for its like.
 
     Returns:
@@ -128,7 +128,7 @@ def _all_objects() -> list[Any]:
         gc.freeze()
 
 
-class Surroundings:
+class TraceSurroundings:
     """What a function met while it was traced, and what replays depend on: modules' modes, and optimizers' settings."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Surroundings:
         self._settings: list[tuple[dict[str, Any], str, Any]] = []
         self._hooks: list[Any] = []
 
-    def __enter__(self) -> Surroundings:
+    def __enter__(self) -> TraceSurroundings:
         self._hooks = [
             register_module_forward_pre_hook(self._meet_module),
             register_optimizer_step_pre_hook(self._meet_optimizer),

@@ -16,7 +16,7 @@ from skipper.tensor_engine.shared.encoding import FREE, Definition, pack_code, p
 from skipper.tensor_engine.shared.stacks import Stack, capture
 
 if TYPE_CHECKING:
-    from skipper.tensor_engine.script.session import Session
+    from skipper.tensor_engine.script.session import EngineSession
 
 _SMALLEST, _LARGEST = 8, 256
 """Instructions in a batch to two workers: the first ones of a burst leave early, later ones many at a time."""
@@ -216,7 +216,7 @@ class InstructionStream:
 
     def __init__(
         self,
-        session: Session,
+        session: EngineSession,
         order: IssueOrder,
         stream: StreamKey,
         ranks: tuple[int, ...],

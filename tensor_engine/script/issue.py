@@ -21,8 +21,8 @@ from skipper.tensor_engine.script.session import all_sessions
 from skipper.tensor_engine.script.tensor import Tensor, refuse_mixture, value_of, wrap
 from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
-from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata_of
+from skipper.tensor_engine.worker.calls import FunctionCall
 
 _MOST_SITES = 4096
 """Kinds of operations and arguments that are remembered."""
@@ -193,7 +193,7 @@ def _name(func: Any) -> str:
 def issue_call(
     function: str,
     inputs: Sequence[Tensor | Value],
-    outputs: Sequence[Metadata],
+    outputs: Sequence[TensorMetadata],
     *,
     instruction_stream: InstructionStream,
     mesh: ProcMesh,
@@ -208,17 +208,17 @@ def issue_call(
     """Have the workers of an instruction stream call a function of this package, in its turn among the operations.
 
     Args:
-        function: where it lies, ``module:name`` (see `calls.Call.function` for how it is called).
+        function: where it lies, ``module:name`` (see `calls.FunctionCall.function` for how it is called).
         inputs: its inputs; a worker of the instruction stream that does not have one gets None for it.
         outputs: what is known of the tensors that it makes.
         instruction_stream: whose workers call it.
         mesh: those workers as the user laid them out, which is the mesh of the outputs.
         owner: the instruction stream of the outputs, where only some workers have any; ``mesh`` is of these then.
         name: for people; the function's own when None.
-        static: for `calls.Call.static`; sent once, and part of the key by which the site is remembered.
+        static: for `calls.FunctionCall.static`; sent once, and part of the key by which the site is remembered.
         constant: sent with the instruction; anything that can be pickled.
         has_constant: whether there is one.
-        sees_poison: for `calls.Call.sees_poison`.
+        sees_poison: for `calls.FunctionCall.sees_poison`.
         writes: which inputs it changes.
 
     Returns:
@@ -230,7 +230,7 @@ def issue_call(
     if (recorder := recording.current) is not None:
         for value in values:
             recorder.note_value(value)
-    call = Call(
+    call = FunctionCall(
         function,
         name or function.partition(":")[2],
         len(values),

@@ -21,7 +21,7 @@ from skipper.tensor_engine.script.call_site import GIVEN, NEW, SAME, SEQUENCE, C
 from skipper.tensor_engine.script.tensor import Tensor
 from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
+from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata_of
 from skipper.tensor_engine.worker.operations import CONSTANT, FIXED, INPUT, LIST, TUPLE, Description, Node
 
 _log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -132,7 +132,7 @@ class _Reading:
     """Takes the result of a run on fake tensors apart."""
 
     def __init__(self, name: str, fakes: Sequence[torch.Tensor]) -> None:
-        self.outputs: list[tuple[Metadata, int | None]] = []
+        self.outputs: list[tuple[TensorMetadata, int | None]] = []
         self.paths: list[tuple[int, ...]] = []
         self._name = name
         self._inputs = {id(fake): index for index, fake in reversed(list(enumerate(fakes)))}
@@ -151,14 +151,14 @@ class _Reading:
             raise NotPropagatableError(f"{self._name} returns a number that only the workers can know")
         return GIVEN, result
 
-    def add(self, meta: Metadata, base: int | None, path: tuple[int, ...]) -> int:
+    def add(self, meta: TensorMetadata, base: int | None, path: tuple[int, ...]) -> int:
         self.outputs.append((meta, base))
         self.paths.append(path)
         return len(self.outputs) - 1
 
 
 def _reshaped(
-    func: Any, name: str, before: Sequence[Metadata], after: Sequence[Metadata], reading: _Reading
+    func: Any, name: str, before: Sequence[TensorMetadata], after: Sequence[TensorMetadata], reading: _Reading
 ) -> list[tuple[int, int]]:
     changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new]
     if changed and (torch.Tag.inplace_view not in func.tags or len(changed) != 1):

@@ -13,7 +13,7 @@ import torch
 from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script.call_site import CallSite
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
-from skipper.tensor_engine.script.value import Storage, Value
+from skipper.tensor_engine.script.value import TensorStorage, Value
 from skipper.tensor_engine.shared.stacks import Stack
 
 
@@ -38,7 +38,7 @@ class Noted:
     stack: Stack
 
 
-class Recorder:
+class TraceRecorder:
     """Notes what one thread issues.
 
     Attributes:
@@ -57,7 +57,7 @@ class Recorder:
         self.instructions: list[Noted] = []
         self.made: dict[int, weakref.ref[Value]] = {}
         self.read: dict[int, weakref.ref[Value]] = {}
-        self.storages: dict[int, Storage] = {}
+        self.storages: dict[int, TensorStorage] = {}
         self.met: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[Value]]] = {}
         self.leaves: dict[int, torch.Tensor] = {}
         self.foreign = False
@@ -117,7 +117,7 @@ class Recorder:
                 self.foreign = True
 
 
-current: Recorder | None = None
+current: TraceRecorder | None = None
 """What records just now, for one function at a time."""
 
 

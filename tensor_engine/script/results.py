@@ -13,8 +13,8 @@ from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script.activation import no_mesh
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.tensor import Tensor, wrap
-from skipper.tensor_engine.script.value import Storage, Value
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.script.value import TensorStorage, Value
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 
 AS_IT_IS, ARGUMENT, MADE, SEQUENCE, NAMED, MAPPING = range(6)
 """Kinds of results: anything, an argument, a new tensor, and collections of results."""
@@ -31,9 +31,9 @@ class Made:
 
     __slots__ = ("argument", "instruction_stream", "mesh", "meta", "sealed", "slot", "storage")
 
-    def __init__(self, value: Value, argument: int | None, sealed: bool, storage: int | Storage) -> None:
+    def __init__(self, value: Value, argument: int | None, sealed: bool, storage: int | TensorStorage) -> None:
         self.slot = value.ref
-        self.meta: Metadata = value.meta
+        self.meta: TensorMetadata = value.meta
         self.instruction_stream: InstructionStream = value.instruction_stream
         self.mesh = value.mesh
         self.argument = argument
@@ -42,7 +42,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ReplayResult:
     """How the result of a replay is put together.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""`Session`: the workers of one mesh of processes, and what the script has to keep in mind about them."""
+"""`EngineSession`: the workers of one mesh of processes, and what the script has to keep in mind about them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _IDLE_S = 0.1
 """While it sleeps, it looks this often for values to free."""
 
 
-class Session:
+class EngineSession:
     """The workers of one root mesh: the first `activate` of it, or of a slice, makes it.
 
     Attributes:
@@ -197,7 +197,7 @@ class Session:
         listen()
 
 
-def _keep_flushing(session: weakref.ref[Session], wake: threading.Event) -> None:
+def _keep_flushing(session: weakref.ref[EngineSession], wake: threading.Event) -> None:
     """Send what waits though nothing follows. The thread ends with the session."""
     while True:
         wake.wait(_IDLE_S)
@@ -226,33 +226,33 @@ def _stack_of(streams: Mapping[Any, InstructionStream], number: int, sequence: i
     return None
 
 
-def _flush(session: Session, seen: dict[int, int]) -> bool:
+def _flush(session: EngineSession, seen: dict[int, int]) -> bool:
     try:
         return session.flush_waiting(seen)
     except (ControlError, EngineClosedError):
         return False  # the next operation in the script meets the same error, and raises it
 
 
-_sessions: dict[int, Session] = {}
+_sessions: dict[int, EngineSession] = {}
 _sessions_lock = threading.Lock()
 
 
-def session_of(procs: ProcMesh) -> Session:
+def session_of(procs: ProcMesh) -> EngineSession:
     """The session of the root mesh of these processes; the first call starts its workers."""
     with _sessions_lock:
         session = _sessions.get(procs.uid)
         if session is None or session.is_closed:
             _register_exit()
-            session = _sessions[procs.uid] = Session(procs.root)
+            session = _sessions[procs.uid] = EngineSession(procs.root)
         return session
 
 
-def all_sessions() -> list[Session]:
+def all_sessions() -> list[EngineSession]:
     """Those that are open."""
     return [session for session in list(_sessions.values()) if not session.is_closed]
 
 
-def home_of(poison: Poison, session: Session) -> Session:
+def home_of(poison: Poison, session: EngineSession) -> EngineSession:
     """The session whose instruction failed: where poison was met, or another one from which it came by `to_mesh`."""
     for known in (session, *all_sessions()):
         if any(

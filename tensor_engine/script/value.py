@@ -7,10 +7,10 @@ from collections import deque
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import DroppedTensorError
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 
 
-class Storage:
+class TensorStorage:
     """What a tensor and its views share; that somebody has borrowed it concerns all of them.
 
     Attributes:
@@ -56,16 +56,16 @@ class Value:
     def __init__(
         self,
         ref: int,
-        meta: Metadata,
+        meta: TensorMetadata,
         instruction_stream: InstructionStream,
         mesh: ProcMesh,
-        storage: Storage | None = None,
+        storage: TensorStorage | None = None,
     ) -> None:
         self.ref = ref
         self.meta = meta
         self.instruction_stream = instruction_stream
         self.mesh = mesh
-        self.storage = storage or Storage()
+        self.storage = storage or TensorStorage()
         self.barred: Exception | None = None
         self.freed: deque[int] = instruction_stream.freed
 

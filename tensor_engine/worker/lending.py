@@ -7,32 +7,32 @@ from typing import Any
 
 import torch
 
-from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.worker.calls import FunctionCall
 from skipper.tensor_engine.worker.device import follow, mark
 from skipper.tensor_engine.worker.interpreter import Interpreter
 from skipper.tensor_engine.worker.rendezvous_point import forget, point_of
 
 
-def lend(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
+def lend(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the owner's stream: everything before has been issued, so the borrower may begin."""
     point_of((worker.session, constant)).given.set_result((inputs[0], _event(inputs[0])))
     return []
 
 
-def take(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
+def take(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the borrower's stream: wait for the owner to be as far, and take the tensor."""
     value, event = point_of((worker.session, constant)).given.result()
     follow(event)
     return [value.detach() if isinstance(value, torch.Tensor) else value]
 
 
-def give_back(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
+def give_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the borrower's stream: nothing follows that uses the tensor."""
     point_of((worker.session, constant)).returned.set_result(_event(inputs[0]))
     return []
 
 
-def get_back(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
+def get_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the owner's stream: wait for the borrower to be done. Until then the point holds on to the memory."""
     key = (worker.session, constant)
     follow(point_of(key).returned.result())

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.worker.device import local
 from skipper.tensor_engine.worker.heap import Heap
 from skipper.tensor_engine.worker.interpreter import Interpreter, Run, Site
@@ -39,7 +39,7 @@ class Description:
         args: Sequence[Node],
         kwargs: dict[str, Node],
         *,
-        outputs: Sequence[tuple[tuple[int, ...], Metadata]],
+        outputs: Sequence[tuple[tuple[int, ...], TensorMetadata]],
         views: frozenset[int],
         reshapes: frozenset[int],
     ) -> None:
@@ -102,7 +102,7 @@ def _checking(site: Site, description: Description, run: Run) -> Run:
     return check
 
 
-def laid_out(result: torch.Tensor, expected: Metadata) -> torch.Tensor:
+def laid_out(result: torch.Tensor, expected: TensorMetadata) -> torch.Tensor:
     """The tensor, with the strides that the script takes it to have."""
     if result.stride() == expected.stride:
         return result

@@ -10,7 +10,7 @@ from typing import Any
 
 from skipper.tensor_engine.errors import EngineClosedError
 
-Key = tuple[int, int]
+PointKey = tuple[int, int]
 """A session, and a number that is unique in the script."""
 
 
@@ -27,12 +27,12 @@ class RendezvousPoint:
     returned: Promise[Any] = field(default_factory=Promise)
 
 
-_points: dict[Key, RendezvousPoint] = {}
+_points: dict[PointKey, RendezvousPoint] = {}
 _ended: set[int] = set()
 _lock = threading.Lock()
 
 
-def point_of(key: Key) -> RendezvousPoint:
+def point_of(key: PointKey) -> RendezvousPoint:
     """The point of this number; whoever comes first makes it.
 
     Raises:
@@ -44,7 +44,7 @@ def point_of(key: Key) -> RendezvousPoint:
         return _points.setdefault(key, RendezvousPoint())
 
 
-def forget(key: Key) -> None:
+def forget(key: PointKey) -> None:
     """The point is over: the last one to leave says so."""
     with _lock:
         _points.pop(key, None)

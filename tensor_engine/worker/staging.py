@@ -13,7 +13,7 @@ CARD_NBYTES = 512
 _CARD_MAX = CARD_NBYTES - 2
 
 
-class Stage:
+class StagingBlock:
     """A block that this worker writes and others read one-sidedly. It grows when it has to."""
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.program import CALL, OPERATION, Program, Step
-from skipper.tensor_engine.worker.calls import Call, invoke
+from skipper.tensor_engine.shared.program import CALL, OPERATION, CompiledProgram, ProgramStep
+from skipper.tensor_engine.worker.calls import FunctionCall, invoke
 from skipper.tensor_engine.worker.compiled_regions import CompiledRegion
 from skipper.tensor_engine.worker.device import local
 from skipper.tensor_engine.worker.heap import Heap, Poison
@@ -26,7 +26,7 @@ class WrittenPoisonError(Exception):
         super().__init__("poison")
 
 
-class Writer:
+class ProgramWriter:
     """Writes the function of a program.
 
     Attributes:
@@ -37,7 +37,7 @@ class Writer:
     def __init__(
         self,
         worker: Interpreter,
-        program: Program,
+        program: CompiledProgram,
         sites: Sequence[Site],
         last: Sequence[Sequence[int]],
         base: int,
@@ -46,7 +46,7 @@ class Writer:
         self._worker = worker
         self._base = base
         self._names: dict[str, Any] = {"alias": torch.ops.aten.alias.default._op, "laid_out": laid_out}
-        self._operations: dict[int, _Operation] = {}
+        self._operations: dict[int, _WrittenOperation] = {}
         self._sites = sites
         self._program = program
         self._lines: list[str] = []
@@ -101,10 +101,10 @@ class Writer:
         self._names[name] = value
         return name
 
-    def _operation(self, index: int, step: Step, packed: bytes) -> None:
+    def _operation(self, index: int, step: ProgramStep, packed: bytes) -> None:
         known = self._operations.get(step.site)
         if known is None:
-            known = self._operations[step.site] = _Operation(packed, self._sites[step.site], self._name)
+            known = self._operations[step.site] = _WrittenOperation(packed, self._sites[step.site], self._name)
         call = known.call(step)
         outputs = known.description.outputs
         if len(outputs) == 1 and not outputs[0][0] and known.checked[0] is None:
@@ -119,14 +119,14 @@ class Writer:
             self._add(index, f"    v{slot} = {found if expected is None else f'laid_out({found}, {expected})'}")
         self._add(index, "    del r")
 
-    def _call(self, index: int, step: Step, form: Form, description: Any) -> None:
+    def _call(self, index: int, step: ProgramStep, form: Form, description: Any) -> None:
         call = self._name(_caller(self._worker, index, step, form, description, self._base))
         results = "".join(f"v{slot}, " for slot in step.outputs)
         arguments = ", ".join(f"v{slot}" for slot in step.inputs)
         self._add(index, f"    {results}{'= ' if results else ''}{call}({arguments})")
 
 
-class _Operation:
+class _WrittenOperation:
     """How the steps of an operation are written."""
 
     def __init__(self, packed: bytes, site: Site, name: Callable[[object], str]) -> None:
@@ -139,7 +139,7 @@ class _Operation:
             for index, (_, expected) in enumerate(description.outputs)
         ]
 
-    def call(self, step: Step) -> str:
+    def call(self, step: ProgramStep) -> str:
         """The call of a step, as text."""
         arguments = [self._text(node, step) for node in self.description.args]
         if self.description.kwargs:
@@ -147,7 +147,7 @@ class _Operation:
             arguments.append(f"**{{{named}}}")
         return f"{self._op}({', '.join(arguments)})"
 
-    def _text(self, node: Node, step: Step) -> str:
+    def _text(self, node: Node, step: ProgramStep) -> str:
         kind, value = node
         if kind == INPUT:
             found = f"v{step.inputs[value]}"
@@ -164,11 +164,13 @@ class _Operation:
         return f"[{inner}]" if kind == LIST else f"({inner},)" if value else "()"
 
 
-def _caller(worker: Interpreter, index: int, step: Step, form: Form, description: Any, base: int) -> Callable[..., Any]:
+def _caller(
+    worker: Interpreter, index: int, step: ProgramStep, form: Form, description: Any, base: int
+) -> Callable[..., Any]:
     """What a step calls that is no operation of torch."""
     if form.maker != CALL:
         raise TypeError(f"{form.name} cannot be part of a program")
-    call: Call = description
+    call: FunctionCall = description
     function = resolve(call.function)
     constant = step.constants[0] if call.has_constant else None
     heap = worker.heap
