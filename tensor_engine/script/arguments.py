@@ -75,11 +75,11 @@ class PackedArguments:
         self.data = sink.getvalue()
 
     def load(self, stand_ins: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments again, with other things in place of the values, and process groups that do nothing."""
+        """The arguments, with stand-ins in place of the values, and process groups that do nothing."""
         return unpack(self.data, stand_ins, stand_in)
 
     def place(self, what: str) -> tuple[InstructionStream, ProcMesh]:
-        """Where it runs: where its tensors are, or on the active mesh.
+        """Where the function runs: where its tensors are, or on the active mesh.
 
         Raises:
             MeshMismatchError: they are not all on one mesh, or a process group is of another one.
@@ -92,7 +92,7 @@ class PackedArguments:
         return instruction_stream, mesh
 
     def pattern(self) -> tuple[object, ...]:
-        """What the metadata of results can depend on; hashable."""
+        """Everything on which the metadata of results can depend; hashable."""
         numbers: dict[int, int] = {}
         storages: dict[int, int] = {}
         alike = tuple(

@@ -1,4 +1,4 @@
-"""What `control` finds by the entry point: the methods of its meshes that are about tensors."""
+"""What `control` finds by the entry point ``tensor_engine``: what its meshes and endpoints do with tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the script takes a remote function to return, found out by a run on fake tensors, or from a worker."""
+"""What the script expects a remote function to return: it runs the function on fake tensors, or asks a worker."""
 
 from __future__ import annotations
 

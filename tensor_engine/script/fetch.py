@@ -1,4 +1,4 @@
-"""Fetching: values of one rank come to the script, once everything has run there that they depend on."""
+"""Fetching: the values of one rank come to the script, once everything that they depend on has run there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from skipper.tensor_engine.worker.heap import Poison
 T = TypeVar("T")
 
 _LARGE_NBYTES = 256 << 10
-"""From here on the worker writes into the script's memory; what is smaller comes with its answer."""
+"""From this size on the worker writes into the script's memory. What is smaller comes with the worker's answer."""
 
 
 class Fetched(Generic[T]):
@@ -35,7 +35,7 @@ class Fetched(Generic[T]):
         self._result: list[T] = []
 
     def done(self) -> bool:
-        """Whether it is there."""
+        """Whether `get` returns at once."""
         return all(answer.done() for answer in self._answers)
 
     def get(self, timeout: float | None = None) -> T:

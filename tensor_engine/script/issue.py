@@ -1,4 +1,4 @@
-"""From an operation of torch to an instruction for the workers: the path that each operation takes, kept short."""
+"""From an operation of torch to an instruction for the workers. Every operation takes this path, so it is short."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata_of
 from skipper.tensor_engine.worker.calls import FunctionCall
 
 _MOST_SITES = 4096
-"""Kinds of operations and arguments that are remembered."""
+"""How many call sites are remembered."""
 
 new_ref: Callable[[], int] = itertools.count(1).__next__
 """The number of a new value."""
 
 _facts: dict[int, Facts] = {}
-"""By the identity of the overload: there is one object for each, which lives as long as torch does."""
+"""By the identity of the overload: torch has one object for each, and keeps it."""
 
 _sites: dict[tuple[Hashable, ...], CallSite] = {}
 _sites_lock = threading.Lock()
@@ -140,7 +140,7 @@ def _new_site(
 
 
 def _remember(key: tuple[Hashable, ...], site: CallSite) -> CallSite:
-    """Keep a site, unless another thread has just done so; the one to be used from now on."""
+    """Remember a site, unless another thread has just done so; the one to be used from now on."""
     with _sites_lock:
         evicted = _evict() if len(_sites) >= _MOST_SITES else None
         site = _sites.setdefault(key, site)
@@ -151,9 +151,9 @@ def _remember(key: tuple[Hashable, ...], site: CallSite) -> CallSite:
 
 
 def _evict() -> CallSite:
-    """Take the oldest site that has not been used since its turn came the last time.
+    """Take out the oldest site that has not been used since this last looked at it (the clock algorithm).
 
-    So those in use stay, as if the order were that of the last use; and a use costs a mark, not a change of the order.
+    So sites in use stay, as with the order of the last use. A use only sets a mark, which costs less than a new order.
     """
     while True:
         oldest = next(iter(_sites))
@@ -165,7 +165,7 @@ def _evict() -> CallSite:
 
 
 def _reshape(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Give the script's tensor the shape that the operation gives it there."""
+    """Give the script's tensor the shape that the operation gives to the workers'."""
     included = torch._C._meta_in_tls_dispatch_include()
     with torch._C._DisableTorchDispatch():
         torch._C._set_meta_in_tls_dispatch_include(True)
@@ -287,7 +287,7 @@ def ship(data: torch.Tensor, *, instruction_stream: InstructionStream, mesh: Pro
 
 
 def _lift(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`torch.tensor(data)`: the data have just been read into a tensor of the script."""
+    """`torch.tensor(data)`: torch has just read the data into a tensor of the script, which goes to the mesh."""
     data = args[0]
     if isinstance(data, Tensor):
         return data
@@ -313,15 +313,15 @@ def _item(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _here(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What concerns the script and not the workers."""
+    """An operation that concerns the script and not the workers."""
     return func(*args, **kwargs)
 
 
 def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An operation with tensors of the script: it runs here, unless there are others, too.
+    """Run an operation on tensors of the script here.
 
     Raises:
-        LocalTensorError: there are.
+        LocalTensorError: there are tensors of a mesh among the arguments, too.
     """
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     if not any(isinstance(leaf, Tensor) for leaf in leaves):

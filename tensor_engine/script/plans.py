@@ -1,4 +1,4 @@
-"""Which workers meet in a reduction or a move, worked out once for each kind."""
+"""Which workers take part in a reduction or a move, worked out once for each kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.worker.communication import Move, Reduction, worker_number
 
 _PLANS = 1024
-"""Reductions and moves that are remembered; who needs another one tells the workers again."""
+"""How many reductions and moves are remembered. The workers are told again of those that have been forgotten."""
 
 
 def mesh_axes(mesh: ProcMesh, axes: str | Sequence[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What an operation returns, found out by running it once on fake tensors, and remembered for its like."""
+"""What an operation returns: it runs once on fake tensors, and the result holds for all operations of its kind."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _log = logging.getLogger("torch._subclasses.fake_tensor")
 _fake_mode: FakeTensorMode | None = None
 
 propagating = threading.RLock()
-"""Held while the fake mode is in use: there is one, and it is not made for several threads."""
+"""Held while the fake mode is in use: there is one for all threads, and it is not safe to share."""
 
 
 def fake_mode() -> FakeTensorMode:
-    """The one in which everything is found out."""
+    """The one fake mode of the script."""
     global _fake_mode
     if _fake_mode is None:
         _fake_mode = FakeTensorMode()
@@ -41,7 +41,7 @@ def fake_mode() -> FakeTensorMode:
 
 
 class _Template:
-    """The arguments of an operation, with tensors and constants numbered in the order in which they come."""
+    """The arguments of an operation, with numbers in place of tensors and constants."""
 
     def __init__(self, by_type: frozenset[int | str]) -> None:
         self.values: list[Value] = []
@@ -91,7 +91,7 @@ def propagate(
         fake_args = [_replace(argument, supply) for argument in args]
         fake_kwargs = {key: _replace(argument, supply) for key, argument in kwargs.items()}
         before = [metadata_of(fake) for fake in fakes]
-        _log.disabled = True  # what is raised says it all
+        _log.disabled = True  # the exception says everything that would be logged
         try:
             result = func(*fake_args, **fake_kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -129,7 +129,7 @@ def propagate(
 
 
 class _Reading:
-    """Takes the result of a run on fake tensors apart."""
+    """Takes apart the result of a run on fake tensors."""
 
     def __init__(self, name: str, fakes: Sequence[torch.Tensor]) -> None:
         self.outputs: list[tuple[TensorMetadata, int | None]] = []

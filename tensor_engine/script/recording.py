@@ -1,4 +1,4 @@
-"""What a trace takes note of: the instructions of a function that is being compiled, while they are issued."""
+"""The recorder of a trace: it notes the instructions of a function that is being compiled, while they are issued."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Noted:
 
 
 class TraceRecorder:
-    """Notes what one thread issues.
+    """Notes what the thread that made it issues.
 
     Attributes:
         instructions: in their order.
@@ -118,7 +118,7 @@ class TraceRecorder:
 
 
 current: TraceRecorder | None = None
-"""What records just now, for one function at a time."""
+"""The recorder of the function that is being traced: one at a time, in whatever thread; None if there is none."""
 
 
 def is_tracing() -> bool:
@@ -127,7 +127,7 @@ def is_tracing() -> bool:
 
 
 def refuse(what: str, instead: str) -> None:
-    """Say that something cannot be compiled, if a function is being compiled in this thread.
+    """Refuse what cannot be compiled, if a function is being compiled in this thread.
 
     Raises:
         CompileError: it is.

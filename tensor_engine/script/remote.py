@@ -1,4 +1,4 @@
-"""Remote functions: the user's own code on the workers, in its turn among the operations."""
+"""Remote functions: the user's own code runs on the workers, in its turn among the operations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Propagate = Callable[..., Any] | Literal["cached", "mocked", "inspect"] | None
 
 _WAYS = ("cached", "mocked", "inspect")
 _CACHED = 1024
-"""Kinds of arguments whose results a function remembers."""
+"""For how many kinds of arguments a function remembers its results."""
 
 
 class Remote:
@@ -158,12 +158,12 @@ class Remote:
 
 
 def resolve_given(function: Callable[..., Any] | str) -> Callable[..., Any]:
-    """The function that somebody has named by its path, or given."""
+    """A function, given by its path or as it is."""
     return resolve(function) if isinstance(function, str) else function
 
 
 def look_at(whole: Any) -> Expected:
-    """Wait for the first rank to tell what a result is that the workers have as a whole.
+    """Wait until the first rank tells what is in a result that the workers keep as a whole.
 
     Raises:
         RemoteError: the function has failed there.
@@ -175,7 +175,7 @@ def look_at(whole: Any) -> Expected:
 
 
 def take_apart(name: str, whole: Any, packed: PackedArguments, expected: Expected) -> Any:
-    """Make tensors of a result that the workers have as a whole."""
+    """Make tensors of a result that the workers keep as a whole."""
     value = whole.remote_value
     made = issue_call(
         "skipper.tensor_engine.worker.user_code:parts",
@@ -190,7 +190,7 @@ def take_apart(name: str, whole: Any, packed: PackedArguments, expected: Expecte
 
 
 def give(packed: PackedArguments, expected: Expected, made: Sequence[Any]) -> Any:
-    """The script's part of a result."""
+    """The result as the script gets it: new tensors and references, and arguments that come back."""
     fresh = iter(made)
     found: list[Any] = []
     for kind, base in expected.kinds:

@@ -1,4 +1,4 @@
-"""What a compiled function returns: how it is put together from the tensors that a replay makes."""
+"""What a compiled function returns, put together from the tensors that a replay makes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Made:
     Attributes:
         slot: its number in the trace.
         argument: the number of the input that it is another tensor of the script for, or None.
-        sealed: whether it looks as if it could be differentiated.
+        sealed: whether it is made by `seal`.
     """
 
     __slots__ = ("argument", "instruction_stream", "mesh", "meta", "sealed", "slot", "storage")
@@ -70,7 +70,7 @@ def put_together(template: tuple[int, Any], made: Sequence[Tensor], tensors: Seq
 
 
 class _Sealed(torch.autograd.Function):
-    """Makes tensors that look as if they could be differentiated, and say why they cannot."""
+    """Makes tensors that require a gradient, and raise an error with the reason when it is asked for."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, value: Value) -> Tensor:
@@ -91,7 +91,7 @@ def _anchor() -> torch.Tensor:
 
 
 def seal(value: Value) -> Tensor:
-    """A tensor that requires a gradient, as the function's own did, and says why there is none at ``backward()``."""
+    """A tensor that requires a gradient, as the function's own did. ``backward()`` raises an error with the reason."""
     with torch.enable_grad():
         sealed: Tensor = _Sealed.apply(_anchor(), value)  # type: ignore[no-untyped-call]
     return sealed

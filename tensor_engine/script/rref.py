@@ -24,10 +24,10 @@ _CACHED = 4096
 """Kinds of calls whose results are remembered."""
 
 new_number: Callable[[], int] = itertools.count(1).__next__
-"""The number of a call that workers and actors take part in."""
+"""The number of a call in which workers and actors take part."""
 
 turn = threading.Lock()
-"""Actors and workers have to see calls in one order, from whichever thread they come."""
+"""Held while a call is sent: actors and workers have to see all calls in one order, from any thread."""
 
 _cache: dict[tuple[object, ...], Expected] = {}
 

@@ -81,7 +81,7 @@ def _tell_workers(
     name: str,
     number: int,
 ) -> None:
-    """Have the workers, in their turn, give the tensors, and go on when the actors have made use of them."""
+    """Have the workers, in their turn, give the tensors to the actors, and go on when these are done with them."""
     issue_call(
         "skipper.tensor_engine.worker.handover:call",
         packed.values,

@@ -1,4 +1,4 @@
-"""`EngineSession`: the workers of one mesh of processes, and what the script has to keep in mind about them."""
+"""`EngineSession`: the workers of one mesh of processes, and what the script knows of them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from skipper.tensor_engine.worker.heap import Poison
 from skipper.tensor_engine.worker.worker import Worker
 
 _FLUSH_S = 0.0002
-"""Where nothing follows for about this long, what waits leaves."""
+"""What waits is sent when nothing has followed for about this long."""
 
 _QUIET = 20
-"""So often nothing was found to be sent before the flusher goes to sleep."""
+"""How often the flusher finds nothing to send before it goes to sleep."""
 
 _IDLE_S = 0.1
-"""While it sleeps, it looks this often for values to free."""
+"""How often the sleeping flusher looks for values to free."""
 
 
 class EngineSession:
@@ -129,7 +129,7 @@ class EngineSession:
             if self.is_closed:
                 return
         with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
-            self.synchronize(timeout)  # who is gone, or hangs, is told of by control
+            self.synchronize(timeout)  # control reports workers that are gone or hang
         with self.lock:
             self.order.is_closed = True
             self.order.newest = None
@@ -137,7 +137,7 @@ class EngineSession:
         self.order.woken.set()
         self.failures.report_unobserved()
         for future in stopping:
-            with contextlib.suppress(ControlError, TimeoutError), unheard():  # it was gone already
+            with contextlib.suppress(ControlError, TimeoutError), unheard():  # the worker was gone already
                 future.get(timeout)
         self._receiver.close()
 
@@ -161,7 +161,7 @@ class EngineSession:
         is_busy = any(seen.get(number) != issued for number, issued in grown.items())
         seen.update(grown)
         if is_busy:
-            return True  # the script is at it: the batch fills up, or has not grown at the next look
+            return True  # the script is issuing: the batch fills up, or has not grown at the next look
         with self.lock:
             for instruction_stream in self._by_urgency():
                 if (
@@ -177,13 +177,13 @@ class EngineSession:
         return sorted(self.instruction_streams.values(), key=lambda instruction_stream: not instruction_stream.count)
 
     def _listen(self) -> None:
-        """Take what the workers report, in the thread in which it arrives."""
+        """Note what the workers report, in the thread in which it arrives."""
         failures, receiver = weakref.ref(self.failures), self._receiver
 
         def listen() -> None:
             kept = failures()
             if kept is not None:
-                # Who forgets the future forgets to receive.
+                # If nobody held the future, it would be collected, and nothing received.
                 kept.next_report = receiver.recv()
                 kept.next_report.add_done_callback(take)
 
@@ -198,7 +198,7 @@ class EngineSession:
 
 
 def _keep_flushing(session: weakref.ref[EngineSession], wake: threading.Event) -> None:
-    """Send what waits though nothing follows. The thread ends with the session."""
+    """Send what waits when nothing follows. The thread ends with the session."""
     while True:
         wake.wait(_IDLE_S)
         wake.clear()
@@ -212,7 +212,7 @@ def _keep_flushing(session: weakref.ref[EngineSession], wake: threading.Event) -
             quiet = 0 if _flush(here, seen) else quiet + 1
             if quiet == _QUIET:
                 with here.lock:
-                    # From now on who issues wakes this thread; who has just done so has not.
+                    # From now on whoever issues wakes this thread, which nobody has done since the last look.
                     here.order.is_flushing = any(each.count for each in here.instruction_streams.values())
                     quiet = 0 if here.order.is_flushing else quiet
             del here
@@ -230,7 +230,7 @@ def _flush(session: EngineSession, seen: dict[int, int]) -> bool:
     try:
         return session.flush_waiting(seen)
     except (ControlError, EngineClosedError):
-        return False  # the next operation in the script meets the same error, and raises it
+        return False  # the next operation of the script raises the same error
 
 
 _sessions: dict[int, EngineSession] = {}
@@ -273,7 +273,7 @@ def shutdown(*, timeout: float = 10.0) -> None:
     """
     sessions = all_sessions()
     if len(sessions) > 1:
-        # All first: what one has sent, workers of another may still have to take.
+        # All of them first: the workers of one session may still have to take what those of another one have sent.
         for session in sessions:
             with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
                 session.synchronize(timeout)

@@ -245,7 +245,7 @@ def _find_kept(recorder: TraceRecorder, results: list[Value]) -> tuple[list[Valu
 
 
 def _let_go(value: Value) -> deque[int]:
-    """Have the end of a value not be its end on the workers, while it is seen who else holds it."""
+    """Keep the workers from freeing a value when this object ends; where its number would have gone."""
     freed, value.freed = value.freed, deque()
     return freed
 

@@ -98,7 +98,7 @@ class Traced:
     surroundings: TraceSurroundings
 
     def __del__(self) -> None:
-        # Only a note, as of values: the instruction streams tell their workers with what they send next.
+        # Only a note: a finalizer runs in any thread. The workers are told with the next batch.
         for part in self.parts:
             part.instruction_stream.unused.append(part.site.number)
 

@@ -11,7 +11,7 @@ from skipper.tensor_engine.shared.metadata import TensorMetadata
 
 
 class TensorStorage:
-    """What a tensor and its views share; that somebody has borrowed it concerns all of them.
+    """What a tensor and its views share: whether they are lent.
 
     Attributes:
         barred: why none of them may be used just now, or None.
@@ -87,5 +87,5 @@ class Value:
             self.freed.append(self.ref)
 
     def __del__(self) -> None:
-        # Only a note: this runs wherever the last reference happens to go, also in the middle of an operation.
+        # Only a note: a finalizer runs in any thread, also in the middle of an operation.
         self.freed.append(self.ref)

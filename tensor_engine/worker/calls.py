@@ -1,4 +1,4 @@
-"""Sites of everything that is no operation of torch: functions of this package, registered by where they lie."""
+"""Sites of everything that is no operation of torch: functions of this package, named by module and name."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def invoke(
         Its outputs; None for those that this worker does not have.
     """
     if not call.sees_poison and any(type(value) is Poison for value in inputs):
-        raise _PoisonedError  # the interpreter finds it
+        raise _PoisonedError  # the interpreter finds the poison
     with torch.enable_grad():
         results = function(worker, call, inputs, constant)
     if not call.outputs:

@@ -1,11 +1,11 @@
 """What the workers of a group do together: reductions, gathering, all-to-all.
 
-Each takes this worker's value: a tensor, or what stands for one where the operation that should have made it failed.
-Such a worker takes part all the same (see `exchange`), and the result on every member is what the one of lowest rank
-has in place of a tensor. Nobody waits for a worker that has nothing to give.
+Each function takes this worker's value: a tensor, or poison if the operation that should have made the tensor failed. A
+worker with poison takes part all the same (see `exchange`), so nobody waits for it. The result on every member is then
+the poison of the member of lowest rank.
 
-The script has checked the arguments before it sent anything. A value that is not as the script expects, which only a
-function of the user's that makes something else than it promised can give, is an error on all members.
+The script has checked the arguments before it sent anything. Only a user's function that returns something else than it
+promised can give a value that is not as the script expects. That is an error on all members.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _segments(n: int, itemsize: int) -> list[tuple[int, int]]:
 
 
 def _rows(group: Group, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """Room for a row from each member, used again by the next who asks."""
+    """Room for a row from each member; the next call gets the same memory."""
     nbytes = group.size * n * dtype.itemsize
     room: torch.Tensor | None = group.scratch.get("rows")
     if room is None or room.numel() < nbytes:
@@ -241,7 +241,7 @@ def _agreed(group: Group, missing: list[int], fault: MemberValue, out: torch.Ten
 
 
 def settled(result: MemberValue) -> MemberValue:
-    """What a collective returns: an error that all members agree on is raised on all, and leaves the group whole."""
+    """What a collective returns. An error on which all members agree is raised on all; the group stays usable."""
     if isinstance(result, CommunicationError):
         raise result
     return result

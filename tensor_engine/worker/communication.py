@@ -1,4 +1,4 @@
-"""The workers' part of reductions and of moving tensors between them: the functions that instructions name."""
+"""The workers' part of reductions and of moves between meshes: the functions that instructions name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def reduce(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], const
 
 
 def send(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """Give ``inputs[0]`` to those who are to get it, without waiting for them."""
+    """Send ``inputs[0]`` to its receivers, without waiting for them."""
     plan: Move = call.static
     for group in _meet(worker, plan):
         if group.rank == 0:
@@ -92,7 +92,7 @@ def send(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constan
 
 
 def receive(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """Get what a sender has; who keeps what it has copies ``inputs[0]``."""
+    """Receive what a sender has. A worker that has the value already copies ``inputs[0]``."""
     plan: Move = call.static
     for group in _meet(worker, plan):
         if group.rank:
@@ -102,12 +102,12 @@ def receive(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], cons
 
 
 def part(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """The same tensor, for a mesh that is a part of the one that it belongs to."""
+    """The same tensor, for a mesh that is a part of its own."""
     return [inputs[0].detach()]
 
 
 def spread(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """A copy of what a part of the mesh has, and zeros elsewhere."""
+    """A copy on the workers that have the value, zeros on the others."""
     (meta,) = call.outputs
     if inputs[0] is None:
         return [torch.zeros(meta.shape, dtype=meta.dtype, device=local(meta.device))]

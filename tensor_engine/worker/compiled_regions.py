@@ -25,7 +25,7 @@ from skipper.tensor_engine.worker.operations import CONSTANT, INPUT, LIST, TUPLE
 _log = logging.getLogger("skipper.tensor_engine")
 
 _SHORTEST = 2
-"""Operations from which there is something to gain."""
+"""From so many operations on compiling pays."""
 
 
 class CompiledRegion:
@@ -144,7 +144,7 @@ def _refusal(backend: str, device: str) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    """What a compiler says, without its advice on how to look into the compiler."""
+    """What a compiler reports, without its advice on debugging."""
     return f"{type(error).__name__}: {str(error).partition('Set TORCH')[0].strip()}"
 
 
@@ -193,7 +193,7 @@ def _argument(node: Node, step: ProgramStep, nodes: dict[int, Any]) -> Any:
 def _compare(
     inputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
 ) -> tuple[TensorMetadata | None, ...] | None:
-    """See whether results are the like of those that are wanted.
+    """Compare the results of a compiled function with those of the steps.
 
     Returns:
         For each result None, or how it has to be laid out anew. None if that does not help.

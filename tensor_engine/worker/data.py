@@ -22,7 +22,7 @@ def receive(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], cons
 
 
 def place(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[torch.Tensor]:
-    """Make the scalar that tells where along an axis this worker is."""
+    """Make a scalar: the coordinate of this worker along an axis."""
     return [torch.tensor(dict(call.static)[worker.rank])]
 
 

@@ -1,4 +1,4 @@
-"""`exchange`: every worker of a group gives every other one a row, and all learn whether one of them has nothing.
+"""`exchange`: every worker of a group gives every other one a row, and all learn who has none.
 
 All collectives are made of it. A row is some elements of one dtype; with it, in the same message, goes a flag that says
 that its sender has no value, since the operation that should have made it failed. So no worker waits for one that has

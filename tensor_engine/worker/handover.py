@@ -1,4 +1,4 @@
-"""How a worker and an actor in the same process work together: the one gives tensors, the other calls its method."""
+"""How a worker hands tensors to an actor of its process, which calls its method with them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constan
 
 
 def in_actor(method: Callable[..., Any], key: PointKey, data: bytes) -> None:
-    """In place of an endpoint: call its method once the worker is as far, and give the result to that one."""
+    """In place of an endpoint: call its method when the worker gives the tensors, and give the result to the worker."""
     point = point_of(key)
     fill_in = point.given.result()
     if isinstance(fill_in, Poison):
@@ -120,7 +120,7 @@ def arguments(key: PointKey, data: bytes) -> Iterator[tuple[tuple[Any, ...], dic
 
 @contextlib.contextmanager
 def _answering(point: RendezvousPoint) -> Iterator[Callable[[Any], None]]:
-    """Tell the worker, who waits, how a method ends: what it returns is given to the function that this yields."""
+    """Tell the waiting worker how a method ends. The caller gives what it returns to the function that this yields."""
     try:
         yield lambda result: settle(point, (result, mark()))
     except Exception as error:  # noqa: BLE001  (whatever it raises is its result's poison)
@@ -139,7 +139,7 @@ class ActorEndedError(RuntimeError):
 
 
 class _Watch:
-    """Sees that the actor of this process ends, and ends the calls that wait for it."""
+    """Fails the calls that wait for the actor of this process when the actor ends."""
 
     def __init__(self, actors: ActorMesh[Any]) -> None:
         here = context().actor_instance.proc_id

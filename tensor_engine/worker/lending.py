@@ -33,7 +33,7 @@ def give_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], co
 
 
 def get_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
-    """On the owner's stream: wait for the borrower to be done. Until then the point holds on to the memory."""
+    """On the owner's stream: wait for the borrower to be done. Until then the rendezvous point holds the memory."""
     key = (worker.session, constant)
     follow(point_of(key).returned.result())
     forget(key)
@@ -41,7 +41,7 @@ def get_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], con
 
 
 def use_own_cuda_stream() -> None:
-    """Have this thread, which runs a stream of the script, work beside others on a GPU, too."""
+    """Give this thread, which runs a stream of the script, a CUDA stream of its own, if there is a GPU."""
     if torch.cuda.is_available():
         torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
 

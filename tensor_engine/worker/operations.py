@@ -1,4 +1,4 @@
-"""Sites of torch's own operations on a worker: for each a function of a few lines, written for it and compiled once."""
+"""Sites of torch's own operations: for each a function of a few lines, generated and compiled once."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def find(operation: tuple[str, str]) -> Any:
 
 
 def _checking(site: Site, description: Description, run: Run) -> Run:
-    """Runs the first instruction, and sees whether what comes out is what the script takes it to be.
+    """Runs the first instruction, and checks that the result is as the script expects.
 
-    Kernels may lay out their results in other ways than the rules by which the script knows them say. The results of a
-    site that does so are laid out anew from then on.
+    The script knows strides from torch's rules for fake tensors, and kernels may lay out their results in other ways.
+    The results of such a site are laid out anew from then on.
     """
 
     def check(heap: Heap, code: Sequence[int], at: int, constants: Sequence[Any], constant: int) -> None:

@@ -52,7 +52,7 @@ def transfer(group: Group, value: MemberValue, expected: TensorMetadata) -> Memb
 
 
 class _Post:
-    """What one member keeps between transfers: what it has sent and nobody has taken yet, and the shared blocks."""
+    """What one member keeps between transfers: messages that nobody has received yet, and the shared blocks."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -64,7 +64,7 @@ class _Post:
         self._parent, self._children = _tree(group.rank, group.size)
 
     def send(self, value: MemberValue, expected: TensorMetadata) -> MemberValue:
-        """As the first member."""
+        """Send, as the first member."""
         group = self._group
         tensor, fault = checked(value, expected, group.device)
         if tensor is None:
@@ -85,7 +85,7 @@ class _Post:
         return None
 
     def receive(self, expected: TensorMetadata) -> MemberValue:
-        """As a reader."""
+        """Receive, as a reader."""
         group = self._group
         header = self._header(expected)
         self._take(header)

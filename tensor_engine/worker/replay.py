@@ -1,4 +1,4 @@
-"""The worker's side of compiled functions: a program becomes one function, written out and compiled once."""
+"""The worker's side of compiled functions: a program becomes one function, generated once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Replay:
             failed = self._lines[trace.tb_lineno - 1]
             slots = {int(name[1:]): value for name, value in trace.tb_frame.f_locals.items() if name[1:].isdigit()}
             is_region = failed in self._regions and self._regions[failed].is_compiled
-            # Which of its operations it was shows when they run one by one: nothing has happened yet.
+            # A region has changed nothing yet. Run one by one, its operations show which of them fails.
             self._step_by_step(heap, code, at, slots, failed, None if is_region else error)
         finally:
             self._worker.step = None

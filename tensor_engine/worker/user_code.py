@@ -1,4 +1,4 @@
-"""The user's functions on a worker: how they are found, called, and how what they return is looked after."""
+"""The user's functions on a worker: how they are found and called, and what becomes of their results."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _within() -> Iterator[None]:
 
 
 def use(task: Task, outputs: Sequence[TensorMetadata], result: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Make of a result what the script gets."""
+    """Turn a result into the outputs of the instruction."""
     if task.use == IGNORED:
         return []
     if task.use == ANSWER:
@@ -158,7 +158,7 @@ def parts_of(kinds: Sequence[Kind], outputs: Sequence[TensorMetadata], result: A
         if fresh.device.type != meta.device.type:
             fresh = fresh.to(meta.device.type)
         if _storage(fresh) in storages:
-            fresh = fresh.clone()  # the script takes it to be a tensor of its own
+            fresh = fresh.clone()  # the script expects a tensor of its own
         storages.add(_storage(fresh))
         taken.append(laid_out(fresh, meta))
     return taken

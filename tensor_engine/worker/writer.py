@@ -1,4 +1,4 @@
-"""The function that a worker runs for a compiled program, written out once: a line for each step."""
+"""The function that a worker runs for a compiled program: generated once, with a line for each step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skipper.tensor_engine.worker.operations import CONSTANT, FIXED, INPUT, LIST
 
 
 class WrittenPoisonError(Exception):
-    """A call has found poison and left it in what it writes."""
+    """A call has left poison in what it writes."""
 
     def __init__(self, poison: Poison, tensor: torch.Tensor) -> None:
         self.poison = poison
@@ -167,7 +167,7 @@ class _WrittenOperation:
 def _caller(
     worker: Interpreter, index: int, step: ProgramStep, form: Form, description: Any, base: int
 ) -> Callable[..., Any]:
-    """What a step calls that is no operation of torch."""
+    """The function that a step calls if it is no operation of torch."""
     if form.maker != CALL:
         raise TypeError(f"{form.name} cannot be part of a program")
     call: FunctionCall = description
@@ -180,7 +180,7 @@ def _caller(
         worker.step = index
         if not marks:
             return invoke(function, worker, call, list(inputs), constant)
-        # What it writes is in the heap meanwhile, where poison is put in place of what could not be written.
+        # What it writes is in the heap meanwhile: the call puts poison there if it cannot write.
         for place, mark in marks:
             if inputs[place] is not None:
                 heap[mark] = inputs[place]
