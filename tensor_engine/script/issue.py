@@ -93,7 +93,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
     site = _sites.get(tuple(key))
     if site is None:
-        site = _new_site(tuple(key), func, args, kwargs, facts)
+        site = _remember(tuple(key), propagate(func, args, kwargs, by_type, facts.writes))
     else:
         site.is_in_use = True
     for index in site.form.writes:
@@ -131,12 +131,6 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 def _learn(func: Any) -> Facts:
     special = _here if func.namespace == "profiler" else _specials.get(func)
     return _facts.setdefault(id(func), Facts(func, special))
-
-
-def _new_site(
-    key: tuple[Hashable, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], facts: Facts
-) -> CallSite:
-    return _remember(key, propagate(func, args, kwargs, facts.by_type, facts.writes))
 
 
 def _remember(key: tuple[Hashable, ...], site: CallSite) -> CallSite:
@@ -256,12 +250,9 @@ def issue_call(
         site.is_in_use = True
     made = [Value(new_ref(), meta, owner or instruction_stream, mesh) for meta in outputs]
     refs, given = [value.ref for value in made], [value.ref for value in values]
-    if has_constant:
-        stack = instruction_stream.put_call(site, refs, given, constant)
-    else:
-        stack = instruction_stream.put(site, refs, given, (), 3)
+    constants = (constant,) if has_constant else ()
+    stack = instruction_stream.put(site, refs, given, constants, 3, is_plain=False)
     if recorder is not None:
-        constants = (constant,) if has_constant else ()
         recorder.note(instruction_stream, site, made, given, constants, stack)
     return [wrap(value) for value in made]
 
