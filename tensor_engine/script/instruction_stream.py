@@ -362,6 +362,11 @@ class InstructionStream:
         return len(self._batch.stacks)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether anything waits to be sent: instructions, or what the workers can free or forget."""
+        return bool(self._batch.stacks or self.freed or self.unused)
+
+    @property
     def issued(self) -> int:
         """How many instructions there have been."""
         return self._progress.sent + self.count

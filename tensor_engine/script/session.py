@@ -98,8 +98,8 @@ class EngineSession:
     def flush(self) -> None:
         """Send everything that waits."""
         with self.lock:
-            for instruction_stream in self._by_urgency():
-                instruction_stream.flush()
+            for each in self._by_urgency():
+                each.flush()
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Wait until every worker has run what was issued so far.
@@ -110,8 +110,8 @@ class EngineSession:
         """
         with self.lock:
             self.check()
-            for instruction_stream in self._by_urgency():
-                instruction_stream.flush(is_last=True)
+            for each in self._by_urgency():
+                each.flush(is_last=True)
             waiting = [workers.sync.call() for workers in self._workers.values()]
         deadline = None if timeout is None else time.monotonic() + timeout
         for future in waiting:
@@ -120,8 +120,8 @@ class EngineSession:
     def forget_site(self, number: int) -> None:
         """Have all workers forget a site that has fallen out of the cache."""
         with self.lock:
-            for instruction_stream in list(self.instruction_streams.values()):
-                instruction_stream.forget_site(number)
+            for each in list(self.instruction_streams.values()):
+                each.forget_site(number)
 
     def close(self, timeout: float) -> None:
         """Run what was issued, report the errors that nobody has seen, and stop the workers. May be called again."""
@@ -150,31 +150,23 @@ class EngineSession:
         Returns:
             Whether there was anything.
         """
-        waiting = [
-            instruction_stream
-            for instruction_stream in list(self.instruction_streams.values())
-            if instruction_stream.count or instruction_stream.freed or instruction_stream.unused
-        ]
+        waiting = [each for each in list(self.instruction_streams.values()) if each.is_waiting]
         if not waiting:
             return False
-        grown = {instruction_stream.number: instruction_stream.issued for instruction_stream in waiting}
+        grown = {each.number: each.issued for each in waiting}
         is_busy = any(seen.get(number) != issued for number, issued in grown.items())
         seen.update(grown)
         if is_busy:
             return True  # the script is issuing: the batch fills up, or has not grown at the next look
         with self.lock:
-            for instruction_stream in self._by_urgency():
-                if (
-                    (instruction_stream.count or instruction_stream.freed or instruction_stream.unused)
-                    and not self.is_closed
-                    and instruction_stream.lost is None
-                ):
-                    instruction_stream.flush(is_last=True)
+            for each in self._by_urgency():
+                if each.is_waiting and not self.is_closed and each.lost is None:
+                    each.flush(is_last=True)
         return True
 
     def _by_urgency(self) -> list[InstructionStream]:
         """Those with instructions before those with values to free, which such an instruction may still need."""
-        return sorted(self.instruction_streams.values(), key=lambda instruction_stream: not instruction_stream.count)
+        return sorted(self.instruction_streams.values(), key=lambda each: not each.count)
 
     def _listen(self) -> None:
         """Note what the workers report, in the thread in which it arrives."""
@@ -255,10 +247,7 @@ def all_sessions() -> list[EngineSession]:
 def home_of(poison: Poison, session: EngineSession) -> EngineSession:
     """The session whose instruction failed: where poison was met, or another one from which it came by `to_mesh`."""
     for known in (session, *all_sessions()):
-        if any(
-            instruction_stream.number == poison.instruction_stream
-            for instruction_stream in list(known.instruction_streams.values())
-        ):
+        if any(each.number == poison.instruction_stream for each in list(known.instruction_streams.values())):
             return known
     return session
 
