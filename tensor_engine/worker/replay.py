@@ -144,7 +144,7 @@ class Replay:
         """Write the function that runs the whole program."""
         compiled = [region for region in self._regions.values() if region.is_compiled]
         writer = ProgramWriter(self._worker, self._program, self._sites, self._last, self._base, compiled)
-        self._function, self._lines = writer.function, writer.steps
+        self._function, self._lines = writer.write(), writer.steps
 
 
 def _last_uses(program: CompiledProgram) -> list[tuple[int, ...]]:

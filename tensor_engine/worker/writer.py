@@ -29,9 +29,16 @@ class WrittenPoisonError(Exception):
 class ProgramWriter:
     """Writes the function of a program.
 
+    Args:
+        worker: that runs it.
+        program: the program.
+        sites: of the program, made for this worker.
+        last: for each step the slots that nobody needs after it.
+        base: for numbers in the heap that nothing else has.
+        regions: those that are compiled.
+
     Attributes:
-        function: what came out.
-        steps: the step that each of its lines belongs to.
+        steps: for each line that is written, the step to which it belongs.
     """
 
     def __init__(
@@ -43,52 +50,69 @@ class ProgramWriter:
         base: int,
         regions: Sequence[CompiledRegion],
     ) -> None:
+        self.steps: list[int] = []
         self._worker = worker
+        self._program = program
+        self._sites = sites
+        self._last = last
         self._base = base
+        self._regions = {region.begin: region for region in regions}
         self._names: dict[str, Any] = {"alias": torch.ops.aten.alias.default._op, "laid_out": laid_out}
         self._operations: dict[int, _WrittenOperation] = {}
-        self._sites = sites
-        self._program = program
         self._lines: list[str] = []
-        self.steps: list[int] = []
+
+    def write(self) -> Callable[[Heap, Sequence[int], int], None]:
+        """The function; to be called once."""
+        self._take_inputs()
+        self._store_results(self._run_steps())
+        exec(compile("\n".join(self._lines), f"<compiled {self._program.name}>", "exec"), self._names)
+        function: Callable[[Heap, Sequence[int], int], None] = self._names["replay"]
+        return function
+
+    def _take_inputs(self) -> None:
+        program = self._program
         self._add(0, "def replay(heap, code, at):", "    get = heap.get")
         first = 1 + len(program.outputs)
         for index, slot in enumerate(program.inputs):
             self._add(0, f"    v{slot} = get(code[at + {first + index}])")
         for slot in program.captured:
             self._add(0, f"    v{slot} = get({slot})")
+
+    def _run_steps(self) -> set[int]:
+        """Write the steps; the slots that may have None in place of a value."""
         maybe: set[int] = set()
-        compiled = {region.begin: region for region in regions}
         end = 0
-        for index, step in enumerate(program.steps):
-            if (region := compiled.get(index)) is not None:
-                self._region(region, last)
+        for index, step in enumerate(self._program.steps):
+            if (region := self._regions.get(index)) is not None:
+                self._region(region)
                 end = region.end
             if index < end:
                 continue
-            form, description = program.sites[step.site]
+            form, description = self._program.sites[step.site]
             if form.maker == OPERATION:
                 self._operation(index, step, description)
             else:
                 maybe.update(step.outputs)
                 self._call(index, step, form, description)
-            if last[index]:
-                self._add(index, "    del " + ", ".join(f"v{slot}" for slot in last[index]))
+            if self._last[index]:
+                self._add(index, "    del " + ", ".join(f"v{slot}" for slot in self._last[index]))
+        return maybe
+
+    def _store_results(self, maybe: set[int]) -> None:
+        program = self._program
         end = max(len(program.steps) - 1, 0)
         targets = [(f"code[at + {1 + index}]", slot) for index, slot in enumerate(program.outputs)]
         targets += [(str(slot), slot) for slot in program.kept]
         for target, slot in targets:
             condition = f"if v{slot} is not None: " if slot in maybe else ""
             self._add(end, f"    {condition}heap[{target}] = v{slot}")
-        exec(compile("\n".join(self._lines), f"<compiled {program.name}>", "exec"), self._names)
-        self.function: Callable[[Heap, Sequence[int], int], None] = self._names["replay"]
 
-    def _region(self, region: CompiledRegion, last: Sequence[Sequence[int]]) -> None:
+    def _region(self, region: CompiledRegion) -> None:
         results = "".join(f"v{slot}, " for slot in region.outputs)
         arguments = ", ".join(f"v{slot}" for slot in region.inputs)
         self._add(region.begin, f"    {results}= {self._name(region.run)}({arguments})")
         known = {*region.inputs, *region.outputs}
-        over = [slot for step in range(region.begin, region.end) for slot in last[step] if slot in known]
+        over = [slot for step in range(region.begin, region.end) for slot in self._last[step] if slot in known]
         if over:
             self._add(region.begin, "    del " + ", ".join(f"v{slot}" for slot in over))
 
