@@ -12,8 +12,8 @@ if __name__ != "skipper.tensor_engine":  # found by the folder's own name, besid
     )
 
 
-# First, and by its own name: a thread that asks for a module within torch holds that one's lock while it waits for
-# torch itself, which another thread may just be importing, and that one needs the module. Python gives up then.
+# First, and by its own name. A thread that imports a module within torch holds the lock of that module while it waits
+# for torch. Another thread may be importing torch, and wait for that module. Python ends such a deadlock by an error.
 import torch  # noqa: F401
 
 from skipper.tensor_engine.errors import (

@@ -2,7 +2,7 @@
 
 TensorEngineError
 ├── NoActiveMeshError       (also RuntimeError)  an operation that needs an active mesh, and there is none
-├── MisuseError             (also ValueError)    what was asked for does not fit the tensors, at the line that asked
+├── MisuseError             (also ValueError)    the arguments do not fit the tensors; raised where they are given
 │   ├── MeshMismatchError                        tensors of different meshes in one operation
 │   ├── StreamMismatchError                      tensors of different streams in one operation
 │   ├── LocalTensorError                         a tensor of the script where one of the mesh is needed, or reversed
@@ -19,8 +19,8 @@ TensorEngineError
 │   └── UnreachableMembersError                  members of a group are on several hosts, or in several networks
 └── EngineClosedError       (also RuntimeError)  the engine, or the workers behind it, are gone
 
-What an operation can raise is no `TypeError`: Python takes that of an operator for "try the other operand", and says
-something else in its stead.
+No operation raises a `TypeError`. Where an operator raises one, Python tries the other operand, and then reports an
+error of its own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class NoActiveMeshError(TensorEngineError, RuntimeError):
 
 
 class MisuseError(TensorEngineError, ValueError):
-    """What was asked for does not fit the tensors that it was asked of."""
+    """The arguments do not fit the tensors, or each other."""
 
 
 class MeshMismatchError(MisuseError):
@@ -76,7 +76,7 @@ class LocalTensorError(MisuseError):
 
 
 class PickleError(LocalTensorError, tensor_engine_plugin.OnWorkersError):
-    """Something that lies on the workers was to be pickled; arguments of actors' endpoints go by another way then."""
+    """What lies on the workers cannot be pickled. Arguments of endpoints take another way when this is raised."""
 
 
 class DroppedTensorError(MisuseError):
@@ -100,7 +100,7 @@ class ReductionError(TensorEngineError, TypeError):
 
 
 class CommunicationError(TensorEngineError, RuntimeError):
-    """Workers could not exchange what an operation needs: one is gone, or a connection between them is."""
+    """Workers could not exchange what an operation needs: a worker or a connection is gone."""
 
 
 class CommunicationTimeoutError(CommunicationError, TimeoutError):
@@ -123,7 +123,7 @@ class MemberLostError(CommunicationError):
 
 
 class UnreachableMembersError(CommunicationError):
-    """Members of a group cannot connect: gloo does so on the loopback, and they do not have the same one.
+    """Members of a group cannot connect: gloo uses the loopback, and they do not share one.
 
     Attributes:
         places: where each of them is, in the order of their ranks.
@@ -152,7 +152,7 @@ class RemoteError(TensorEngineError, RuntimeError):
         rank: where it failed: the rank in the mesh of processes that the worker belongs to.
         operation: what failed there.
         summary: type and message of the exception there.
-        script_stack: where the script issued that operation, as text; empty where that is not known any more.
+        script_stack: where the script issued that operation, as text; empty if that is no longer known.
         worker_stack: the traceback on the worker, as text.
     """
 

@@ -35,13 +35,13 @@ class Active:
         self.instruction_stream = instruction_stream
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     active: Active | None = None
     mode: _Mode | None = None
     stream: StreamKey = MAIN
 
 
-_here = _Here()
+_here = _ThreadState()
 
 
 def current() -> Active | None:
@@ -85,14 +85,14 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or torch would import its compiler, for seconds, to keep it away from here
+        return False  # otherwise torch spends seconds on importing its compiler, only to keep it away
 
 
 class _Mode(DispatchMode):
-    """Takes every operation of torch while a mesh is active, those without tensors included.
+    """Intercepts every operation of torch while a mesh is active, also those without tensors.
 
     Attributes:
-        active: what is active in the thread that it belongs to.
+        active: what is active in the thread to which the mode belongs.
     """
 
     def __init__(self, dispatch: Dispatch) -> None:
@@ -110,7 +110,7 @@ class _Mode(DispatchMode):
         return self._dispatch(func, args, kwargs or {})
 
     def _lent(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-        """In a thread of autograd's, which takes the modes along from the thread that waits for it, and no more."""
+        """Dispatch in a thread of autograd's: it inherits the modes of the waiting thread, but not its state."""
         _here.active, _here.mode = self.active, self
         try:
             return self.__torch_dispatch__(func, types, args, kwargs)
@@ -128,7 +128,7 @@ def activate(mesh: ProcMesh, dispatch: Dispatch) -> Iterator[ProcMesh]:
     """
     before = _here.active
     active = Active(mesh, session_of(mesh).instruction_stream(mesh, _here.stream))
-    # One mode is enough, and a second would take what the first one does itself.
+    # One mode is enough. A second one would intercept the operations that the first one runs.
     mode_before = _here.mode
     mode = _here.mode = mode_before or _Mode(dispatch)
     _set(active)

@@ -38,7 +38,7 @@ class OpaqueHandle(OpaqueRef):
         return f"<OpaqueRef on {self.remote_value.mesh!r}>"
 
 
-class Packed:
+class PackedArguments:
     """Arguments as they are sent.
 
     Attributes:
@@ -67,7 +67,7 @@ class Packed:
     def _sink_to(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         sink = io.BytesIO()
         try:
-            _Pickler(sink, self).dump((tuple(args), kwargs))
+            _ArgumentPickler(sink, self).dump((tuple(args), kwargs))
         except LocalTensorError:
             raise
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -75,11 +75,11 @@ class Packed:
         self.data = sink.getvalue()
 
     def load(self, stand_ins: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments again, with other things in place of the values, and process groups that do nothing."""
+        """The arguments, with stand-ins in place of the values, and process groups that do nothing."""
         return unpack(self.data, stand_ins, stand_in)
 
     def place(self, what: str) -> tuple[InstructionStream, ProcMesh]:
-        """Where it runs: where its tensors are, or on the active mesh.
+        """Where the function runs: where its tensors are, or on the active mesh.
 
         Raises:
             MeshMismatchError: they are not all on one mesh, or a process group is of another one.
@@ -92,7 +92,7 @@ class Packed:
         return instruction_stream, mesh
 
     def pattern(self) -> tuple[object, ...]:
-        """What the metadata of results can depend on; hashable."""
+        """Everything on which the metadata of results can depend; hashable."""
         numbers: dict[int, int] = {}
         storages: dict[int, int] = {}
         alike = tuple(
@@ -110,7 +110,7 @@ def place_of(values: Sequence[Value], what: str) -> tuple[InstructionStream, Pro
     """The instruction stream and the mesh that values have in common; those that are active if there are none.
 
     Raises:
-        As `Packed.place`.
+        As `PackedArguments.place`.
     """
     if not values:
         active = activation.require_active(what)
@@ -122,8 +122,8 @@ def place_of(values: Sequence[Value], what: str) -> tuple[InstructionStream, Pro
     return first.instruction_stream, first.mesh
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed
-    def __init__(self, sink: io.BytesIO, packed: Packed) -> None:
+class _ArgumentPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is not typed
+    def __init__(self, sink: io.BytesIO, packed: PackedArguments) -> None:
         super().__init__(sink, protocol=5)
         self._packed = packed
         self._numbers: dict[int, int] = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 
 _numbers = itertools.count(1)
 
@@ -45,7 +45,7 @@ class CallSite:
         self,
         form: Form,
         description: Any,
-        outputs: Sequence[tuple[Metadata, int | None]],
+        outputs: Sequence[tuple[TensorMetadata, int | None]],
         result: tuple[int, Any],
         reshaped: Sequence[tuple[int, int]] = (),
     ) -> None:

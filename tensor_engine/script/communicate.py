@@ -169,7 +169,7 @@ class _Reduce(torch.autograd.Function):
         axes, reduction, scatter, mesh = ctx.plan
         back: torch.Tensor
         if value_of(grad).mesh.ranks != mesh.ranks:
-            # From the ranks that got the result back to all; what others would have got has no gradient.
+            # From the ranks that got the result to all. The other ranks got nothing, so they add zeros.
             grad = _issue_spread(value_of(grad), mesh)
         if scatter and reduction == reductions.STACK:
             back = reduce(grad, axes, reductions.STACK, scatter=True)
@@ -269,7 +269,7 @@ def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
         sees_poison=True,
         writes=(1,),
     )
-    torch.autograd.graph.increment_version(out)  # what autograd has kept of it is not that any more
+    torch.autograd.graph.increment_version(out)  # autograd must not use what it has saved of it
     assert isinstance(out, Tensor)  # by value_of
     return out
 

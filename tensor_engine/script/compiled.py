@@ -1,4 +1,4 @@
-"""`compile`: a function whose instructions are recorded once, sent to the workers once, and replayed by one message."""
+"""`compile`: the instructions of a function are recorded and sent once, and replayed by one message."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from skipper.dataplane.uncollected import uncollected
 from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script import recording
-from skipper.tensor_engine.script.guards import Guarding, Key, Surroundings, gradients, look_at
+from skipper.tensor_engine.script.guards import CallKey, Guarding, TraceSurroundings, gradients, look_at
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
-from skipper.tensor_engine.script.recording import Recorder
+from skipper.tensor_engine.script.recording import TraceRecorder
 from skipper.tensor_engine.script.tensor import Tensor
 from skipper.tensor_engine.script.trace_compiler import compile_trace
 from skipper.tensor_engine.script.traced import Traced
@@ -39,15 +39,15 @@ class CompiledFunction(Generic[P, R]):
         self._limit = programs
         self._backend = worker_compile
         self._able: set[int] = set()  # numbers of the instruction streams whose workers can compile by it
-        self._programs: dict[Key, list[Traced]] = {}
-        self._order: list[tuple[Key, Traced]] = []
-        self._unsettled: set[Key] = set()
+        self._programs: dict[CallKey, list[Traced]] = {}
+        self._order: list[tuple[CallKey, Traced]] = []
+        self._unsettled: set[CallKey] = set()
         self._has_warned = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, by a replay if there has been a call like this one."""
         if recording.is_tracing():
-            return self._function(*args, **kwargs)  # becomes a part of the other one's program
+            return self._function(*args, **kwargs)  # a part of the program of the function that calls it
         key, tensors = look_at(args, kwargs)
         for traced in reversed(self._programs.get(key, ())):
             if traced.holds():
@@ -68,14 +68,14 @@ class CompiledFunction(Generic[P, R]):
         self._order.clear()
         self._unsettled.clear()
 
-    def _trace(self, key: Key, tensors: list[Tensor], args: Any, kwargs: Any) -> Any:
+    def _trace(self, key: CallKey, tensors: list[Tensor], args: Any, kwargs: Any) -> Any:
         with _tracing, uncollected():
-            surroundings = Surroundings()
+            surroundings = TraceSurroundings()
             before = gradients()
-            recorder = recording.current = Recorder()
+            recorder = recording.current = TraceRecorder()
             try:
                 with surroundings, Guarding(), torch.autograd.set_multithreading_enabled(False):
-                    result = [self._function(*args, **kwargs)]  # nobody else is to hold it
+                    result = [self._function(*args, **kwargs)]  # only this list may hold it
             finally:
                 recording.current = None
             if recorder.refusal is not None:
@@ -85,7 +85,7 @@ class CompiledFunction(Generic[P, R]):
         if self._backend is not None:
             for instruction_stream in traced.instruction_streams:
                 self._require_backend(instruction_stream, self._backend)
-        # What a first call leaves behind may be made by it alone, as the state of optimizers is: look at another one.
+        # The first call may make what later ones find, as the state of optimizers: trace the second one, too.
         if traced.leaves_more and key not in self._unsettled:
             self._unsettled.add(key)
             return made
@@ -97,7 +97,11 @@ class CompiledFunction(Generic[P, R]):
         return made
 
     def _require_backend(self, instruction_stream: InstructionStream, backend: str) -> None:
-        """Ask workers, once, whether they can compile."""
+        """Ask the workers, once, whether they can compile.
+
+        Raises:
+            CompileError: one of them cannot.
+        """
         if instruction_stream.number in self._able:
             return
         with instruction_stream.session.lock:

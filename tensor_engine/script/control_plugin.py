@@ -1,19 +1,21 @@
-"""What `control` finds by the entry point: the methods of its meshes that are about tensors."""
+"""What `control` finds by the entry point ``tensor_engine``: what its meshes and endpoints do with tensors."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 
-from skipper.control import Actor, ActorMesh, Endpoint, ProcMesh
-from skipper.tensor_engine.script import activation, sending
+from skipper.control import ProcMesh
+from skipper.tensor_engine.script import activation
 from skipper.tensor_engine.script.issue import dispatch, issue_call
-from skipper.tensor_engine.script.rref import rref as remote_rref
+from skipper.tensor_engine.script.rref import rref
+from skipper.tensor_engine.script.sending import send, spawn
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.script.tensor import Tensor
 from skipper.tensor_engine.shared.metadata import metadata
+
+__all__ = ["activate", "rank_tensor", "rank_tensors", "rref", "send", "spawn"]
 
 
 def activate(mesh: ProcMesh) -> AbstractContextManager[ProcMesh]:
@@ -44,18 +46,3 @@ def rank_tensors(mesh: ProcMesh, axes: tuple[str, ...] | None = None) -> dict[st
             static=places,
         )[0]
     return tensors
-
-
-def rref(endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`Endpoint.rref`."""
-    return remote_rref(endpoint, args, kwargs)
-
-
-def send(endpoint: Endpoint[..., Any], adverb: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An adverb of `Endpoint`, with tensors of a mesh among the arguments."""
-    return sending.send(endpoint, adverb, args, kwargs)
-
-
-def spawn(mesh: ProcMesh, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh[Any]:
-    """`ProcMesh.spawn`, with tensors of a mesh among the arguments."""
-    return sending.spawn(mesh, name, cls, args, kwargs)

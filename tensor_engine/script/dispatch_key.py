@@ -1,4 +1,4 @@
-"""By what the operations of torch are told apart: the key of an operation on arguments of one kind."""
+"""The key under which the script remembers what an operation on arguments of one kind returns."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PLAIN = frozenset(
 
 
 class Facts:
-    """What is to be known of an overload.
+    """What the script knows of an overload of torch.
 
     Attributes:
-        by_type: the arguments, by position and by name, whose numbers do not matter for the shape of the result.
+        by_type: the arguments, by position and by name, whose numbers do not change the shape of the result.
         writes: the arguments that it changes.
         special: what is done in place of issuing it.
     """
@@ -49,7 +49,7 @@ class Facts:
 
 
 def walk(func: Any, argument: Any, by_type: bool, key: list[Any], tensors: list[Tensor], constants: list[Any]) -> bool:
-    """Take note of an argument that may be anything.
+    """Add an argument of any type to a key.
 
     Returns:
         False where it holds a tensor of the script.

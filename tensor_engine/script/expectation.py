@@ -1,4 +1,4 @@
-"""What the script takes a remote function to return, found out by a run on fake tensors, or from a worker."""
+"""What the script expects a remote function to return: it runs the function on fake tensors, or asks a worker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import (
 
 from skipper.tensor_engine.errors import MisuseError, NotPropagatableError
 from skipper.tensor_engine.script.activation import no_mesh
-from skipper.tensor_engine.script.arguments import Packed
+from skipper.tensor_engine.script.arguments import PackedArguments
 from skipper.tensor_engine.script.propagation import fake_inputs, fake_mode, propagating
-from skipper.tensor_engine.shared.metadata import Metadata, metadata, metadata_of
+from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata, metadata_of
 from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META, OpaqueRef
 from skipper.tensor_engine.shared.remote_functions import INPUT, OBJECT, TENSOR, Kind
 
@@ -41,7 +41,7 @@ class Expected:
     leaves: tuple[Any, ...]
     places: tuple[int, ...]
     kinds: tuple[Kind, ...]
-    metas: tuple[Metadata, ...]
+    metas: tuple[TensorMetadata, ...]
     writes: tuple[int, ...] = ()
 
     def assemble(self, found: Sequence[Any]) -> Any:
@@ -52,7 +52,7 @@ class Expected:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
-def expect(what: str, function: Callable[..., Any], packed: Packed, *, is_real: bool) -> Expected:
+def expect(what: str, function: Callable[..., Any], packed: PackedArguments, *, is_real: bool) -> Expected:
     """Run a function on fake tensors.
 
     Args:
@@ -101,7 +101,7 @@ def _read(
     }
     places: list[int] = []
     kinds: list[Kind] = []
-    metas: list[Metadata] = []
+    metas: list[TensorMetadata] = []
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, OpaqueRef):
             places.append(place)
@@ -125,15 +125,15 @@ def _read(
     return Expected(spec, given, tuple(places), tuple(kinds), tuple(metas), writes)
 
 
-def _fresh(leaf: torch.Tensor) -> Metadata:
+def _fresh(leaf: torch.Tensor) -> TensorMetadata:
     return metadata(leaf.shape, leaf.dtype, leaf.device, leaf.stride())
 
 
 def as_described(told: Any) -> Expected:
     """The same from a worker's description of a result, see `user_code.describe`: no tensor in it is an input."""
     leaves, spec = pytree.tree_flatten(told)
-    places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, Metadata))
+    places = tuple(place for place, leaf in enumerate(leaves) if isinstance(leaf, TensorMetadata))
     metas = tuple(leaves[place] for place in places)
     kinds = tuple((OBJECT if meta is OPAQUE_META else TENSOR, None) for meta in metas)
-    given = tuple(None if isinstance(leaf, Metadata) else leaf for leaf in leaves)
+    given = tuple(None if isinstance(leaf, TensorMetadata) else leaf for leaf in leaves)
     return Expected(spec, given, places, kinds, metas)

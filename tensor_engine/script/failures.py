@@ -60,7 +60,7 @@ class Failures:
             failure.ranks.add(poison.rank)
 
     def error(self, poison: Poison) -> RemoteError:
-        """What to raise where somebody meets poison, who has seen the failure then."""
+        """What to raise where the script meets poison. The failure counts as seen from then on."""
         self.add(poison)
         key = (poison.instruction_stream, poison.sequence, poison.step)
         with self._lock:
@@ -72,7 +72,7 @@ class Failures:
         return RemoteError(poison.rank, poison.operation, poison.summary, text, poison.traceback)
 
     def report_unobserved(self) -> None:
-        """Log what nobody has seen: the first in full, a line for each other. A script ends with code 1 for it."""
+        """Log the failures that nobody has seen: the first in full. The script then ends with code 1."""
         with self._lock:
             unseen = [failure for failure in self._failed.values() if not failure.is_observed]
             for failure in unseen:

@@ -1,4 +1,4 @@
-"""Fetching: values of one rank come to the script, once everything has run there that they depend on."""
+"""Fetching: the values of one rank come to the script, once everything that they depend on has run there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from skipper.dataplane import empty as shared_empty
 from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.script import recording
 from skipper.tensor_engine.script.activation import no_mesh
-from skipper.tensor_engine.script.session import Session, home_of
+from skipper.tensor_engine.script.session import EngineSession, home_of
 from skipper.tensor_engine.script.tensor import value_of
 from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.worker.data import tensor_of
@@ -23,7 +23,7 @@ from skipper.tensor_engine.worker.heap import Poison
 T = TypeVar("T")
 
 _LARGE_NBYTES = 256 << 10
-"""From here on the worker writes into the script's memory; what is smaller comes with its answer."""
+"""From this size on the worker writes into the script's memory. What is smaller comes with the worker's answer."""
 
 
 class Fetched(Generic[T]):
@@ -35,7 +35,7 @@ class Fetched(Generic[T]):
         self._result: list[T] = []
 
     def done(self) -> bool:
-        """Whether it is there."""
+        """Whether `get` returns at once."""
         return all(answer.done() for answer in self._answers)
 
     def get(self, timeout: float | None = None) -> T:
@@ -139,7 +139,7 @@ def ask(value: Value, rank: int, function: str, argument: object = None) -> Futu
         return answer
 
 
-def open_answer(session: Session, answer: Any) -> Any:
+def open_answer(session: EngineSession, answer: Any) -> Any:
     """What a worker has answered.
 
     Raises:

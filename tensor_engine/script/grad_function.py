@@ -1,4 +1,4 @@
-"""`grad_function`: a function of the script that says itself how gradients go back through it."""
+"""`grad_function`: a function of the script that brings its own backward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Backward = Callable[..., Any]
 
 
 def grad_function(function: Callable[..., tuple[Any, Backward]]) -> Callable[..., Any]:
-    """Give a function its own backward, which can be made of anything: remote functions, several meshes, streams.
+    """Give a function its own backward, which can use remote functions, several meshes and streams.
 
     >>> @grad_function
     ... def scaled(x, factor):
@@ -62,7 +62,7 @@ def grad_function(function: Callable[..., tuple[Any, Backward]]) -> Callable[...
 
 
 class _Result:
-    """What comes out beside tensors."""
+    """The whole output, tensors and other things, and its structure."""
 
     parts: list[Any]
     shape: Any

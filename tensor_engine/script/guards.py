@@ -1,4 +1,4 @@
-"""What a compiled program takes for granted, and how it is seen whether that still holds."""
+"""What a compiled program takes for granted, and whether that still holds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from skipper.tensor_engine.errors import CompileError, LocalTensorError
 from skipper.tensor_engine.script import activation, recording
 from skipper.tensor_engine.script.tensor import Tensor
 
-Key = tuple[Hashable, ...]
+CallKey = tuple[Hashable, ...]
 
 
-def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Key, list[Tensor]]:
-    """What a call looks like, to find programs for its like.
+def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallKey, list[Tensor]]:
+    """The key of a call, under which programs for such calls are found.
 
     Returns:
         What has to be equal; and the tensors that go in, each followed by its gradient where it has one that the
@@ -118,7 +118,7 @@ def gradients() -> dict[int, tuple[Tensor, torch.Tensor | None]]:
 
 
 def _all_objects() -> list[Any]:
-    """What the garbage collector knows, with what `gc.freeze` keeps from it."""
+    """All objects that the garbage collector tracks, also those that `gc.freeze` has set aside."""
     if not gc.get_freeze_count():
         return gc.get_objects()
     gc.unfreeze()
@@ -128,8 +128,8 @@ def _all_objects() -> list[Any]:
         gc.freeze()
 
 
-class Surroundings:
-    """What a function met while it was traced, and what replays depend on: modules' modes, and optimizers' settings."""
+class TraceSurroundings:
+    """What replays depend on beside arguments: modes of the modules and settings of the optimizers in the trace."""
 
     def __init__(self) -> None:
         self._modules: dict[int, tuple[nn.Module, bool]] = {}
@@ -137,7 +137,7 @@ class Surroundings:
         self._settings: list[tuple[dict[str, Any], str, Any]] = []
         self._hooks: list[Any] = []
 
-    def __enter__(self) -> Surroundings:
+    def __enter__(self) -> TraceSurroundings:
         self._hooks = [
             register_module_forward_pre_hook(self._meet_module),
             register_optimizer_step_pre_hook(self._meet_optimizer),
@@ -181,7 +181,7 @@ class Surroundings:
 
 
 class Guarding(activation.DispatchMode):
-    """Refuses what a trace would take from the script for ever: values of its tensors, and changes to them."""
+    """Refuses what a trace would freeze: values of the script's tensors, and changes to them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from skipper.tensor_engine.shared.encoding import FREE, Definition, pack_code, p
 from skipper.tensor_engine.shared.stacks import Stack, capture
 
 if TYPE_CHECKING:
-    from skipper.tensor_engine.script.session import Session
+    from skipper.tensor_engine.script.session import EngineSession
 
 _SMALLEST, _LARGEST = 8, 256
 """Instructions in a batch to two workers: the first ones of a burst leave early, later ones many at a time."""
@@ -216,7 +216,7 @@ class InstructionStream:
 
     def __init__(
         self,
-        session: Session,
+        session: EngineSession,
         order: IssueOrder,
         stream: StreamKey,
         ranks: tuple[int, ...],
@@ -250,6 +250,7 @@ class InstructionStream:
         depth: int = 2,
         replayed: Stack | None = None,
         weight: int = 1,
+        is_plain: bool = True,
     ) -> Stack:
         """Issue an instruction.
 
@@ -257,10 +258,11 @@ class InstructionStream:
             site: what is done.
             outputs: numbers of the values that come out.
             inputs: numbers of those that go in.
-            constants: plain numbers for a site of an operation; whatever can be pickled for others.
+            constants: numbers, or whatever can be pickled if they are not plain.
             depth: how many frames up the line is that is to blame.
             replayed: the stack, where it has been taken already.
             weight: how many operations it stands for: those ahead of the workers are limited.
+            is_plain: whether all constants are numbers.
 
         Returns:
             The stack: where the script issued it.
@@ -285,6 +287,7 @@ class InstructionStream:
             batch.code += code
             if constants:
                 batch.constants += constants
+                batch.is_plain &= is_plain
             batch.stacks.append(stack)
             batch.weight += weight
             if batch.weight >= self._limit:
@@ -293,12 +296,6 @@ class InstructionStream:
             elif not order.is_flushing and len(batch.stacks) == 1:
                 order.wake()
         return stack
-
-    def put_call(self, site: CallSite, outputs: Sequence[int], inputs: Sequence[int], constant: object) -> Stack:
-        """Issue an instruction with a constant of any kind."""
-        with self._order.lock:
-            self._batch.is_plain = False
-            return self.put(site, outputs, inputs, (constant,), depth=4)
 
     def one(self, position: int) -> Any:
         """The worker at this place of the instruction stream, as a mesh of one."""
@@ -365,6 +362,11 @@ class InstructionStream:
         return len(self._batch.stacks)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether anything waits to be sent: instructions, or what the workers can free or forget."""
+        return bool(self._batch.stacks or self.freed or self.unused)
+
+    @property
     def issued(self) -> int:
         """How many instructions there have been."""
         return self._progress.sent + self.count
@@ -376,8 +378,12 @@ class InstructionStream:
 
     def _take_freed(self) -> None:
         freed = self.freed
-        refs = [freed.popleft() for _ in range(len(freed))]
-        code = (FREE, len(refs), *refs)
+        code: tuple[int, ...]
+        if len(freed) == 1:
+            code = (FREE, 1, freed.popleft())
+        else:
+            refs = [freed.popleft() for _ in range(len(freed))]
+            code = (FREE, len(refs), *refs)
         self._batch.code += code
 
     def _send(self, arguments: tuple[Any, ...], *, is_last: bool) -> Future[Any] | None:

@@ -1,4 +1,4 @@
-"""From an operation of torch to an instruction for the workers: the path that each operation takes, kept short."""
+"""From an operation of torch to an instruction for the workers. Every operation takes this path, so it is short."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from skipper.tensor_engine.script.session import all_sessions
 from skipper.tensor_engine.script.tensor import Tensor, refuse_mixture, value_of, wrap
 from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
-from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata_of
+from skipper.tensor_engine.worker.calls import FunctionCall
 
 _MOST_SITES = 4096
-"""Kinds of operations and arguments that are remembered."""
+"""How many call sites are remembered."""
 
 new_ref: Callable[[], int] = itertools.count(1).__next__
 """The number of a new value."""
 
 _facts: dict[int, Facts] = {}
-"""By the identity of the overload: there is one object for each, which lives as long as torch does."""
+"""By the identity of the overload: torch has one object for each, and keeps it."""
 
 _sites: dict[tuple[Hashable, ...], CallSite] = {}
 _sites_lock = threading.Lock()
@@ -93,7 +93,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
     site = _sites.get(tuple(key))
     if site is None:
-        site = _new_site(tuple(key), func, args, kwargs, facts)
+        site = _remember(tuple(key), propagate(func, args, kwargs, by_type, facts.writes))
     else:
         site.is_in_use = True
     for index in site.form.writes:
@@ -133,14 +133,8 @@ def _learn(func: Any) -> Facts:
     return _facts.setdefault(id(func), Facts(func, special))
 
 
-def _new_site(
-    key: tuple[Hashable, ...], func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], facts: Facts
-) -> CallSite:
-    return _remember(key, propagate(func, args, kwargs, facts.by_type, facts.writes))
-
-
 def _remember(key: tuple[Hashable, ...], site: CallSite) -> CallSite:
-    """Keep a site, unless another thread has just done so; the one to be used from now on."""
+    """Remember a site, unless another thread has just done so; the one to be used from now on."""
     with _sites_lock:
         evicted = _evict() if len(_sites) >= _MOST_SITES else None
         site = _sites.setdefault(key, site)
@@ -151,9 +145,9 @@ def _remember(key: tuple[Hashable, ...], site: CallSite) -> CallSite:
 
 
 def _evict() -> CallSite:
-    """Take the oldest site that has not been used since its turn came the last time.
+    """Take out the oldest site that has not been used since this last looked at it (the clock algorithm).
 
-    So those in use stay, as if the order were that of the last use; and a use costs a mark, not a change of the order.
+    So sites in use stay, as with the order of the last use. A use only sets a mark, which costs less than a new order.
     """
     while True:
         oldest = next(iter(_sites))
@@ -165,7 +159,7 @@ def _evict() -> CallSite:
 
 
 def _reshape(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Give the script's tensor the shape that the operation gives it there."""
+    """Give the script's tensor the shape that the operation gives to the workers'."""
     included = torch._C._meta_in_tls_dispatch_include()
     with torch._C._DisableTorchDispatch():
         torch._C._set_meta_in_tls_dispatch_include(True)
@@ -193,7 +187,7 @@ def _name(func: Any) -> str:
 def issue_call(
     function: str,
     inputs: Sequence[Tensor | Value],
-    outputs: Sequence[Metadata],
+    outputs: Sequence[TensorMetadata],
     *,
     instruction_stream: InstructionStream,
     mesh: ProcMesh,
@@ -208,17 +202,17 @@ def issue_call(
     """Have the workers of an instruction stream call a function of this package, in its turn among the operations.
 
     Args:
-        function: where it lies, ``module:name`` (see `calls.Call.function` for how it is called).
+        function: where it lies, ``module:name`` (see `calls.FunctionCall.function` for how it is called).
         inputs: its inputs; a worker of the instruction stream that does not have one gets None for it.
         outputs: what is known of the tensors that it makes.
         instruction_stream: whose workers call it.
         mesh: those workers as the user laid them out, which is the mesh of the outputs.
         owner: the instruction stream of the outputs, where only some workers have any; ``mesh`` is of these then.
         name: for people; the function's own when None.
-        static: for `calls.Call.static`; sent once, and part of the key by which the site is remembered.
+        static: for `calls.FunctionCall.static`; sent once, and part of the key by which the site is remembered.
         constant: sent with the instruction; anything that can be pickled.
         has_constant: whether there is one.
-        sees_poison: for `calls.Call.sees_poison`.
+        sees_poison: for `calls.FunctionCall.sees_poison`.
         writes: which inputs it changes.
 
     Returns:
@@ -230,7 +224,7 @@ def issue_call(
     if (recorder := recording.current) is not None:
         for value in values:
             recorder.note_value(value)
-    call = Call(
+    call = FunctionCall(
         function,
         name or function.partition(":")[2],
         len(values),
@@ -256,12 +250,9 @@ def issue_call(
         site.is_in_use = True
     made = [Value(new_ref(), meta, owner or instruction_stream, mesh) for meta in outputs]
     refs, given = [value.ref for value in made], [value.ref for value in values]
-    if has_constant:
-        stack = instruction_stream.put_call(site, refs, given, constant)
-    else:
-        stack = instruction_stream.put(site, refs, given, (), 3)
+    constants = (constant,) if has_constant else ()
+    stack = instruction_stream.put(site, refs, given, constants, 3, is_plain=False)
     if recorder is not None:
-        constants = (constant,) if has_constant else ()
         recorder.note(instruction_stream, site, made, given, constants, stack)
     return [wrap(value) for value in made]
 
@@ -287,7 +278,7 @@ def ship(data: torch.Tensor, *, instruction_stream: InstructionStream, mesh: Pro
 
 
 def _lift(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """`torch.tensor(data)`: the data have just been read into a tensor of the script."""
+    """`torch.tensor(data)`: torch has just read the data into a tensor of the script, which goes to the mesh."""
     data = args[0]
     if isinstance(data, Tensor):
         return data
@@ -313,15 +304,15 @@ def _item(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _here(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What concerns the script and not the workers."""
+    """An operation that concerns the script and not the workers."""
     return func(*args, **kwargs)
 
 
 def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An operation with tensors of the script: it runs here, unless there are others, too.
+    """Run an operation on tensors of the script here.
 
     Raises:
-        LocalTensorError: there are.
+        LocalTensorError: there are tensors of a mesh among the arguments, too.
     """
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     if not any(isinstance(leaf, Tensor) for leaf in leaves):

@@ -9,19 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """The functions behind the methods.
-
-    Attributes:
-        dispatch: issues an operation of torch: see `issue.dispatch`.
-        fetch_first: brings the shard of the first rank: see `fetch.fetch_first`.
-        reduce: see `communicate.reduce`.
-        reduce_: see `communicate.reduce_`.
-        all_to_all: see `communicate.all_to_all`.
-        to_mesh: see `communicate.to_mesh`.
-        slice_mesh: see `communicate.slice_mesh`.
-        activate_stream: see `activation.activate_stream`.
-        borrow: see `borrow.borrow`.
-    """
+    """The functions behind them, of `issue`, `fetch`, `communicate`, `activation` and `borrow`, by their names."""
 
     dispatch: Callable[..., Any]
     fetch_first: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Which workers meet in a reduction or a move, worked out once for each kind."""
+"""Which workers take part in a reduction or a move, worked out once for each kind."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import MeshMismatchError
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.worker.communication import Move, Reduction, worker_number
 
 _PLANS = 1024
-"""Reductions and moves that are remembered; who needs another one tells the workers again."""
+"""How many reductions and moves are remembered. The workers are told again of those that have been forgotten."""
 
 
 def mesh_axes(mesh: ProcMesh, axes: str | Sequence[str]) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def plan_reduction(
     axes: tuple[str, ...],
     kind: str,
     scatter: bool,
-    expected: Metadata,
+    expected: TensorMetadata,
     onto: ProcMesh | None,
 ) -> Reduction:
     """Who reduces with whom.
@@ -70,7 +70,7 @@ def plan_reduction(
 
 
 @functools.lru_cache(maxsize=_PLANS)
-def plan_move(here: int, source: ProcMesh, there: int, target: ProcMesh, expected: Metadata) -> Move:
+def plan_move(here: int, source: ProcMesh, there: int, target: ProcMesh, expected: TensorMetadata) -> Move:
     """Who gets what from whom.
 
     Args:

@@ -91,14 +91,14 @@ def stand_in(spec: ProcessGroupSpec) -> dist.ProcessGroup:
 
 
 class _Done(dist.Work):
-    """What has been done at once."""
+    """An operation that is over at once."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
 
 
 class _StandIn(dist.ProcessGroup):
-    """Takes part in nothing: buffers stay as they are."""
+    """A group whose operations leave all buffers as they are."""
 
 
 def _do_nothing(self: _StandIn, *args: Any, **kwargs: Any) -> _Done:

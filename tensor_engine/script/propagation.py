@@ -1,4 +1,4 @@
-"""What an operation returns, found out by running it once on fake tensors, and remembered for its like."""
+"""What an operation returns: it runs once on fake tensors, and the result holds for all operations of its kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from skipper.tensor_engine.script.call_site import GIVEN, NEW, SAME, SEQUENCE, C
 from skipper.tensor_engine.script.tensor import Tensor
 from skipper.tensor_engine.script.value import Value
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
+from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata_of
 from skipper.tensor_engine.worker.operations import CONSTANT, FIXED, INPUT, LIST, TUPLE, Description, Node
 
 _log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -29,11 +29,11 @@ _log = logging.getLogger("torch._subclasses.fake_tensor")
 _fake_mode: FakeTensorMode | None = None
 
 propagating = threading.RLock()
-"""Held while the fake mode is in use: there is one, and it is not made for several threads."""
+"""Held while the fake mode is in use: there is one for all threads, and it is not safe to share."""
 
 
 def fake_mode() -> FakeTensorMode:
-    """The one in which everything is found out."""
+    """The one fake mode of the script."""
     global _fake_mode
     if _fake_mode is None:
         _fake_mode = FakeTensorMode()
@@ -41,7 +41,7 @@ def fake_mode() -> FakeTensorMode:
 
 
 class _Template:
-    """The arguments of an operation, with tensors and constants numbered in the order in which they come."""
+    """The arguments of an operation, with numbers in place of tensors and constants."""
 
     def __init__(self, by_type: frozenset[int | str]) -> None:
         self.values: list[Value] = []
@@ -91,7 +91,7 @@ def propagate(
         fake_args = [_replace(argument, supply) for argument in args]
         fake_kwargs = {key: _replace(argument, supply) for key, argument in kwargs.items()}
         before = [metadata_of(fake) for fake in fakes]
-        _log.disabled = True  # what is raised says it all
+        _log.disabled = True  # the exception says everything that would be logged
         try:
             result = func(*fake_args, **fake_kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -129,10 +129,10 @@ def propagate(
 
 
 class _Reading:
-    """Takes the result of a run on fake tensors apart."""
+    """Takes apart the result of a run on fake tensors."""
 
     def __init__(self, name: str, fakes: Sequence[torch.Tensor]) -> None:
-        self.outputs: list[tuple[Metadata, int | None]] = []
+        self.outputs: list[tuple[TensorMetadata, int | None]] = []
         self.paths: list[tuple[int, ...]] = []
         self._name = name
         self._inputs = {id(fake): index for index, fake in reversed(list(enumerate(fakes)))}
@@ -151,14 +151,14 @@ class _Reading:
             raise NotPropagatableError(f"{self._name} returns a number that only the workers can know")
         return GIVEN, result
 
-    def add(self, meta: Metadata, base: int | None, path: tuple[int, ...]) -> int:
+    def add(self, meta: TensorMetadata, base: int | None, path: tuple[int, ...]) -> int:
         self.outputs.append((meta, base))
         self.paths.append(path)
         return len(self.outputs) - 1
 
 
 def _reshaped(
-    func: Any, name: str, before: Sequence[Metadata], after: Sequence[Metadata], reading: _Reading
+    func: Any, name: str, before: Sequence[TensorMetadata], after: Sequence[TensorMetadata], reading: _Reading
 ) -> list[tuple[int, int]]:
     changed = [index for index, (old, new) in enumerate(zip(before, after, strict=True)) if old is not new]
     if changed and (torch.Tag.inplace_view not in func.tags or len(changed) != 1):

@@ -1,4 +1,4 @@
-"""What a trace takes note of: the instructions of a function that is being compiled, while they are issued."""
+"""The recorder of a trace: it notes the instructions of a function that is being compiled, while they are issued."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script.call_site import CallSite
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
-from skipper.tensor_engine.script.value import Storage, Value
+from skipper.tensor_engine.script.value import TensorStorage, Value
 from skipper.tensor_engine.shared.stacks import Stack
 
 
@@ -38,8 +38,8 @@ class Noted:
     stack: Stack
 
 
-class Recorder:
-    """Notes what one thread issues.
+class TraceRecorder:
+    """Notes what the thread that made it issues.
 
     Attributes:
         instructions: in their order.
@@ -57,7 +57,7 @@ class Recorder:
         self.instructions: list[Noted] = []
         self.made: dict[int, weakref.ref[Value]] = {}
         self.read: dict[int, weakref.ref[Value]] = {}
-        self.storages: dict[int, Storage] = {}
+        self.storages: dict[int, TensorStorage] = {}
         self.met: dict[int, tuple[weakref.ref[torch.Tensor], weakref.ref[Value]]] = {}
         self.leaves: dict[int, torch.Tensor] = {}
         self.foreign = False
@@ -117,8 +117,8 @@ class Recorder:
                 self.foreign = True
 
 
-current: Recorder | None = None
-"""What records just now, for one function at a time."""
+current: TraceRecorder | None = None
+"""The recorder of the function that is being traced: one at a time, in whatever thread; None if there is none."""
 
 
 def is_tracing() -> bool:
@@ -127,7 +127,7 @@ def is_tracing() -> bool:
 
 
 def refuse(what: str, instead: str) -> None:
-    """Say that something cannot be compiled, if a function is being compiled in this thread.
+    """Refuse what cannot be compiled, if a function is being compiled in this thread.
 
     Raises:
         CompileError: it is.

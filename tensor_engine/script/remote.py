@@ -1,4 +1,4 @@
-"""Remote functions: the user's own code on the workers, in its turn among the operations."""
+"""Remote functions: the user's own code runs on the workers, in its turn among the operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from skipper.control import Endpoint, ProcMesh
 from skipper.tensor_engine.script.activation import no_mesh
-from skipper.tensor_engine.script.arguments import OpaqueHandle, Packed
+from skipper.tensor_engine.script.arguments import OpaqueHandle, PackedArguments
 from skipper.tensor_engine.script.expectation import Expected, as_described, expect
 from skipper.tensor_engine.script.fetch import Fetched, ask, mesh_rank, open_answer
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
@@ -35,7 +35,7 @@ Propagate = Callable[..., Any] | Literal["cached", "mocked", "inspect"] | None
 
 _WAYS = ("cached", "mocked", "inspect")
 _CACHED = 1024
-"""Kinds of arguments whose results a function remembers."""
+"""For how many kinds of arguments a function remembers its results."""
 
 
 class Remote:
@@ -65,7 +65,7 @@ class Remote:
         """
         if is_worker():
             return resolve_given(self.__remote_function__)(*args, **kwargs)
-        packed = Packed(args, kwargs)
+        packed = PackedArguments(args, kwargs)
         instruction_stream, mesh = packed.place(self.name)
         if self.propagate is None:
             self._issue(packed, (), instruction_stream, mesh, Task(self.source, IGNORED, (), bool(packed.groups)))
@@ -92,7 +92,7 @@ class Remote:
 
     def fetch(self, args: Sequence[Any], kwargs: Mapping[str, Any], shard: Mapping[str, int] | None) -> Fetched[Any]:
         """See `call_on_shard_and_fetch`."""
-        packed = Packed(args, kwargs)
+        packed = PackedArguments(args, kwargs)
         instruction_stream, mesh = packed.place(self.name)
         one = mesh.slice(**mesh.extent.point(mesh_rank(mesh, shard or {})))
         alone = instruction_stream.session.instruction_stream(one, instruction_stream.stream)
@@ -110,7 +110,7 @@ class Remote:
 
     def _issue(
         self,
-        packed: Packed,
+        packed: PackedArguments,
         metas: Sequence[Any],
         instruction_stream: InstructionStream,
         mesh: ProcMesh,
@@ -131,7 +131,7 @@ class Remote:
             writes=writes,
         )
 
-    def _expect(self, packed: Packed) -> Expected:
+    def _expect(self, packed: PackedArguments) -> Expected:
         if callable(self.propagate):
             return expect(self.name, self.propagate, packed, is_real=False)
         run = resolve_given(self.__remote_function__)
@@ -145,7 +145,7 @@ class Remote:
             found = self._cache[key] = expect(self.name, run, packed, is_real=True)
         return found
 
-    def _inspect(self, packed: Packed, instruction_stream: InstructionStream, mesh: ProcMesh) -> Any:
+    def _inspect(self, packed: PackedArguments, instruction_stream: InstructionStream, mesh: ProcMesh) -> Any:
         task = Task(self.source, WHOLE, (), bool(packed.groups))
         (whole,) = self._issue(packed, (OPAQUE_META,), instruction_stream, mesh, task)
         return take_apart(self.name, whole, packed, look_at(whole))
@@ -158,12 +158,12 @@ class Remote:
 
 
 def resolve_given(function: Callable[..., Any] | str) -> Callable[..., Any]:
-    """The function that somebody has named by its path, or given."""
+    """A function, given by its path or as it is."""
     return resolve(function) if isinstance(function, str) else function
 
 
 def look_at(whole: Any) -> Expected:
-    """Wait for the first rank to tell what a result is that the workers have as a whole.
+    """Wait until the first rank tells what is in a result that the workers keep as a whole.
 
     Raises:
         RemoteError: the function has failed there.
@@ -174,8 +174,8 @@ def look_at(whole: Any) -> Expected:
         return as_described(pickle.loads(open_answer(value.instruction_stream.session, answer.get())))
 
 
-def take_apart(name: str, whole: Any, packed: Packed, expected: Expected) -> Any:
-    """Make tensors of a result that the workers have as a whole."""
+def take_apart(name: str, whole: Any, packed: PackedArguments, expected: Expected) -> Any:
+    """Make tensors of a result that the workers keep as a whole."""
     value = whole.remote_value
     made = issue_call(
         "skipper.tensor_engine.worker.user_code:parts",
@@ -189,8 +189,8 @@ def take_apart(name: str, whole: Any, packed: Packed, expected: Expected) -> Any
     return give(packed, expected, made)
 
 
-def give(packed: Packed, expected: Expected, made: Sequence[Any]) -> Any:
-    """The script's part of a result."""
+def give(packed: PackedArguments, expected: Expected, made: Sequence[Any]) -> Any:
+    """The result as the script gets it: new tensors and references, and arguments that come back."""
     fresh = iter(made)
     found: list[Any] = []
     for kind, base in expected.kinds:

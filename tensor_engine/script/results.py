@@ -1,4 +1,4 @@
-"""What a compiled function returns: how it is put together from the tensors that a replay makes."""
+"""What a compiled function returns, put together from the tensors that a replay makes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script.activation import no_mesh
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.tensor import Tensor, wrap
-from skipper.tensor_engine.script.value import Storage, Value
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.script.value import TensorStorage, Value
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 
 AS_IT_IS, ARGUMENT, MADE, SEQUENCE, NAMED, MAPPING = range(6)
 """Kinds of results: anything, an argument, a new tensor, and collections of results."""
@@ -26,14 +26,14 @@ class Made:
     Attributes:
         slot: its number in the trace.
         argument: the number of the input that it is another tensor of the script for, or None.
-        sealed: whether it looks as if it could be differentiated.
+        sealed: whether it is made by `seal`.
     """
 
     __slots__ = ("argument", "instruction_stream", "mesh", "meta", "sealed", "slot", "storage")
 
-    def __init__(self, value: Value, argument: int | None, sealed: bool, storage: int | Storage) -> None:
+    def __init__(self, value: Value, argument: int | None, sealed: bool, storage: int | TensorStorage) -> None:
         self.slot = value.ref
-        self.meta: Metadata = value.meta
+        self.meta: TensorMetadata = value.meta
         self.instruction_stream: InstructionStream = value.instruction_stream
         self.mesh = value.mesh
         self.argument = argument
@@ -42,7 +42,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ReplayResult:
     """How the result of a replay is put together.
 
     Attributes:
@@ -70,7 +70,7 @@ def put_together(template: tuple[int, Any], made: Sequence[Tensor], tensors: Seq
 
 
 class _Sealed(torch.autograd.Function):
-    """Makes tensors that look as if they could be differentiated, and say why they cannot."""
+    """Makes tensors that require a gradient, and raise an error with the reason when it is asked for."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, value: Value) -> Tensor:
@@ -91,7 +91,7 @@ def _anchor() -> torch.Tensor:
 
 
 def seal(value: Value) -> Tensor:
-    """A tensor that requires a gradient, as the function's own did, and says why there is none at ``backward()``."""
+    """A tensor that requires a gradient, as the function's own did. ``backward()`` raises an error with the reason."""
     with torch.enable_grad():
         sealed: Tensor = _Sealed.apply(_anchor(), value)  # type: ignore[no-untyped-call]
     return sealed

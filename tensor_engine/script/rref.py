@@ -11,23 +11,23 @@ from skipper.control import Endpoint
 from skipper.control.wire.envelope import ProcessRef
 from skipper.tensor_engine.errors import MeshMismatchError
 from skipper.tensor_engine.script import recording
-from skipper.tensor_engine.script.arguments import Packed
+from skipper.tensor_engine.script.arguments import PackedArguments
 from skipper.tensor_engine.script.expectation import Expected, expect
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.script.remote import give, look_at, take_apart
 from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META
 from skipper.tensor_engine.shared.remote_functions import EXPECTED, IGNORED, WHOLE, Task
-from skipper.tensor_engine.worker.handover import Order, in_actor, in_async_actor
+from skipper.tensor_engine.worker.handover import EndpointTask, in_actor, in_async_actor
 
 _CACHED = 4096
 """Kinds of calls whose results are remembered."""
 
 new_number: Callable[[], int] = itertools.count(1).__next__
-"""The number of a call that workers and actors take part in."""
+"""The number of a call in which workers and actors take part."""
 
 turn = threading.Lock()
-"""Actors and workers have to see calls in one order, from whichever thread they come."""
+"""Held while a call is sent: actors and workers have to see all calls in one order, from any thread."""
 
 _cache: dict[tuple[object, ...], Expected] = {}
 
@@ -42,7 +42,7 @@ def rref(endpoint: Endpoint[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     """
     recording.refuse("a call of an actor's endpoint", "make it beside the compiled function")
     actors, propagate, name = endpoint.mesh, endpoint.propagate, f"{endpoint.mesh.name}.{endpoint.spec.name}"
-    packed = Packed(args, kwargs)
+    packed = PackedArguments(args, kwargs)
     instruction_stream, mesh = packed.place(name)
     if not is_on_all(instruction_stream, actors.members):
         refuse_place(instruction_stream, f"{name}: the actors {actors!r}")
@@ -69,7 +69,11 @@ def rref(endpoint: Endpoint[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _known(
-    endpoint: Endpoint[..., Any], packed: Packed, instruction_stream: InstructionStream, mesh: Any, expected: Expected
+    endpoint: Endpoint[..., Any],
+    packed: PackedArguments,
+    instruction_stream: InstructionStream,
+    mesh: Any,
+    expected: Expected,
 ) -> Any:
     made = _issue(endpoint, packed, instruction_stream, mesh, expected.metas, Task("", EXPECTED, expected.kinds))
     return give(packed, expected, made)
@@ -77,7 +81,7 @@ def _known(
 
 def _issue(
     endpoint: Endpoint[..., Any],
-    packed: Packed,
+    packed: PackedArguments,
     instruction_stream: InstructionStream,
     mesh: Any,
     metas: Sequence[Any],
@@ -97,7 +101,7 @@ def _issue(
             instruction_stream=instruction_stream,
             mesh=mesh,
             name=f"{endpoint.mesh.name}.{endpoint.spec.name}",
-            static=Order(endpoint.mesh, task),
+            static=EndpointTask(endpoint.mesh, task),
             constant=number,
             has_constant=True,
             sees_poison=True,

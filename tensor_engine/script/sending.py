@@ -9,7 +9,7 @@ from typing import Any
 from skipper.control import Actor, ActorMesh, Endpoint, ProcMesh
 from skipper.control.wire.envelope import ProcessRef
 from skipper.tensor_engine.script import recording
-from skipper.tensor_engine.script.arguments import Packed
+from skipper.tensor_engine.script.arguments import PackedArguments
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.script.rref import is_on_all, new_number, refuse_place, turn
@@ -26,7 +26,7 @@ def send(endpoint: Endpoint[..., Any], adverb: str, args: Sequence[Any], kwargs:
     """
     actors, name = endpoint.mesh, f"{endpoint.mesh.name}.{endpoint.spec.name}"
     recording.refuse("a call of an actor's endpoint", "make it beside the compiled function")
-    packed = Packed(args, kwargs)
+    packed = PackedArguments(args, kwargs)
     instruction_stream, mesh = _place(packed, actors.members, f"{name}: the actors {actors!r}")
     run = endpoint.wrapped(handover.as_plain_async if endpoint.spec.is_async else handover.as_plain)
     number = new_number()
@@ -47,7 +47,7 @@ def spawn(
         As calls of remote functions.
     """
     recording.refuse("the spawning of actors", "spawn them beside the compiled function")
-    packed = Packed(args, kwargs)
+    packed = PackedArguments(args, kwargs)
     instruction_stream, mesh = _place(packed, procs.members, f"{name}: the processes {procs!r}")
     number = new_number()
     with turn:
@@ -58,7 +58,7 @@ def spawn(
         return actors
 
 
-def _place(packed: Packed, members: Sequence[ProcessRef], what: str) -> tuple[InstructionStream, ProcMesh]:
+def _place(packed: PackedArguments, members: Sequence[ProcessRef], what: str) -> tuple[InstructionStream, ProcMesh]:
     """The instruction stream and mesh of the actors' processes: all where the tensors are, or one of these."""
     instruction_stream, mesh = packed.place(what)
     if is_on_all(instruction_stream, members):
@@ -74,14 +74,14 @@ def _place(packed: Packed, members: Sequence[ProcessRef], what: str) -> tuple[In
 
 
 def _tell_workers(
-    packed: Packed,
+    packed: PackedArguments,
     actors: ActorMesh[Any],
     instruction_stream: InstructionStream,
     mesh: ProcMesh,
     name: str,
     number: int,
 ) -> None:
-    """Have the workers, in their turn, give the tensors, and go on when the actors have made use of them."""
+    """Have the workers, in their turn, give the tensors to the actors, and go on when these are done with them."""
     issue_call(
         "skipper.tensor_engine.worker.handover:call",
         packed.values,
@@ -89,7 +89,7 @@ def _tell_workers(
         instruction_stream=instruction_stream,
         mesh=mesh,
         name=name,
-        static=handover.Order(actors, Task("", IGNORED)),
+        static=handover.EndpointTask(actors, Task("", IGNORED)),
         constant=number,
         has_constant=True,
         sees_poison=True,

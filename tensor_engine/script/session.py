@@ -1,4 +1,4 @@
-"""`Session`: the workers of one mesh of processes, and what the script has to keep in mind about them."""
+"""`EngineSession`: the workers of one mesh of processes, and what the script knows of them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from skipper.tensor_engine.worker.heap import Poison
 from skipper.tensor_engine.worker.worker import Worker
 
 _FLUSH_S = 0.0002
-"""Where nothing follows for about this long, what waits leaves."""
+"""What waits is sent when nothing has followed for about this long."""
 
 _QUIET = 20
-"""So often nothing was found to be sent before the flusher goes to sleep."""
+"""How often the flusher finds nothing to send before it goes to sleep."""
 
 _IDLE_S = 0.1
-"""While it sleeps, it looks this often for values to free."""
+"""How often the sleeping flusher looks for values to free."""
 
 
-class Session:
+class EngineSession:
     """The workers of one root mesh: the first `activate` of it, or of a slice, makes it.
 
     Attributes:
@@ -98,8 +98,8 @@ class Session:
     def flush(self) -> None:
         """Send everything that waits."""
         with self.lock:
-            for instruction_stream in self._by_urgency():
-                instruction_stream.flush()
+            for each in self._by_urgency():
+                each.flush()
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Wait until every worker has run what was issued so far.
@@ -110,8 +110,8 @@ class Session:
         """
         with self.lock:
             self.check()
-            for instruction_stream in self._by_urgency():
-                instruction_stream.flush(is_last=True)
+            for each in self._by_urgency():
+                each.flush(is_last=True)
             waiting = [workers.sync.call() for workers in self._workers.values()]
         deadline = None if timeout is None else time.monotonic() + timeout
         for future in waiting:
@@ -120,8 +120,8 @@ class Session:
     def forget_site(self, number: int) -> None:
         """Have all workers forget a site that has fallen out of the cache."""
         with self.lock:
-            for instruction_stream in list(self.instruction_streams.values()):
-                instruction_stream.forget_site(number)
+            for each in list(self.instruction_streams.values()):
+                each.forget_site(number)
 
     def close(self, timeout: float) -> None:
         """Run what was issued, report the errors that nobody has seen, and stop the workers. May be called again."""
@@ -129,7 +129,7 @@ class Session:
             if self.is_closed:
                 return
         with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
-            self.synchronize(timeout)  # who is gone, or hangs, is told of by control
+            self.synchronize(timeout)  # control reports workers that are gone or hang
         with self.lock:
             self.order.is_closed = True
             self.order.newest = None
@@ -137,7 +137,7 @@ class Session:
         self.order.woken.set()
         self.failures.report_unobserved()
         for future in stopping:
-            with contextlib.suppress(ControlError, TimeoutError), unheard():  # it was gone already
+            with contextlib.suppress(ControlError, TimeoutError), unheard():  # the worker was gone already
                 future.get(timeout)
         self._receiver.close()
 
@@ -150,40 +150,32 @@ class Session:
         Returns:
             Whether there was anything.
         """
-        waiting = [
-            instruction_stream
-            for instruction_stream in list(self.instruction_streams.values())
-            if instruction_stream.count or instruction_stream.freed or instruction_stream.unused
-        ]
+        waiting = [each for each in list(self.instruction_streams.values()) if each.is_waiting]
         if not waiting:
             return False
-        grown = {instruction_stream.number: instruction_stream.issued for instruction_stream in waiting}
+        grown = {each.number: each.issued for each in waiting}
         is_busy = any(seen.get(number) != issued for number, issued in grown.items())
         seen.update(grown)
         if is_busy:
-            return True  # the script is at it: the batch fills up, or has not grown at the next look
+            return True  # the script is issuing: the batch fills up, or has not grown at the next look
         with self.lock:
-            for instruction_stream in self._by_urgency():
-                if (
-                    (instruction_stream.count or instruction_stream.freed or instruction_stream.unused)
-                    and not self.is_closed
-                    and instruction_stream.lost is None
-                ):
-                    instruction_stream.flush(is_last=True)
+            for each in self._by_urgency():
+                if each.is_waiting and not self.is_closed and each.lost is None:
+                    each.flush(is_last=True)
         return True
 
     def _by_urgency(self) -> list[InstructionStream]:
         """Those with instructions before those with values to free, which such an instruction may still need."""
-        return sorted(self.instruction_streams.values(), key=lambda instruction_stream: not instruction_stream.count)
+        return sorted(self.instruction_streams.values(), key=lambda each: not each.count)
 
     def _listen(self) -> None:
-        """Take what the workers report, in the thread in which it arrives."""
+        """Note what the workers report, in the thread in which it arrives."""
         failures, receiver = weakref.ref(self.failures), self._receiver
 
         def listen() -> None:
             kept = failures()
             if kept is not None:
-                # Who forgets the future forgets to receive.
+                # If nobody held the future, it would be collected, and nothing received.
                 kept.next_report = receiver.recv()
                 kept.next_report.add_done_callback(take)
 
@@ -197,8 +189,8 @@ class Session:
         listen()
 
 
-def _keep_flushing(session: weakref.ref[Session], wake: threading.Event) -> None:
-    """Send what waits though nothing follows. The thread ends with the session."""
+def _keep_flushing(session: weakref.ref[EngineSession], wake: threading.Event) -> None:
+    """Send what waits when nothing follows. The thread ends with the session."""
     while True:
         wake.wait(_IDLE_S)
         wake.clear()
@@ -212,7 +204,7 @@ def _keep_flushing(session: weakref.ref[Session], wake: threading.Event) -> None
             quiet = 0 if _flush(here, seen) else quiet + 1
             if quiet == _QUIET:
                 with here.lock:
-                    # From now on who issues wakes this thread; who has just done so has not.
+                    # From now on whoever issues wakes this thread, which nobody has done since the last look.
                     here.order.is_flushing = any(each.count for each in here.instruction_streams.values())
                     quiet = 0 if here.order.is_flushing else quiet
             del here
@@ -226,39 +218,36 @@ def _stack_of(streams: Mapping[Any, InstructionStream], number: int, sequence: i
     return None
 
 
-def _flush(session: Session, seen: dict[int, int]) -> bool:
+def _flush(session: EngineSession, seen: dict[int, int]) -> bool:
     try:
         return session.flush_waiting(seen)
     except (ControlError, EngineClosedError):
-        return False  # the next operation in the script meets the same error, and raises it
+        return False  # the next operation of the script raises the same error
 
 
-_sessions: dict[int, Session] = {}
+_sessions: dict[int, EngineSession] = {}
 _sessions_lock = threading.Lock()
 
 
-def session_of(procs: ProcMesh) -> Session:
+def session_of(procs: ProcMesh) -> EngineSession:
     """The session of the root mesh of these processes; the first call starts its workers."""
     with _sessions_lock:
         session = _sessions.get(procs.uid)
         if session is None or session.is_closed:
             _register_exit()
-            session = _sessions[procs.uid] = Session(procs.root)
+            session = _sessions[procs.uid] = EngineSession(procs.root)
         return session
 
 
-def all_sessions() -> list[Session]:
+def all_sessions() -> list[EngineSession]:
     """Those that are open."""
     return [session for session in list(_sessions.values()) if not session.is_closed]
 
 
-def home_of(poison: Poison, session: Session) -> Session:
+def home_of(poison: Poison, session: EngineSession) -> EngineSession:
     """The session whose instruction failed: where poison was met, or another one from which it came by `to_mesh`."""
     for known in (session, *all_sessions()):
-        if any(
-            instruction_stream.number == poison.instruction_stream
-            for instruction_stream in list(known.instruction_streams.values())
-        ):
+        if any(each.number == poison.instruction_stream for each in list(known.instruction_streams.values())):
             return known
     return session
 
@@ -273,7 +262,7 @@ def shutdown(*, timeout: float = 10.0) -> None:
     """
     sessions = all_sessions()
     if len(sessions) > 1:
-        # All first: what one has sent, workers of another may still have to take.
+        # All of them first: the workers of one session may still have to take what those of another one have sent.
         for session in sessions:
             with contextlib.suppress(ControlError, EngineClosedError, TimeoutError), unheard():
                 session.synchronize(timeout)

@@ -11,9 +11,9 @@ import torch
 
 from skipper.tensor_engine.errors import CompileError
 from skipper.tensor_engine.script.call_site import GIVEN, CallSite
-from skipper.tensor_engine.script.guards import Surroundings
+from skipper.tensor_engine.script.guards import TraceSurroundings
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
-from skipper.tensor_engine.script.recording import Noted, Recorder
+from skipper.tensor_engine.script.recording import Noted, TraceRecorder
 from skipper.tensor_engine.script.results import (
     ARGUMENT,
     AS_IT_IS,
@@ -22,15 +22,15 @@ from skipper.tensor_engine.script.results import (
     NAMED,
     SEQUENCE,
     Made,
-    Result,
+    ReplayResult,
     put_together,
     seal,
 )
 from skipper.tensor_engine.script.tensor import Tensor, wrap
-from skipper.tensor_engine.script.traced import Gradients, Part, Traced
-from skipper.tensor_engine.script.value import Storage, Value
+from skipper.tensor_engine.script.traced import Gradients, ReplayPart, Traced
+from skipper.tensor_engine.script.value import TensorStorage, Value
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.program import Program, Step
+from skipper.tensor_engine.shared.program import CompiledProgram, ProgramStep
 
 Before = dict[int, tuple[Tensor, torch.Tensor | None]]
 """Tensors that may get a gradient, and the one that they had before the call, by the identity of the tensor."""
@@ -38,11 +38,11 @@ Before = dict[int, tuple[Tensor, torch.Tensor | None]]
 
 def compile_trace(
     name: str,
-    recorder: Recorder,
+    recorder: TraceRecorder,
     tensors: Sequence[Tensor],
     result: list[Any],
     before: Before,
-    surroundings: Surroundings,
+    surroundings: TraceSurroundings,
     backend: str | None = None,
 ) -> tuple[Traced, Any]:
     """Make of a recorded call what replays it.
@@ -71,7 +71,7 @@ def compile_trace(
     reading = _ResultReading(recorder, tensors, given)
     reading.read_result(result.pop())
     reading.take_gradients(new_on_arguments, gradients)
-    read = Result(reading.template, reading.made)
+    read = ReplayResult(reading.template, reading.made)
     kept, results = _find_kept(recorder, reading.take_values())
     _require_alive(recorder)
     grads = {leaf.grad.remote_value.ref for leaf in recorder.leaves.values() if isinstance(leaf.grad, Tensor)}
@@ -93,7 +93,7 @@ def compile_trace(
     return traced, _first_result(traced, results, tensors)
 
 
-def _require_unchanged(recorder: Recorder) -> None:
+def _require_unchanged(recorder: TraceRecorder) -> None:
     if recorder.foreign:
         raise CompileError(
             "the function uses a tensor that is the result of operations outside which autograd has recorded, and "
@@ -105,7 +105,7 @@ def _require_unchanged(recorder: Recorder) -> None:
             raise CompileError("the function changes the shape of a tensor in place that it has not made itself")
 
 
-def _require_alive(recorder: Recorder) -> None:
+def _require_alive(recorder: TraceRecorder) -> None:
     if any(known() is None for known in recorder.read.values()):
         raise CompileError(
             "the function replaces a tensor from outside that it has read, as `self.state = self.state + x` does: "
@@ -114,7 +114,7 @@ def _require_alive(recorder: Recorder) -> None:
 
 
 def _read_gradients(
-    recorder: Recorder, tensors: Sequence[Tensor], before: Before
+    recorder: TraceRecorder, tensors: Sequence[Tensor], before: Before
 ) -> tuple[Gradients, list[tuple[int, Tensor]]]:
     """What gradients there have to be before a replay, and what there are after it.
 
@@ -154,13 +154,13 @@ class _ResultReading:
         made: the tensors in it that each replay makes anew, gradients of arguments among them.
     """
 
-    def __init__(self, recorder: Recorder, tensors: Sequence[Tensor], given: Sequence[int]) -> None:
+    def __init__(self, recorder: TraceRecorder, tensors: Sequence[Tensor], given: Sequence[int]) -> None:
         self.template: tuple[int, Any] = (AS_IT_IS, None)
         self.made: list[Made] = []
         self._recorder = recorder
         self._found: list[Tensor] = []
         self._numbers: dict[int, int] = {}
-        self._storages: dict[int, int | Storage] = {
+        self._storages: dict[int, int | TensorStorage] = {
             id(value.storage): value.storage for each in recorder.read.values() if (value := each()) is not None
         }
         for index, tensor in reversed(list(enumerate(tensors))):
@@ -217,7 +217,7 @@ class _ResultReading:
         return number
 
 
-def _find_kept(recorder: Recorder, results: list[Value]) -> tuple[list[Value], dict[int, Value]]:
+def _find_kept(recorder: TraceRecorder, results: list[Value]) -> tuple[list[Value], dict[int, Value]]:
     """The values that the call has left behind somewhere.
 
     Args:
@@ -245,13 +245,13 @@ def _find_kept(recorder: Recorder, results: list[Value]) -> tuple[list[Value], d
 
 
 def _let_go(value: Value) -> deque[int]:
-    """Have the end of a value not be its end on the workers, while it is seen who else holds it."""
+    """Keep the workers from freeing a value when this object ends; where its number would have gone."""
     freed, value.freed = value.freed, deque()
     return freed
 
 
 def _find_changed(
-    recorder: Recorder, tensors: Sequence[Tensor], given: Sequence[int]
+    recorder: TraceRecorder, tensors: Sequence[Tensor], given: Sequence[int]
 ) -> tuple[list[Tensor], list[int]]:
     """What is changed in place, views of it included: it must not be lent, and autograd has to learn of it.
 
@@ -281,13 +281,13 @@ def _first_result(traced: Traced, results: dict[int, Value], tensors: Sequence[T
     for each in traced.result.made:
         value = results[each.slot] if each.argument is None else tensors[each.argument].remote_value
         made.append(seal(value) if each.sealed else wrap(value))
-    traced.gradients.leave_on_arguments(tensors, made)
+    traced.gradients.leave(tensors, made)
     return put_together(traced.result.template, made, tensors)
 
 
 def _cut(
-    name: str, recorder: Recorder, given: Sequence[int], result: Result, kept: set[int], backend: str | None
-) -> tuple[list[Part], list[tuple[int, InstructionStream]]]:
+    name: str, recorder: TraceRecorder, given: Sequence[int], result: ReplayResult, kept: set[int], backend: str | None
+) -> tuple[list[ReplayPart], list[tuple[int, InstructionStream]]]:
     """Make the programs.
 
     Returns:
@@ -305,13 +305,13 @@ def _cut(
             maker.update(dict.fromkeys(each.outputs, number))
     wanted = results | passing.keys()
     fresh = set(given) | (wanted - kept)
-    parts: list[Part] = []
+    parts: list[ReplayPart] = []
     for segment in segments:
         program = segment.program(name, fresh, wanted, kept, backend)
         form = Form("skipper.tensor_engine.worker.replay:program_site", name, len(program.outputs), len(program.inputs))
         site = CallSite(form, program.packed(), (), (GIVEN, None))
         stacks = [each.stack for each in segment.instructions]
-        parts.append(Part(segment.instruction_stream, site, program.inputs, program.outputs, stacks))
+        parts.append(ReplayPart(segment.instruction_stream, site, program.inputs, program.outputs, stacks))
     return parts, list(passing.items())
 
 
@@ -329,7 +329,7 @@ class Segment:
 
     def program(
         self, name: str, given: set[int], wanted: set[int], kept: set[int], backend: str | None = None
-    ) -> Program:
+    ) -> CompiledProgram:
         """What the workers of the instruction stream are told.
 
         Args:
@@ -337,11 +337,11 @@ class Segment:
             given: values that come anew with each replay.
             wanted: values that are needed elsewhere, in a replay or after it.
             kept: values that stay under the number that they have in the trace.
-            backend: for `Program.backend`.
+            backend: for `CompiledProgram.backend`.
         """
         sites: dict[int, int] = {}
         descriptions: list[tuple[Form, Any]] = []
-        steps: list[Step] = []
+        steps: list[ProgramStep] = []
         made: dict[int, None] = {}
         inputs: dict[int, None] = {}
         captured: dict[int, None] = {}
@@ -354,8 +354,8 @@ class Segment:
                 if ref not in made:
                     (inputs if ref in given else captured)[ref] = None
             made.update(dict.fromkeys(each.outputs))
-            steps.append(Step(number, each.outputs, each.inputs, each.constants))
-        return Program(
+            steps.append(ProgramStep(number, each.outputs, each.inputs, each.constants))
+        return CompiledProgram(
             name,
             tuple(descriptions),
             tuple(steps),

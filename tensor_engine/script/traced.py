@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from skipper.tensor_engine.script.call_site import CallSite
-from skipper.tensor_engine.script.guards import Surroundings
+from skipper.tensor_engine.script.guards import TraceSurroundings
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.issue import new_ref
-from skipper.tensor_engine.script.results import Made, Result, put_together, seal
+from skipper.tensor_engine.script.results import Made, ReplayResult, put_together, seal
 from skipper.tensor_engine.script.tensor import Tensor, wrap
-from skipper.tensor_engine.script.value import Storage, Value
+from skipper.tensor_engine.script.value import TensorStorage, Value
 from skipper.tensor_engine.shared.stacks import Replayed, Stack, capture
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReplayPart:
     """What one instruction stream gets in a replay.
 
     Attributes:
@@ -63,10 +63,6 @@ class Gradients:
         for leaf, grad in self.left:
             if leaf.grad is not grad:
                 leaf.grad = grad
-        self.leave_on_arguments(tensors, made)
-
-    def leave_on_arguments(self, tensors: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> None:
-        """The same for the arguments alone."""
         for index, place in self.left_on_arguments:
             tensors[index].grad = None if place is None else made[place]
 
@@ -89,7 +85,7 @@ class Traced:
         surroundings: what else replays depend on.
     """
 
-    parts: list[Part]
+    parts: list[ReplayPart]
     given: tuple[int, ...]
     passing: list[tuple[int, InstructionStream]]
     captured: list[Value]
@@ -98,11 +94,11 @@ class Traced:
     kept: list[Value]
     leaves_more: bool
     gradients: Gradients
-    result: Result
-    surroundings: Surroundings
+    result: ReplayResult
+    surroundings: TraceSurroundings
 
     def __del__(self) -> None:
-        # Only a note, as of values: the instruction streams tell their workers with what they send next.
+        # Only a note: a finalizer runs in any thread. The workers are told with the next batch.
         for part in self.parts:
             part.instruction_stream.unused.append(part.site.number)
 
@@ -146,7 +142,7 @@ class Traced:
             slots.update(zip(part.outputs, outputs, strict=True))
         for slot, instruction_stream in self.passing:
             instruction_stream.freed.append(slots[slot])
-        storages: dict[int, Storage] = {}
+        storages: dict[int, TensorStorage] = {}
         made = [_make(each, slots, tensors, storages) for each in self.result.made]
         if changed:
             torch.autograd.graph.increment_version(changed)
@@ -154,7 +150,9 @@ class Traced:
         return put_together(self.result.template, made, tensors)
 
 
-def _make(each: Made, slots: Mapping[int, int], tensors: Sequence[Tensor], storages: dict[int, Storage]) -> Tensor:
+def _make(
+    each: Made, slots: Mapping[int, int], tensors: Sequence[Tensor], storages: dict[int, TensorStorage]
+) -> Tensor:
     if each.argument is not None:
         value = tensors[each.argument].remote_value
     else:
@@ -163,6 +161,6 @@ def _make(each: Made, slots: Mapping[int, int], tensors: Sequence[Tensor], stora
             if storage >= 0:
                 storage = tensors[storage].remote_value.storage
             else:
-                storage = storages.get(storage) or storages.setdefault(storage, Storage())
+                storage = storages.get(storage) or storages.setdefault(storage, TensorStorage())
         value = Value(slots[each.slot], each.meta, each.instruction_stream, each.mesh, storage)
     return seal(value) if each.sealed else wrap(value)

@@ -7,11 +7,11 @@ from collections import deque
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import DroppedTensorError
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 
 
-class Storage:
-    """What a tensor and its views share; that somebody has borrowed it concerns all of them.
+class TensorStorage:
+    """What a tensor and its views share: whether they are lent.
 
     Attributes:
         barred: why none of them may be used just now, or None.
@@ -56,16 +56,16 @@ class Value:
     def __init__(
         self,
         ref: int,
-        meta: Metadata,
+        meta: TensorMetadata,
         instruction_stream: InstructionStream,
         mesh: ProcMesh,
-        storage: Storage | None = None,
+        storage: TensorStorage | None = None,
     ) -> None:
         self.ref = ref
         self.meta = meta
         self.instruction_stream = instruction_stream
         self.mesh = mesh
-        self.storage = storage or Storage()
+        self.storage = storage or TensorStorage()
         self.barred: Exception | None = None
         self.freed: deque[int] = instruction_stream.freed
 
@@ -87,5 +87,5 @@ class Value:
             self.freed.append(self.ref)
 
     def __del__(self) -> None:
-        # Only a note: this runs wherever the last reference happens to go, also in the middle of an operation.
+        # Only a note: a finalizer runs in any thread, also in the middle of an operation.
         self.freed.append(self.ref)

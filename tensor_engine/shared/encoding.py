@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FREE = 0
-"""The number that no site has."""
+"""No site has this number."""
 
 
 @dataclass(frozen=True, slots=True)

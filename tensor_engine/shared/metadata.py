@@ -1,4 +1,4 @@
-"""`Metadata`: what the script knows of a tensor on the workers; there is one object for equal ones."""
+"""`TensorMetadata`: what the script knows of a tensor on the workers; there is one object for equal ones."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-_known: weakref.WeakValueDictionary[tuple[object, ...], Metadata] = weakref.WeakValueDictionary()
+_known: weakref.WeakValueDictionary[tuple[object, ...], TensorMetadata] = weakref.WeakValueDictionary()
 
 
-class Metadata:
+class TensorMetadata:
     """Shape, strides, storage offset, dtype and device of a tensor.
 
     Make them by `metadata` alone: equal ones are the same object then, so that they are compared, and hashed, by
@@ -53,7 +53,7 @@ class Metadata:
             return self.offset
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
-    def contiguous(self) -> Metadata:
+    def contiguous(self) -> TensorMetadata:
         """Of a fresh contiguous tensor of the same shape."""
         return metadata(self.shape, self.dtype, self.device)
 
@@ -70,19 +70,19 @@ def metadata(
     device: torch.device | str = "cpu",
     stride: Sequence[int] | None = None,
     offset: int = 0,
-) -> Metadata:
-    """The one `Metadata` object of these values; without strides, that of a contiguous tensor."""
+) -> TensorMetadata:
+    """The one `TensorMetadata` object of these values; without strides, that of a contiguous tensor."""
     sizes = tuple(shape)
     steps = _contiguous_strides(sizes) if stride is None else tuple(stride)
     place = torch.device(device)
     key = (sizes, steps, offset, dtype, place)
     known = _known.get(key)
     if known is None:
-        known = _known.setdefault(key, Metadata(sizes, steps, offset, dtype, place))
+        known = _known.setdefault(key, TensorMetadata(sizes, steps, offset, dtype, place))
     return known
 
 
-def metadata_of(tensor: torch.Tensor) -> Metadata:
+def metadata_of(tensor: torch.Tensor) -> TensorMetadata:
     """The metadata of any strided tensor, a fake one included."""
     return metadata(tensor.shape, tensor.dtype, tensor.device, tensor.stride(), int(tensor.storage_offset()))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from skipper.tensor_engine.errors import LocalTensorError, PickleError
-from skipper.tensor_engine.shared.metadata import Metadata, metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata
 
 _ON_WORKERS_ONLY = object()
 
-OPAQUE_META: Metadata = metadata((0,), device="meta", offset=1)
+OPAQUE_META: TensorMetadata = metadata((0,), device="meta", offset=1)
 """What the script says of a value that is no tensor. No tensor has this metadata."""
 
 

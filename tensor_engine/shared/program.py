@@ -1,4 +1,4 @@
-"""`Program`: the instructions of a compiled function as they are sent to the workers, once."""
+"""`CompiledProgram`: the instructions of a compiled function as they are sent to the workers, once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CALL = "skipper.tensor_engine.worker.calls:call_site"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProgramStep:
     """An instruction of a program.
 
     Attributes:
@@ -31,7 +31,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CompiledProgram:
     """What the workers of one instruction stream do in a replay.
 
     Slots have the numbers that the values had in the trace.
@@ -49,7 +49,7 @@ class Program:
 
     name: str
     sites: tuple[tuple[Form, Any], ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     inputs: tuple[int, ...]
     captured: tuple[int, ...]
     outputs: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What reductions there are, which dtypes they are for, and how rows are reduced: always as torch itself does it."""
+"""The reductions, the dtypes that they are for, and how they reduce rows, always as torch itself does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _bitwise(function: Callable[..., torch.Tensor]) -> Callable[[torch.Tensor, t
 
 def _sum(rows: torch.Tensor, out: torch.Tensor) -> None:
     if rows.shape[0] == 2:
-        torch.add(rows[0], rows[1], out=out)  # the same, in a third of the time; a tenth for bfloat16
+        torch.add(rows[0], rows[1], out=out)  # the same bits in a third of the time, in a tenth of it for bfloat16
     else:
         torch.sum(rows, 0, dtype=rows.dtype, out=out)
 
@@ -62,7 +62,7 @@ _REDUCTIONS: dict[str, tuple[_Reduce, frozenset[torch.dtype], str]] = {
 
 
 def require(reduction: str, dtype: torch.dtype) -> None:
-    """Refuse what has no meaning, before anything is sent.
+    """Refuse a reduction that has no meaning, before anything is sent.
 
     Raises:
         ValueError: there is no such reduction.

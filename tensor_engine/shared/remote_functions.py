@@ -65,11 +65,11 @@ def unpack(
         values: what to put in place of the values, by number.
         group_of: makes a process group of its description.
     """
-    args, kwargs = _Unpickler(io.BytesIO(data), values, group_of).load()
+    args, kwargs = _ArgumentUnpickler(io.BytesIO(data), values, group_of).load()
     return args, kwargs
 
 
-class _Unpickler(pickle.Unpickler):
+class _ArgumentUnpickler(pickle.Unpickler):
     def __init__(self, source: io.BytesIO, values: Sequence[Any], group_of: Callable[[ProcessGroupSpec], Any]) -> None:
         super().__init__(source)
         self._values = values

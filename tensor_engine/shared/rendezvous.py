@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 _NAME = "skipper-engine-rendezvous"
 _GRACE_S = 10.0
-"""What an answer may take on its way, beyond the wait that it is about."""
+"""How long an answer may be on its way, beyond the time of the wait itself."""
 
 _MOST_LOST = 100_000
-"""Workers that are remembered to have ended; nobody waits for those of long ago."""
+"""How many ended workers are remembered: nobody waits for those that ended long ago."""
 
 
 class RendezvousServer(Actor):
@@ -39,7 +39,7 @@ class RendezvousServer(Actor):
     def __init__(self) -> None:
         self._gatherings: Gatherings[Any] = Gatherings()
         self._stores: dict[str, HashStore] = {}
-        self._left: dict[str, int] = {}  # of stores that some members have done with: how many have not
+        self._left: dict[str, int] = {}  # members that have not done with a store yet, by its name
         self._changed = asyncio.Condition()
         self._waiting: dict[object, tuple[str, tuple[int, ...]]] = {}  # by call: the gathering, and who is to come
         self._lost: dict[int, str] = {}  # workers that have ended, and their processes
@@ -47,7 +47,7 @@ class RendezvousServer(Actor):
 
     @concurrent_endpoint
     async def watch(self, first: int, procs: ProcMesh) -> None:
-        """Have those who wait for a worker of these processes told when its process ends.
+        """When one of these processes ends, tell those who wait for its worker.
 
         Args:
             first: the number of the first worker; those of the others follow it.
@@ -80,14 +80,14 @@ class RendezvousServer(Actor):
 
     @concurrent_endpoint
     async def change(self, store: str, operation: str, arguments: tuple[Any, ...]) -> Any:
-        """Run an operation of a store that waits for nothing, by its name there."""
+        """Run an operation of a store that does not wait, by its name in `HashStore`."""
         result = getattr(self._stores.setdefault(store, HashStore()), operation)(*arguments)
         await self._tell()
         return result
 
     @concurrent_endpoint
     async def read(self, store: str, keys: list[str], members: tuple[int, ...], timeout_s: float) -> list[bytes]:
-        """What stands under these keys, once all are there.
+        """The values under these keys, once all are there.
 
         Raises:
             MemberLostError: one of the members of the store has ended.
@@ -106,7 +106,7 @@ class RendezvousServer(Actor):
 
     @concurrent_endpoint
     async def forget(self, store: str, members: int) -> None:
-        """A member reads a store no more; the last of so many has it forgotten."""
+        """A member has done with a store. When all of so many members have, the store is forgotten."""
         left = self._left.pop(store, members) - 1
         if left:
             self._left[store] = left
@@ -139,7 +139,7 @@ class RendezvousServer(Actor):
 
 
 def watch(first: int, procs: ProcMesh) -> None:
-    """Have those who wait for a worker told when its process ends. Returns at once.
+    """When one of these processes ends, have those told who wait for its worker. Returns at once.
 
     Args:
         first: the number of the worker in the first of the processes; those of the others follow it.
@@ -217,7 +217,7 @@ class JobStore(Store):
         rendezvous: by which the script is asked.
         name: of the store; members of a group give the same.
         members: the numbers of those workers.
-        is_written_once: whether what has been read of a key holds for ever, so that nobody asks for it again.
+        is_written_once: whether a key keeps its value, so that this client asks for it once.
 
     Raises:
         CommunicationTimeoutError: (from all methods) a key is not there in time.
@@ -289,7 +289,7 @@ class JobStore(Store):
         return JobStore(self._rendezvous, self._name, self._members, is_written_once=self._is_written_once)
 
     def forget(self) -> None:
-        """This member reads no key any more; when all have said so, all keys are forgotten."""
+        """This member has done with the store. When all members have, all keys are forgotten."""
         answer(self._rendezvous.actor.forget.call_one(self._name, len(self._members)), self._rendezvous.timeout_s)
 
     def _change(self, operation: str, *arguments: Any) -> Any:

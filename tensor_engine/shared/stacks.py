@@ -1,4 +1,4 @@
-"""Where the script issued an operation: taken in a microsecond or two, written out only when it is needed."""
+"""Where the script issued an operation: captured in a microsecond or two, written out only when somebody asks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 Stack = list[Any]
-"""Code objects and positions in them by turns, the innermost first. Frames would keep alive what they see."""
+"""Code objects and positions in them by turns, the innermost first. Frames would keep their variables alive."""
 
 
 class Replayed(Stack):

@@ -1,4 +1,4 @@
-"""Sites of everything that is no operation of torch: functions of this package, registered by where they lie."""
+"""Sites of everything that is no operation of torch: functions of this package, named by module and name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.worker.heap import Heap, Poison
 from skipper.tensor_engine.worker.interpreter import Interpreter, Run, Site, resolve
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FunctionCall:
     """What a function is called for, the same in each of its instructions.
 
     Attributes:
@@ -35,14 +35,14 @@ class Call:
     function: str
     name: str
     inputs: int
-    outputs: tuple[Metadata, ...]
+    outputs: tuple[TensorMetadata, ...]
     static: Any = None
     has_constant: bool = False
     sees_poison: bool = False
     writes: tuple[int, ...] = ()
 
 
-def call_site(worker: Interpreter, site: Site, call: Call) -> Run:
+def call_site(worker: Interpreter, site: Site, call: FunctionCall) -> Run:
     """The maker of the worker's part of calls."""
     function: Callable[..., Sequence[Any] | None] = resolve(call.function)
     first_input = 1 + len(call.outputs)
@@ -59,7 +59,11 @@ def call_site(worker: Interpreter, site: Site, call: Call) -> Run:
 
 
 def invoke(
-    function: Callable[..., Sequence[Any] | None], worker: Interpreter, call: Call, inputs: list[Any], constant: Any
+    function: Callable[..., Sequence[Any] | None],
+    worker: Interpreter,
+    call: FunctionCall,
+    inputs: list[Any],
+    constant: Any,
 ) -> Sequence[Any]:
     """Call the function of a call.
 
@@ -67,7 +71,7 @@ def invoke(
         Its outputs; None for those that this worker does not have.
     """
     if not call.sees_poison and any(type(value) is Poison for value in inputs):
-        raise _PoisonedError  # the interpreter finds it
+        raise _PoisonedError  # the interpreter finds the poison
     with torch.enable_grad():
         results = function(worker, call, inputs, constant)
     if not call.outputs:

@@ -1,11 +1,11 @@
 """What the workers of a group do together: reductions, gathering, all-to-all.
 
-Each takes this worker's value: a tensor, or what stands for one where the operation that should have made it failed.
-Such a worker takes part all the same (see `exchange`), and the result on every member is what the one of lowest rank
-has in place of a tensor. Nobody waits for a worker that has nothing to give.
+Each function takes this worker's value: a tensor, or poison if the operation that should have made the tensor failed. A
+worker with poison takes part all the same (see `exchange`), so nobody waits for it. The result on every member is then
+the poison of the member of lowest rank.
 
-The script has checked the arguments before it sent anything. A value that is not as the script expects, which only a
-function of the user's that makes something else than it promised can give, is an error on all members.
+The script has checked the arguments before it sent anything. Only a user's function that returns something else than it
+promised can give a value that is not as the script expects. That is an error on all members.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from skipper.tensor_engine.errors import CommunicationError
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.shared.reductions import combine
 from skipper.tensor_engine.worker.exchange import exchange
 from skipper.tensor_engine.worker.groups import Group
 
-Value = Any
+MemberValue = Any
 """A tensor, or a picklable object that stands for one that could not be made."""
 
 SEGMENT_NBYTES = 16 << 20
@@ -32,8 +32,8 @@ ONE_PHASE_NBYTES = 64 << 10
 
 
 def all_reduce(
-    group: Group, value: Value, expected: Metadata, reduction: str, *, to: Sequence[int] | None = None
-) -> Value:
+    group: Group, value: MemberValue, expected: TensorMetadata, reduction: str, *, to: Sequence[int] | None = None
+) -> MemberValue:
     """The values of all members reduced to one of the same shape, contiguous and fresh.
 
     Args:
@@ -57,7 +57,9 @@ def all_reduce(
     return settled(result)
 
 
-def all_gather(group: Group, value: Value, expected: Metadata, *, to: Sequence[int] | None = None) -> Value:
+def all_gather(
+    group: Group, value: MemberValue, expected: TensorMetadata, *, to: Sequence[int] | None = None
+) -> MemberValue:
     """The values of all members in the order of their ranks, along a new outermost dim.
 
     Args:
@@ -85,7 +87,7 @@ def all_gather(group: Group, value: Value, expected: Metadata, *, to: Sequence[i
     return settled(result)
 
 
-def reduce_scatter(group: Group, value: Value, expected: Metadata, reduction: str) -> Value:
+def reduce_scatter(group: Group, value: MemberValue, expected: TensorMetadata, reduction: str) -> MemberValue:
     """Part i of the reduced values for the member of rank i; dim 0 is cut into one part for each member.
 
     Args:
@@ -110,7 +112,7 @@ def reduce_scatter(group: Group, value: Value, expected: Metadata, reduction: st
     return settled(result)
 
 
-def all_to_all(group: Group, value: Value, expected: Metadata) -> Value:
+def all_to_all(group: Group, value: MemberValue, expected: TensorMetadata) -> MemberValue:
     """Part j of every member's value for the member of rank j, put together in the order of the ranks.
 
     Dim 0 is cut into as many parts as there are members; the result has the shape of the value.
@@ -135,7 +137,9 @@ def all_to_all(group: Group, value: Value, expected: Metadata) -> Value:
     return settled(result)
 
 
-def checked(value: Value, expected: Metadata, device: torch.device) -> tuple[torch.Tensor | None, Value]:
+def checked(
+    value: MemberValue, expected: TensorMetadata, device: torch.device
+) -> tuple[torch.Tensor | None, MemberValue]:
     """The value if it is as the script expects; else None, and what is there in place of it."""
     if not isinstance(value, torch.Tensor):
         return None, value
@@ -145,7 +149,7 @@ def checked(value: Value, expected: Metadata, device: torch.device) -> tuple[tor
     return value, None
 
 
-def _flat(group: Group, value: Value, expected: Metadata) -> tuple[torch.Tensor | None, Value]:
+def _flat(group: Group, value: MemberValue, expected: TensorMetadata) -> tuple[torch.Tensor | None, MemberValue]:
     tensor, fault = checked(value, expected, group.device)
     return (None if tensor is None else tensor.detach().reshape(-1)), fault
 
@@ -161,7 +165,7 @@ def _segments(n: int, itemsize: int) -> list[tuple[int, int]]:
 
 
 def _rows(group: Group, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """Room for a row from each member, used again by the next who asks."""
+    """Room for a row from each member; the next call gets the same memory."""
     nbytes = group.size * n * dtype.itemsize
     room: torch.Tensor | None = group.scratch.get("rows")
     if room is None or room.numel() < nbytes:
@@ -204,7 +208,7 @@ def _reduce_in_two_phases(group: Group, flat: torch.Tensor | None, out: torch.Te
 
 
 def _cross(
-    group: Group, flat: torch.Tensor | None, expected: Metadata, use: Callable[[torch.Tensor, int, int], None]
+    group: Group, flat: torch.Tensor | None, expected: TensorMetadata, use: Callable[[torch.Tensor, int, int], None]
 ) -> list[int]:
     """Give part i to member i, and use what comes, piece by piece."""
     part = expected.numel // group.size
@@ -219,7 +223,7 @@ def _cross(
     return []
 
 
-def _agreed(group: Group, missing: list[int], fault: Value, out: torch.Tensor | None) -> Value:
+def _agreed(group: Group, missing: list[int], fault: MemberValue, out: torch.Tensor | None) -> MemberValue:
     """The result; if values are missing, what the first member without one has in its place."""
     if not missing or group.size == 1:
         return fault if missing else out
@@ -236,8 +240,8 @@ def _agreed(group: Group, missing: list[int], fault: Value, out: torch.Tensor | 
     return pickle.loads(incoming[first].cpu().numpy().tobytes())
 
 
-def settled(result: Value) -> Value:
-    """What a collective returns: an error that all members agree on is raised on all, and leaves the group whole."""
+def settled(result: MemberValue) -> MemberValue:
+    """What a collective returns. An error on which all members agree is raised on all; the group stays usable."""
     if isinstance(result, CommunicationError):
         raise result
     return result

@@ -1,4 +1,4 @@
-"""The workers' part of reductions and of moving tensors between them: the functions that instructions name."""
+"""The workers' part of reductions and of moves between meshes: the functions that instructions name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.shared.reductions import STACK
 from skipper.tensor_engine.worker import collectives
-from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.worker.calls import FunctionCall
 from skipper.tensor_engine.worker.device import local
 from skipper.tensor_engine.worker.groups import Group, Groups
 from skipper.tensor_engine.worker.heap import Poison, poison_storage
@@ -41,7 +41,7 @@ class Reduction:
     groups: tuple[tuple[int, ...], ...]
     kind: str
     scatter: bool
-    expected: Metadata
+    expected: TensorMetadata
     to: frozenset[int] | None = None
 
     def result_shape(self) -> tuple[int, ...]:
@@ -62,10 +62,10 @@ class Move:
     """
 
     groups: tuple[tuple[int, ...], ...]
-    expected: Metadata
+    expected: TensorMetadata
 
 
-def reduce(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
+def reduce(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
     """Reduce ``inputs[0]`` over the groups of the `Reduction`; into ``inputs[-1]`` if the call has no outputs."""
     plan: Reduction = call.static
     groups = _groups(worker, plan.expected)
@@ -82,8 +82,8 @@ def reduce(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: Non
     return []
 
 
-def send(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """Give ``inputs[0]`` to those who are to get it, without waiting for them."""
+def send(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """Send ``inputs[0]`` to its receivers, without waiting for them."""
     plan: Move = call.static
     for group in _meet(worker, plan):
         if group.rank == 0:
@@ -91,8 +91,8 @@ def send(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None)
     return []
 
 
-def receive(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """Get what a sender has; who keeps what it has copies ``inputs[0]``."""
+def receive(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """Receive what a sender has. A worker that has the value already copies ``inputs[0]``."""
     plan: Move = call.static
     for group in _meet(worker, plan):
         if group.rank:
@@ -101,13 +101,13 @@ def receive(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: No
     return [kept.clone(memory_format=torch.contiguous_format) if isinstance(kept, torch.Tensor) else kept]
 
 
-def part(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """The same tensor, for a mesh that is a part of the one that it belongs to."""
+def part(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """The same tensor, for a mesh that is a part of its own."""
     return [inputs[0].detach()]
 
 
-def spread(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """A copy of what a part of the mesh has, and zeros elsewhere."""
+def spread(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
+    """A copy on the workers that have the value, zeros on the others."""
     (meta,) = call.outputs
     if inputs[0] is None:
         return [torch.zeros(meta.shape, dtype=meta.dtype, device=local(meta.device))]
@@ -131,7 +131,7 @@ def _meet(worker: Interpreter, plan: Move) -> list[Group]:
     return [groups.get(members) for members in plan.groups if groups.number in members]
 
 
-def _groups(worker: Interpreter, expected: Metadata) -> Groups:
+def _groups(worker: Interpreter, expected: TensorMetadata) -> Groups:
     key = f"groups of {expected.device.type}"
     groups: Groups | None = worker.own.get(key)
     if groups is None:

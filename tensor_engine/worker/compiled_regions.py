@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import torch
 
-from skipper.tensor_engine.shared.metadata import Metadata, metadata_of
-from skipper.tensor_engine.shared.program import OPERATION, Program, Step
+from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata_of
+from skipper.tensor_engine.shared.program import OPERATION, CompiledProgram, ProgramStep
 from skipper.tensor_engine.worker.device import local
 from skipper.tensor_engine.worker.interpreter import Interpreter
 from skipper.tensor_engine.worker.operations import CONSTANT, INPUT, LIST, TUPLE, Description, Node, find
@@ -25,7 +25,7 @@ from skipper.tensor_engine.worker.operations import CONSTANT, INPUT, LIST, TUPLE
 _log = logging.getLogger("skipper.tensor_engine")
 
 _SHORTEST = 2
-"""Operations from which there is something to gain."""
+"""From so many operations on compiling pays."""
 
 
 class CompiledRegion:
@@ -44,7 +44,7 @@ class CompiledRegion:
         is_compiled: whether `run` can be called.
     """
 
-    def __init__(self, program: Program, begin: int, end: int) -> None:
+    def __init__(self, program: CompiledProgram, begin: int, end: int) -> None:
         self.begin = begin
         self.end = end
         self._program = program
@@ -57,7 +57,7 @@ class CompiledRegion:
         self.is_compiled = False
         self._is_tried = False
         self._function: Callable[..., Sequence[torch.Tensor]] | None = None
-        self._again: tuple[Metadata | None, ...] = ()
+        self._again: tuple[TensorMetadata | None, ...] = ()
 
     def attempt(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Compile it, and see whether it makes what the steps have made, laid out and sharing memory in the same way.
@@ -116,7 +116,7 @@ class CompiledRegion:
         return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-def regions_of(program: Program) -> list[CompiledRegion]:
+def regions_of(program: CompiledProgram) -> list[CompiledRegion]:
     """Those of a program, in their order; none if it is not to be compiled."""
     if program.backend is None:
         return []
@@ -144,11 +144,11 @@ def _refusal(backend: str, device: str) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    """What a compiler says, without its advice on how to look into the compiler."""
+    """What a compiler reports, without its advice on debugging."""
     return f"{type(error).__name__}: {str(error).partition('Set TORCH')[0].strip()}"
 
 
-def _bounds(program: Program) -> Iterator[tuple[int, int]]:
+def _bounds(program: CompiledProgram) -> Iterator[tuple[int, int]]:
     begin = 0
     own: set[int] = set()  # slots all of whose memory this region has made
     for index, step in enumerate(program.steps):
@@ -174,11 +174,11 @@ def _unpacked(packed: bytes) -> Description:
     return Description.unpacked(packed)
 
 
-def _description(program: Program, step: Step) -> Description:
+def _description(program: CompiledProgram, step: ProgramStep) -> Description:
     return _unpacked(program.sites[step.site][1])
 
 
-def _argument(node: Node, step: Step, nodes: dict[int, Any]) -> Any:
+def _argument(node: Node, step: ProgramStep, nodes: dict[int, Any]) -> Any:
     kind, value = node
     if kind == INPUT:
         return nodes[step.inputs[value]]
@@ -192,8 +192,8 @@ def _argument(node: Node, step: Step, nodes: dict[int, Any]) -> Any:
 
 def _compare(
     inputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
-) -> tuple[Metadata | None, ...] | None:
-    """See whether results are the like of those that are wanted.
+) -> tuple[TensorMetadata | None, ...] | None:
+    """Compare the results of a compiled function with those of the steps.
 
     Returns:
         For each result None, or how it has to be laid out anew. None if that does not help.
@@ -201,7 +201,7 @@ def _compare(
     shared = _shared(inputs, wanted)
     if shared != _shared(inputs, found):
         return None
-    again: list[Metadata | None] = []
+    again: list[TensorMetadata | None] = []
     for place, (want, have) in enumerate(zip(wanted, found, strict=True)):
         if (want.shape, want.dtype, want.device) != (have.shape, have.dtype, have.device):
             return None
@@ -223,5 +223,5 @@ def _shared(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> 
     return [first[storage] for storage in storages[len(inputs) :]]
 
 
-def _laid_out_again(tensor: torch.Tensor, like: Metadata) -> torch.Tensor:
+def _laid_out_again(tensor: torch.Tensor, like: TensorMetadata) -> torch.Tensor:
     return torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device=tensor.device).copy_(tensor)

@@ -8,21 +8,21 @@ from typing import Any
 import torch
 
 from skipper.dataplane import RDMABuffer
-from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.worker.calls import FunctionCall
 from skipper.tensor_engine.worker.device import local
 from skipper.tensor_engine.worker.interpreter import Interpreter
 
 _TIMEOUT_S = 60.0
 
 
-def receive(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: bytes) -> list[torch.Tensor]:
+def receive(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: bytes) -> list[torch.Tensor]:
     """Make a tensor of the bytes that the script has sent."""
     dtype, shape, device = call.static
     return [tensor_of(constant, dtype, shape).to(local(torch.device(device)))]
 
 
-def place(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: None) -> list[torch.Tensor]:
-    """Make the scalar that tells where along an axis this worker is."""
+def place(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[torch.Tensor]:
+    """Make a scalar: the coordinate of this worker along an axis."""
     return [torch.tensor(dict(call.static)[worker.rank])]
 
 

@@ -18,12 +18,12 @@ def choose(rank: int) -> None:
 
 
 def local(device: torch.device) -> torch.device:
-    """Where on this worker lies what the script calls so."""
+    """The device of this worker for a device of the script."""
     return torch.device(device.type)
 
 
 def mark() -> torch.cuda.Event | None:
-    """A mark behind what this thread has issued to its GPU; None where no GPU is in use."""
+    """An event after what this thread has issued to its GPU; None if no GPU is in use."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -32,20 +32,20 @@ def mark() -> torch.cuda.Event | None:
 
 
 def follow(event: torch.cuda.Event | None) -> None:
-    """Have what this thread issues from now on, on its GPU, wait for a mark of another thread's."""
+    """Have what this thread issues to its GPU from now on wait for the event of another thread."""
     if event is not None:
         event.wait()
 
 
 def move_to(event: torch.cuda.Event | None) -> None:
-    """`follow` in a thread that is no worker's: the GPU of the mark becomes its own."""
+    """`follow` in a thread that is no worker's: the GPU of the event becomes its own."""
     if event is not None:
         torch.cuda.set_device(event.device)
         event.wait()
 
 
 def adopt(result: Any) -> None:
-    """Keep the memory of tensors that another thread has made until this one's work on them is done, too."""
+    """Keep the memory of tensors of another thread until this thread's work on them is done, too."""
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
             leaf.record_stream(torch.cuda.current_stream(leaf.device))

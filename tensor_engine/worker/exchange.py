@@ -1,4 +1,4 @@
-"""`exchange`: every worker of a group gives every other one a row, and all learn whether one of them has nothing.
+"""`exchange`: every worker of a group gives every other one a row, and all learn who has none.
 
 All collectives are made of it. A row is some elements of one dtype; with it, in the same message, goes a flag that says
 that its sender has no value, since the operation that should have made it failed. So no worker waits for one that has
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from skipper.tensor_engine.worker.groups import Group
-from skipper.tensor_engine.worker.staging import CARD_NBYTES, Peers, Stage
+from skipper.tensor_engine.worker.staging import CARD_NBYTES, Peers, StagingBlock
 
 STAGED_FROM_NBYTES = 64 << 10
 """Size of what a worker has to give from which shared memory is faster than messages."""
@@ -28,11 +28,11 @@ class _Stages:
     """
 
     def __init__(self) -> None:
-        self._stages = (Stage(), Stage())
+        self._stages = (StagingBlock(), StagingBlock())
         self.peers = Peers()
         self.turn = 0
 
-    def next(self) -> Stage:
+    def next(self) -> StagingBlock:
         self.turn = 1 - self.turn
         return self._stages[self.turn]
 

@@ -1,4 +1,4 @@
-"""Process groups of the workers: one per set of workers and stream, made when it is first needed."""
+"""Process groups of the workers: one for each set of workers and stream, made with its first use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from skipper.tensor_engine.errors import (
 from skipper.tensor_engine.shared.rendezvous import JobStore, RendezvousClient
 from skipper.tensor_engine.worker.gloo_group import make_gloo
 
-DEFAULT_TIMEOUT_S = 1800.0  # as long as one operation of another worker may take; who is gone is found at once
+DEFAULT_TIMEOUT_S = 1800.0  # one operation of another worker may take so long; a worker that is gone is found at once
 
 
 class Group:
@@ -49,7 +49,7 @@ class Group:
         self._backend = backend
         self._broken: str | None = None
         self.same_host = device.type == "cpu" and self._share_a_host()
-        self.scratch: dict[str, Any] = {}  # what `exchange` and `point_to_point` keep from one use to the next
+        self.scratch: dict[str, Any] = {}  # what `exchange` and `point_to_point` keep between uses
 
     @property
     def backend(self) -> Any:
@@ -76,7 +76,7 @@ class Group:
             self.close()
             raise (CommunicationTimeoutError if _is_late(error) else CommunicationError)(reason) from error
         except BaseException as error:
-            # The others wait for the rest of what this member has left in the middle.
+            # The others wait for the rest of an operation that this member has broken off.
             self._broken = f"{self} cannot be used any more: {what} ended with {type(error).__name__}"
             self.close()
             raise
@@ -96,7 +96,7 @@ class Group:
             # On a broken connection even that may fail, and then nothing is left to close.
             with contextlib.suppress(RuntimeError):
                 backend.abort()
-        self.scratch = {}  # only now: messages may have been under way from there
+        self.scratch = {}  # only now: messages may have been on their way from this memory
 
     def __repr__(self) -> str:
         return f"the group of workers {', '.join(map(str, self.members))}"

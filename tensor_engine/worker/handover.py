@@ -1,4 +1,4 @@
-"""How a worker and an actor in the same process work together: the one gives tensors, the other calls its method."""
+"""How a worker hands tensors to an actor of its process, which calls its method with them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 from skipper.control import ActorMesh, Channel, ControlError, Future, PortReceiver, context
 from skipper.tensor_engine.shared.remote_functions import Task, unpack
-from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.worker.calls import FunctionCall
 from skipper.tensor_engine.worker.device import adopt, follow, mark, move_to
 from skipper.tensor_engine.worker.heap import Poison
 from skipper.tensor_engine.worker.interpreter import Interpreter
 from skipper.tensor_engine.worker.process_groups import WorkerGroups
-from skipper.tensor_engine.worker.rendezvous_point import Key, RendezvousPoint, fail, forget, point_of, settle
+from skipper.tensor_engine.worker.rendezvous_point import PointKey, RendezvousPoint, fail, forget, point_of, settle
 from skipper.tensor_engine.worker.user_code import use
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class EndpointTask:
     """What a worker is told of calls of an endpoint.
 
     Attributes:
@@ -33,9 +33,9 @@ class Order:
     task: Task
 
 
-def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
+def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """Give the inputs to the actor of this process and wait for what its method makes of them."""
-    order: Order = told.static
+    order: EndpointTask = told.static
     key = (worker.session, constant)
     point = point_of(key)
     poison = next((value for value in inputs if isinstance(value, Poison)), None)
@@ -60,8 +60,8 @@ def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: int) 
     return use(order.task, told.outputs, result, inputs)
 
 
-def in_actor(method: Callable[..., Any], key: Key, data: bytes) -> None:
-    """In place of an endpoint: call its method once the worker is as far, and give the result to that one."""
+def in_actor(method: Callable[..., Any], key: PointKey, data: bytes) -> None:
+    """In place of an endpoint: call its method when the worker gives the tensors, and give the result to the worker."""
     point = point_of(key)
     fill_in = point.given.result()
     if isinstance(fill_in, Poison):
@@ -72,7 +72,7 @@ def in_actor(method: Callable[..., Any], key: Key, data: bytes) -> None:
         give(method(*args, **kwargs))
 
 
-async def in_async_actor(method: Callable[..., Awaitable[Any]], key: Key, data: bytes) -> None:
+async def in_async_actor(method: Callable[..., Awaitable[Any]], key: PointKey, data: bytes) -> None:
     """`in_actor` for an ``async`` endpoint."""
     point = point_of(key)
     fill_in = await asyncio.wrap_future(point.given)
@@ -84,13 +84,13 @@ async def in_async_actor(method: Callable[..., Awaitable[Any]], key: Key, data: 
         give(await method(*args, **kwargs))
 
 
-def as_plain(method: Callable[..., Any], key: Key, data: bytes) -> Any:
+def as_plain(method: Callable[..., Any], key: PointKey, data: bytes) -> Any:
     """In place of an endpoint that is called plainly: the caller gets what it returns, and the worker goes on then."""
     with arguments(key, data) as (args, kwargs):
         return method(*args, **kwargs)
 
 
-async def as_plain_async(method: Callable[..., Awaitable[Any]], key: Key, data: bytes) -> Any:
+async def as_plain_async(method: Callable[..., Awaitable[Any]], key: PointKey, data: bytes) -> Any:
     """`as_plain` for an ``async`` endpoint."""
     given = asyncio.wrap_future(point_of(key).given)
     await asyncio.wait((given,))
@@ -100,7 +100,7 @@ async def as_plain_async(method: Callable[..., Awaitable[Any]], key: Key, data: 
 
 
 @contextlib.contextmanager
-def arguments(key: Key, data: bytes) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def arguments(key: PointKey, data: bytes) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Wait for the worker to be as far, and give the arguments with its tensors; it goes on when this is left.
 
     Raises:
@@ -120,7 +120,7 @@ def arguments(key: Key, data: bytes) -> Iterator[tuple[tuple[Any, ...], dict[str
 
 @contextlib.contextmanager
 def _answering(point: RendezvousPoint) -> Iterator[Callable[[Any], None]]:
-    """Tell the worker, who waits, how a method ends: what it returns is given to the function that this yields."""
+    """Tell the waiting worker how a method ends. The caller gives what it returns to the function that this yields."""
     try:
         yield lambda result: settle(point, (result, mark()))
     except Exception as error:  # noqa: BLE001  (whatever it raises is its result's poison)
@@ -139,7 +139,7 @@ class ActorEndedError(RuntimeError):
 
 
 class _Watch:
-    """Sees that the actor of this process ends, and ends the calls that wait for it."""
+    """Fails the calls that wait for the actor of this process when the actor ends."""
 
     def __init__(self, actors: ActorMesh[Any]) -> None:
         here = context().actor_instance.proc_id

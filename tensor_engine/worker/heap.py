@@ -1,4 +1,4 @@
-"""What a worker has: values by their numbers, and the poison that stands where a value could not be made."""
+"""What a worker has: values by their numbers, and poison in place of those that could not be made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's side of instructions: each *site* is a call resolved once, which then only picks values and runs."""
+"""The worker's side of instructions. Each *site* is resolved once; its instructions only pick values and run."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Interpreter:
         return forgotten
 
     def forget(self, numbers: Sequence[int]) -> None:
-        """Forget sites that nobody is going to use any more."""
+        """Forget sites."""
         for number in numbers:
             self._sites.pop(number, None)
 

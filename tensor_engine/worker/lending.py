@@ -7,33 +7,33 @@ from typing import Any
 
 import torch
 
-from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.worker.calls import FunctionCall
 from skipper.tensor_engine.worker.device import follow, mark
 from skipper.tensor_engine.worker.interpreter import Interpreter
 from skipper.tensor_engine.worker.rendezvous_point import forget, point_of
 
 
-def lend(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
+def lend(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the owner's stream: everything before has been issued, so the borrower may begin."""
     point_of((worker.session, constant)).given.set_result((inputs[0], _event(inputs[0])))
     return []
 
 
-def take(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
+def take(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the borrower's stream: wait for the owner to be as far, and take the tensor."""
     value, event = point_of((worker.session, constant)).given.result()
     follow(event)
     return [value.detach() if isinstance(value, torch.Tensor) else value]
 
 
-def give_back(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
+def give_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
     """On the borrower's stream: nothing follows that uses the tensor."""
     point_of((worker.session, constant)).returned.set_result(_event(inputs[0]))
     return []
 
 
-def get_back(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: int) -> list[Any]:
-    """On the owner's stream: wait for the borrower to be done. Until then the point holds on to the memory."""
+def get_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
+    """On the owner's stream: wait for the borrower to be done. Until then the rendezvous point holds the memory."""
     key = (worker.session, constant)
     follow(point_of(key).returned.result())
     forget(key)
@@ -41,7 +41,7 @@ def get_back(worker: Interpreter, call: Call, inputs: Sequence[Any], constant: i
 
 
 def use_own_cuda_stream() -> None:
-    """Have this thread, which runs a stream of the script, work beside others on a GPU, too."""
+    """Give this thread, which runs a stream of the script, a CUDA stream of its own, if there is a GPU."""
     if torch.cuda.is_available():
         torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
 

@@ -1,4 +1,4 @@
-"""Sites of torch's own operations on a worker: for each a function of a few lines, written for it and compiled once."""
+"""Sites of torch's own operations: for each a function of a few lines, generated and compiled once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from skipper.tensor_engine.shared.metadata import Metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.worker.device import local
 from skipper.tensor_engine.worker.heap import Heap
 from skipper.tensor_engine.worker.interpreter import Interpreter, Run, Site
@@ -39,7 +39,7 @@ class Description:
         args: Sequence[Node],
         kwargs: dict[str, Node],
         *,
-        outputs: Sequence[tuple[tuple[int, ...], Metadata]],
+        outputs: Sequence[tuple[tuple[int, ...], TensorMetadata]],
         views: frozenset[int],
         reshapes: frozenset[int],
     ) -> None:
@@ -77,10 +77,10 @@ def find(operation: tuple[str, str]) -> Any:
 
 
 def _checking(site: Site, description: Description, run: Run) -> Run:
-    """Runs the first instruction, and sees whether what comes out is what the script takes it to be.
+    """Runs the first instruction, and checks that the result is as the script expects.
 
-    Kernels may lay out their results in other ways than the rules by which the script knows them say. The results of a
-    site that does so are laid out anew from then on.
+    The script knows strides from torch's rules for fake tensors, and kernels may lay out their results in other ways.
+    The results of such a site are laid out anew from then on.
     """
 
     def check(heap: Heap, code: Sequence[int], at: int, constants: Sequence[Any], constant: int) -> None:
@@ -102,7 +102,7 @@ def _checking(site: Site, description: Description, run: Run) -> Run:
     return check
 
 
-def laid_out(result: torch.Tensor, expected: Metadata) -> torch.Tensor:
+def laid_out(result: torch.Tensor, expected: TensorMetadata) -> torch.Tensor:
     """The tensor, with the strides that the script takes it to have."""
     if result.stride() == expected.stride:
         return result

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from skipper.tensor_engine.errors import CommunicationError
-from skipper.tensor_engine.shared.metadata import Metadata
-from skipper.tensor_engine.worker.collectives import Value, checked, settled
+from skipper.tensor_engine.shared.metadata import TensorMetadata
+from skipper.tensor_engine.worker.collectives import MemberValue, checked, settled
 from skipper.tensor_engine.worker.groups import Group
-from skipper.tensor_engine.worker.staging import CARD_NBYTES, Peers, Stage
+from skipper.tensor_engine.worker.staging import CARD_NBYTES, Peers, StagingBlock
 
 STAGED_FROM_NBYTES = 256 << 10
 """Size from which shared memory is faster than gloo's messages (`python -m tests.tensor_engine.transfers`)."""
@@ -27,7 +27,7 @@ _HEADER_NBYTES = 16 + CARD_NBYTES
 _DATA, _READ = 0, 1  # tags of gloo's messages
 
 
-def transfer(group: Group, value: Value, expected: Metadata) -> Value:
+def transfer(group: Group, value: MemberValue, expected: TensorMetadata) -> MemberValue:
     """Give the value of the member of rank 0 to all others.
 
     With several readers the messages go down a binomial tree; large tensors do not, since all read the same block.
@@ -52,19 +52,19 @@ def transfer(group: Group, value: Value, expected: Metadata) -> Value:
 
 
 class _Post:
-    """What one member keeps between transfers: what it has sent and nobody has taken yet, and the shared blocks."""
+    """What one member keeps between transfers: messages that nobody has received yet, and the shared blocks."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
-        self._stages = (Stage(), Stage())
+        self._stages = (StagingBlock(), StagingBlock())
         self._reading: tuple[list[tuple[Any, torch.Tensor]], ...] = ([], [])
         self._turn = 0
         self._peers = Peers()
         self._parent, self._children = _tree(group.rank, group.size)
 
-    def send(self, value: Value, expected: Metadata) -> Value:
-        """As the first member."""
+    def send(self, value: MemberValue, expected: TensorMetadata) -> MemberValue:
+        """Send, as the first member."""
         group = self._group
         tensor, fault = checked(value, expected, group.device)
         if tensor is None:
@@ -84,8 +84,8 @@ class _Post:
         self._pass_on(header)
         return None
 
-    def receive(self, expected: Metadata) -> Value:
-        """As a reader."""
+    def receive(self, expected: TensorMetadata) -> MemberValue:
+        """Receive, as a reader."""
         group = self._group
         header = self._header(expected)
         self._take(header)
@@ -105,13 +105,13 @@ class _Post:
             out.copy_(header[16 : 16 + expected.nbytes].view(expected.dtype).view(expected.shape))
         return out
 
-    def _header(self, expected: Metadata) -> torch.Tensor:
+    def _header(self, expected: TensorMetadata) -> torch.Tensor:
         nbytes = _HEADER_NBYTES if self._is_staged(expected) else 16 + expected.nbytes
         header = torch.empty(nbytes, dtype=torch.uint8, device=self._group.device)
         header[:16] = 0
         return header
 
-    def _is_staged(self, expected: Metadata) -> bool:
+    def _is_staged(self, expected: TensorMetadata) -> bool:
         return self._group.same_host and expected.nbytes >= STAGED_FROM_NBYTES
 
     def _stage(self, tensor: torch.Tensor, header: torch.Tensor) -> None:

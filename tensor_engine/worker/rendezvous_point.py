@@ -10,7 +10,7 @@ from typing import Any
 
 from skipper.tensor_engine.errors import EngineClosedError
 
-Key = tuple[int, int]
+PointKey = tuple[int, int]
 """A session, and a number that is unique in the script."""
 
 
@@ -19,21 +19,21 @@ class RendezvousPoint:
     """Where two threads meet.
 
     Attributes:
-        given: what the one brings.
-        returned: what the other one makes of it, or raises.
+        given: what the first one brings.
+        returned: what the second one makes of it, or raises.
     """
 
     given: Promise[Any] = field(default_factory=Promise)
     returned: Promise[Any] = field(default_factory=Promise)
 
 
-_points: dict[Key, RendezvousPoint] = {}
+_points: dict[PointKey, RendezvousPoint] = {}
 _ended: set[int] = set()
 _lock = threading.Lock()
 
 
-def point_of(key: Key) -> RendezvousPoint:
-    """The point of this number; whoever comes first makes it.
+def point_of(key: PointKey) -> RendezvousPoint:
+    """The rendezvous point of this number; whoever comes first makes it.
 
     Raises:
         EngineClosedError: the session has ended.
@@ -44,30 +44,30 @@ def point_of(key: Key) -> RendezvousPoint:
         return _points.setdefault(key, RendezvousPoint())
 
 
-def forget(key: Key) -> None:
-    """The point is over: the last one to leave says so."""
+def forget(key: PointKey) -> None:
+    """Forget the rendezvous point: the last one to leave calls this."""
     with _lock:
         _points.pop(key, None)
 
 
 def settle(point: RendezvousPoint, result: Any) -> None:
-    """Say what was made."""
+    """Return a result at a rendezvous point."""
     try:
         point.returned.set_result(result)
     except InvalidStateError:
-        return  # it has been given up
+        return  # the worker has given up
 
 
 def fail(point: RendezvousPoint, error: BaseException) -> None:
-    """Say that nothing is made."""
+    """Return an error at a rendezvous point."""
     try:
         point.returned.set_exception(error)
     except InvalidStateError:
-        return  # it came before the end
+        return  # the result was first
 
 
 def end(session: int) -> None:
-    """A session ends: who waits for something to be brought waits no more."""
+    """End a session: whoever waits for something to be given gets `EngineClosedError`."""
     with _lock:
         _ended.add(session)
         left = [_points.pop(key) for key in list(_points) if key[0] == session]

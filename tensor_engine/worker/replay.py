@@ -1,4 +1,4 @@
-"""The worker's side of compiled functions: a program becomes one function, written out and compiled once."""
+"""The worker's side of compiled functions: a program becomes one function, generated once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any, cast
 
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.program import Program
+from skipper.tensor_engine.shared.program import CompiledProgram
 from skipper.tensor_engine.worker.compiled_regions import CompiledRegion, regions_of
 from skipper.tensor_engine.worker.heap import Heap, poison_storage
 from skipper.tensor_engine.worker.interpreter import Interpreter, Run, Site, resolve
-from skipper.tensor_engine.worker.writer import Writer, WrittenPoisonError
+from skipper.tensor_engine.worker.writer import ProgramWriter, WrittenPoisonError
 
 _numbers = itertools.count(1)
 
@@ -37,7 +37,7 @@ class Replay:
         program: what to run.
     """
 
-    def __init__(self, worker: Interpreter, program: Program) -> None:
+    def __init__(self, worker: Interpreter, program: CompiledProgram) -> None:
         self._worker = worker
         self._program = program
         self._sites = [self._make(form, description) for form, description in program.sites]
@@ -61,7 +61,7 @@ class Replay:
             failed = self._lines[trace.tb_lineno - 1]
             slots = {int(name[1:]): value for name, value in trace.tb_frame.f_locals.items() if name[1:].isdigit()}
             is_region = failed in self._regions and self._regions[failed].is_compiled
-            # Which of its operations it was shows when they run one by one: nothing has happened yet.
+            # A region has changed nothing yet. Run one by one, its operations show which of them fails.
             self._step_by_step(heap, code, at, slots, failed, None if is_region else error)
         finally:
             self._worker.step = None
@@ -143,11 +143,11 @@ class Replay:
     def _write(self) -> None:
         """Write the function that runs the whole program."""
         compiled = [region for region in self._regions.values() if region.is_compiled]
-        writer = Writer(self._worker, self._program, self._sites, self._last, self._base, compiled)
-        self._function, self._lines = writer.function, writer.steps
+        writer = ProgramWriter(self._worker, self._program, self._sites, self._last, self._base, compiled)
+        self._function, self._lines = writer.write(), writer.steps
 
 
-def _last_uses(program: Program) -> list[tuple[int, ...]]:
+def _last_uses(program: CompiledProgram) -> list[tuple[int, ...]]:
     """For each step the slots that nobody needs after it."""
     staying = {*program.outputs, *program.kept}
     last: dict[int, int] = {}

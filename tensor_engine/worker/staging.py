@@ -13,8 +13,8 @@ CARD_NBYTES = 512
 _CARD_MAX = CARD_NBYTES - 2
 
 
-class Stage:
-    """A block that this worker writes and others read one-sidedly. It grows when it has to."""
+class StagingBlock:
+    """A block that this worker writes, and others read one-sidedly. It grows as needed."""
 
     def __init__(self) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
@@ -43,7 +43,7 @@ class Stage:
 
 
 class Peers:
-    """The blocks of others, as their cards say."""
+    """The blocks of other workers, opened by their cards."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[bytes, RDMABuffer]] = {}

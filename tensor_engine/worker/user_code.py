@@ -1,4 +1,4 @@
-"""The user's functions on a worker: how they are found, called, and how what they return is looked after."""
+"""The user's functions on a worker: how they are found and called, and what becomes of their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 import torch.utils._pytree as pytree
 
-from skipper.tensor_engine.shared.metadata import Metadata, metadata
+from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata
 from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META, OpaqueRef
 from skipper.tensor_engine.shared.remote_functions import (
     ANSWER,
@@ -28,7 +28,7 @@ from skipper.tensor_engine.shared.remote_functions import (
     Task,
     unpack,
 )
-from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.worker.calls import FunctionCall
 from skipper.tensor_engine.worker.heap import Poison, poison_storage
 from skipper.tensor_engine.worker.interpreter import Interpreter
 from skipper.tensor_engine.worker.operations import laid_out
@@ -38,7 +38,7 @@ _FUNCTIONS = 1024
 """Functions sent by value that a process remembers, each with its own globals."""
 
 
-def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: bytes) -> list[Any]:
+def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constant: bytes) -> list[Any]:
     """Call the function of a `Task` with the arguments in ``constant``."""
     task: Task = told.static
     poison = next((value for value in inputs if isinstance(value, Poison)), None)
@@ -71,11 +71,11 @@ def call(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: bytes
         return [poison] * len(told.outputs)
 
 
-class _Here(threading.local):
+class _RunsForScript(threading.local):
     is_worker: bool = False
 
 
-_here = _Here()
+_here = _RunsForScript()
 
 
 def is_worker() -> bool:
@@ -92,8 +92,8 @@ def _within() -> Iterator[None]:
         _here.is_worker = False
 
 
-def use(task: Task, outputs: Sequence[Metadata], result: Any, inputs: Sequence[Any]) -> list[Any]:
-    """Make of a result what the script gets."""
+def use(task: Task, outputs: Sequence[TensorMetadata], result: Any, inputs: Sequence[Any]) -> list[Any]:
+    """Turn a result into the outputs of the instruction."""
     if task.use == IGNORED:
         return []
     if task.use == ANSWER:
@@ -103,7 +103,7 @@ def use(task: Task, outputs: Sequence[Metadata], result: Any, inputs: Sequence[A
     return parts_of(task.kinds, outputs, result, inputs)
 
 
-def parts(worker: Interpreter, told: Call, inputs: Sequence[Any], constant: None) -> list[Any]:
+def parts(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
     """Take the parts out of a result that is there as a whole; ``inputs[0]`` refers to it."""
     task: Task = told.static
     return parts_of(task.kinds, told.outputs, inputs[0].value, inputs[1:])
@@ -125,7 +125,7 @@ def take(worker: Interpreter, value: Any, argument: None) -> Any:
     return value
 
 
-def parts_of(kinds: Sequence[Kind], outputs: Sequence[Metadata], result: Any, inputs: Sequence[Any]) -> list[Any]:
+def parts_of(kinds: Sequence[Kind], outputs: Sequence[TensorMetadata], result: Any, inputs: Sequence[Any]) -> list[Any]:
     """The tensors and objects in a result.
 
     Raises:
@@ -158,7 +158,7 @@ def parts_of(kinds: Sequence[Kind], outputs: Sequence[Metadata], result: Any, in
         if fresh.device.type != meta.device.type:
             fresh = fresh.to(meta.device.type)
         if _storage(fresh) in storages:
-            fresh = fresh.clone()  # the script takes it to be a tensor of its own
+            fresh = fresh.clone()  # the script expects a tensor of its own
         storages.add(_storage(fresh))
         taken.append(laid_out(fresh, meta))
     return taken

@@ -15,7 +15,7 @@ from skipper.tensor_engine.worker.random_state import seed_worker
 
 
 class Worker(Actor):
-    """Runs instructions in the order in which they come, and answers for the values that they make.
+    """Runs instructions in the order in which they come, and answers questions about the values that they make.
 
     Args:
         session: number of the session.
@@ -60,7 +60,7 @@ class Worker(Actor):
         return resolve(function)(self._interpreter, value, argument)
 
     def __cleanup__(self, error: Exception | None) -> None:
-        """Let go of the values."""
+        """Let go of the values of the session."""
         self._interpreter.close()
         if self._interpreter.stream == 0:
             rendezvous_point.end(self._interpreter.session)

@@ -1,4 +1,4 @@
-"""The function that a worker runs for a compiled program, written out once: a line for each step."""
+"""The function that a worker runs for a compiled program: generated once, with a line for each step."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from skipper.tensor_engine.shared.encoding import Form
-from skipper.tensor_engine.shared.program import CALL, OPERATION, Program, Step
-from skipper.tensor_engine.worker.calls import Call, invoke
+from skipper.tensor_engine.shared.program import CALL, OPERATION, CompiledProgram, ProgramStep
+from skipper.tensor_engine.worker.calls import FunctionCall, invoke
 from skipper.tensor_engine.worker.compiled_regions import CompiledRegion
 from skipper.tensor_engine.worker.device import local
 from skipper.tensor_engine.worker.heap import Heap, Poison
@@ -18,7 +18,7 @@ from skipper.tensor_engine.worker.operations import CONSTANT, FIXED, INPUT, LIST
 
 
 class WrittenPoisonError(Exception):
-    """A call has found poison and left it in what it writes."""
+    """A call has left poison in what it writes."""
 
     def __init__(self, poison: Poison, tensor: torch.Tensor) -> None:
         self.poison = poison
@@ -26,69 +26,93 @@ class WrittenPoisonError(Exception):
         super().__init__("poison")
 
 
-class Writer:
+class ProgramWriter:
     """Writes the function of a program.
 
+    Args:
+        worker: that runs it.
+        program: the program.
+        sites: of the program, made for this worker.
+        last: for each step the slots that nobody needs after it.
+        base: for numbers in the heap that nothing else has.
+        regions: those that are compiled.
+
     Attributes:
-        function: what came out.
-        steps: the step that each of its lines belongs to.
+        steps: for each line that is written, the step to which it belongs.
     """
 
     def __init__(
         self,
         worker: Interpreter,
-        program: Program,
+        program: CompiledProgram,
         sites: Sequence[Site],
         last: Sequence[Sequence[int]],
         base: int,
         regions: Sequence[CompiledRegion],
     ) -> None:
-        self._worker = worker
-        self._base = base
-        self._names: dict[str, Any] = {"alias": torch.ops.aten.alias.default._op, "laid_out": laid_out}
-        self._operations: dict[int, _Operation] = {}
-        self._sites = sites
-        self._program = program
-        self._lines: list[str] = []
         self.steps: list[int] = []
+        self._worker = worker
+        self._program = program
+        self._sites = sites
+        self._last = last
+        self._base = base
+        self._regions = {region.begin: region for region in regions}
+        self._names: dict[str, Any] = {"alias": torch.ops.aten.alias.default._op, "laid_out": laid_out}
+        self._operations: dict[int, _WrittenOperation] = {}
+        self._lines: list[str] = []
+
+    def write(self) -> Callable[[Heap, Sequence[int], int], None]:
+        """The function; to be called once."""
+        self._take_inputs()
+        self._store_results(self._run_steps())
+        exec(compile("\n".join(self._lines), f"<compiled {self._program.name}>", "exec"), self._names)
+        function: Callable[[Heap, Sequence[int], int], None] = self._names["replay"]
+        return function
+
+    def _take_inputs(self) -> None:
+        program = self._program
         self._add(0, "def replay(heap, code, at):", "    get = heap.get")
         first = 1 + len(program.outputs)
         for index, slot in enumerate(program.inputs):
             self._add(0, f"    v{slot} = get(code[at + {first + index}])")
         for slot in program.captured:
             self._add(0, f"    v{slot} = get({slot})")
+
+    def _run_steps(self) -> set[int]:
+        """Write the steps; the slots that may have None in place of a value."""
         maybe: set[int] = set()
-        compiled = {region.begin: region for region in regions}
         end = 0
-        for index, step in enumerate(program.steps):
-            if (region := compiled.get(index)) is not None:
-                self._region(region, last)
+        for index, step in enumerate(self._program.steps):
+            if (region := self._regions.get(index)) is not None:
+                self._region(region)
                 end = region.end
             if index < end:
                 continue
-            form, description = program.sites[step.site]
+            form, description = self._program.sites[step.site]
             if form.maker == OPERATION:
                 self._operation(index, step, description)
             else:
                 maybe.update(step.outputs)
                 self._call(index, step, form, description)
-            if last[index]:
-                self._add(index, "    del " + ", ".join(f"v{slot}" for slot in last[index]))
+            if self._last[index]:
+                self._add(index, "    del " + ", ".join(f"v{slot}" for slot in self._last[index]))
+        return maybe
+
+    def _store_results(self, maybe: set[int]) -> None:
+        program = self._program
         end = max(len(program.steps) - 1, 0)
         targets = [(f"code[at + {1 + index}]", slot) for index, slot in enumerate(program.outputs)]
         targets += [(str(slot), slot) for slot in program.kept]
         for target, slot in targets:
             condition = f"if v{slot} is not None: " if slot in maybe else ""
             self._add(end, f"    {condition}heap[{target}] = v{slot}")
-        exec(compile("\n".join(self._lines), f"<compiled {program.name}>", "exec"), self._names)
-        self.function: Callable[[Heap, Sequence[int], int], None] = self._names["replay"]
 
-    def _region(self, region: CompiledRegion, last: Sequence[Sequence[int]]) -> None:
+    def _region(self, region: CompiledRegion) -> None:
         results = "".join(f"v{slot}, " for slot in region.outputs)
         arguments = ", ".join(f"v{slot}" for slot in region.inputs)
         self._add(region.begin, f"    {results}= {self._name(region.run)}({arguments})")
         known = {*region.inputs, *region.outputs}
-        over = [slot for step in range(region.begin, region.end) for slot in last[step] if slot in known]
+        over = [slot for step in range(region.begin, region.end) for slot in self._last[step] if slot in known]
         if over:
             self._add(region.begin, "    del " + ", ".join(f"v{slot}" for slot in over))
 
@@ -101,10 +125,10 @@ class Writer:
         self._names[name] = value
         return name
 
-    def _operation(self, index: int, step: Step, packed: bytes) -> None:
+    def _operation(self, index: int, step: ProgramStep, packed: bytes) -> None:
         known = self._operations.get(step.site)
         if known is None:
-            known = self._operations[step.site] = _Operation(packed, self._sites[step.site], self._name)
+            known = self._operations[step.site] = _WrittenOperation(packed, self._sites[step.site], self._name)
         call = known.call(step)
         outputs = known.description.outputs
         if len(outputs) == 1 and not outputs[0][0] and known.checked[0] is None:
@@ -119,14 +143,14 @@ class Writer:
             self._add(index, f"    v{slot} = {found if expected is None else f'laid_out({found}, {expected})'}")
         self._add(index, "    del r")
 
-    def _call(self, index: int, step: Step, form: Form, description: Any) -> None:
+    def _call(self, index: int, step: ProgramStep, form: Form, description: Any) -> None:
         call = self._name(_caller(self._worker, index, step, form, description, self._base))
         results = "".join(f"v{slot}, " for slot in step.outputs)
         arguments = ", ".join(f"v{slot}" for slot in step.inputs)
         self._add(index, f"    {results}{'= ' if results else ''}{call}({arguments})")
 
 
-class _Operation:
+class _WrittenOperation:
     """How the steps of an operation are written."""
 
     def __init__(self, packed: bytes, site: Site, name: Callable[[object], str]) -> None:
@@ -139,7 +163,7 @@ class _Operation:
             for index, (_, expected) in enumerate(description.outputs)
         ]
 
-    def call(self, step: Step) -> str:
+    def call(self, step: ProgramStep) -> str:
         """The call of a step, as text."""
         arguments = [self._text(node, step) for node in self.description.args]
         if self.description.kwargs:
@@ -147,7 +171,7 @@ class _Operation:
             arguments.append(f"**{{{named}}}")
         return f"{self._op}({', '.join(arguments)})"
 
-    def _text(self, node: Node, step: Step) -> str:
+    def _text(self, node: Node, step: ProgramStep) -> str:
         kind, value = node
         if kind == INPUT:
             found = f"v{step.inputs[value]}"
@@ -164,11 +188,13 @@ class _Operation:
         return f"[{inner}]" if kind == LIST else f"({inner},)" if value else "()"
 
 
-def _caller(worker: Interpreter, index: int, step: Step, form: Form, description: Any, base: int) -> Callable[..., Any]:
-    """What a step calls that is no operation of torch."""
+def _caller(
+    worker: Interpreter, index: int, step: ProgramStep, form: Form, description: Any, base: int
+) -> Callable[..., Any]:
+    """The function that a step calls if it is no operation of torch."""
     if form.maker != CALL:
         raise TypeError(f"{form.name} cannot be part of a program")
-    call: Call = description
+    call: FunctionCall = description
     function = resolve(call.function)
     constant = step.constants[0] if call.has_constant else None
     heap = worker.heap
@@ -178,7 +204,7 @@ def _caller(worker: Interpreter, index: int, step: Step, form: Form, description
         worker.step = index
         if not marks:
             return invoke(function, worker, call, list(inputs), constant)
-        # What it writes is in the heap meanwhile, where poison is put in place of what could not be written.
+        # What it writes is in the heap meanwhile: the call puts poison there if it cannot write.
         for place, mark in marks:
             if inputs[place] is not None:
                 heap[mark] = inputs[place]

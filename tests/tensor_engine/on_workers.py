@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import torch
 
-from skipper.tensor_engine.worker.calls import Call
+from skipper.tensor_engine.worker.calls import FunctionCall
 from skipper.tensor_engine.worker.gloo_port import GlooPort
 from skipper.tensor_engine.worker.interpreter import Interpreter
 from skipper.tensor_engine.worker.replay import Replay
@@ -28,19 +28,25 @@ def resident(worker: Interpreter, value: object, argument: object) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def fail_on(worker: Interpreter, call: Call, inputs: Sequence[torch.Tensor], constant: object) -> list[torch.Tensor]:
+def fail_on(
+    worker: Interpreter, call: FunctionCall, inputs: Sequence[torch.Tensor], constant: object
+) -> list[torch.Tensor]:
     """Fail on one rank; double the input on others."""
     if worker.rank == call.static:
         raise ValueError("told to fail")
     return [inputs[0] * 2]
 
 
-def transposed(worker: Interpreter, call: Call, inputs: Sequence[torch.Tensor], constant: Any) -> list[torch.Tensor]:
+def transposed(
+    worker: Interpreter, call: FunctionCall, inputs: Sequence[torch.Tensor], constant: Any
+) -> list[torch.Tensor]:
     """A sum, a constant, and nothing on rank 1."""
     return [inputs[0] + inputs[1], None if worker.rank == 1 else torch.tensor(constant)]  # type: ignore[list-item]
 
 
-def die(worker: Interpreter, call: Call, inputs: Sequence[torch.Tensor], constant: object) -> list[torch.Tensor]:
+def die(
+    worker: Interpreter, call: FunctionCall, inputs: Sequence[torch.Tensor], constant: object
+) -> list[torch.Tensor]:
     """End the process of one rank."""
     if worker.rank == call.static:
         os._exit(3)
@@ -48,7 +54,7 @@ def die(worker: Interpreter, call: Call, inputs: Sequence[torch.Tensor], constan
 
 
 def die_in_a_group(
-    worker: Interpreter, call: Call, inputs: Sequence[torch.Tensor], constant: object
+    worker: Interpreter, call: FunctionCall, inputs: Sequence[torch.Tensor], constant: object
 ) -> list[torch.Tensor]:
     """Have the process of one rank end once the members of its next group have met, before it connects to any."""
     if worker.rank == call.static:
