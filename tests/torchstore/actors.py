@@ -142,7 +142,7 @@ class Peer(Actor):
     async def write_without_publishing(self, key: str) -> None:
         """Go half of the way of a snapshot put: the bytes are in the volume, nobody has been told."""
         ts.reset_client()
-        publisher = (await ts.client())._publisher
+        publisher = (await ts.client()).publisher
         packed = pack(key, "state_dict", "snapshot", self.held[key])
         await publisher._snapshot(key, packed, Cost("put", 0.0), 20.0)
 
@@ -151,12 +151,12 @@ class Peer(Actor):
         """Become a reader that does not finish."""
         ts.reset_client()  # what is below the public functions does not notice that the store is another one
         client = await ts.client()
-        self.held["lease"] = await client._remote.acquire(key, Selector(), (), 20.0)
+        self.held["lease"] = await client.remote.acquire(key, Selector(), (), 20.0)
 
     @endpoint
     async def end_lease(self) -> None:
         """Finish after all."""
-        (await ts.client())._remote.release((self.held.pop("lease"),))
+        (await ts.client()).remote.release((self.held.pop("lease"),))
 
 
 class Mortal(Peer):

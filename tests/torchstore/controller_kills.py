@@ -55,7 +55,7 @@ class Tally:
 class _Worker(Actor):
     def __init__(self, path: str, publishers: int) -> None:
         self._acknowledged = Acknowledged(path, publishers)
-        self._publishers = publishers
+        self.publishers = publishers
         self._tally = Tally()
         self._is_over = False
 
@@ -101,7 +101,7 @@ class Reader(_Worker):
         chance = random.Random(seed)
         into = {name: torch.zeros(NUMEL, dtype=torch.int64) for name in ("first", "second")}
         while not self._is_over:
-            publisher = chance.randrange(self._publishers)
+            publisher = chance.randrange(self.publishers)
             known = self._acknowledged[publisher]
             if not known:
                 await asyncio.sleep(0.01)
@@ -176,7 +176,7 @@ async def run(kills: int, publishers: int, readers: int, pause_s: float, seed: i
 
 async def _kill(report: Report, number: int) -> None:
     client = await ts.client()
-    successor = await client._remote.entrance.successor.call_one(-1, TIMEOUT_S)
+    successor = await client.remote.entrance.successor.call_one(-1, TIMEOUT_S)
     os.kill(successor.process.pid, signal.SIGKILL)
     begin = time.monotonic()
     await ts.put(PROBE, number, timeout=TIMEOUT_S)
@@ -191,7 +191,7 @@ async def _leases() -> int:
     """How many leases the controller knows of, now that nobody reads."""
     client = await ts.client()
     deadline = time.monotonic() + 10.0
-    while left := await client._remote.controller.count_leases.call_one():
+    while left := await client.remote.controller.count_leases.call_one():
         if time.monotonic() > deadline:
             break
         await asyncio.sleep(0.1)

@@ -143,7 +143,7 @@ async def run(procs: ProcMesh, versions: int, nbytes: int, mode: Mode, keep: int
     sides = procs.spawn("sides", Side)
     try:
         publisher, readers = sides.slice(gpus=0), sides.slice(gpus=slice(1, None))
-        (volume,) = (await ts.client())._remote.info.processes.values()
+        (volume,) = (await ts.client()).remote.info.processes.values()
         pids = [
             os.getpid(),
             volume.pid,

@@ -95,7 +95,7 @@ def send_shards(rank: int, world_size: int) -> None:
 async def everything(rank: int, world_size: int) -> None:
     """Two stores side by side."""
     await ts.initialize_spmd(strategy=ts.LocalRankStrategy())
-    assert (await ts.client())._remote.choose_volume() == os.environ["LOCAL_RANK"]
+    assert (await ts.client()).remote.choose_volume() == os.environ["LOCAL_RANK"]
     await use(rank, world_size)
     send_shards(rank, world_size)
     await ts.initialize_spmd(ts.HostStrategy(), "second", keep_versions=2)

@@ -245,7 +245,7 @@ async def test_a_trainer_goes_on_after_a_put_of_one_rank_has_timed_out(
     await ts.initialize(1, ts.LocalRankStrategy())
     try:
         vllm = import_module("skipper.torchstore.adapters.vllm")
-        (volume,) = (await ts.client())._remote.info.processes.values()
+        (volume,) = (await ts.client()).remote.info.processes.values()
         options: dict[str, Any] = {"mode": "snapshot", "bucket_nbytes": 700}
         stage = getattr(stand_ins, source)(STAGES, 0)
 

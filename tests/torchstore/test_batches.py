@@ -25,7 +25,7 @@ def batch(number: int, seed: int = 0) -> dict[str, torch.Tensor]:
 async def usage(store_name: str = "default") -> tuple[int, int]:
     """Arenas of the only volume, and the bytes that they hold."""
     await ts.exists("any", store_name)  # the controller has told the volume before it answers this
-    (volume,) = (await ts.client(store_name))._remote.info.volumes.values()
+    (volume,) = (await ts.client(store_name)).remote.info.volumes.values()
     count, nbytes = await volume.usage.call_one()
     return count, nbytes
 
@@ -347,7 +347,7 @@ async def test_a_volume_that_dies_is_named_by_puts_and_gets_of_batches(monkeypat
     try:
         monkeypatch.setenv("LOCAL_RANK", "0")
         await ts.put_batch(batch(10), "two")
-        process = (await ts.client("two"))._remote.info.processes["0"]
+        process = (await ts.client("two")).remote.info.processes["0"]
         os.kill(process.pid, signal.SIGKILL)
         into = {key: torch.zeros_like(value) for key, value in batch(10).items()}
 

@@ -31,7 +31,7 @@ def tensor(number: int) -> torch.Tensor:
 
 
 async def used() -> int:
-    (volume,) = (await ts.client())._remote.info.volumes.values()
+    (volume,) = (await ts.client()).remote.info.volumes.values()
     nbytes: int = (await volume.usage.call_one())[1]
     return nbytes
 

@@ -39,8 +39,8 @@ def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
 
 async def flip(key: str, offset: int) -> None:
     """Change one bit of a stored version where it lies: in the memory of the volume."""
-    publisher = (await ts.client())._publisher
-    (arena,) = [arena for arena in publisher._snapshots.arenas._all.values() if arena.key == key]
+    publisher = (await ts.client()).publisher
+    (arena,) = [arena for arena in publisher.snapshots.arenas._all.values() if arena.key == key]
     byte = torch.zeros(1, dtype=torch.uint8)
     buffer = arena.binding.buffers[0].at(offset, 1)
     await buffer.read_into(byte)

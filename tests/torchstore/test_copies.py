@@ -22,7 +22,7 @@ VOLUMES = 3
 async def volumes() -> AsyncIterator[dict[str, int]]:
     """A store with three volumes, each in a process of its own: their names and process ids."""
     await ts.initialize(VOLUMES, ts.LocalRankStrategy())
-    info = (await ts.client())._remote.info
+    info = (await ts.client()).remote.info
     yield {name: process.pid for name, process in info.processes.items()}
     await ts.shutdown()
 
@@ -107,7 +107,7 @@ async def test_a_version_that_is_not_whole_yet_survives_the_loss_of_a_volume(vol
 async def test_arenas_of_copies_are_used_again() -> None:
     for seed in range(6):
         await ts.put_state_dict(whole(seed), "m", copies=2)
-    used = [await volume.usage.call_one() for volume in (await ts.client())._remote.info.volumes.values()]
+    used = [await volume.usage.call_one() for volume in (await ts.client()).remote.info.volumes.values()]
     assert [arenas for arenas, _ in used] == [2, 2, 0]
     await ts.delete("m")
     assert not await ts.exists("m")
@@ -116,7 +116,7 @@ async def test_arenas_of_copies_are_used_again() -> None:
 async def test_a_store_can_be_told_to_keep_copies_of_everything() -> None:
     await ts.initialize(2, ts.LocalRankStrategy(), copies=2)
     try:
-        info = (await ts.client())._remote.info
+        info = (await ts.client()).remote.info
         await ts.put("large", torch.ones(100_000))
         await ts.put_state_dict(whole(1), "m")
         await ts.put_state_dict({"w": torch.ones(9000)}, "direct", mode="direct")

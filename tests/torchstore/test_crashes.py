@@ -93,7 +93,7 @@ async def perish(call: Any) -> None:
 
 
 async def arenas() -> int:
-    (volume,) = (await ts.client())._remote.info.volumes.values()
+    (volume,) = (await ts.client()).remote.info.volumes.values()
     count: int = (await volume.usage.call_one())[0]
     return count
 

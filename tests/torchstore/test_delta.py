@@ -140,7 +140,7 @@ async def test_a_key_that_was_deleted_and_put_again_is_another_one() -> None:
     model = model_of()
     mine = zeros_of(model)
     await sync(model, mine)
-    await (await ts.client())._remote.delete(("m",), missing_ok=False, timeout=20)  # as by another process
+    await (await ts.client()).remote.delete(("m",), missing_ok=False, timeout=20)  # as by another process
     changed = model_of(1)
     assert await ts.put_state_dict(changed, "m", delta=True) == 1
     changed["w"][0, 0] = 5
@@ -194,7 +194,7 @@ async def test_a_wrong_byte_in_the_volume_is_still_an_error() -> None:
 
 async def test_shards_are_compared_where_they_are_and_read_across() -> None:
     whole, mine = torch.zeros(600, 500), {"w": torch.zeros(600, 500)}
-    remote = (await ts.client())._remote
+    remote = (await ts.client()).remote
     ranks = [ts.LocalClient(replace(remote)) for _ in range(2)]  # this process plays both
     for step in range(4):
         whole[298 + step, 130 * step : 130 * step + 3] = step + 1

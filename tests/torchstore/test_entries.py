@@ -141,7 +141,7 @@ async def test_a_value_in_the_place_of_a_state_dict_is_read_alone() -> None:
     await ts.put("m", 7)
     assert await ts.get("m") == 7
     client = await ts.client()
-    assert await client._remote.controller.count_leases.call_one() == 0
+    assert await client.remote.controller.count_leases.call_one() == 0
 
 
 async def test_keys_lists_by_whole_components() -> None:

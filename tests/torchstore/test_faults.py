@@ -98,7 +98,7 @@ async def test_a_killed_rank_has_put_what_it_has_put_and_its_group_is_over(victi
 @pytest.mark.usefixtures("store")
 async def test_arenas_of_a_publisher_killed_in_the_middle_of_a_put_are_freed(victim: Any) -> None:
     client = await ts.client()
-    (volume,) = client._remote.info.volumes.values()
+    (volume,) = client.remote.info.volumes.values()
     await victim.put_state_dict.call_one("m", 1, "snapshot")
     _, published = await volume.usage.call_one()
     await victim.write_without_publishing.call_one("m")
@@ -139,7 +139,7 @@ async def test_a_killed_volume_is_named_and_the_other_serves_on(monkeypatch: pyt
     monkeypatch.setenv("LOCAL_RANK", "1")
     await ts.put("kept", tensor, "two")
     client = await ts.client("two")
-    process = client._remote.info.processes["0"]
+    process = client.remote.info.processes["0"]
     os.kill(process.pid, signal.SIGKILL)
 
     async def is_noticed() -> bool:

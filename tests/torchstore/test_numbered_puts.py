@@ -82,7 +82,7 @@ async def test_a_version_is_a_number(wrong: Any) -> None:
 async def volume() -> AsyncIterator[int]:
     """A second store, whose volume is a process of its own: its id."""
     await ts.initialize(1, ts.LocalRankStrategy(), "second")
-    (process,) = (await ts.client("second"))._remote.info.processes.values()
+    (process,) = (await ts.client("second")).remote.info.processes.values()
     yield process.pid
     await ts.shutdown("second")
 

@@ -22,7 +22,7 @@ MODES: list[Mode] = ["snapshot", "direct"]
 @pytest.fixture
 async def ranks(store: None) -> AsyncIterator[list[ts.LocalClient]]:
     """This process, playing four."""
-    remote = (await ts.client())._remote
+    remote = (await ts.client()).remote
     clients = [ts.LocalClient(replace(remote)) for _ in range(4)]
     yield clients
     for client in clients:
@@ -64,7 +64,7 @@ async def test_stages_have_meshes_of_their_own_and_replicas_are_stored_once(rank
     read = await ts.get_state_dict("p")
     assert torch.equal(read["stage 0"], rows)
     assert torch.equal(read["stage 1"], columns)
-    (volume,) = (await ts.client())._remote.info.volumes.values()
+    (volume,) = (await ts.client()).remote.info.volumes.values()
     assert (await volume.usage.call_one())[0] == 3  # two shards, one of two replicas
 
 

@@ -57,7 +57,7 @@ async def test_rolling_back_makes_an_older_version_the_latest() -> None:
 
 @pytest.mark.usefixtures("store")
 async def test_memory_of_a_thousand_versions_is_that_of_the_kept_ones() -> None:
-    volume = (await ts.client())._remote.info.volumes["0"]
+    volume = (await ts.client()).remote.info.volumes["0"]
     model = {"w": torch.zeros(40_000)}
     for _ in range(1000):
         await ts.put_state_dict(model, "m", keep=2)

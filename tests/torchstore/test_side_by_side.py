@@ -26,7 +26,7 @@ LARGE = 1 << 20
 
 
 async def volume_nbytes() -> int:
-    remote = (await ts.client())._remote
+    remote = (await ts.client()).remote
     _, nbytes = await next(iter(remote.info.volumes.values())).usage.call_one()
     return int(nbytes)
 
@@ -75,7 +75,7 @@ async def test_batches_leave_the_memory_of_other_puts_to_those() -> None:
         await ts.get_state_dict("m")
         await ts.put_batch({f"{number}/{name}": torch.ones(9000) for name in "ab"})
         await ts.delete_batch([f"{number}/{name}" for name in "ab"])
-        held.append(len((await ts.client())._publisher._snapshots.arenas._all))
+        held.append(len((await ts.client()).publisher.snapshots.arenas._all))
     assert held[-1] <= 2
 
 
@@ -83,7 +83,7 @@ async def test_batches_leave_the_memory_of_other_puts_to_those() -> None:
 async def test_what_was_published_directly_again_stays_registered() -> None:
     weights = {"w": torch.ones(LARGE)}
     await ts.put_state_dict(weights, "m", mode="direct")
-    remote = (await ts.client())._remote
+    remote = (await ts.client()).remote
     await remote.delete(("m",), missing_ok=False, timeout=60)  # by somebody else: this publisher is not told
     await ts.put_state_dict(weights, "m", mode="direct")
     assert torch.equal((await ts.get_state_dict("m"))["w"], weights["w"])

@@ -57,7 +57,7 @@ from skipper.torchstore.protocol.messages import Selector
 
 async def read():
     control.join(sys.argv[1])
-    grant = await (await ts.client())._remote.acquire("policy", Selector(), (), 20.0)
+    grant = await (await ts.client()).remote.acquire("policy", Selector(), (), 20.0)
     print("reads", grant.version, flush=True)
     signal.pause()
 

@@ -181,7 +181,7 @@ async def test_deleted_keys_are_gone_and_can_be_put_again() -> None:
 
 async def test_many_overwrites_use_two_arenas_and_deleting_frees_them() -> None:
     client = await ts.client()
-    (volume,) = client._remote.info.volumes.values()
+    (volume,) = client.remote.info.volumes.values()
     tensor = torch.ones(LARGE)
     for _ in range(20):
         await ts.put("t", tensor)

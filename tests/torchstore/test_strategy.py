@@ -13,8 +13,8 @@ TENSOR = torch.arange(30_000.0)
 
 async def stored_in(key: str, store_name: str) -> str:
     """The volume that holds a key's newest version, as its readers are told."""
-    grant = await (await ts.client(store_name))._remote.acquire(key, Selector(), (), 20.0)
-    (await ts.client(store_name))._remote.release((grant,))
+    grant = await (await ts.client(store_name)).remote.acquire(key, Selector(), (), 20.0)
+    (await ts.client(store_name)).remote.release((grant,))
     binding: Any = grant.shares[0].binding
     return str(binding.volume)
 

@@ -34,7 +34,7 @@ async def journaled() -> AsyncIterator[None]:
 async def controller(after: int = -1) -> Any:
     """The one that is there now."""
     client = await ts.client()
-    return await client._remote.entrance.successor.call_one(after, 60.0)
+    return await client.remote.entrance.successor.call_one(after, 60.0)
 
 
 async def kill() -> int:
@@ -188,7 +188,7 @@ async def test_answers_that_did_not_arrive_hold_nothing() -> None:
     """A frozen controller has granted what nobody was told of."""
     await ts.put(KEY, torch.ones(1 << 16))
     await ts.put_batch({f"b{number}": torch.ones(1 << 14) for number in range(3)})
-    remote = (await ts.client())._remote
+    remote = (await ts.client()).remote
     state = (await controller()).actor
     for _ in range(3):
         await state.acquire.call_one(remote.info.client, KEY, None, None, "", 20.0)  # past the client's account
@@ -219,7 +219,7 @@ async def test_a_reader_that_dies_without_a_controller_is_missed_by_the_next_one
 @pytest.mark.usefixtures("journaled")
 async def test_a_volume_that_dies_is_told_of_by_the_next_one() -> None:
     await ts.put("big", torch.ones(1 << 16))
-    (volume,) = (await ts.client())._remote.info.processes.values()
+    (volume,) = (await ts.client()).remote.info.processes.values()
     assert volume.pid != os.getpid(), "a journal is of no use where the volume is in the script"
     await kill()
     os.kill(volume.pid, signal.SIGKILL)
@@ -244,7 +244,7 @@ async def test_memory_is_freed_that_a_lost_controller_had_no_time_to_free() -> N
             if number % 3 == 2:
                 await kill()
             await ts.delete(f"k{number}")
-        (volume,) = (await ts.client())._remote.info.volumes.values()
+        (volume,) = (await ts.client()).remote.info.volumes.values()
 
         async def is_empty() -> bool:
             used: tuple[int, int] = await volume.usage.call_one()
@@ -286,7 +286,7 @@ async def test_two_stores_have_journals_of_their_own() -> None:
         await ts.initialize(store_name=name, journal=True, timeout=100)
         await ts.put("k", name, name)
     client = await ts.client("one")
-    first = await client._remote.entrance.successor.call_one(-1, 60.0)
+    first = await client.remote.entrance.successor.call_one(-1, 60.0)
     os.kill(first.process.pid, signal.SIGKILL)
     assert [await ts.get("k", store_name=name) for name in ("one", "two")] == ["one", "two"]
     await ts.shutdown("one")

@@ -16,7 +16,7 @@ from tests.torchstore.actors import fill_model, make_model, model_values
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let the other tasks run until it is so."""
-    controller = (await ts.client())._remote.controller
+    controller = (await ts.client()).remote.controller
     async with asyncio.timeout(20):
         while not condition():
             await controller.exists.call_one("anything")  # beside the client, which counts its calls
@@ -211,7 +211,7 @@ async def test_a_reader_whose_publisher_breaks_the_seal_gets_an_error_and_not_a_
     await ts.put_state_dict(model, "m", mode="direct")
     client = await ts.client()
     await ts.get_state_dict("m", version=1)
-    client._publisher.withdraw("m")  # as a publisher does that no longer waits for late readers
+    client.publisher.withdraw("m")  # as a publisher does that no longer waits for late readers
     with pytest.raises(ts.SourceChangedError, match="is changing it"):
         await ts.get_state_dict("m", version=1)
 
@@ -235,7 +235,7 @@ async def test_keys_that_others_delete_leave_nothing_behind_in_the_publisher(pee
         await ts.put(f"k{number}", torch.ones(64, 96))
         await peers.slice(gpus=0).delete.call_one(f"k{number}")
     await ts.put("last", torch.ones(64, 96))
-    pool = (await ts.client())._publisher._snapshots.arenas
+    pool = (await ts.client()).publisher.snapshots.arenas
     assert [arena.key for arena in pool._all.values()] == ["last"]
     assert (list(pool._of_key), pool._idle) == (["last"], {})
 
@@ -244,14 +244,14 @@ async def test_a_reader_of_the_latest_version_moves_on_to_the_next_when_it_is_ta
     model = make_model(share=True)
     await ts.put_state_dict(model, "m", mode="direct")
     client = await ts.client()
-    client._publisher.withdraw("m")
+    client.publisher.withdraw("m")
     reading = asyncio.create_task(ts.get_state_dict("m", timeout=20))
     # It asks, finds the seal broken, gives back, and asks for the next version.
-    await until(lambda: client._remote.calls >= 3)
+    await until(lambda: client.remote.calls >= 3)
     fill_model(model, 2)
     await ts.put_state_dict(model, "m", mode="direct")
     assert model_values(await reading) == {2}
-    client._publisher.withdraw("m")
+    client.publisher.withdraw("m")
     with pytest.raises(ts.SourceChangedError, match="is changing it"):
         await ts.get_state_dict("m", timeout=0.2)
 
@@ -347,14 +347,14 @@ async def test_a_key_deleted_while_it_is_put_is_put_again_whole() -> None:
     for _ in range(3):
         await ts.put("t", tensor)
     client = await ts.client()
-    publisher, tell = client._publisher, client._publisher._tell
+    publisher, tell = client.publisher, client.publisher._tell
     attempts = 0
 
     async def delete_before_the_first(*args: Any) -> Any:
         nonlocal attempts
         attempts += 1
         if attempts == 1:
-            await client._remote.delete(("t",), missing_ok=False, timeout=20)
+            await client.remote.delete(("t",), missing_ok=False, timeout=20)
         return await tell(*args)
 
     publisher._tell = delete_before_the_first  # type: ignore[method-assign]

@@ -105,19 +105,19 @@ def compile_state_dict(
     return plan, created
 
 
-def compile_copy(key: str, destination: Destination, opened: Opened, lent: Opened) -> Plan:
+def compile_copy(key: str, destination: Destination, opened: Opened, peer_copy: Opened) -> Plan:
     """The plan that fills a destination from the copy of a reader that wanted the same.
 
     Args:
         key: Named in errors.
         destination: What is to be filled.
         opened: The version: of a destination with ``strict=False`` it may hold only some.
-        lent: The copy, under the names of the destination.
+        peer_copy: The copy, under the names of the destination.
     """
     given, stored = destination.tensors(), opened.tensors()
     names = [name for name in given if destination.names is not None or name in stored]
     targets = {name: describe(given[name], key=f"{key}/{name}") for name in names}
-    return compile_read(key, lent.sources, targets)
+    return compile_read(key, peer_copy.sources, targets)
 
 
 def compile_targets(

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -57,7 +57,7 @@ from skipper.torchstore.tensors.written import written
 
 T = TypeVar("T")
 
-_HELD = 32  # keys
+_CONTENTS = 32  # keys
 _PATIENCE = 0.25  # of the time that there is: so long another reader's copy is waited for, or read
 _LEAST_S = 0.05  # what is there needs no time to speak of
 
@@ -77,6 +77,23 @@ class _Filled:
     failed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A read of a granted version.
+
+    Attributes:
+        recalled: What was known of the key when the version was asked for.
+        grant: The permission.
+        cost: Of the operation.
+        end: Until when, by `time.perf_counter`.
+    """
+
+    recalled: Recalled
+    grant: Grant
+    cost: Cost
+    end: float
+
+
 class Fetcher:
     """Reads values for one process from one store; keeps the plans."""
 
@@ -85,7 +102,7 @@ class Fetcher:
         self._plans = PlanCache()
         self._catalog = Catalog()
         self._peer_source = PeerSource()
-        self._held: LRUCache[str, DestinationContents] = LRUCache(_HELD)  # by key: what destinations of deltas hold
+        self._contents: LRUCache[str, DestinationContents] = LRUCache(_CONTENTS)  # by key, for deltas
         self._mover = Mover(remote, self._plans)
         self._failover = Failover(remote)
         self._batches = BatchReader(remote, self._read_single)
@@ -114,7 +131,7 @@ class Fetcher:
         recalled, end = self._catalog.recall(key), cost.begin + check_seconds("timeout", timeout)
         (grant,) = grants = await self._acquire([recalled], NEWEST, cost, timeout)
         try:
-            values = {key: await self._read(recalled, grant, end, partial(self._value, recalled, request, grant, cost))}
+            values = {key: await self._value(_Read(recalled, grant, cost, end), request)}
         finally:
             self._remote.release(grants)
         return values, cost.record(grant.key, grant.version, self._remote.take_calls())
@@ -142,9 +159,7 @@ class Fetcher:
             if self._peer_source.withdraw(key) and not read_group:
                 self._remote.withdraw(key)
             try:
-                filled = await self._read(
-                    recalled, grant, end, partial(self._state_dict, recalled, destination, grant, cost)
-                )
+                filled = await self._state_dict(_Read(recalled, grant, cost, end), destination)
                 if read_group:
                     self._finish(key, destination, grant, filled)
                     grants = grant.singles
@@ -184,7 +199,7 @@ class Fetcher:
             self._board.forget(keys)
         for key in keys:
             self._plans.forget(key)
-            self._held.pop(key)
+            self._contents.pop(key)
             self._peer_source.forget(key)
 
     def withdraw(self, key: str) -> None:
@@ -230,23 +245,23 @@ class Fetcher:
             await asyncio.sleep(0)  # a caller that polls in a loop must let other tasks run
         return found
 
-    async def _read(
-        self, recalled: Recalled, grant: Grant, end: float, read: Callable[[Choose, float], Awaitable[T]]
-    ) -> T:
-        """Read a granted version, until then; from other copies where there are some and volumes are gone."""
-        if not any(share.copies for share in grant.shares):
-            return await read(self._failover.choose(), end)
-        return await self._failover.read(self._catalog.volumes(recalled, grant), end, read)
+    def _with_failover(self, of: _Read, read: Callable[[Choose, float], Awaitable[T]]) -> Awaitable[T]:
+        """Read a granted version; from other copies where there are some and volumes are gone."""
+        if not any(share.copies for share in of.grant.shares):
+            return read(self._failover.choose(), of.end)
+        return self._failover.read(self._catalog.volumes(of.recalled, of.grant), of.end, read)
 
-    async def _value(
-        self, recalled: Recalled, request: ValueRequest, grant: Grant, cost: Cost, choose: Choose, end: float
-    ) -> Any:
-        key = recalled.key
+    def _value(self, of: _Read, request: ValueRequest) -> Awaitable[Any]:
+        """The value that was asked for."""
+        return self._with_failover(of, partial(self._value_from, of, request))
+
+    async def _value_from(self, of: _Read, request: ValueRequest, choose: Choose, end: float) -> Any:
+        key, grant, cost = of.recalled.key, of.grant, of.cost
         if grant.inline:
             if grant.place is not None and self._board is not None:
                 self._board.learn(key, grant.place)
             return inline_value(key, request, grant.inline)
-        opened = self._catalog.open(recalled, grant, choose)
+        opened = self._catalog.open(of.recalled, grant, choose)
         cost.mode = opened.mode
         item = opened.tensors().get(grant.item)
         if item is None:
@@ -267,8 +282,7 @@ class Fetcher:
         end = cost.begin + check_seconds("timeout", timeout)
 
         async def read(key: str, request: ValueRequest, grant: Grant) -> Any:
-            recalled = Recalled(key, {})
-            return await self._read(recalled, grant, end, partial(self._value, recalled, request, grant, cost))
+            return await self._value(_Read(Recalled(key, {}), grant, cost, end), request)
 
         return read
 
@@ -282,25 +296,21 @@ class Fetcher:
         with written([into]):
             await self._mover.run(key, opened, plan, cost, timeout)
 
-    async def _state_dict(
-        self,
-        recalled: Recalled,
-        destination: Destination,
-        grant: Grant,
-        cost: Cost,
-        choose: Choose,
-        end: float,
-    ) -> _Filled:
-        key, delta = recalled.key, destination.get.delta
+    def _state_dict(self, of: _Read, destination: Destination) -> Awaitable[_Filled]:
+        """Fill a state dict."""
+        return self._with_failover(of, partial(self._state_dict_from, of, destination))
+
+    async def _state_dict_from(self, of: _Read, destination: Destination, choose: Choose, end: float) -> _Filled:
+        key, delta, grant, cost = of.recalled.key, destination.get.delta, of.grant, of.cost
         with cost.spent_on("describe"):
-            opened = self._open_state_dict(recalled, grant, choose)
+            opened = self._open_state_dict(of.recalled, grant, choose)
         cost.mode = opened.mode
         plan, created = self._plan(key, destination, opened, cost)
         reduced: DeltaRead | None = None
         if delta:
             with cost.spent_on("compile"):
                 reduced = self._reduced(key, destination, opened, plan)
-        self._held.pop(key)  # until all of it is there, the destination holds no version
+        self._contents.pop(key)  # until all of it is there, the destination holds no version
         # The publisher's sums are of what travels, and cannot prove what was made of it.
         can_be_offered = not created and not (plan.landings and plan.proof is not None)
         # A later delta starts from what has arrived, and of a copy that was dequantized elsewhere nothing has.
@@ -310,22 +320,20 @@ class Fetcher:
             borrowed = borrow and await self._borrow(key, destination, opened, plan, cost, _left(end))
             if not borrowed:
                 await self._mover.run(key, opened, plan, cost, _left(end), reduced)
-        singly = await self._overwritten(into, grant, cost, end)
+        singly = await self._overwritten(into, replace(of, end=end)) if into else {}
         if delta and not created and not grant.overwritten:
-            self._held.put(key, DestinationContents.of(destination.mark, opened, plan))
+            self._contents.put(key, DestinationContents.of(destination.mark, opened, plan))
         state = rebuild(destination, created, opened, singly)
         return _Filled(state, can_be_offered and not grant.overwritten, borrow and not borrowed)
 
-    async def _overwritten(
-        self, into: Mapping[str, torch.Tensor | None], grant: Grant, cost: Cost, end: float
-    ) -> dict[str, Any]:
+    async def _overwritten(self, into: Mapping[str, torch.Tensor | None], of: _Read) -> dict[str, Any]:
         """Read the entries that have been put by themselves since. Returns those for which no tensor was given."""
         values: dict[str, Any] = {}
-        for name, single in zip(grant.overwritten, grant.singles, strict=True):
+        for name, single in zip(of.grant.overwritten, of.grant.singles, strict=True):
             if name not in into:
                 continue
-            recalled, request = Recalled(single.key, {}), ValueRequest(into[name])
-            value = await self._read(recalled, single, end, partial(self._value, recalled, request, single, cost))
+            request = ValueRequest(into[name])
+            value = await self._value(replace(of, recalled=Recalled(single.key, {}), grant=single), request)
             if request.into is None:
                 values[name] = value
         return values
@@ -333,18 +341,22 @@ class Fetcher:
     async def _borrow(
         self, key: str, destination: Destination, opened: Opened, plan: Plan, cost: Cost, timeout: float
     ) -> bool:
-        """Read another reader's copy; False: it cannot be read (any more), and what has arrived is worth nothing."""
-        lent = opened.peer_copy
-        if lent is None:
+        """Read another reader's copy.
+
+        Returns:
+            Whether it was read. If not, what has arrived does not count.
+        """
+        peer = opened.peer_copy
+        if peer is None:
             return False
         try:
-            copy = self._plans.find(key, destination.mark, lent.ids)
+            copy = self._plans.find(key, destination.mark, peer.ids)
             if copy is None:
                 cost.hit = False
                 with cost.spent_on("compile"):
-                    copy = compile_copy(key, destination, opened, lent)
-                self._plans.keep(key, destination.mark, lent.ids, copy)
-            await self._mover.move(key, lent, copy, copy, cost, timeout * _PATIENCE)
+                    copy = compile_copy(key, destination, opened, peer)
+                self._plans.keep(key, destination.mark, peer.ids, copy)
+            await self._mover.move(key, peer, copy, copy, cost, timeout * _PATIENCE)
             if plan.proof is not None:  # by the publisher's sums
                 await self._mover.move(key, opened, plan, DeltaRead(RDMAAction(), 0, (), {}), cost, timeout)
         except (StoreError, DataplaneError):
@@ -383,7 +395,7 @@ class Fetcher:
 
     def _reduced(self, key: str, destination: Destination, opened: Opened, plan: Plan) -> DeltaRead | None:
         """The plan without what the destination holds already; None: all of it has to be read."""
-        held = self._held.get(key)
+        held = self._contents.get(key)
         changes = held.changes(destination.mark, plan, opened) if held is not None else None
         return None if changes is None else compile_delta(plan, opened.sources, changes)
 

@@ -47,8 +47,8 @@ class LocalClient:
     """
 
     def __init__(self, remote: Remote) -> None:
-        self._remote = remote
-        self._publisher = Publisher(remote)
+        self.remote = remote
+        self.publisher = Publisher(remote)
         self._fetcher = Fetcher(remote)
         self._last_puts = LastPuts()
         self._log = log_of(remote.store_name)
@@ -71,7 +71,7 @@ class LocalClient:
         if publisher is not None and not isinstance(value, torch.Tensor):
             raise TypeError(f"only a tensor is put in parts (publisher=...), not {type(value).__name__}")
         summed, origin = self._summed(checksum), read_publisher(publisher)
-        work = self._publisher.put_values({key: value}, timeout, checksum=summed, version=version, publisher=origin)
+        work = self.publisher.put_values({key: value}, timeout, checksum=summed, version=version, publisher=origin)
         await self._observed("put", work)
 
     async def put_batch(
@@ -88,7 +88,7 @@ class LocalClient:
         check_keys(entries)
         if version is not None:
             check_version(version)
-        work = self._publisher.put_values(entries, timeout, checksum=self._summed(checksum), version=version)
+        work = self.publisher.put_values(entries, timeout, checksum=self._summed(checksum), version=version)
         await self._observed("put", work)
 
     async def get(
@@ -129,7 +129,7 @@ class LocalClient:
         put.check()
         put = self._last_puts.resolve(put)
         put = replace(put, copies=self._copies(put), checksum=self._summed(put.checksum))
-        number = await self._observed("put", self._publisher.put_state_dict(put))
+        number = await self._observed("put", self.publisher.put_state_dict(put))
         self._last_puts.keep(put)
         return number
 
@@ -167,8 +167,8 @@ class LocalClient:
     async def reserve(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> int:
         """The number of a new version, for publishers that agree about it among themselves."""
         check_key(key)
-        return await self._remote.ask_once(
-            lambda to, request: to.reserve.call_one(self._remote.info.client, key, request), timeout
+        return await self.remote.ask_once(
+            lambda to, request: to.reserve.call_one(self.remote.info.client, key, request), timeout
         )
 
     async def explain(
@@ -185,65 +185,65 @@ class LocalClient:
     async def get_meta(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> ValueMeta:
         """See `torchstore.get_meta`."""
         check_key(key)
-        return await self._remote.ask(lambda to: to.meta.call_one(key), timeout)
+        return await self.remote.ask(lambda to: to.meta.call_one(key), timeout)
 
     async def wait_for_readers(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.wait_for_readers`."""
         check_key(key)
-        await self._remote.fence(key, close=False, timeout=timeout)
+        await self.remote.fence(key, close=False, timeout=timeout)
 
     async def fence(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.fence`."""
         check_key(key)
-        await self._remote.fence(key, close=True, timeout=timeout)
-        self._publisher.withdraw(key)
+        await self.remote.fence(key, close=True, timeout=timeout)
+        self.publisher.withdraw(key)
         self._fetcher.withdraw(key)
 
     async def rollback(self, key: str, version: int, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.rollback`."""
         check_key(key)
         check_version(version)
-        await self._remote.ask_once(
-            lambda to, request: to.rollback.call_one(self._remote.info.client, key, version, request), timeout
+        await self.remote.ask_once(
+            lambda to, request: to.rollback.call_one(self.remote.info.client, key, version, request), timeout
         )
 
     async def delete(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.delete`."""
         check_key(key)
-        await self._remote.delete((key,), missing_ok=False, timeout=timeout)
+        await self.remote.delete((key,), missing_ok=False, timeout=timeout)
         self._forget((key,))
 
     async def delete_batch(self, keys: Iterable[str], *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
         """See `torchstore.delete_batch`."""
         gone = check_keys(keys)
-        await self._remote.delete(gone, missing_ok=True, timeout=timeout)
+        await self.remote.delete(gone, missing_ok=True, timeout=timeout)
         self._forget(gone)
 
     async def keys(self, prefix: str | None = None, *, timeout: float = DEFAULT_TIMEOUT_S) -> list[str]:
         """See `torchstore.keys`."""
         if prefix is not None:
             check_key(prefix, "a prefix")
-        return await self._remote.ask(lambda to: to.keys.call_one(prefix), timeout)
+        return await self.remote.ask(lambda to: to.keys.call_one(prefix), timeout)
 
     async def exists(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> bool:
         """See `torchstore.exists`."""
         check_key(key)
-        return await self._remote.ask(lambda to: to.exists.call_one(key), timeout)
+        return await self.remote.ask(lambda to: to.exists.call_one(key), timeout)
 
     async def exists_batch(self, keys: Iterable[str], *, timeout: float = DEFAULT_TIMEOUT_S) -> dict[str, bool]:
         """See `torchstore.exists_batch`."""
         asked = tuple(dict.fromkeys(check_keys(keys)))
-        answers: tuple[bool, ...] = await self._remote.ask(lambda to: to.exist.call_one(asked), timeout)
+        answers: tuple[bool, ...] = await self.remote.ask(lambda to: to.exist.call_one(asked), timeout)
         return dict(zip(asked, answers, strict=True))
 
     async def versions(self, key: str, *, timeout: float = DEFAULT_TIMEOUT_S) -> tuple[int, ...]:
         """See `torchstore.controller.history`."""
         check_key(key)
-        return await self._remote.ask(lambda to: to.versions.call_one(key), timeout)
+        return await self.remote.ask(lambda to: to.versions.call_one(key), timeout)
 
     def close(self) -> None:
         """Let go of registrations and plans. What this process published in direct mode ends here."""
-        self._publisher.close()
+        self.publisher.close()
         self._fetcher.close()
         self._last_puts.forget_all()
 
@@ -263,7 +263,7 @@ class LocalClient:
 
     async def _traced(self, op: str, work: Awaitable[tuple[T, SyncRecord | None]]) -> tuple[T, SyncRecord | None]:
         """The same within a span."""
-        with tracing.span(f"torchstore.{op}", **{"torchstore.store": self._remote.store_name}) as span:
+        with tracing.span(f"torchstore.{op}", **{"torchstore.store": self.remote.store_name}) as span:
             result, record = await work
             if record is not None:
                 span.set(**record.attributes())
@@ -271,21 +271,21 @@ class LocalClient:
 
     def _summed(self, checksum: bool | None) -> bool:
         """Whether a put takes checksums: as it says itself, or as the store was initialized."""
-        return self._remote.info.checksum if checksum is None else check_flag("checksum", checksum)
+        return self.remote.info.checksum if checksum is None else check_flag("checksum", checksum)
 
     def _copies(self, put: StateDictPut) -> int:
         """In how many volumes a put stores each part: as it says itself, or as the store was initialized."""
         has_no_copies = put.delta or put.mode == "direct"
         if put.copies is None:
-            return 1 if has_no_copies else self._remote.info.copies
+            return 1 if has_no_copies else self.remote.info.copies
         check_copies(put.copies)
         if put.copies > 1 and has_no_copies:
             raise ValueError("copies are made of snapshots: they need mode='snapshot', without delta=True")
-        check_room(put.copies, len(self._remote.info.volumes))
+        check_room(put.copies, len(self.remote.info.volumes))
         return put.copies
 
     def _forget(self, keys: tuple[str, ...]) -> None:
-        self._publisher.forget(keys)
+        self.publisher.forget(keys)
         self._fetcher.forget(keys)
         self._last_puts.forget(keys)
 

@@ -90,7 +90,7 @@ class Publisher:
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
         self._me = this_process()
-        self._snapshots = SnapshotPuts(remote, self._retire)
+        self.snapshots = SnapshotPuts(remote, self._retire)
         self._direct = DirectPuts(remote)
         self._batches = BatchWriter(remote, self._retire)
         self._staging = Staging()
@@ -189,7 +189,7 @@ class Publisher:
         sent: list[Publication] = []
         try:
             for name, packed in batch.alone.items():
-                written = await self._snapshots.copy(name, packed, self._remote.info.copies, cost, timeout)
+                written = await self.snapshots.copy(name, packed, self._remote.info.copies, cost, timeout)
                 sent.append(replace(written, version=version, turn=parts.get(name, ALONE)))
         except BaseException:
             self._drop(sent)
@@ -206,7 +206,7 @@ class Publisher:
             The version's number, and what it cost.
         """
         cost, key = Cost("put", time.perf_counter()), put.key
-        puts: StateDictPuts = self._direct if put.mode == "direct" else self._snapshots
+        puts: StateDictPuts = self._direct if put.mode == "direct" else self.snapshots
         with cost.spent_on("describe"):
             leaves, paths = flatten(put.state_dict or {})
         publisher = read_publisher(put.publisher)
@@ -246,7 +246,7 @@ class Publisher:
     def forget(self, keys: tuple[str, ...]) -> None:
         """The keys were deleted: let go of what belongs to them."""
         for key in keys:
-            self._snapshots.forget(key)
+            self.snapshots.forget(key)
             self._direct.forget(key)
             self._staging.forget(key)
 
@@ -254,7 +254,7 @@ class Publisher:
         """Let go of everything; versions that this process published in direct mode end here."""
         self._direct.close()
         self._staging.close()
-        self._snapshots.close()
+        self.snapshots.close()
 
     # Steps ----------------------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class Publisher:
             )
             puts.remember(put.key, packed)
             if put.mode == "direct":
-                self._snapshots.release(put.key)
+                self.snapshots.release(put.key)
             return packed
 
     async def _publish(
@@ -316,7 +316,7 @@ class Publisher:
             except StoreTimeoutError:  # it may have been published
                 raise
             except ArenaFreedError as error:
-                self._snapshots.arenas.discard(error.arena)
+                self.snapshots.arenas.discard(error.arena)
                 self._batches.discard(error.arena)
                 for publication in publications:
                     for holder in (publication.binding, *publication.copies):
@@ -342,7 +342,7 @@ class Publisher:
         if self._batches.holds(retired.binding):
             self._batches.retire(retired)
         elif retired.volume:
-            self._snapshots.arenas.recycle(retired)
+            self.snapshots.arenas.recycle(retired)
         else:
             self._direct.retire(retired.binding)
 
@@ -351,7 +351,7 @@ class Publisher:
         for publication in publications:
             for holder in (publication.binding, *publication.copies):
                 if isinstance(holder, Binding):
-                    self._snapshots.arenas.drop(holder.id)
+                    self.snapshots.arenas.drop(holder.id)
                     self._batches.drop(holder.id)
 
     async def _tell(

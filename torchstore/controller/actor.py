@@ -286,7 +286,7 @@ class StoreController(Actor):
     async def make_room(
         self, port: Port[tuple[int, tuple[str, ...]]], client: int, volume: str, since: int, timeout: float
     ) -> None:
-        """Answer when arenas of a full volume have been freed, with the ledger's clock and their ids: see `make_room`.
+        """Answer when arenas of a full volume have been freed, with what `StoreState.make_room` returns.
 
         Raises:
             StoreTimeoutError: There was nothing to free for ``timeout`` seconds.

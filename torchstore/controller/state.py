@@ -16,7 +16,6 @@ from skipper.control import ProcMesh
 from skipper.torchstore.algebra.manifest import WHOLE
 from skipper.torchstore.controller.answers import Answers
 from skipper.torchstore.controller.batches import Batches
-from skipper.torchstore.controller.budget import make_room
 from skipper.torchstore.controller.grants import grant_all
 from skipper.torchstore.controller.history import History
 from skipper.torchstore.controller.index import Index
@@ -225,9 +224,24 @@ class StoreState:
         return self._ledger.news_for(self.members.process_of(client))
 
     def make_room(self, client: int, volume: str, since: int) -> tuple[int, tuple[str, ...]] | None:
-        """See `budget.make_room`."""
+        """Free arenas of a volume, unless some have been freed since the ledger's clock stood at ``since``.
+
+        Idle arenas are freed. If there are none, the store lets go of the oldest version that nobody reads and that is
+        not the newest of its key.
+
+        Returns:
+            The clock, and the ids of what has been freed since; None: nothing can be freed now.
+        """
         self.members.process_of(client)
-        return make_room(self._ledger, self.index, self._shared, volume, since)
+        ledger = self._ledger
+        self._shared.give_back()
+        if not ledger.freed_since(since, volume):
+            ledger.free_idle(volume)
+        if not ledger.freed_since(since, volume) and self.index.retire_oldest(volume):
+            self._shared.give_back()
+            ledger.free_idle(volume)
+        freed = ledger.freed_since(since, volume)
+        return (ledger.clock, freed) if freed else None
 
     # Reading --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from tests.torchstore.dcp.conftest import LIMIT_S, same_everywhere
 async def volumes() -> AsyncIterator[dict[str, int]]:
     """A store with a volume for each of two ranks, and one more: their process ids."""
     await ts.initialize(3, ts.LocalRankStrategy())
-    info = (await ts.client())._remote.info
+    info = (await ts.client()).remote.info
     yield {name: process.pid for name, process in info.processes.items()}
     await ts.shutdown()
 
