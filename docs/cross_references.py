@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,29 @@ class CrossReferences(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Change the docstrings of a package, all modules of it."""
-        known = dict(self._public)  # and those of the package itself before all others:
-        known.update({name: target for name, target in self._public if target.startswith(f"{pkg.name}.")})
         for each in _with_docstrings(pkg):
             if each.docstring is not None:
-                each.docstring.value = _NAME.sub(lambda found: _linked(found, known), each.docstring.value)
+                linked = partial(_linked, known=self._known(_room(each.path)))
+                each.docstring.value = _NAME.sub(linked, each.docstring.value)
+
+    @cache  # noqa: B019 -- one instance, which lives as long as the build
+    def _known(self, room: str) -> dict[str, str]:
+        """What is meant by which name in a room: its own public names come before all others."""
+        own = {name: target for name, target in self._public if _room(target) == room}
+        return {**dict(self._public), **own}
+
+
+def _room(path: str) -> str:
+    """The room of what has this path: ``skipper.control`` for ``skipper.control.Actor``."""
+    return ".".join(path.split(".")[:2])
 
 
 def _public() -> Iterator[tuple[str, str]]:
     """What may be meant by which name, and where it is described."""
     for package in reversed(packages()):
         for name in package.names:
-            yield f"{package.name}.{name}", package.target(name)
-            yield name, package.target(name)
+            public = f"{package.name}.{name}"
+            yield from ((each, package.target(name)) for each in (public, public.removeprefix("skipper."), name))
 
 
 def _linked(found: re.Match[str], known: dict[str, str]) -> str:

@@ -69,6 +69,20 @@ def test_the_reference_says_what_a_name_is(site: Path) -> None:
     )  # a name in a docstring, or in a signature, leads to what it means
 
 
+@pytest.mark.parametrize(
+    ("page", "target"),
+    [
+        ("skipper.torchstore", "#skipper.torchstore.shutdown"),  # `shutdown`, of which control has one, too
+        ("skipper.dataplane", "#skipper.dataplane.configure"),  # likewise
+        ("skipper.control.rpc", "skipper.control.html#skipper.control.idempotent"),  # `control.idempotent`
+    ],
+)
+def test_a_name_in_a_docstring_means_that_of_its_room(page: str, target: str, site: Path) -> None:
+    described = (site / "reference" / f"{page}.html").read_text()
+    links = re.findall(r'<a class="autorefs[^>]*\bhref="([^"]*)"', described.replace("\n", " "))
+    assert target in links
+
+
 def test_no_page_fetches_anything_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 20
