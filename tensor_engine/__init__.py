@@ -43,7 +43,7 @@ from skipper.tensor_engine.script.fetch import Fetched, fetch_shard, inspect, sh
 from skipper.tensor_engine.script.grad_function import grad_function
 from skipper.tensor_engine.script.opaque import OpaqueModule, OpaqueObject, opaque_method
 from skipper.tensor_engine.script.process_groups import RemoteProcessGroup, process_group
-from skipper.tensor_engine.script.remote import Remote, call_on_shard_and_fetch, remote
+from skipper.tensor_engine.script.remote import RemoteFunction, call_on_shard_and_fetch, remote
 from skipper.tensor_engine.script.session import shutdown
 from skipper.tensor_engine.script.streams import Borrow, Stream
 from skipper.tensor_engine.script.tensor import Tensor
@@ -69,7 +69,7 @@ __all__ = [
     "slice_mesh",
     # the user's own code on the workers
     "remote",
-    "Remote",
+    "RemoteFunction",
     "call_on_shard_and_fetch",
     "OpaqueRef",
     "OpaqueObject",

@@ -29,7 +29,7 @@ from skipper.torchstore.api import (
     put_batch,
     shutdown,
 )
-from skipper.torchstore.clients.explanation import Explanation, Link
+from skipper.torchstore.clients.explanation import Explanation, ReadLink
 from skipper.torchstore.clients.local_client import LocalClient
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, client, last_sync, reset_client, sync_history
 from skipper.torchstore.errors import (
@@ -50,7 +50,6 @@ from skipper.torchstore.errors import (
     PartiallyPublishedError,
     PublisherLostError,
     RankEnvironmentError,
-    RendezvousError,
     ReplicaMismatchError,
     ShareDTypeMismatchError,
     ShareLayoutMismatchError,
@@ -59,6 +58,7 @@ from skipper.torchstore.errors import (
     StateDictMismatchError,
     StoreError,
     StoreNotInitializedError,
+    StoreRendezvousError,
     StoreTimeoutError,
     StrategyError,
     UnsupportedPlacementError,
@@ -127,7 +127,7 @@ __all__ = [
     "rollback",
     "explain",
     "Explanation",
-    "Link",
+    "ReadLink",
     "Part",
     "Stack",
     "Origin",
@@ -179,6 +179,6 @@ __all__ = [
     "JournalError",
     "ControllerLostError",
     "RankEnvironmentError",
-    "RendezvousError",
+    "StoreRendezvousError",
     "StrategyError",
 ]

@@ -30,7 +30,7 @@ StoreError
 ├── VolumeFullError                                 a version is larger than all that a volume may hold
 ├── JournalError                                    what has happened cannot be written down, or not be read
 ├── ControllerLostError                             the controller is gone, and no other one takes its place
-├── RendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find one another
+├── StoreRendezvousError                 (RuntimeError)  the ranks of an SPMD job did not find one another
 │   └── RankEnvironmentError        (ValueError)    the environment does not say which rank this is
 ├── BlockingCallError               (RuntimeError)  a function of torchstore.sync on the event loop of an async actor
 └── StrategyError      (ValueError, RuntimeError)   no volume for this client, or volumes that do not fit
@@ -390,11 +390,11 @@ class ControllerLostError(StoreError):
     """The controller of a store has died again and again, or its journal cannot be read: the store is lost."""
 
 
-class RendezvousError(StoreError, RuntimeError):
+class StoreRendezvousError(StoreError, RuntimeError):
     """The ranks of an SPMD job did not find one another, or one of them failed; the message says which."""
 
 
-class RankEnvironmentError(RendezvousError, ValueError):
+class RankEnvironmentError(StoreRendezvousError, ValueError):
     """The environment, or what was passed in its place, does not say which rank this is; the message says why."""
 
 

@@ -25,7 +25,7 @@ from skipper.control.api.coroutine_thread import is_on_actors_loop
 from skipper.torchstore import api, weights
 from skipper.torchstore.algebra.slices import TensorSlice
 from skipper.torchstore.clients import registry as clients
-from skipper.torchstore.clients.explanation import Explanation, Link
+from skipper.torchstore.clients.explanation import Explanation, ReadLink
 from skipper.torchstore.clients.local_client import LocalClient
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, last_sync, reset_client, sync_history
 from skipper.torchstore.errors import (
@@ -46,7 +46,6 @@ from skipper.torchstore.errors import (
     PartiallyPublishedError,
     PublisherLostError,
     RankEnvironmentError,
-    RendezvousError,
     ReplicaMismatchError,
     ShareDTypeMismatchError,
     ShareLayoutMismatchError,
@@ -55,6 +54,7 @@ from skipper.torchstore.errors import (
     StateDictMismatchError,
     StoreError,
     StoreNotInitializedError,
+    StoreRendezvousError,
     StoreTimeoutError,
     StrategyError,
     UnsupportedPlacementError,
@@ -152,7 +152,7 @@ __all__ = [
     "rollback",
     "explain",
     "Explanation",
-    "Link",
+    "ReadLink",
     "Part",
     "Stack",
     "Origin",
@@ -204,6 +204,6 @@ __all__ = [
     "JournalError",
     "ControllerLostError",
     "RankEnvironmentError",
-    "RendezvousError",
+    "StoreRendezvousError",
     "StrategyError",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from skipper.benchmarks.actors.rounds import FANOUT, MESSAGE_NBYTES, PIPELINED, Plan, measure
+from skipper.benchmarks.actors.rounds import FANOUT, MESSAGE_NBYTES, PIPELINED, ActorsPlan, measure
 from skipper.benchmarks.actors.rows import rows
 from skipper.benchmarks.actors.table import table
 from skipper.benchmarks.arguments import Parser
@@ -14,7 +14,7 @@ from skipper.control import ControlError
 
 __all__ = ["main"]
 
-_QUICK = Plan(rounds=2, calls=20, broadcasts=200, spawns=1, warmup=1)
+_QUICK = ActorsPlan(rounds=2, calls=20, broadcasts=200, spawns=1, warmup=1)
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
@@ -30,7 +30,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
     given = _parser(prog).read(argv, "json", "csv")
     if isinstance(given, int):
         return given
-    plan = _QUICK if given.quick else Plan()
+    plan = _QUICK if given.quick else ActorsPlan()
     config = {
         "tool": "actors",
         "processes": FANOUT,

@@ -6,7 +6,7 @@ from time import perf_counter_ns
 
 from skipper.control import Actor, ActorMesh, endpoint
 
-__all__ = ["AsyncCaller", "AsyncEcho", "Caller", "Echo"]
+__all__ = ["AsyncCaller", "AsyncEcho", "CallingActor", "Echo"]
 
 
 class Echo(Actor):
@@ -46,7 +46,7 @@ class AsyncEcho(Actor):
         return value
 
 
-class Caller(Actor):
+class CallingActor(Actor):
     """Calls another actor and times that itself."""
 
     @endpoint
@@ -61,7 +61,7 @@ class Caller(Actor):
 
 
 class AsyncCaller(Actor):
-    """The async kind of `Caller`."""
+    """The async kind of `CallingActor`."""
 
     @endpoint
     async def time_calls(self, other: ActorMesh[AsyncEcho], count: int, value: bytes) -> list[int]:

@@ -12,7 +12,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from skipper import control
-from skipper.benchmarks.actors.parties import AsyncCaller, AsyncEcho, Caller, Echo
+from skipper.benchmarks.actors.parties import AsyncCaller, AsyncEcho, CallingActor, Echo
 from skipper.benchmarks.actors.raw_grpc import RawGrpc
 from skipper.benchmarks.actors.rpc import RpcEcho
 from skipper.benchmarks.errors import BenchmarkError
@@ -20,7 +20,7 @@ from skipper.benchmarks.statistics import Contestant, Schedule, interleave
 from skipper.control import ActorMesh
 from skipper.control.services import Service
 
-__all__ = ["BULK_NBYTES", "FANOUT", "MESSAGE_NBYTES", "PIPELINED", "REPLICAS", "Plan", "measure"]
+__all__ = ["BULK_NBYTES", "FANOUT", "MESSAGE_NBYTES", "PIPELINED", "REPLICAS", "ActorsPlan", "measure"]
 
 FANOUT = 4
 """Processes, with an actor each."""
@@ -39,7 +39,7 @@ TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ActorsPlan:
     """How much is measured.
 
     Attributes:
@@ -61,7 +61,7 @@ Times = dict[str, list[int]]
 """Durations in ns by what took them."""
 
 
-def measure(plan: Plan) -> Times:
+def measure(plan: ActorsPlan) -> Times:
     """Run the plan, and leave no process behind.
 
     Raises:
@@ -95,7 +95,7 @@ def _time_spawn() -> int:
 class _Work:
     """The actors of the run, and one function for each kind of block."""
 
-    def __init__(self, plan: Plan, raw: RawGrpc, rpc: RpcEcho, times: Times) -> None:
+    def __init__(self, plan: ActorsPlan, raw: RawGrpc, rpc: RpcEcho, times: Times) -> None:
         self._plan = plan
         self._raw = raw
         self._times = times
@@ -103,7 +103,7 @@ class _Work:
         self._all: ActorMesh[Echo] = procs.spawn("echo", Echo)
         self._one = self._all.slice(procs=0)
         self._async_one = procs.slice(procs=0).spawn("async_echo", AsyncEcho)
-        self._caller = procs.slice(procs=1).spawn("caller", Caller)
+        self._caller = procs.slice(procs=1).spawn("caller", CallingActor)
         self._async_caller = procs.slice(procs=1).spawn("async_caller", AsyncCaller)
         self._service: Service[Echo] = Echo.options(num_replicas=REPLICAS).as_service(name="service")
         self._service.initialized.get(TIMEOUT_S)

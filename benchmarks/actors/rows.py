@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skipper.benchmarks.actors.rounds import BULK_NBYTES, FANOUT, PIPELINED, REPLICAS, Plan, Times
+from skipper.benchmarks.actors.rounds import BULK_NBYTES, FANOUT, PIPELINED, REPLICAS, ActorsPlan, Times
 from skipper.benchmarks.report import Reference, Result, Scalar
 
 __all__ = ["rows"]
@@ -12,7 +12,7 @@ __all__ = ["rows"]
 _UNARY, _STREAM, _MEMCPY = "grpc_aio_unary_p50_us", "grpc_aio_bidi_msgs_per_s", "memcpy_64MiB_gb_per_s"
 
 
-def rows(times: Times, plan: Plan) -> list[Result]:
+def rows(times: Times, plan: ActorsPlan) -> list[Result]:
     """The rows of a run, references first."""
     unary = _latency(_UNARY, times["grpc_unary"])
     stream = _rate(_STREAM, times["grpc_stream"], PIPELINED)

@@ -20,7 +20,7 @@ from typing import Self
 
 from skipper.benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError, TokenRefusedError
 
-__all__ = ["CONNECT_TIMEOUT_S", "MAX_MESSAGE", "Channel", "accept", "connect", "handle_secret"]
+__all__ = ["CONNECT_TIMEOUT_S", "MAX_MESSAGE", "MessageChannel", "accept", "connect", "handle_secret"]
 
 CONNECT_TIMEOUT_S = 10.0
 """How long reaching a server, and proving the token either way, may take."""
@@ -29,7 +29,7 @@ MAX_MESSAGE = 4 << 20
 """Longest message that is read, in bytes; a longer one ends the connection before it is stored."""
 
 
-class Channel:
+class MessageChannel:
     """Messages over one connected socket, which it owns.
 
     Every wait ends: with a message, with the peer's end (`PeerLostError`), or with the deadline
@@ -131,7 +131,7 @@ def handle_secret(token: bytes) -> bytes:
     return hmac.digest(token, b"handles of the bandwidth benchmark", "sha256")
 
 
-def connect(host: str, port: int, token: bytes, *, timeout: float) -> Channel:
+def connect(host: str, port: int, token: bytes, *, timeout: float) -> MessageChannel:
     """Reach the server at ``host``:``port`` and prove the token.
 
     Args:
@@ -152,7 +152,7 @@ def connect(host: str, port: int, token: bytes, *, timeout: float) -> Channel:
         raise PeerTimeoutError(f"{where} does not answer within {CONNECT_TIMEOUT_S:.3g} s") from error
     except OSError as error:
         raise PeerLostError(f"{where} cannot be reached: {error.strerror or error}") from error
-    channel = Channel(sock, peer=where, timeout=timeout)
+    channel = MessageChannel(sock, peer=where, timeout=timeout)
     try:
         channel.authenticate(token, serving=False)
     except BaseException:
@@ -161,14 +161,14 @@ def connect(host: str, port: int, token: bytes, *, timeout: float) -> Channel:
     return channel
 
 
-def accept(listener: socket.socket, token: bytes, *, timeout: float) -> Channel:
+def accept(listener: socket.socket, token: bytes, *, timeout: float) -> MessageChannel:
     """Wait for the next client, without limit, and let it prove the token.
 
     Raises:
         PeerError: This client failed to; the listener goes on.
     """
     sock, address = listener.accept()
-    channel = Channel(sock, peer=f"the client at {address[0]}:{address[1]}", timeout=timeout)
+    channel = MessageChannel(sock, peer=f"the client at {address[0]}:{address[1]}", timeout=timeout)
     try:
         channel.authenticate(token, serving=True)
     except BaseException:

@@ -14,7 +14,7 @@ import socket
 import sys
 
 from skipper.benchmarks.bandwidth import ceiling
-from skipper.benchmarks.bandwidth.channel import CONNECT_TIMEOUT_S, Channel
+from skipper.benchmarks.bandwidth.channel import CONNECT_TIMEOUT_S, MessageChannel
 from skipper.benchmarks.bandwidth.far_side import patience
 from skipper.benchmarks.bandwidth.feasible import require_feasible
 from skipper.benchmarks.bandwidth.messages import (
@@ -25,10 +25,10 @@ from skipper.benchmarks.bandwidth.messages import (
     Elapsed,
     Fill,
     Goodbye,
+    IntegrityVerdict,
     Offer,
     Request,
-    Transfer,
-    Verdict,
+    TransferOrder,
     Verify,
     Which,
     Workload,
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     secret = sys.stdin.buffer.read() or None
     if os.getppid() != parent:  # it died before the line above could tie this process to it
         return 1
-    with Channel(socket.socket(fileno=fileno), peer=client or "the client", timeout=_TIMEOUT_S) as channel:
+    with MessageChannel(socket.socket(fileno=fileno), peer=client or "the client", timeout=_TIMEOUT_S) as channel:
         try:
             serve_client(channel, net_devices=net_devices, listen=listen, secret=secret)
         except PeerError as error:
@@ -72,7 +72,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve_client(channel: Channel, *, net_devices: str | None, listen: str | None, secret: bytes | None = None) -> None:
+def serve_client(
+    channel: MessageChannel, *, net_devices: str | None, listen: str | None, secret: bytes | None = None
+) -> None:
     """Do what one client asks for, until it says goodbye.
 
     Args:
@@ -108,7 +110,7 @@ def serve_client(channel: Channel, *, net_devices: str | None, listen: str | Non
     answer(channel, Done())
 
 
-def _open(channel: Channel, workload: Workload) -> Side:
+def _open(channel: MessageChannel, workload: Workload) -> Side:
     side = Side(workload, exposes=True, transfers=workload.bidirectional)
     try:
         descriptors, register_us = side.expose()
@@ -131,7 +133,7 @@ def _open(channel: Channel, workload: Workload) -> Side:
     return side
 
 
-def _handle(channel: Channel, side: Side, request: Request, net_devices: str | None) -> None:
+def _handle(channel: MessageChannel, side: Side, request: Request, net_devices: str | None) -> None:
     match request:
         case Connect(handles):
             side.connect([channel.receive() for _ in range(handles)])
@@ -140,11 +142,11 @@ def _handle(channel: Channel, side: Side, request: Request, net_devices: str | N
             side.fill(where, size, seed=seed)
             answer(channel, Done())
         case Verify(where, size, seed):
-            answer(channel, Verdict(side.verify(where, size, seed=seed)))
+            answer(channel, IntegrityVerdict(side.verify(where, size, seed=seed)))
         case Corrupt(where, size, at):
             side.corrupt(where, size, at=at)
             answer(channel, Done())
-        case Transfer(size, runs):
+        case TransferOrder(size, runs):
             answer(channel, Elapsed(side.transfer(size, runs=runs)))
         case Which(backend):
             answer(channel, link(backend, net_devices))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 
 from skipper.benchmarks import output
-from skipper.benchmarks.bandwidth.channel import Channel, connect, handle_secret
+from skipper.benchmarks.bandwidth.channel import MessageChannel, connect, handle_secret
 from skipper.benchmarks.bandwidth.compare_command import COMPARE, compare_main
 from skipper.benchmarks.bandwidth.feasible import require_feasible
 from skipper.benchmarks.bandwidth.options import LOOPBACK, TOKEN_VARIABLE, Options, parse
@@ -142,7 +142,7 @@ def _rows(options: Options, token: bytes) -> Generator[Result]:
 
 
 @contextlib.contextmanager
-def _channel(options: Options, token: bytes) -> Iterator[Channel]:
+def _channel(options: Options, token: bytes) -> Iterator[MessageChannel]:
     timeout = options.workload.timeout_s
     if options.role == "local":
         with local_server(net_devices=options.net_devices, timeout=timeout) as channel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from skipper.benchmarks.bandwidth.channel import Channel
+from skipper.benchmarks.bandwidth.channel import MessageChannel
 from skipper.benchmarks.bandwidth.messages import (
     Connect,
     Corrupt,
@@ -12,10 +12,10 @@ from skipper.benchmarks.bandwidth.messages import (
     Elapsed,
     Fill,
     Goodbye,
+    IntegrityVerdict,
     Mismatch,
     Offer,
-    Transfer,
-    Verdict,
+    TransferOrder,
     Verify,
     Where,
     Which,
@@ -41,7 +41,7 @@ def patience(workload: Workload) -> float:
 class FarSide:
     """Drives the server's end over the channel. Every method raises `PeerError` when that fails."""
 
-    channel: Channel
+    channel: MessageChannel
     workload: Workload
 
     def open(self) -> tuple[Offer, list[bytes]]:
@@ -63,7 +63,7 @@ class FarSide:
     def verify(self, where: Where, size: int, *, seed: int) -> Mismatch | None:
         """The first byte that is not of the pattern."""
         request = Verify(where=where, size=size, seed=seed)
-        return ask(self.channel, request, Verdict, timeout=patience(self.workload)).mismatch
+        return ask(self.channel, request, IntegrityVerdict, timeout=patience(self.workload)).mismatch
 
     def corrupt(self, where: Where, size: int, *, at: int) -> None:
         """Flip one byte of the stream."""
@@ -71,7 +71,7 @@ class FarSide:
 
     def start_transfer(self, size: int, *, runs: int) -> None:
         """Let the server transfer, and do not wait for it."""
-        tell(self.channel, Transfer(size=size, runs=runs))
+        tell(self.channel, TransferOrder(size=size, runs=runs))
 
     def finish_transfer(self, *, runs: int) -> int:
         """Wait for the transfers that `start_transfer` began; returns their ns."""

@@ -12,7 +12,7 @@ import typing
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from skipper.benchmarks.bandwidth.channel import Channel
+from skipper.benchmarks.bandwidth.channel import MessageChannel
 from skipper.benchmarks.errors import PeerError, PeerRefusedError
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
     "Mismatch",
     "Offer",
     "Request",
-    "Transfer",
-    "Verdict",
+    "TransferOrder",
+    "IntegrityVerdict",
     "Verify",
     "Where",
     "Which",
@@ -111,7 +111,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Look for the first byte that is not of the pattern. Answered by `Verdict`."""
+    """Look for the first byte that is not of the pattern. Answered by `IntegrityVerdict`."""
 
     where: Where
     size: int
@@ -128,8 +128,8 @@ class Corrupt:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """Transfer ``runs`` times. Answered by `Elapsed`."""
+class TransferOrder:
+    """TransferOrder ``runs`` times. Answered by `Elapsed`."""
 
     size: int
     runs: int
@@ -152,7 +152,7 @@ class Goodbye:
     """The client has what it came for. Answered by `Done`, then the server drops its buffers."""
 
 
-Request = Workload | Connect | Fill | Verify | Corrupt | Transfer | Which | Alive | Goodbye
+Request = Workload | Connect | Fill | Verify | Corrupt | TransferOrder | Which | Alive | Goodbye
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class IntegrityVerdict:
     """Outcome of `Verify`; ``None`` means that every byte is right."""
 
     mismatch: Mismatch | None
@@ -211,24 +211,24 @@ class Done:
     """Nothing to add."""
 
 
-Answer = TypeVar("Answer", Offer, Verdict, Elapsed, Wire, Done)
+Answer = TypeVar("Answer", Offer, IntegrityVerdict, Elapsed, Wire, Done)
 
 _REQUESTS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in typing.get_args(Request)}
 
 
-def tell(channel: Channel, request: Request) -> None:
+def tell(channel: MessageChannel, request: Request) -> None:
     """Send a request without waiting for its answer."""
     name = type(request).__name__.lower()
     channel.send(json.dumps({"request": name, **asdict(request)}).encode())
 
 
-def ask(channel: Channel, request: Request, kind: type[Answer], *, timeout: float | None = None) -> Answer:
+def ask(channel: MessageChannel, request: Request, kind: type[Answer], *, timeout: float | None = None) -> Answer:
     """Send a request and wait for its answer; `read_answer` says what it raises."""
     tell(channel, request)
     return read_answer(channel, kind, timeout=timeout)
 
 
-def read_answer(channel: Channel, kind: type[Answer], *, timeout: float | None = None) -> Answer:
+def read_answer(channel: MessageChannel, kind: type[Answer], *, timeout: float | None = None) -> Answer:
     """Wait for the answer to a request that was sent.
 
     Raises:
@@ -244,7 +244,7 @@ def read_answer(channel: Channel, kind: type[Answer], *, timeout: float | None =
     return typing.cast("Answer", _build(channel, kind, document))
 
 
-def read_request(channel: Channel, *, timeout: float) -> Request:
+def read_request(channel: MessageChannel, *, timeout: float) -> Request:
     """Wait for the next request.
 
     Raises:
@@ -260,17 +260,17 @@ def read_request(channel: Channel, *, timeout: float) -> Request:
     return typing.cast("Request", _build(channel, kind, document))
 
 
-def answer(channel: Channel, value: Offer | Verdict | Elapsed | Wire | Done) -> None:
+def answer(channel: MessageChannel, value: Offer | IntegrityVerdict | Elapsed | Wire | Done) -> None:
     """Answer a request."""
     channel.send(json.dumps(asdict(value)).encode())
 
 
-def refuse(channel: Channel, error: Exception) -> None:
+def refuse(channel: MessageChannel, error: Exception) -> None:
     """Answer a request with an error."""
     channel.send(json.dumps({"error": {"kind": type(error).__name__, "message": str(error)}}).encode())
 
 
-def _parse(channel: Channel, message: bytes) -> dict[str, Any]:
+def _parse(channel: MessageChannel, message: bytes) -> dict[str, Any]:
     try:
         document = json.loads(message)
     except (ValueError, RecursionError) as error:
@@ -280,14 +280,14 @@ def _parse(channel: Channel, message: bytes) -> dict[str, Any]:
     return document
 
 
-def _build(channel: Channel, kind: type[Any], document: dict[str, Any]) -> Any:
+def _build(channel: MessageChannel, kind: type[Any], document: dict[str, Any]) -> Any:
     """Make a dataclass of ``document``, whose keys and types must be exactly those of its fields."""
     hints = typing.get_type_hints(kind)
     if document.keys() != {item.name for item in fields(kind)}:
         raise PeerError(f"{channel.peer} sent a {kind.__name__} with the keys {sorted(document)}")
     values = dict(document)
     for name, hint in hints.items():
-        if kind is Verdict and isinstance(values[name], dict):
+        if kind is IntegrityVerdict and isinstance(values[name], dict):
             values[name] = _build(channel, Mismatch, values[name])
         if not _has_type(values[name], hint):
             raise PeerError(f"{channel.peer} sent a {kind.__name__} whose {name} is {values[name]!r}")

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from skipper.benchmarks.bandwidth import ceiling
-from skipper.benchmarks.bandwidth.channel import Channel, connect, handle_secret
+from skipper.benchmarks.bandwidth.channel import MessageChannel, connect, handle_secret
 from skipper.benchmarks.bandwidth.far_side import FarSide
 from skipper.benchmarks.bandwidth.integrity import directions, prove_after, prove_before
 from skipper.benchmarks.bandwidth.memory import allocate
@@ -29,7 +29,7 @@ from skipper.benchmarks.bandwidth.wire import link
 from skipper.benchmarks.errors import BenchmarkError, IntegrityError
 from skipper.dataplane.errors import DataplaneError
 
-__all__ = ["Failure", "Prepare", "Prove", "Ready", "Round", "Setup", "Span", "Stop", "pair_main"]
+__all__ = ["Failure", "PreparePair", "Prove", "PairReady", "Round", "Setup", "TimeSpan", "Stop", "pair_main"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _KNOWN = (BenchmarkError, DataplaneError, OSError, MemoryError, ValueError)
@@ -48,7 +48,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
+class PreparePair:
     """Get ready for a size, with ``warmup`` untimed runs of everything. Answered by ``None``."""
 
     size: int
@@ -66,7 +66,7 @@ class Prove:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """From ``begin_ns`` of the monotonic clock on, transfer or copy ``runs`` times. Answered by `Span`."""
+    """From ``begin_ns`` of the monotonic clock on, transfer or copy ``runs`` times. Answered by `TimeSpan`."""
 
     size: int
     copy: bool
@@ -80,7 +80,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PairReady:
     """The pair has connected: by which backend, what first use cost, and which wire is between the ends."""
 
     backend: str
@@ -90,7 +90,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """When a round really began and ended, and how long each of its runs took."""
 
     begin_ns: int
@@ -124,7 +124,7 @@ def pair_main(pipe: Connection[Any, Any], setup: Setup) -> None:
 
 
 @contextlib.contextmanager
-def _server(setup: Setup) -> Iterator[Channel]:
+def _server(setup: Setup) -> Iterator[MessageChannel]:
     timeout = setup.workload.timeout_s
     if setup.host is None:
         with local_server(net_devices=setup.net_devices, timeout=timeout) as channel:
@@ -148,12 +148,12 @@ def _serve(pipe: Connection[Any, Any], setup: Setup, far: FarSide) -> None:
             far.link(near.backend),
             one_host=offer.boot_id == ceiling.boot_id(),
         )
-        pipe.send(Ready(near.backend, offer.register_us, connect_us, wire))
+        pipe.send(PairReady(near.backend, offer.register_us, connect_us, wire))
         ways = directions(workload, near, far)
         while not isinstance(request := pipe.recv(), Stop):
             tell(far.channel, Alive())
             match request:
-                case Prepare(size, warmup):
+                case PreparePair(size, warmup):
                     for call in (near.mover(size), scratch.copier(near.local, size * workload.batch)):
                         _timed(call, warmup)
                     pipe.send(None)
@@ -168,7 +168,7 @@ def _serve(pipe: Connection[Any, Any], setup: Setup, far: FarSide) -> None:
                     time.sleep(max(0, begin_ns - time.monotonic_ns()) / 1e9)
                     began_ns = time.monotonic_ns()
                     durations = _timed(call, runs)
-                    pipe.send(Span(began_ns, time.monotonic_ns(), durations))
+                    pipe.send(TimeSpan(began_ns, time.monotonic_ns(), durations))
         far.goodbye()
 
 

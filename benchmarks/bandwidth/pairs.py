@@ -21,7 +21,17 @@ from skipper.benchmarks.bandwidth.far_side import patience
 from skipper.benchmarks.bandwidth.integrity import SEEDS
 from skipper.benchmarks.bandwidth.messages import Workload
 from skipper.benchmarks.bandwidth.options import Measure
-from skipper.benchmarks.bandwidth.pair import Failure, Prepare, Prove, Ready, Round, Setup, Span, Stop, pair_main
+from skipper.benchmarks.bandwidth.pair import (
+    Failure,
+    PairReady,
+    PreparePair,
+    Prove,
+    Round,
+    Setup,
+    Stop,
+    TimeSpan,
+    pair_main,
+)
 from skipper.benchmarks.bandwidth.rows import first_use_row, pairs_row, wire_row
 from skipper.benchmarks.bandwidth.together import Together
 from skipper.benchmarks.errors import BenchmarkError, IntegrityError, PeerLostError, PeerTimeoutError
@@ -71,7 +81,7 @@ def run_pairs(
     host, port = server or (None, 0)
     setup = Setup(os.getpid(), workload, net_devices, host, port, token)
     with _pairs(setup, pairs) as pipes:
-        ready = [_answer(pipe, Ready, timeout=_START_S + pairs) for pipe in pipes]
+        ready = [_answer(pipe, PairReady, timeout=_START_S + pairs) for pipe in pipes]
         slowest = max(ready, key=lambda one: one.register_us + one.connect_us)
         wire = slowest.wire
         yield first_use_row(
@@ -101,7 +111,7 @@ def _measure(
     if measure.iterations is not None:
         runs = max(1, min(runs, measure.iterations // _ROUNDS))
         rounds = max(1, measure.iterations // runs)
-    _all(pipes, Prepare(size, runs if measure.warmup is None else measure.warmup), timeout=limit)
+    _all(pipes, PreparePair(size, runs if measure.warmup is None else measure.warmup), timeout=limit)
     moved, copied = Together(nbytes), Together(nbytes)
     end = math.inf if measure.duration_s is None else time.monotonic() + measure.duration_s
     done = 0
@@ -109,7 +119,7 @@ def _measure(
         turns = [(moved, False), (copied, True)]
         for into, copy in turns if done % 2 == 0 else reversed(turns):
             begin_ns = time.monotonic_ns() + _LEAD_NS + _LEAD_OF_A_PAIR_NS * len(pipes)
-            into.add(_all(pipes, Round(size, copy, runs, begin_ns), timeout=limit * runs, kind=Span))
+            into.add(_all(pipes, Round(size, copy, runs, begin_ns), timeout=limit * runs, kind=TimeSpan))
         done += 1
         if time.monotonic() >= end:
             break

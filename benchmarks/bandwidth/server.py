@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from skipper.benchmarks.bandwidth.channel import Channel, accept, handle_secret
+from skipper.benchmarks.bandwidth.channel import MessageChannel, accept, handle_secret
 from skipper.benchmarks.errors import PeerError
 
 __all__ = ["listen", "local_server", "serve"]
@@ -52,7 +52,7 @@ def serve(
     """
     room = threading.BoundedSemaphore(at_once)
 
-    def serve_one(channel: Channel) -> None:
+    def serve_one(channel: MessageChannel) -> None:
         try:
             with (
                 channel,
@@ -80,7 +80,7 @@ def serve(
 
 
 @contextlib.contextmanager
-def local_server(*, net_devices: str | None, timeout: float) -> Iterator[Channel]:
+def local_server(*, net_devices: str | None, timeout: float) -> Iterator[MessageChannel]:
     """Start a server for this process alone, and see to its end.
 
     There is no port to find and no token to prove, since nobody else can hold the other end.
@@ -92,7 +92,7 @@ def local_server(*, net_devices: str | None, timeout: float) -> Iterator[Channel
     ours, theirs = socket.socketpair()
     with ours, theirs, _server_process(theirs.fileno(), "", net_devices, None) as child:
         theirs.close()
-        with Channel(ours, peer=f"the server process {child.pid}", timeout=timeout) as channel:
+        with MessageChannel(ours, peer=f"the server process {child.pid}", timeout=timeout) as channel:
             yield channel
 
 

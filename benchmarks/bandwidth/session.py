@@ -7,7 +7,7 @@ from contextlib import closing
 
 from skipper.benchmarks.bandwidth import ceiling
 from skipper.benchmarks.bandwidth.atomics import time_atomics
-from skipper.benchmarks.bandwidth.channel import Channel
+from skipper.benchmarks.bandwidth.channel import MessageChannel
 from skipper.benchmarks.bandwidth.far_side import FarSide
 from skipper.benchmarks.bandwidth.integrity import SEEDS, directions, prove_after, prove_before
 from skipper.benchmarks.bandwidth.memory import allocate
@@ -24,7 +24,12 @@ __all__ = ["run"]
 
 
 def run(
-    channel: Channel, workload: Workload, sizes: Sequence[int], *, measure: Measure, net_devices: str | None = None
+    channel: MessageChannel,
+    workload: Workload,
+    sizes: Sequence[int],
+    *,
+    measure: Measure,
+    net_devices: str | None = None,
 ) -> Iterator[Result]:
     """Measure every size against the server at the other end of ``channel``.
 

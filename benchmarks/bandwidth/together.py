@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from skipper.benchmarks.bandwidth.pair import Span
+from skipper.benchmarks.bandwidth.pair import TimeSpan
 from skipper.benchmarks.statistics import Samples, percentile
 
 __all__ = ["Together"]
@@ -27,7 +27,7 @@ class Together:
     pair_rates: list[list[float]] = field(default_factory=list)
     durations: Samples = field(default_factory=Samples)
 
-    def add(self, spans: Sequence[Span]) -> None:
+    def add(self, spans: Sequence[TimeSpan]) -> None:
         """Take in a round."""
         runs = len(spans[0].durations_ns)
         span_ns = max(span.end_ns for span in spans) - min(span.begin_ns for span in spans)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from skipper.benchmarks.actors.table import table
 from skipper.benchmarks.arguments import Parser
-from skipper.benchmarks.dispatch.rounds import BULK_NBYTES, ELEMENTS, MESSAGE_NBYTES, Plan, measure
+from skipper.benchmarks.dispatch.rounds import BULK_NBYTES, ELEMENTS, MESSAGE_NBYTES, DispatchPlan, measure
 from skipper.benchmarks.dispatch.rows import rows
 from skipper.benchmarks.program import EXIT_CODES, add_report_options, run
 from skipper.control import ControlError
@@ -15,7 +15,7 @@ from skipper.tensor_engine import TensorEngineError
 
 __all__ = ["main"]
 
-_QUICK = Plan(rounds=2, ops=200, calls=10, many=3, warmup=1)
+_QUICK = DispatchPlan(rounds=2, ops=200, calls=10, many=3, warmup=1)
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper dispatch") -> int:
     given = _parser(prog).read(argv, "json", "csv")
     if isinstance(given, int):
         return given
-    plan = _QUICK if given.quick else Plan()
+    plan = _QUICK if given.quick else DispatchPlan()
     config = {
         "tool": "dispatch",
         "message_nbytes": MESSAGE_NBYTES,

@@ -22,7 +22,7 @@ from skipper.tensor_engine.script.fetch import ask
 from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.script.session import session_of
 
-__all__ = ["BULK_NBYTES", "ELEMENTS", "MESSAGE_NBYTES", "PROGRAM_OPS", "Plan", "Times", "measure"]
+__all__ = ["BULK_NBYTES", "ELEMENTS", "MESSAGE_NBYTES", "PROGRAM_OPS", "DispatchPlan", "Times", "measure"]
 
 MESSAGE_NBYTES = 100
 """Of a raw gRPC call, and of a call of an actor."""
@@ -40,7 +40,7 @@ _HOLD_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DispatchPlan:
     """How much is measured.
 
     Attributes:
@@ -64,7 +64,7 @@ Times = dict[str, list[float]]
 """Durations in ns by what took them; for operations, per operation."""
 
 
-def measure(plan: Plan) -> Times:
+def measure(plan: DispatchPlan) -> Times:
     """Run the plan, and leave no process behind.
 
     Raises:
@@ -94,7 +94,7 @@ def _note(durations: list[float], block: Callable[[], list[float]]) -> None:
 class _Work:
     """The meshes of the run, and a function for each kind of block."""
 
-    def __init__(self, plan: Plan, raw: RawGrpc) -> None:
+    def __init__(self, plan: DispatchPlan, raw: RawGrpc) -> None:
         self._plan = plan
         self._raw = raw
         self._few = _spawn(plan.few)

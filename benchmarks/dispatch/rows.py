@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from skipper.benchmarks.dispatch.rounds import BULK_NBYTES, ELEMENTS, PROGRAM_OPS, Plan, Times
+from skipper.benchmarks.dispatch.rounds import BULK_NBYTES, ELEMENTS, PROGRAM_OPS, DispatchPlan, Times
 from skipper.benchmarks.report import Reference, Result, Scalar
 
 __all__ = ["rows"]
 
 
-def rows(times: Times, plan: Plan) -> list[Result]:
+def rows(times: Times, plan: DispatchPlan) -> list[Result]:
     """The rows of a run, references first."""
     unary = _time("grpc_aio_unary_p50_us", times["grpc_unary"])
     call = _time("call_one_p50_us", times["call_one"], unary)

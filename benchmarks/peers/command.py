@@ -15,8 +15,8 @@ from skipper.benchmarks.peers.environments import ROOT, versions
 from skipper.benchmarks.peers.page import machine_label, page
 from skipper.benchmarks.peers.pictures import draw
 from skipper.benchmarks.peers.results import figures, results, standings
-from skipper.benchmarks.peers.roster import OURS, ROSTER, Peer
-from skipper.benchmarks.peers.runner import Outcome, Plan, run
+from skipper.benchmarks.peers.roster import OURS, ROSTER, PeerLibrary
+from skipper.benchmarks.peers.runner import Outcome, PeersPlan, run
 from skipper.benchmarks.peers.summary import renewed
 from skipper.benchmarks.peers.work import ROWS, Row
 from skipper.benchmarks.plot import check_can_plot
@@ -74,7 +74,7 @@ def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.peers
     return exit_code
 
 
-def _write(plan: Plan, outcome: Outcome, argv: Sequence[str], folder: Path, *, prog: str, plots: bool) -> None:
+def _write(plan: PeersPlan, outcome: Outcome, argv: Sequence[str], folder: Path, *, prog: str, plots: bool) -> None:
     found = figures(outcome, plan.rows, plan.peers)
     environment = gather_environment()
     installed = versions({peer.name: peer.environment for peer in plan.peers if peer.environment is not None})
@@ -113,10 +113,10 @@ def _write(plan: Plan, outcome: Outcome, argv: Sequence[str], folder: Path, *, p
         print(_DOCUMENT)
 
 
-def _plan(given: argparse.Namespace) -> Plan:
+def _plan(given: argparse.Namespace) -> PeersPlan:
     if given.torchstore is not None and not (Path(given.torchstore) / "torchstore" / "__init__.py").is_file():
         raise UsageError(f"{given.torchstore} is no checkout of torchstore: it has no torchstore/__init__.py")
-    return Plan(
+    return PeersPlan(
         peers=_chosen_peers(given.peers),
         rows=_chosen_rows(given.rows),
         rounds=1 if given.quick else given.rounds,
@@ -126,7 +126,7 @@ def _plan(given: argparse.Namespace) -> Plan:
     )
 
 
-def _chosen_peers(names: str | None) -> list[Peer]:
+def _chosen_peers(names: str | None) -> list[PeerLibrary]:
     wanted = None if names is None else _words(names, [peer.name for peer in ROSTER], "peer")
     return [peer for peer in ROSTER if wanted is None or peer.name in wanted]
 

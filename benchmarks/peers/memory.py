@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from skipper.benchmarks.errors import IntegrityError, PeerLostError
-from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.benchmarks.peers.work import Span, one_sided, rows_of
 
-__all__ = ["Bytes", "Far", "Operation", "Owner", "fill", "holds", "keep", "memory_blocks"]
+__all__ = ["Bytes", "Far", "Operation", "MemoryOwner", "fill", "holds", "keep", "memory_blocks"]
 
 Bytes = NDArray[np.uint8]
 Operation = Callable[[], object]
@@ -56,7 +56,7 @@ def memory_blocks(far: Far) -> dict[str, Block]:
     return {row.name: functools.partial(_transfer, far, row.name) for row in rows_of("memory")}
 
 
-def _transfer(far: Far, name: str, turn: Turn) -> list[int]:
+def _transfer(far: Far, name: str, turn: MeasuringTurn) -> list[int]:
     write, spans = one_sided(name)
     move = far.operation(spans, write=write)
     for value in (5, 7):  # two of them: an operation that moves nothing passes neither
@@ -86,7 +86,7 @@ def holds(memory: Bytes, spans: Sequence[Span], value: int) -> bool:
     )
 
 
-class Owner:
+class MemoryOwner:
     """A process that owns a region, where the peer does not start processes itself."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
@@ -94,7 +94,7 @@ class Owner:
         self.hello: Any = self._receive()
 
     @classmethod
-    def start(cls, stack: ExitStack, target: Callable[..., None], *arguments: object) -> Owner:
+    def start(cls, stack: ExitStack, target: Callable[..., None], *arguments: object) -> MemoryOwner:
         """Start ``target(connection, *arguments)``, which sends something and then calls `keep`; the stack ends it.
 
         Raises:

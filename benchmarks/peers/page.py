@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from skipper.benchmarks.environment import Environment
 from skipper.benchmarks.output import significant
 from skipper.benchmarks.peers.results import Figure, Standing
-from skipper.benchmarks.peers.roster import Peer
+from skipper.benchmarks.peers.roster import PeerLibrary
 from skipper.benchmarks.peers.work import FAMILIES, Family, Row
 from skipper.benchmarks.statistics import Summary
 
@@ -32,7 +32,7 @@ def page(
     reasons: Mapping[tuple[str, str], str],
     *,
     rows: Sequence[Row],
-    peers: Sequence[Peer],
+    peers: Sequence[PeerLibrary],
     versions: Mapping[str, str],
     rounds: int,
     environment: Environment,
@@ -90,7 +90,7 @@ def _standing_lines(standings: Sequence[Standing]) -> Iterator[str]:
 
 
 def _family_lines(
-    found: Mapping[tuple[str, str], Figure], family: Family, rows: Sequence[Row], peers: Sequence[Peer]
+    found: Mapping[tuple[str, str], Figure], family: Family, rows: Sequence[Row], peers: Sequence[PeerLibrary]
 ) -> Iterator[str]:
     taking_part = [peer for peer in peers if family in peer.ways]
     yield "| row | yardstick | " + " | ".join(peer.title for peer in taking_part) + " |"
@@ -118,7 +118,7 @@ def _spread(ratio: Summary) -> str:
     return f"{middle} ({low} to {high}, n {ratio.n})"
 
 
-def _peer_lines(peers: Sequence[Peer], versions: Mapping[str, str], families: Sequence[Family]) -> Iterator[str]:
+def _peer_lines(peers: Sequence[PeerLibrary], versions: Mapping[str, str], families: Sequence[Family]) -> Iterator[str]:
     yield "| peer | version | how it does the work |"
     yield "|---|---|---|"
     for peer in peers:
@@ -128,7 +128,9 @@ def _peer_lines(peers: Sequence[Peer], versions: Mapping[str, str], families: Se
         yield f"| {peer.title} | {versions.get(peer.name, '')} | {ways} |"
 
 
-def _reason_lines(reasons: Mapping[tuple[str, str], str], rows: Sequence[Row], peers: Sequence[Peer]) -> Iterator[str]:
+def _reason_lines(
+    reasons: Mapping[tuple[str, str], str], rows: Sequence[Row], peers: Sequence[PeerLibrary]
+) -> Iterator[str]:
     """Rows of one peer and one reason stand together."""
     titles = {peer.name: peer.title for peer in peers}
     grouped: dict[tuple[str, str], list[str]] = {}

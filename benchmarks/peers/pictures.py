@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from skipper.benchmarks.peers.results import Figure
-from skipper.benchmarks.peers.roster import OURS, Peer
+from skipper.benchmarks.peers.roster import OURS, PeerLibrary
 from skipper.benchmarks.peers.work import SIZES, Row
 from skipper.benchmarks.sizes import format_size
 
 __all__ = ["draw"]
 
 
-def draw(found: Mapping[tuple[str, str], Figure], rows: Sequence[Row], peers: Sequence[Peer], stem: Path) -> list[str]:
+def draw(
+    found: Mapping[tuple[str, str], Figure], rows: Sequence[Row], peers: Sequence[PeerLibrary], stem: Path
+) -> list[str]:
     """Write a PNG file for reads, for writes and for each other family with figures.
 
     Args:
@@ -42,7 +44,7 @@ def draw(found: Mapping[tuple[str, str], Figure], rows: Sequence[Row], peers: Se
     return names
 
 
-def _colors(peers: Sequence[Peer]) -> dict[str, str]:
+def _colors(peers: Sequence[PeerLibrary]) -> dict[str, str]:
     """Shades of grey for floors."""
     competitors = [peer.name for peer in peers if not peer.floor]
     floors = [peer.name for peer in peers if peer.floor]
@@ -50,7 +52,7 @@ def _colors(peers: Sequence[Peer]) -> dict[str, str]:
     return shades | {name: f"C{number % 10}" for number, name in enumerate(competitors)}
 
 
-def _points(found: Mapping[tuple[str, str], Figure], verb: str, peer: Peer) -> list[tuple[int, float]]:
+def _points(found: Mapping[tuple[str, str], Figure], verb: str, peer: PeerLibrary) -> list[tuple[int, float]]:
     figures = ((nbytes, found.get((f"{verb}_{size}", peer.name))) for size, nbytes in SIZES.items())
     return [(nbytes, _rate(figure)) for nbytes, figure in figures if figure is not None]
 
@@ -75,7 +77,7 @@ def _picture(stem: Path, name: str, names: list[str]) -> Iterator[Any]:
 
 
 def _over_sizes(
-    axes: Any, lines: Sequence[tuple[Peer, Sequence[tuple[int, float]]]], verb: str, colors: Mapping[str, str]
+    axes: Any, lines: Sequence[tuple[PeerLibrary, Sequence[tuple[int, float]]]], verb: str, colors: Mapping[str, str]
 ) -> None:
     for peer, points in lines:
         sizes, rates = zip(*points, strict=True)
@@ -93,7 +95,7 @@ def _ratios(
     axes: Any,
     found: Mapping[tuple[str, str], Figure],
     rows: Sequence[Row],
-    peers: Sequence[Peer],
+    peers: Sequence[PeerLibrary],
     colors: Mapping[str, str],
 ) -> None:
     """Bars of speed, in units of the yardstick's: more is better in every row."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TextIO
 
-__all__ = ["Block", "CannotError", "Turn", "private_stdout", "serve"]
+__all__ = ["Block", "CannotError", "MeasuringTurn", "private_stdout", "serve"]
 
 
 class CannotError(Exception):
@@ -28,7 +28,7 @@ class CannotError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class MeasuringTurn:
     """How much of a row is asked for.
 
     Attributes:
@@ -73,7 +73,7 @@ class Turn:
         return done < 1 or (done < self.n and perf_counter_ns() - begun_ns < self.limit_s * 1e9)
 
 
-Block = Callable[[Turn], list[int]]
+Block = Callable[[MeasuringTurn], list[int]]
 """Does a row's work in one turn, and says how long each time took, in ns."""
 
 
@@ -105,7 +105,7 @@ def _answer(
     name = str(request["row"])
     if name not in blocks:
         return {"cannot": cannot.get(name, "it has no such thing")}
-    turn = Turn(int(str(request["n"])), float(str(request["limit_s"])))
+    turn = MeasuringTurn(int(str(request["n"])), float(str(request["limit_s"])))
     try:
         return {"samples": blocks[name](turn)}
     except CannotError as reason:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from skipper.benchmarks.peers.roster import Peer
+from skipper.benchmarks.peers.roster import PeerLibrary
 from skipper.benchmarks.peers.runner import Outcome
 from skipper.benchmarks.peers.work import Row
 from skipper.benchmarks.report import Reference, Result, Scalar
@@ -30,7 +30,7 @@ class Figure:
     """
 
     row: Row
-    peer: Peer
+    peer: PeerLibrary
     by_round: Mapping[int, float]
     n: int
     ratio: Summary | None
@@ -61,7 +61,7 @@ class Standing:
         return self.times is None or self.times.p50 >= 1
 
 
-def figures(outcome: Outcome, rows: Sequence[Row], peers: Sequence[Peer]) -> dict[tuple[str, str], Figure]:
+def figures(outcome: Outcome, rows: Sequence[Row], peers: Sequence[PeerLibrary]) -> dict[tuple[str, str], Figure]:
     """All figures by names of row and peer."""
     medians = {
         (row.name, peer.name): {

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from skipper.benchmarks.peers.environments import Environment
 from skipper.benchmarks.peers.work import FAMILIES, Family
 
-__all__ = ["OURS", "ROSTER", "Peer"]
+__all__ = ["OURS", "ROSTER", "PeerLibrary"]
 
 OURS = "skipper"
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerLibrary:
     """One that takes part.
 
     Attributes:
@@ -52,8 +52,8 @@ _RAY_REQUIREMENTS = (
     "typing-extensions",
 )
 
-ROSTER: tuple[Peer, ...] = (
-    Peer(
+ROSTER: tuple[PeerLibrary, ...] = (
+    PeerLibrary(
         OURS,
         "Skipper",
         ways={
@@ -63,13 +63,13 @@ ROSTER: tuple[Peer, ...] = (
             "engine": "tensor_engine, one worker",
         },
     ),
-    Peer(
+    PeerLibrary(
         "skipper_ucx",
         "Skipper, ordinary memory",
         ways={"memory": "RDMABuffer of memory from malloc, over UCX (CMA)"},
         lacks=dict.fromkeys(("actors", "store", "engine"), "the same as Skipper"),
     ),
-    Peer(
+    PeerLibrary(
         "monarch",
         "Monarch",
         ways={
@@ -80,7 +80,7 @@ ROSTER: tuple[Peer, ...] = (
         lacks={"store": "its store is torchstore"},
         environment=Environment("monarch", "torchmonarch", _MONARCH_REQUIREMENTS),
     ),
-    Peer(
+    PeerLibrary(
         "meta_torchstore",
         "torchstore (Meta)",
         ways={"store": "on Monarch, its own choice of transport"},
@@ -88,7 +88,7 @@ ROSTER: tuple[Peer, ...] = (
         environment=Environment("monarch", "torchmonarch", _MONARCH_REQUIREMENTS),
         checkout=True,
     ),
-    Peer(
+    PeerLibrary(
         "ray_core",
         "Ray",
         ways={
@@ -99,7 +99,7 @@ ROSTER: tuple[Peer, ...] = (
         lacks={"engine": "it has no tensor engine"},
         environment=Environment("ray", "ray", _RAY_REQUIREMENTS),
     ),
-    Peer(
+    PeerLibrary(
         "nixl",
         "NIXL",
         ways={"memory": "its UCX backend, default options"},
@@ -110,7 +110,7 @@ ROSTER: tuple[Peer, ...] = (
         },
         environment=Environment("nixl", "nixl-cu12", ("nixl-cu12==1.5.1",)),
     ),
-    Peer(
+    PeerLibrary(
         "mooncake",
         "Mooncake",
         ways={"memory": "its transfer engine over TCP"},
@@ -126,13 +126,13 @@ ROSTER: tuple[Peer, ...] = (
             debian=("libibverbs1", "libnl-3-200", "libnl-route-3-200"),  # which its library is linked to
         ),
     ),
-    Peer(
+    PeerLibrary(
         "torch_rpc",
         "torch.distributed.rpc",
         ways={"actors": "rpc_sync to a remote object", "memory": "messages: rpc_sync with a tensor, and a copy"},
         lacks={"store": "it has no store", "engine": "it has no tensor engine"},
     ),
-    Peer(
+    PeerLibrary(
         "grpc",
         "plain gRPC",
         ways={
@@ -143,13 +143,13 @@ ROSTER: tuple[Peer, ...] = (
         },
         floor=True,
     ),
-    Peer(
+    PeerLibrary(
         "sockets",
         "plain sockets",
         ways={"actors": "blocking Unix sockets between processes", "memory": "bytes over TCP on this host"},
         floor=True,
     ),
-    Peer(
+    PeerLibrary(
         "memcpy",
         "memcpy",
         ways=dict.fromkeys(("memory", "store", "engine"), "one thread, warm memory"),

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from skipper.benchmarks.errors import BenchmarkError, PeerError
 from skipper.benchmarks.peers.environments import Prepared, prepare
-from skipper.benchmarks.peers.roster import Peer
-from skipper.benchmarks.peers.session import Bounds, Session
+from skipper.benchmarks.peers.roster import PeerLibrary
+from skipper.benchmarks.peers.session import Bounds, PeerSession
 from skipper.benchmarks.peers.work import FAMILIES, Family, Row
 
-__all__ = ["Outcome", "Plan", "run"]
+__all__ = ["Outcome", "PeersPlan", "run"]
 
 Tell = Callable[[str], object]
 
@@ -24,7 +24,7 @@ _QUICK_N = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PeersPlan:
     """What a run does.
 
     Attributes:
@@ -38,7 +38,7 @@ class Plan:
         bounds: What a peer may take.
     """
 
-    peers: Sequence[Peer]
+    peers: Sequence[PeerLibrary]
     rows: Sequence[Row]
     rounds: int = 8
     minutes: float = 25.0
@@ -63,7 +63,7 @@ class Outcome:
     rounds: int = 0
 
 
-def run(plan: Plan, outcome: Outcome, tell: Tell) -> None:
+def run(plan: PeersPlan, outcome: Outcome, tell: Tell) -> None:
     """Measure, and leave no process behind.
 
     Args:
@@ -84,7 +84,7 @@ def run(plan: Plan, outcome: Outcome, tell: Tell) -> None:
         longest_s = max(longest_s, time.monotonic() - begin)
 
 
-def _prepare(plan: Plan, outcome: Outcome, tell: Tell) -> dict[str, Prepared]:
+def _prepare(plan: PeersPlan, outcome: Outcome, tell: Tell) -> dict[str, Prepared]:
     """The environments; peers without one, and rows that a peer is not made for, get their reasons."""
     prepared = {}
     for peer in plan.peers:
@@ -108,7 +108,7 @@ def _prepare(plan: Plan, outcome: Outcome, tell: Tell) -> dict[str, Prepared]:
 
 
 class _Rounds:
-    def __init__(self, plan: Plan, prepared: Mapping[str, Prepared], outcome: Outcome, tell: Tell) -> None:
+    def __init__(self, plan: PeersPlan, prepared: Mapping[str, Prepared], outcome: Outcome, tell: Tell) -> None:
         self._plan = plan
         self._prepared = prepared
         self._outcome = outcome
@@ -129,7 +129,7 @@ class _Rounds:
                         f"round {number + 1}, {family}: {peer.title}, {done} rows in {time.monotonic() - begin:.0f} s"
                     )
 
-    def _left(self, peer: Peer, rows: Sequence[Row]) -> list[Row]:
+    def _left(self, peer: PeerLibrary, rows: Sequence[Row]) -> list[Row]:
         """Rows that the peer has no reason not to do."""
         keys = [(row.name, peer.name) for row in rows]
         hopeless = {
@@ -137,11 +137,11 @@ class _Rounds:
         }
         return [row for row, key in zip(rows, keys, strict=True) if key not in hopeless]
 
-    def _visit(self, peer: Peer, family: Family, rows: list[Row], number: int) -> tuple[int, list[Row]]:
+    def _visit(self, peer: PeerLibrary, family: Family, rows: list[Row], number: int) -> tuple[int, list[Row]]:
         """One session; how many rows it did, and which it did not come to since one of them ended it."""
         left, done, started = list(rows), 0, False
         try:
-            with Session.start(self._command(peer, family), self._variables(peer), self._plan.bounds) as session:
+            with PeerSession.start(self._command(peer, family), self._variables(peer), self._plan.bounds) as session:
                 started = True
                 while left:
                     n = min(left[0].n, _QUICK_N) if self._plan.quick else left[0].n
@@ -156,7 +156,7 @@ class _Rounds:
             left = left[1:] if started else []
         return done, left
 
-    def _note(self, row: Row, peer: Peer, number: int, answer: Mapping[str, object]) -> None:
+    def _note(self, row: Row, peer: PeerLibrary, number: int, answer: Mapping[str, object]) -> None:
         key = row.name, peer.name
         samples = answer.get("samples")
         if isinstance(samples, list) and samples:
@@ -167,15 +167,15 @@ class _Rounds:
             self._tell(f"{peer.title}, {row.name}: {answer}")
             self._strike(row, peer, str(answer.get("failed", "it gave no samples")))
 
-    def _strike(self, row: Row, peer: Peer, reason: str) -> None:
+    def _strike(self, row: Row, peer: PeerLibrary, reason: str) -> None:
         key = row.name, peer.name
         self._strikes[key] += 1
         self._outcome.reasons[key] = reason
 
-    def _command(self, peer: Peer, family: Family) -> list[str]:
+    def _command(self, peer: PeerLibrary, family: Family) -> list[str]:
         return [str(self._prepared[peer.name].python), "-m", "skipper.benchmarks.peers.child", peer.name, family]
 
-    def _variables(self, peer: Peer) -> dict[str, str]:
+    def _variables(self, peer: PeerLibrary) -> dict[str, str]:
         variables = dict(self._prepared[peer.name].variables)
         if peer.environment is not None:
             variables["PYTHONPATH"] = str(self._plan.checkout) if peer.checkout else ""

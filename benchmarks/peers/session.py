@@ -20,7 +20,7 @@ from skipper.benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError
 from skipper.benchmarks.peers import keeper
 from skipper.benchmarks.peers.environments import ROOT
 
-__all__ = ["Bounds", "Session", "TooMuchMemoryError"]
+__all__ = ["Bounds", "PeerSession", "TooMuchMemoryError"]
 
 _GRACE_S = 2.0
 _END_S = 15.0
@@ -50,7 +50,7 @@ class Bounds:
     spare_nbytes: int = 1 << 30
 
 
-class Session:
+class PeerSession:
     """One process of a peer, and all that it starts."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path, bounds: Bounds) -> None:
@@ -62,7 +62,7 @@ class Session:
     @contextlib.contextmanager
     def start(
         cls, command: Sequence[str], variables: Mapping[str, str] | None = None, bounds: Bounds | None = None
-    ) -> Iterator[Session]:
+    ) -> Iterator[PeerSession]:
         """Start ``command``, which speaks `benchmarks.peers.protocol`, in a folder of its own; all ends with the block.
 
         Args:

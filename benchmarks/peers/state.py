@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from skipper.benchmarks.errors import IntegrityError
-from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.benchmarks.peers.work import BATCH_COUNT, BATCH_NBYTES, LARGE_NBYTES, SMALL_NBYTES, STATE_SHAPES
 
 __all__ = ["WARMUP", "Empty", "batch", "check", "large", "small", "state_dict", "syncing"]
@@ -73,7 +73,7 @@ def syncing(
         verify: Has the reader see that it holds a number.
     """
 
-    def block(turn: Turn) -> list[int]:
+    def block(turn: MeasuringTurn) -> list[int]:
         durations: list[int] = []
         begun = 0
         for number in range(1, turn.n + WARMUP + 1):

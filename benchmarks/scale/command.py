@@ -9,7 +9,7 @@ from skipper.benchmarks.arguments import Parser, whole
 from skipper.benchmarks.program import EXIT_CODES, add_report_options, run
 from skipper.benchmarks.report import Result
 from skipper.benchmarks.scale.crowd import gather_crowd
-from skipper.benchmarks.scale.rounds import MESSAGE_NBYTES, Plan, costs_of, measure
+from skipper.benchmarks.scale.rounds import MESSAGE_NBYTES, ScalePlan, costs_of, measure
 from skipper.benchmarks.scale.rows import measured, modelled
 from skipper.benchmarks.scale.table import tables
 from skipper.control import ControlError
@@ -32,9 +32,9 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
     given = _parser(prog).read(argv, "json", "csv")
     if isinstance(given, int):
         return given
-    plan = Plan(given.procs, given.fanout)
+    plan = ScalePlan(given.procs, given.fanout)
     if given.quick:
-        plan = Plan(min(given.procs, 6), given.fanout, rounds=2, calls=2, broadcasts=5)
+        plan = ScalePlan(min(given.procs, 6), given.fanout, rounds=2, calls=2, broadcasts=5)
     limit = ""
 
     def measure_and_model(results: list[Result]) -> None:

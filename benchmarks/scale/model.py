@@ -12,9 +12,9 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from skipper.control.runtime.cast.tree import Span, Tree
+from skipper.control.runtime.cast.tree import RankSpan, Tree
 
-__all__ = ["Costs", "Traffic", "latency_us", "traffic"]
+__all__ = ["Costs", "ModelledTraffic", "latency_us", "traffic"]
 
 ENVELOPE_NBYTES = 37
 """Of every message: its header with the size of one segment (see ``control/wire/proto/link.proto``)."""
@@ -48,7 +48,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class ModelledTraffic:
     """What one call to all ranks makes the processes send.
 
     Attributes:
@@ -68,7 +68,9 @@ class Traffic:
     most_nbytes: int
 
 
-def traffic(ranks: int, fanout: int | None, *, argument_nbytes: int, result_nbytes: int, text_nbytes: int) -> Traffic:
+def traffic(
+    ranks: int, fanout: int | None, *, argument_nbytes: int, result_nbytes: int, text_nbytes: int
+) -> ModelledTraffic:
     """Count messages and bytes.
 
     Args:
@@ -80,17 +82,17 @@ def traffic(ranks: int, fanout: int | None, *, argument_nbytes: int, result_nbyt
     """
     straight_nbytes = 2 * ENVELOPE_NBYTES + text_nbytes + argument_nbytes + result_nbytes
     if fanout is None:
-        return Traffic(1, 2 * ranks, 2 * ranks, 2, ranks * straight_nbytes, straight_nbytes)
+        return ModelledTraffic(1, 2 * ranks, 2 * ranks, 2, ranks * straight_nbytes, straight_nbytes)
     tree = Tree(ranks, fanout)
     down = ENVELOPE_NBYTES + SEGMENT_NBYTES + text_nbytes + CAST_HEADER_NBYTES + argument_nbytes
 
-    def both_ways(span: Span) -> int:
+    def both_ways(span: RankSpan) -> int:
         entries = len(span) * (BUNDLE_ENTRY_NBYTES + SEGMENT_NBYTES + result_nbytes)
         return down + ENVELOPE_NBYTES + BUNDLE_HEADER_NBYTES + entries
 
     caster_nbytes = sum(map(both_ways, tree.heads))
     below = [span.below(fanout) for span in tree.span_at]
-    return Traffic(
+    return ModelledTraffic(
         depth=tree.depth,
         messages=2 * ranks,
         caster_messages=2 * len(tree.heads),

@@ -18,7 +18,7 @@ from skipper.benchmarks.statistics import Contestant, Schedule, interleave, perc
 from skipper.control import ActorMesh
 from skipper.control.runtime.cast.tree import Tree
 
-__all__ = ["MESSAGE_NBYTES", "WAYS", "Plan", "Times", "costs_of", "measure", "sizes"]
+__all__ = ["MESSAGE_NBYTES", "WAYS", "ScalePlan", "Times", "costs_of", "measure", "sizes"]
 
 MESSAGE_NBYTES = 100
 """Of what every call carries there and back."""
@@ -31,7 +31,7 @@ _NEVER = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScalePlan:
     """How much is measured.
 
     Attributes:
@@ -84,7 +84,7 @@ def _powers(first: int, end: int) -> Iterator[int]:
         first *= 2
 
 
-def measure(crowd: Crowd, plan: Plan) -> Times:
+def measure(crowd: Crowd, plan: ScalePlan) -> Times:
     """Run the plan.
 
     Raises:
@@ -107,7 +107,7 @@ def measure(crowd: Crowd, plan: Plan) -> Times:
     return times
 
 
-def _go(way: str, plan: Plan) -> None:
+def _go(way: str, plan: ScalePlan) -> None:
     control.configure(tree_threshold=_NEVER if way == "straight" else 1, tree_fanout=plan.fanout)
 
 
@@ -117,7 +117,7 @@ def _timed(action: Callable[[], object]) -> int:
     return perf_counter_ns() - begin
 
 
-def _call_in_turn(members: ActorMesh[Member], plan: Plan, times: Times) -> None:
+def _call_in_turn(members: ActorMesh[Member], plan: ScalePlan, times: Times) -> None:
     """One rank at a time, and what that costs it.
 
     Each rank in its turn, and none twice running: what one process needs, the others have driven from the caches in
@@ -146,7 +146,7 @@ def _spin(crowd: Crowd, times: Times) -> None:
     times.cores.append(sum(used) / (perf_counter_ns() - begin))
 
 
-def _calls(way: str, members: ActorMesh[Member], plan: Plan, times: Times) -> None:
+def _calls(way: str, members: ActorMesh[Member], plan: ScalePlan, times: Times) -> None:
     _go(way, plan)
     message = bytes(MESSAGE_NBYTES)
 
@@ -159,7 +159,7 @@ def _calls(way: str, members: ActorMesh[Member], plan: Plan, times: Times) -> No
     times.caster_cpu[way, members.size].append((time.process_time_ns() - before) / plan.calls)
 
 
-def _broadcasts(way: str, members: ActorMesh[Member], plan: Plan, times: Times) -> None:
+def _broadcasts(way: str, members: ActorMesh[Member], plan: ScalePlan, times: Times) -> None:
     _go(way, plan)
     message = bytes(MESSAGE_NBYTES)
     members.noted.call().get(TIMEOUT_S)
@@ -173,7 +173,7 @@ def _broadcasts(way: str, members: ActorMesh[Member], plan: Plan, times: Times) 
     times.broadcasts[way, members.size].append(elapsed)
 
 
-def costs_of(times: Times, plan: Plan) -> dict[int, Costs]:
+def costs_of(times: Times, plan: ScalePlan) -> dict[int, Costs]:
     """What the model needs, by number of ranks, from what the processor was used for and from calls to one rank.
 
     The caster's use of it grows with the number of messages, and with the number of results, which is the same

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from skipper.benchmarks.report import Reference, Result, Scalar
 from skipper.benchmarks.scale.crowd import Crowd
 from skipper.benchmarks.scale.model import Costs, latency_us, traffic
-from skipper.benchmarks.scale.rounds import MESSAGE_NBYTES, WAYS, Plan, Times, sizes
+from skipper.benchmarks.scale.rounds import MESSAGE_NBYTES, WAYS, ScalePlan, Times, sizes
 from skipper.benchmarks.statistics import percentile
 
 __all__ = ["measured", "modelled"]
@@ -19,7 +19,7 @@ _TEXT_NBYTES = 14
 """``echo``, and an axis called ``ranks`` with its size."""
 
 
-def measured(crowd: Crowd, times: Times, plan: Plan, costs: dict[int, Costs]) -> list[Result]:
+def measured(crowd: Crowd, times: Times, plan: ScalePlan, costs: dict[int, Costs]) -> list[Result]:
     """The rows of the real processes; the model's figure is the reference of each call's.
 
     Args:
@@ -57,7 +57,7 @@ def measured(crowd: Crowd, times: Times, plan: Plan, costs: dict[int, Costs]) ->
     return rows
 
 
-def modelled(first: int, last: int, plan: Plan, costs: Costs) -> list[Result]:
+def modelled(first: int, last: int, plan: ScalePlan, costs: Costs) -> list[Result]:
     """Rows for more ranks than there are processes here, each rank on a core of its own."""
     rows = []
     ranks = 1
@@ -68,7 +68,7 @@ def modelled(first: int, last: int, plan: Plan, costs: Costs) -> list[Result]:
     return rows
 
 
-def _modelled(ranks: int, way: str, plan: Plan, costs: Costs) -> Result:
+def _modelled(ranks: int, way: str, plan: ScalePlan, costs: Costs) -> Result:
     fanout = plan.fanout if way == "tree" else None
     nbytes = MESSAGE_NBYTES + _PICKLE_NBYTES
     sent = traffic(ranks, fanout, argument_nbytes=nbytes, result_nbytes=nbytes, text_nbytes=_TEXT_NBYTES)

@@ -19,7 +19,7 @@ from skipper.benchmarks.weight_sync.model import Model, fsdp, tensor_parallel
 from skipper.control import Actor, ActorMesh, current_rank, endpoint
 from skipper.torchstore.algebra import layout
 
-__all__ = ["Client", "Cut", "Echo", "Generator", "Pull", "Trainer"]
+__all__ = ["Client", "Cut", "EchoActor", "Generator", "Pull", "Trainer"]
 
 Cut = Literal["fsdp", "tensor_parallel", "whole"]
 
@@ -109,7 +109,7 @@ class Generator(Holder):
         return Pull(end_s, record)
 
 
-class Echo(Actor):
+class EchoActor(Actor):
     """What a store's call is held against: a call that does nothing, to the process of the store's controller."""
 
     @endpoint
@@ -122,7 +122,7 @@ class Client(Actor):
     """Puts and gets 64 bytes."""
 
     @endpoint
-    async def measure(self, echo: ActorMesh[Echo], rounds: int) -> dict[str, list[float]]:
+    async def measure(self, echo: ActorMesh[EchoActor], rounds: int) -> dict[str, list[float]]:
         """Put, get and call in turns; microseconds of each."""
         value, payload = torch.zeros(16), bytes(64)
         contestants: dict[str, Callable[[], Awaitable[object]]] = {

@@ -12,7 +12,7 @@ from skipper.benchmarks import output, program
 from skipper.benchmarks.arguments import Parser
 from skipper.benchmarks.program import EXIT_CODES, add_report_options
 from skipper.benchmarks.report import Result
-from skipper.benchmarks.weight_sync.job import Workload, run
+from skipper.benchmarks.weight_sync.job import SyncWorkload, run
 from skipper.benchmarks.weight_sync.model import Model
 from skipper.control import ControlError, shutdown
 from skipper.dataplane.errors import DataplaneError
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_FULL = Workload(Model(), 2, 2, 8, 10, 25, 300, 10_000, (64, 48))
-_QUICK = Workload(Model(layers=2, vocabulary=4096), 2, 2, 3, 2, 2, 20, 480, (8, 6))
+_FULL = SyncWorkload(Model(), 2, 2, 8, 10, 25, 300, 10_000, (64, 48))
+_QUICK = SyncWorkload(Model(layers=2, vocabulary=4096), 2, 2, 3, 2, 2, 20, 480, (8, 6))
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
         shutdown()
 
 
-async def _collect(workload: Workload, rows: list[Result]) -> None:
+async def _collect(workload: SyncWorkload, rows: list[Result]) -> None:
     async for row in run(workload):
         rows.append(row)
         if sys.stderr.isatty():

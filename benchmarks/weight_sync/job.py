@@ -12,14 +12,14 @@ import torch.distributed as dist
 
 from skipper import torchstore as ts
 from skipper.benchmarks.report import Reference, Result
-from skipper.benchmarks.weight_sync.actors import Client, Cut, Echo, Generator, Trainer
+from skipper.benchmarks.weight_sync.actors import Client, Cut, EchoActor, Generator, Trainer
 from skipper.benchmarks.weight_sync.model import Model
 from skipper.benchmarks.weight_sync.planning import measure_planning
 from skipper.benchmarks.weight_sync.sync import Syncs, measure_syncs, measure_wake_ups
 from skipper.control import Actor, ActorMesh, ProcMesh, get_or_spawn_controller, this_host
 from skipper.torchstore.algebra.manifest import Mode
 
-__all__ = ["Workload", "run"]
+__all__ = ["SyncWorkload", "run"]
 
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 _TIMEOUT = timedelta(seconds=60)
@@ -43,7 +43,7 @@ class _Processes:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SyncWorkload:
     """What a run does.
 
     Attributes:
@@ -74,7 +74,7 @@ class Workload:
         return replace(self.model, layers=max(1, self.model.layers // 6), vocabulary=self.model.vocabulary // 16)
 
 
-async def run(workload: Workload) -> AsyncIterator[Result]:
+async def run(workload: SyncWorkload) -> AsyncIterator[Result]:
     """Measure everything; rows come as soon as they are known."""
     async with _processes(workload) as processes:
         await ts.initialize()
@@ -93,7 +93,7 @@ async def run(workload: Workload) -> AsyncIterator[Result]:
         yield row
 
 
-async def _syncs(processes: _Processes, workload: Workload, mode: Mode) -> list[Result]:
+async def _syncs(processes: _Processes, workload: SyncWorkload, mode: Mode) -> list[Result]:
     """A whole model from trainers to generators, each side with its own sharding."""
     sizes = (workload.trainers, workload.generators)
     async with _job(processes, workload.model, *sizes, "tensor_parallel", mode) as (ours, theirs):
@@ -116,7 +116,7 @@ async def _syncs(processes: _Processes, workload: Workload, mode: Mode) -> list[
     return rows
 
 
-async def _readers(processes: _Processes, workload: Workload) -> Result:
+async def _readers(processes: _Processes, workload: SyncWorkload) -> Result:
     """Many readers of one version beside one: seconds for each byte that they take together."""
     per_gb: dict[int, Syncs] = {}
     for readers in (1, workload.readers):
@@ -136,17 +136,17 @@ async def _readers(processes: _Processes, workload: Workload) -> Result:
     )
 
 
-async def _wake_ups(processes: _Processes, workload: Workload) -> Result:
+async def _wake_ups(processes: _Processes, workload: SyncWorkload) -> Result:
     async with _job(processes, _TINY, 1, 1, "whole", "direct") as (trainers, generators):
         taken_ms = await measure_wake_ups(trainers, generators, key="tiny", iterations=workload.wake_ups)
     row = Result.from_samples("newer_than_wake_ms", "ms", taken_ms)
     return Result.single("newer_than_wake_p99_ms", "ms", row.p99, parameters={"wake_ups": row.n, "p50_ms": row.p50})
 
 
-async def _small(processes: _Processes, workload: Workload) -> list[Result]:
+async def _small(processes: _Processes, workload: SyncWorkload) -> list[Result]:
     """64 bytes put and got by a process that is not the controller's, beside a call to the controller's process."""
     async with _spawned(processes.generators, 1, Client) as client:
-        echo = await get_or_spawn_controller("weight-sync-echo", Echo)
+        echo = await get_or_spawn_controller("weight-sync-echo", EchoActor)
         taken_us = await client.measure.call_one(echo, workload.rounds)
     call = Reference("call_one", Result.from_samples("call_one", "us", taken_us["call_one"]).value)
     return [
@@ -155,7 +155,7 @@ async def _small(processes: _Processes, workload: Workload) -> list[Result]:
     ]
 
 
-def _plans(workload: Workload) -> Iterator[Result]:
+def _plans(workload: SyncWorkload) -> Iterator[Result]:
     """The plan of one reader of a large job; how many processes there are does not matter to it, so there is one."""
     sources, readers = workload.plan_ranks
     planned = measure_planning(
@@ -167,7 +167,7 @@ def _plans(workload: Workload) -> Iterator[Result]:
 
 
 @asynccontextmanager
-async def _processes(workload: Workload) -> AsyncIterator[_Processes]:
+async def _processes(workload: SyncWorkload) -> AsyncIterator[_Processes]:
     """As many processes as the largest part needs."""
     rendezvous = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)  # type: ignore[attr-defined]
     sizes = (workload.trainers, max(workload.generators, workload.readers))

@@ -28,7 +28,7 @@ from skipper.control.runtime.context import context, local_actor
 from skipper.control.runtime.death_watch import watch
 from skipper.control.runtime.interfaces import OwnedMesh
 from skipper.control.runtime.messages import ROOT_UID, ActorRef, LaunchOrder, OwnerRef, SpawnRequest
-from skipper.control.runtime.procs.binding import Binding
+from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.requests import PING, READY, SPAWN, STOP_ACTOR, STOP_MESH
 from skipper.control.runtime.stops import HANDED_DOWN, OWNED
 from skipper.control.wire.addresses import host_of
@@ -374,7 +374,7 @@ class HostMesh(MeshLayout):
             bootstrap: called in each of them before anything else, and awaited there if it is ``async``; an exception
                 is the process' end.
             proc_bind: what each process of a host is bound to, in rank order: a mapping with the lists ``cpus``,
-                ``cpunodebind`` and ``membind``, such as ``{"cpus": "0-3", "membind": "0"}`` (see `Binding.of`).
+                ``cpunodebind`` and ``membind``, such as ``{"cpus": "0-3", "membind": "0"}`` (see `CpuBinding.of`).
             name: name of the mesh, for people.
 
         Raises:
@@ -393,7 +393,9 @@ class HostMesh(MeshLayout):
         packed = () if bootstrap is None else pack_inert(bootstrap, name="the bootstrap")
         if self._hosts:
             return self._spawn_afar(extent, LaunchOrder((), variables, packed, tuple(map(dict, proc_bind or ()))), name)
-        bindings = [Binding()] * extent.nelements if proc_bind is None else [Binding.of(bound) for bound in proc_bind]
+        bindings = (
+            [CpuBinding()] * extent.nelements if proc_bind is None else [CpuBinding.of(bound) for bound in proc_bind]
+        )
         process = runtime.current()
         whole = self._with_hosts(extent)
         members = tuple(

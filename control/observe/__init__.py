@@ -2,7 +2,7 @@
 
 from skipper.control.observe.dashboard import Dashboard, serve_dashboard
 from skipper.control.observe.debug import cast_command, parked
-from skipper.control.observe.debugger import Report
+from skipper.control.observe.debugger import BreakpointReport
 from skipper.control.observe.logs import LogOptions, Logs, collect_logs
 from skipper.control.observe.metrics import metrics_text, serve_metrics
 from skipper.control.observe.stacks import Frame, ProcessStacks, ThreadStacks, job_stacks
@@ -54,5 +54,5 @@ __all__ = [
     # debugger
     "parked",
     "cast_command",
-    "Report",
+    "BreakpointReport",
 ]

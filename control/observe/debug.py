@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from skipper.control.observe.debugger import PARKED, DebugOrder, Report
+from skipper.control.observe.debugger import PARKED, BreakpointReport, DebugOrder
 from skipper.control.observe.job_query import survey
 from skipper.control.observe.visit import visiting
 
@@ -28,7 +28,7 @@ class Debugger:
         self._process = process
         self._timeout = timeout
 
-    def parked(self, who: Iterable[str] = ()) -> list[Report]:
+    def parked(self, who: Iterable[str] = ()) -> list[BreakpointReport]:
         """Those at a breakpoint, by process and in the order in which they came there.
 
         Args:
@@ -37,22 +37,22 @@ class Debugger:
         words = list(who)
         return [report for report in self._order(None, None) if not words or any(w in report.labels for w in words)]
 
-    def cast(self, line: str, who: Sequence[Report] | None = None) -> list[Report]:
+    def cast(self, line: str, who: Sequence[BreakpointReport] | None = None) -> list[BreakpointReport]:
         """Have some of them, or all that are parked, run a command of pdb's; with what it said at each."""
         meant = self.parked() if who is None else who
         return self._order(line, [(report.process_id, report.number) for report in meant]) if meant else []
 
-    def resume(self, who: Sequence[Report] | None = None) -> list[Report]:
+    def resume(self, who: Sequence[BreakpointReport] | None = None) -> list[BreakpointReport]:
         """Let some, or all, go on."""
         return self.cast("continue", who)
 
-    def _order(self, line: str | None, who: Sequence[tuple[str, int]] | None) -> list[Report]:
+    def _order(self, line: str | None, who: Sequence[tuple[str, int]] | None) -> list[BreakpointReport]:
         work = 0.0 if line is None else self._timeout
         answers = survey(self._process, "debug", DebugOrder(line, who, work), timeout=self._timeout, work=work)
         return [report for answer in answers for report in answer.value() or ()]
 
 
-def parked(address: Address = None, *, timeout: float = 5.0) -> list[Report]:
+def parked(address: Address = None, *, timeout: float = 5.0) -> list[BreakpointReport]:
     """Which actors of a running job are parked at a `breakpoint()` (see `job_status` for the address).
 
     Raises:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from skipper.control.observe.debug import Debugger
-from skipper.control.observe.debugger import GONE, PARKED, Report
+from skipper.control.observe.debugger import GONE, PARKED, BreakpointReport
 from skipper.control.observe.program import parser_of, run
 from skipper.control.observe.status_view import duration
 from skipper.control.observe.visit import visiting
@@ -85,7 +85,7 @@ class _Prompt:
         self._debugger = debugger
         self._say = say
         self._selected: list[str] = []
-        self._attached: Report | None = None
+        self._attached: BreakpointReport | None = None
 
     def run(self, read: Callable[[str], str | None]) -> None:
         """Take commands until there are no more; the end of a conversation with one actor is not the end of all."""
@@ -137,7 +137,7 @@ class _Prompt:
         if not found:
             self._say("nobody is parked at a breakpoint\n" if not who else f"not parked: {', '.join(who)}\n")
 
-    def _meant(self, who: Sequence[str]) -> list[Report]:
+    def _meant(self, who: Sequence[str]) -> list[BreakpointReport]:
         found = self._debugger.parked(who)
         if not found:
             self.failed = True
@@ -153,7 +153,7 @@ class _Prompt:
             self._attached = found[0]
             self._say(f"> {found[0].file}({found[0].line}){found[0].function}()\n-> {found[0].code}\n")
 
-    def _tell_attached(self, attached: Report, line: str) -> None:
+    def _tell_attached(self, attached: BreakpointReport, line: str) -> None:
         if line.strip() == "detach":
             self._attached = None
             return

@@ -57,7 +57,7 @@ class DebugOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BreakpointReport:
     """One session, and what its command said.
 
     Attributes:
@@ -105,7 +105,7 @@ def parked_actors() -> set[int]:
     return {session.uid for session in list(_sessions.values()) if session.state == PARKED}
 
 
-def answer(process: Process, order: DebugOrder) -> list[Report]:
+def answer(process: Process, order: DebugOrder) -> list[BreakpointReport]:
     """Pass a command on to the sessions of this process that are meant, and wait for what they say."""
     meant = [
         session
@@ -216,11 +216,11 @@ class DebugSession:
         said = said.removesuffix(self.pdb.prompt)
         return said if len(said) <= MAX_OUTPUT_CHARS else f"[...]{said[-MAX_OUTPUT_CHARS:]}"
 
-    def report(self, process: Process, output: str) -> Report:
+    def report(self, process: Process, output: str) -> BreakpointReport:
         """What others are told."""
         frame, line = self.pdb.place(self._frame)
         code = frame.f_code if frame is not None else None
-        return Report(
+        return BreakpointReport(
             process_id=process.me.id,
             number=self.number,
             actor=self.actor,

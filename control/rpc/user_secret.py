@@ -30,7 +30,7 @@ def shared_secret(given: bytes | None = None) -> bytes:
         return check_secret(given)
     try:
         return trust.user_secret()
-    except trust.UnsafeFileError as error:
+    except trust.PrivateFileError as error:
         raise UnsafeFileError(str(error)) from None
     except (OSError, ValueError) as error:
         raise ResolverError(str(error)) from error

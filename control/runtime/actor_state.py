@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from skipper.control.runtime.begin_log import BeginAddress, BeginLog
     from skipper.control.runtime.executor import Executor
     from skipper.control.runtime.flow_control import Flow
-    from skipper.control.runtime.history import Event, History
+    from skipper.control.runtime.history import Event, FaultHistory
     from skipper.control.runtime.interfaces import Actors, OwnedMesh, Owners, Ports, Replier
     from skipper.control.runtime.process_state import ProcessState
     from skipper.control.runtime.stops import Stops
@@ -77,7 +77,7 @@ class ActorHost:
     flow: Flow
     replier: Replier
     owners: Owners
-    history: History
+    history: FaultHistory
     ports: Ports
 
 

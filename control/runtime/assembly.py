@@ -14,8 +14,8 @@ from skipper.control.runtime.cast.relays import Relays
 from skipper.control.runtime.cast.sender import CastSender
 from skipper.control.runtime.death_watch import DeathWatch
 from skipper.control.runtime.flow_control import Flow
-from skipper.control.runtime.history import History
-from skipper.control.runtime.join_members import Members
+from skipper.control.runtime.history import FaultHistory
+from skipper.control.runtime.join_members import JoinedProcesses
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.messenger import Messenger
 from skipper.control.runtime.ownership import Ownership
@@ -77,7 +77,7 @@ def build_process(
         me, root, secret, settings, certs, data_plane_is_open, secrets.randbits(63), redirection=redirection
     )
     loop = loop_thread.loop
-    ports, loans, history = PortTable(), Loans(), History()
+    ports, loans, history = PortTable(), Loans(), FaultHistory()
     messenger = Messenger(state, ports, loans)
     requests = RequestServer(state, messenger)
     peer_failures = PeerFailures(state, loop, messenger, requests)
@@ -116,7 +116,7 @@ def build_process(
     owners = Ownership(state, actors, messenger, requests, close_casts=casts.close)
     children = Children(loop, state, expect=transport.expect, on_end=peer_failures.child_ended, ask_to_end=ask_to_end)
     remote_launch = RemoteLaunch(state, loop, messenger, transport, children, requests, watch=peer_failures.watch)
-    members = Members(requests)
+    members = JoinedProcesses(requests)
     ending = Ending(state, loop_thread, transport, loans, actors, casts, children, owners, requests, leave=leave)
     Spawner(state, actors, flow, messenger, owners, history, requests)
     requests.serve(PING, lambda mail, _: Future.of(None))

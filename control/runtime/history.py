@@ -1,4 +1,4 @@
-"""`History`: what has gone wrong in and below a process, as far as people ask for it later."""
+"""`FaultHistory`: what has gone wrong in and below a process, as far as people ask for it later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Event:
     message: str
 
 
-class History:
+class FaultHistory:
     """The deaths of the processes that this one has launched, and the errors of its actors. For any thread.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""`Members`: the processes that have joined the job whose root this process is."""
+"""`JoinedProcesses`: the processes that have joined the job whose root this process is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("skipper.control")
 
 
-class Members:
+class JoinedProcesses:
     """The processes that have joined, and the futures of those who ask when they leave. For any thread."""
 
     def __init__(self, requests: RequestServer) -> None:

@@ -16,8 +16,8 @@ from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, NOTICE, STOPPED, Enve
 if TYPE_CHECKING:
     from skipper.control.runtime.cast.sender import CastSender
     from skipper.control.runtime.flow_control import Flow
-    from skipper.control.runtime.history import History
-    from skipper.control.runtime.join_members import Members
+    from skipper.control.runtime.history import FaultHistory
+    from skipper.control.runtime.join_members import JoinedProcesses
     from skipper.control.runtime.ownership import Ownership
     from skipper.control.runtime.ports import PortTable
     from skipper.control.runtime.process_state import ProcessState
@@ -60,9 +60,9 @@ class PeerFailures:
         casts: CastSender,
         children: Children,
         remote_launch: RemoteLaunch,
-        members: Members,
+        members: JoinedProcesses,
         owners: Ownership,
-        history: History,
+        history: FaultHistory,
     ) -> None:
         """Take the parts that are told of the end of a process. No process is heard of before."""
         self._transport = transport

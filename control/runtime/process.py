@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from skipper.control.runtime.actor_table import ActorTable
     from skipper.control.runtime.cast.sender import CastSender
     from skipper.control.runtime.flow_control import Flow
-    from skipper.control.runtime.history import History
-    from skipper.control.runtime.join_members import Members
+    from skipper.control.runtime.history import FaultHistory
+    from skipper.control.runtime.join_members import JoinedProcesses
     from skipper.control.runtime.messenger import Messenger
     from skipper.control.runtime.ownership import Ownership
     from skipper.control.runtime.peer_failures import PeerFailures
@@ -69,13 +69,13 @@ class Process:
         loans: Loans,
         casts: CastSender,
         requests: RequestServer,
-        members: Members,
+        members: JoinedProcesses,
         owners: Ownership,
         ending: Ending,
         peer_failures: PeerFailures,
         children: Children,
         remote_launch: RemoteLaunch,
-        history: History,
+        history: FaultHistory,
     ) -> None:
         self.root_actor: RootActor | None = None
         self.loop = loop

@@ -18,7 +18,7 @@ from skipper.control.wire.envelope import Payload
 
 if TYPE_CHECKING:
     from skipper.control.runtime.flow_control import Flow
-    from skipper.control.runtime.history import History
+    from skipper.control.runtime.history import FaultHistory
     from skipper.control.runtime.messenger import Messenger
     from skipper.control.runtime.ownership import Ownership
     from skipper.control.runtime.process_state import ProcessState
@@ -35,7 +35,7 @@ class Spawner:
         flow: Flow,
         messenger: Messenger,
         owners: Ownership,
-        history: History,
+        history: FaultHistory,
         requests: RequestServer,
     ) -> None:
         self._actors = actors

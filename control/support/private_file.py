@@ -23,7 +23,7 @@ def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[i
     """
     try:
         trust.check_private(status, path, is_right_kind)
-    except trust.UnsafeFileError as error:
+    except trust.PrivateFileError as error:
         raise UnsafeFileError(str(error)) from None
 
 
@@ -36,7 +36,7 @@ def read_secret(path: Path, *, least_nbytes: int) -> bytes:
     """
     try:
         return trust.read_secret(path, least_nbytes=least_nbytes)
-    except trust.UnsafeFileError as error:
+    except trust.PrivateFileError as error:
         raise UnsafeFileError(str(error)) from None
 
 

@@ -13,7 +13,7 @@ _SO_DOMAIN = 39  # asm-generic/socket.h
 ESTABLISHED, CONNECTING = 1, 2  # net/tcp_states.h
 
 
-class Place(NamedTuple):
+class SocketPlace(NamedTuple):
     """One end of a connection; an address of IPv4 is mapped into IPv6."""
 
     address: ipaddress.IPv6Address
@@ -101,10 +101,10 @@ def _socket(family: int, fd: int) -> socket.socket:
         raise
 
 
-def listening(known: Mapping[int, str]) -> dict[int, Place]:
+def listening(known: Mapping[int, str]) -> dict[int, SocketPlace]:
     """Descriptors of TCP sockets that listen now and were not among the known ones, and where."""
     return {
-        fd: Place.of(copy.getsockname())
+        fd: SocketPlace.of(copy.getsockname())
         for fd, copy in opened(known)
         if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     }
@@ -115,15 +115,15 @@ def state(connection: socket.socket) -> int:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[_STATE_AT]
 
 
-def ends(connection: socket.socket) -> tuple[Place, Place] | None:
+def ends(connection: socket.socket) -> tuple[SocketPlace, SocketPlace] | None:
     """This end and the other one; None where it is not connected."""
     try:
-        return Place.of(connection.getsockname()), Place.of(connection.getpeername())
+        return SocketPlace.of(connection.getsockname()), SocketPlace.of(connection.getpeername())
     except OSError:
         return None
 
 
-def hang_up_on(places: Collection[Place]) -> None:
+def hang_up_on(places: Collection[SocketPlace]) -> None:
     """End all connections that came in at these places."""
     for _, copy in opened({}):
         both = ends(copy)

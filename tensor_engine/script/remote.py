@@ -1,4 +1,4 @@
-"""Remote functions: the user's own code runs on the workers, in its turn among the operations."""
+"""RemoteFunction functions: the user's own code runs on the workers, in its turn among the operations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _CACHED = 1024
 """For how many kinds of arguments a function remembers its results."""
 
 
-class Remote:
+class RemoteFunction:
     """A function that runs on the workers; `remote` makes it. Call it as the function itself."""
 
     def __init__(self, function: Callable[..., Any] | str, propagate: Propagate) -> None:
@@ -151,7 +151,7 @@ class Remote:
         return take_apart(self.name, whole, packed, look_at(whole))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Remote, (self.__remote_function__, self.propagate))
+        return (RemoteFunction, (self.__remote_function__, self.propagate))
 
     def __repr__(self) -> str:
         return f"<remote function {self.name}>"
@@ -209,12 +209,12 @@ def give(packed: PackedArguments, expected: Expected, made: Sequence[Any]) -> An
 
 
 @overload
-def remote(function: Callable[..., Any] | str, *, propagate: Propagate = None) -> Remote: ...
+def remote(function: Callable[..., Any] | str, *, propagate: Propagate = None) -> RemoteFunction: ...
 @overload
-def remote(*, propagate: Propagate = None) -> Callable[[Callable[..., Any]], Remote]: ...
+def remote(*, propagate: Propagate = None) -> Callable[[Callable[..., Any]], RemoteFunction]: ...
 def remote(
     function: Callable[..., Any] | str | None = None, *, propagate: Propagate = None
-) -> Remote | Callable[[Callable[..., Any]], Remote]:
+) -> RemoteFunction | Callable[[Callable[..., Any]], RemoteFunction]:
     """Make a function of the user's run on the workers: ``remote(f)(x)``, or as a decorator.
 
     Each worker calls it with its own shards, as plain tensors, in its turn among the operations. Tensors of a mesh and
@@ -247,18 +247,22 @@ def remote(
         raise TypeError(f"propagate is a function, None, or one of {', '.join(map(repr, _WAYS))}, not {propagate!r}")
     if function is None:
         return lambda given: remote(given, propagate=propagate)
-    if isinstance(function, Remote):
-        return Remote(function.__remote_function__, propagate)
+    if isinstance(function, RemoteFunction):
+        return RemoteFunction(function.__remote_function__, propagate)
     if isinstance(function, str):
         if not all(part.isidentifier() for part in function.split(".")) or "." not in function:
             raise TypeError(f'the path of a function is "module.name", not {function!r}')
     elif not callable(function) or isinstance(function, Endpoint):
         raise TypeError(f"remote takes a function or the path to one, not {function!r}")
-    return Remote(function, propagate)
+    return RemoteFunction(function, propagate)
 
 
 def call_on_shard_and_fetch(
-    function: Remote | Callable[..., Any] | str, /, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
+    function: RemoteFunction | Callable[..., Any] | str,
+    /,
+    *args: Any,
+    shard: Mapping[str, int] | None = None,
+    **kwargs: Any,
 ) -> Fetched[Any]:
     """Call a function on one rank only, and bring what it returns to the script.
 
@@ -277,7 +281,7 @@ def call_on_shard_and_fetch(
         MeshMismatchError: a process group is among the arguments that has more members.
         Exception: as calls of remote functions.
     """
-    called = function if isinstance(function, Remote) else remote(function)
+    called = function if isinstance(function, RemoteFunction) else remote(function)
     return called.fetch(args, kwargs, shard)
 
 

@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import HashStore
 
 from skipper.control import Future, context
 from skipper.control.runtime.join_file import this_network
-from skipper.dataplane.backends.own_sockets import Place
+from skipper.dataplane.backends.own_sockets import SocketPlace
 from skipper.tensor_engine.errors import CommunicationError, CommunicationTimeoutError, UnreachableMembersError
 from skipper.tensor_engine.shared.rendezvous import JobStore, RendezvousClient, answer
 from skipper.tensor_engine.worker.gloo_port import LOOPBACK, GlooPort
@@ -72,7 +72,7 @@ def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple
         if len({seat.network for seat in here.values()}) > 1:
             raise UnreachableMembersError(tuple(seat.where for seat in here.values()))
         meeting = here[0].meeting
-        places = [Place.parse(seat.place) for seat in here.values()]
+        places = [SocketPlace.parse(seat.place) for seat in here.values()]
         store = _Addresses(rendezvous, f"{name}/{meeting}", rank, members)
         port.let_in()
         with _Admission(rendezvous, f"{name}/{meeting}", port, places, rank, members) as admission:
@@ -209,7 +209,7 @@ class _Admission:
         rendezvous: RendezvousClient,
         name: str,
         port: GlooPort,
-        places: Sequence[Place],
+        places: Sequence[SocketPlace],
         rank: int,
         members: tuple[int, ...],
     ) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from skipper.dataplane.backends import own_sockets, socket_filter
-from skipper.dataplane.backends.own_sockets import Place
+from skipper.dataplane.backends.own_sockets import SocketPlace
 from skipper.tensor_engine.errors import CommunicationError
 
 LOOPBACK = "127.0.0.1"
@@ -43,7 +43,7 @@ class GlooPort:
         place: where it listens.
     """
 
-    def __init__(self, device: Any, fd: int, place: Place, known: dict[int, str]) -> None:
+    def __init__(self, device: Any, fd: int, place: SocketPlace, known: dict[int, str]) -> None:
         self.device = device
         self.place = place
         self._fd: int | None = fd
@@ -80,7 +80,7 @@ class GlooPort:
         """Let connections be made from this host, without data."""
         self._admit(LOOPBACK)
 
-    def outgoing(self, places: Sequence[Place]) -> list[int] | None:
+    def outgoing(self, places: Sequence[SocketPlace]) -> list[int] | None:
         """The ports from which this process is connected to these places; None where it is not to all of them yet."""
         found = {there: here.port for here, there in self._connections() if here.address == _SOURCE}
         return [found[place] for place in places] if found.keys() >= set(places) else None
@@ -95,7 +95,7 @@ class GlooPort:
                 left.discard(both[1].port)
         return not left
 
-    def kick(self, places: Collection[Place]) -> None:
+    def kick(self, places: Collection[SocketPlace]) -> None:
         """Have the kernel send again at once what was dropped of what this process has sent to these places.
 
         It does when something later is acknowledged, and else after 200 ms. A byte of urgent data (tcp(7)) is no part
@@ -143,7 +143,7 @@ class GlooPort:
                 with contextlib.closing(select.epoll.fromfd(os.dup(loop))) as events:
                     events.register(fd, 0)
 
-    def _connections(self) -> list[tuple[Place, Place]]:
+    def _connections(self) -> list[tuple[SocketPlace, SocketPlace]]:
         found = [own_sockets.ends(copy) for _, copy in own_sockets.opened(self._known)]
         return [both for both in found if both is not None]
 

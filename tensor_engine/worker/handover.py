@@ -126,7 +126,7 @@ def _answering(point: RendezvousPoint) -> Iterator[Callable[[Any], None]]:
     except Exception as error:  # noqa: BLE001  (whatever it raises is its result's poison)
         fail(point, error)
     except BaseException as error:
-        fail(point, ActorEndedError(f"the method has ended with {type(error).__name__}: {error}"))
+        fail(point, ActorGoneError(f"the method has ended with {type(error).__name__}: {error}"))
         raise
 
 
@@ -134,7 +134,7 @@ class PoisonedError(RuntimeError):
     """A tensor among the arguments of an endpoint could not be made, since an operation before has failed."""
 
 
-class ActorEndedError(RuntimeError):
+class ActorGoneError(RuntimeError):
     """The actor whose endpoint was to be called is gone."""
 
 
@@ -179,7 +179,7 @@ class _Watch:
             done.get(0)
         except ControlError as error:
             with self._guard:
-                self._error = ActorEndedError(f"actor {self._name!r} of this process has ended: {error}")
+                self._error = ActorGoneError(f"actor {self._name!r} of this process has ended: {error}")
                 expected = self._expected
             if expected is not None:
                 fail(expected, self._error)

@@ -1,7 +1,7 @@
 import pytest
 
 from skipper.benchmarks.actors.command import main
-from skipper.benchmarks.actors.rounds import FANOUT, PIPELINED, Plan
+from skipper.benchmarks.actors.rounds import FANOUT, PIPELINED, ActorsPlan
 from skipper.benchmarks.actors.rows import rows
 
 from .quick import quick_run
@@ -48,7 +48,7 @@ def test_a_quick_run_prints_every_figure_beside_its_reference() -> None:
 def test_rates_and_ratios_follow_from_the_durations() -> None:
     times = {kind: [1_000_000, 2_000_000, 4_000_000] for kind in KINDS}
     times["call_one"] = [500_000, 1_000_000, 3_000_000]
-    by_name = {row.name: row for row in rows(times, Plan(broadcasts=10))}
+    by_name = {row.name: row for row in rows(times, ActorsPlan(broadcasts=10))}
     assert by_name["call_one_p50_us"].value == 1000
     assert by_name["call_one_p50_us"].ratio == 0.5
     assert by_name["service_route_p50_us"].ratio == 2

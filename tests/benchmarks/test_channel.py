@@ -6,16 +6,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from skipper.benchmarks.bandwidth import channel as module
-from skipper.benchmarks.bandwidth.channel import MAX_MESSAGE, Channel, accept, connect
+from skipper.benchmarks.bandwidth.channel import MAX_MESSAGE, MessageChannel, accept, connect
 from skipper.benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError, TokenRefusedError
 
 SHORT_S = 0.2
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Channel, Channel]]:
+def pair() -> Iterator[tuple[MessageChannel, MessageChannel]]:
     left, right = socket.socketpair()
-    with Channel(left, peer="right", timeout=5) as near, Channel(right, peer="left", timeout=5) as far:
+    with MessageChannel(left, peer="right", timeout=5) as near, MessageChannel(right, peer="left", timeout=5) as far:
         yield near, far
 
 
@@ -26,12 +26,12 @@ def listener() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def in_thread() -> Iterator[Callable[..., Future[Channel]]]:
+def in_thread() -> Iterator[Callable[..., Future[MessageChannel]]]:
     with ThreadPoolExecutor() as pool:
         yield pool.submit
 
 
-def test_messages_arrive_whole_and_in_order(pair: tuple[Channel, Channel]) -> None:
+def test_messages_arrive_whole_and_in_order(pair: tuple[MessageChannel, MessageChannel]) -> None:
     near, far = pair
     messages = [b"", b"x", b"y" * 100_000]
     for message in messages:
@@ -39,7 +39,7 @@ def test_messages_arrive_whole_and_in_order(pair: tuple[Channel, Channel]) -> No
         assert far.receive() == message
 
 
-def test_a_closed_peer_is_lost(pair: tuple[Channel, Channel]) -> None:
+def test_a_closed_peer_is_lost(pair: tuple[MessageChannel, MessageChannel]) -> None:
     near, far = pair
     far.close()
     far.close()
@@ -49,14 +49,14 @@ def test_a_closed_peer_is_lost(pair: tuple[Channel, Channel]) -> None:
         near.send(b"x")
 
 
-def test_a_silent_peer_meets_the_deadline(pair: tuple[Channel, Channel]) -> None:
+def test_a_silent_peer_meets_the_deadline(pair: tuple[MessageChannel, MessageChannel]) -> None:
     with pytest.raises(PeerTimeoutError, match="right said nothing"):
         pair[0].receive(timeout=0.01)
 
 
 def test_a_peer_that_stops_half_way_through_a_message_meets_the_deadline() -> None:
     left, right = socket.socketpair()
-    with Channel(left, peer="right", timeout=SHORT_S) as near, right:
+    with MessageChannel(left, peer="right", timeout=SHORT_S) as near, right:
         right.sendall(b"\x00\x00\x00\x08half")
         with pytest.raises(PeerTimeoutError):
             near.receive()
@@ -67,7 +67,7 @@ def test_a_peer_that_reads_nothing_meets_the_deadline() -> None:
     left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with (
         right,
-        Channel(left, peer="right", timeout=SHORT_S) as near,
+        MessageChannel(left, peer="right", timeout=SHORT_S) as near,
         pytest.raises(PeerTimeoutError, match="does not read"),
     ):
         near.send(b"x" * MAX_MESSAGE)
@@ -75,13 +75,13 @@ def test_a_peer_that_reads_nothing_meets_the_deadline() -> None:
 
 def test_a_message_that_is_too_long_is_not_read() -> None:
     left, right = socket.socketpair()
-    with Channel(left, peer="right", timeout=5) as near, right:
+    with MessageChannel(left, peer="right", timeout=5) as near, right:
         right.sendall((MAX_MESSAGE + 1).to_bytes(4, "big"))
         with pytest.raises(PeerLostError):
             near.receive()
 
 
-def test_equal_tokens_open_a_channel(listener: socket.socket, in_thread: Callable[..., Future[Channel]]) -> None:
+def test_equal_tokens_open_a_channel(listener: socket.socket, in_thread: Callable[..., Future[MessageChannel]]) -> None:
     accepting = in_thread(accept, listener, b"token", timeout=5)
     with (
         connect("127.0.0.1", listener.getsockname()[1], b"token", timeout=5) as near,
@@ -92,7 +92,7 @@ def test_equal_tokens_open_a_channel(listener: socket.socket, in_thread: Callabl
 
 
 def test_a_wrong_token_is_refused_on_both_sides(
-    listener: socket.socket, in_thread: Callable[..., Future[Channel]]
+    listener: socket.socket, in_thread: Callable[..., Future[MessageChannel]]
 ) -> None:
     accepting = in_thread(accept, listener, b"token", timeout=5)
     with pytest.raises(TokenRefusedError, match="different tokens"):
@@ -103,7 +103,7 @@ def test_a_wrong_token_is_refused_on_both_sides(
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.0\r\n\r\n", b"\x00\x00\x00\x04ping", b"\x00" * 64])
 def test_a_stranger_is_turned_away(
-    listener: socket.socket, in_thread: Callable[..., Future[Channel]], noise: bytes
+    listener: socket.socket, in_thread: Callable[..., Future[MessageChannel]], noise: bytes
 ) -> None:
     accepting = in_thread(accept, listener, b"token", timeout=5)
     with socket.create_connection(listener.getsockname()) as stranger:
@@ -113,7 +113,7 @@ def test_a_stranger_is_turned_away(
 
 
 def test_a_stranger_that_says_little_by_little_is_cut_off(
-    listener: socket.socket, in_thread: Callable[..., Future[Channel]], monkeypatch: pytest.MonkeyPatch
+    listener: socket.socket, in_thread: Callable[..., Future[MessageChannel]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", SHORT_S)
     accepting = in_thread(accept, listener, b"token", timeout=60)

@@ -1,7 +1,7 @@
 import pytest
 
 from skipper.benchmarks.dispatch.command import main
-from skipper.benchmarks.dispatch.rounds import Plan
+from skipper.benchmarks.dispatch.rounds import DispatchPlan
 from skipper.benchmarks.dispatch.rows import rows
 
 from .quick import quick_run
@@ -36,7 +36,7 @@ def test_figures_follow_from_the_durations() -> None:
     times = {kind: [1000.0, 2000.0, 4000.0] for kind in KINDS}
     times["worker_op"] = [4000.0, 5000.0, 6000.0]
     times["issue_to_many"] = [1500.0, 2500.0, 5000.0]
-    by_name = {row.name: row for row in rows(times, Plan())}
+    by_name = {row.name: row for row in rows(times, DispatchPlan())}
     assert by_name["eager_op_issue_us"].value == 2
     assert by_name["eager_op_issue_us"].ratio == 1
     assert by_name["worker_op_overhead_us"].value == 3

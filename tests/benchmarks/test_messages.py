@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipper.benchmarks.bandwidth.channel import Channel
+from skipper.benchmarks.bandwidth.channel import MessageChannel
 from skipper.benchmarks.bandwidth.messages import (
     Connect,
     Done,
     Elapsed,
     Fill,
+    IntegrityVerdict,
     Mismatch,
     Offer,
     Request,
-    Verdict,
     answer,
     read_answer,
     read_request,
@@ -26,20 +26,20 @@ from skipper.benchmarks.bandwidth.messages import (
 )
 from skipper.benchmarks.errors import PeerError, PeerRefusedError
 
-Pair = tuple[Channel, Channel]
+Pair = tuple[MessageChannel, MessageChannel]
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     left, right = socket.socketpair()
-    with Channel(left, peer="right", timeout=5) as near, Channel(right, peer="left", timeout=5) as far:
+    with MessageChannel(left, peer="right", timeout=5) as near, MessageChannel(right, peer="left", timeout=5) as far:
         yield near, far
 
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 st.register_type_strategy(float, finite)
 requests = st.one_of([st.from_type(kind) for kind in typing.get_args(Request)])
-answers = st.one_of([st.from_type(kind) for kind in (Offer, Verdict, Elapsed, Done)])
+answers = st.one_of([st.from_type(kind) for kind in (Offer, IntegrityVerdict, Elapsed, Done)])
 
 
 @given(request=requests)
@@ -88,7 +88,7 @@ def test_what_is_no_request_is_refused(pair: Pair, message: bytes) -> None:
 def test_what_is_no_answer_is_refused(pair: Pair, document: dict[str, object]) -> None:
     pair[1].send(json.dumps(document).encode())
     with pytest.raises(PeerError, match="right"):
-        read_answer(pair[0], Verdict)
+        read_answer(pair[0], IntegrityVerdict)
 
 
 def test_the_example_requests_are_what_the_page_of_the_protocol_says(pair: Pair) -> None:
@@ -96,5 +96,5 @@ def test_the_example_requests_are_what_the_page_of_the_protocol_says(pair: Pair)
     assert json.loads(pair[1].receive()) == {"request": "fill", "where": "local", "size": 4096, "seed": 3}
     tell(pair[0], Connect(handles=2))
     assert json.loads(pair[1].receive()) == {"request": "connect", "handles": 2}
-    answer(pair[1], Verdict(Mismatch(at=7, expected=1, found=2)))
+    answer(pair[1], IntegrityVerdict(Mismatch(at=7, expected=1, found=2)))
     assert json.loads(pair[0].receive()) == {"mismatch": {"at": 7, "expected": 1, "found": 2}}

@@ -13,10 +13,10 @@ from skipper.benchmarks.errors import PeerLostError, PeerTimeoutError
 from skipper.benchmarks.peers import runner, session
 from skipper.benchmarks.peers.environments import Environment, EnvironmentFailedError, Prepared, link_distributions
 from skipper.benchmarks.peers.keeper import descendants
-from skipper.benchmarks.peers.protocol import Turn
+from skipper.benchmarks.peers.protocol import MeasuringTurn
 from skipper.benchmarks.peers.roster import ROSTER
-from skipper.benchmarks.peers.runner import Outcome, Plan
-from skipper.benchmarks.peers.session import Bounds, Session, TooMuchMemoryError
+from skipper.benchmarks.peers.runner import Outcome, PeersPlan
+from skipper.benchmarks.peers.session import Bounds, PeerSession, TooMuchMemoryError
 from skipper.benchmarks.peers.work import ROWS
 
 KEEPER = Path(session.keeper.__file__)
@@ -50,7 +50,7 @@ DAEMON = """
 
 
 def test_a_daemon_in_a_session_of_its_own_is_killed_with_its_peer() -> None:
-    with Session.start(script(DAEMON + "    sys.stdin.read()\n")) as peer:
+    with PeerSession.start(script(DAEMON + "    sys.stdin.read()\n")) as peer:
         (pid,) = peer.ask("call", n=1, limit_s=1)["samples"]
         assert pid in descendants(os.getpid())
     assert gone(pid)
@@ -58,7 +58,7 @@ def test_a_daemon_in_a_session_of_its_own_is_killed_with_its_peer() -> None:
 
 def test_a_daemon_is_killed_when_its_peer_was_killed_before() -> None:
     killed = DAEMON + "    os.kill(os.getpid(), 9)\n"
-    with Session.start(script(killed)) as peer:
+    with PeerSession.start(script(killed)) as peer:
         (pid,) = peer.ask("call", n=1, limit_s=1)["samples"]
         with pytest.raises(PeerLostError, match="exit code 137"):
             peer.ask("call", n=1, limit_s=1)
@@ -82,7 +82,7 @@ time.sleep(600)
 
 
 def test_a_peer_that_hangs_is_ended_at_the_deadline() -> None:
-    with Session.start(script("time.sleep(600)"), bounds=Bounds(row_s=0.5)) as peer:
+    with PeerSession.start(script("time.sleep(600)"), bounds=Bounds(row_s=0.5)) as peer:
         pid = next(descendants(peer._process.pid))
         with pytest.raises(PeerTimeoutError, match="it hung"):
             peer.ask("call", n=1, limit_s=1)
@@ -90,7 +90,7 @@ def test_a_peer_that_hangs_is_ended_at_the_deadline() -> None:
 
 
 def test_a_stopped_peer_is_ended_too() -> None:
-    with Session.start(script("time.sleep(600)"), bounds=Bounds(row_s=0.5)) as peer:
+    with PeerSession.start(script("time.sleep(600)"), bounds=Bounds(row_s=0.5)) as peer:
         pid = next(descendants(peer._process.pid))
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(PeerTimeoutError):
@@ -101,25 +101,25 @@ def test_a_stopped_peer_is_ended_too() -> None:
 def test_a_crash_is_told_with_the_last_words() -> None:
     with (
         pytest.raises(PeerLostError, match="exit code 1: ValueError: no such device"),
-        Session.start(script("sys.stdin.readline(); raise ValueError('no such device')")) as peer,
+        PeerSession.start(script("sys.stdin.readline(); raise ValueError('no such device')")) as peer,
     ):
         peer.ask("call", n=1, limit_s=1)
 
 
 def test_garbage_is_no_answer() -> None:
-    with pytest.raises(PeerLostError, match="no answer"), Session.start([sys.executable, "-c", "print('hello')"]):
+    with pytest.raises(PeerLostError, match="no answer"), PeerSession.start([sys.executable, "-c", "print('hello')"]):
         pass
 
 
 def test_a_peer_that_takes_too_much_memory_is_ended() -> None:
     greedy = script("sys.stdin.readline(); kept = bytearray(b'x') * (200 << 20); time.sleep(600)")
     bounds = Bounds(row_s=LIMIT_S, memory_nbytes=100 << 20)
-    with pytest.raises(TooMuchMemoryError, match="GiB"), Session.start(greedy, bounds=bounds) as peer:
+    with pytest.raises(TooMuchMemoryError, match="GiB"), PeerSession.start(greedy, bounds=bounds) as peer:
         peer.ask("call", n=1, limit_s=1)
 
 
 def test_a_session_leaves_no_file() -> None:
-    with Session.start(script("sys.stdin.readline(); print(json.dumps({'cwd': os.getcwd()}), flush=True)")) as peer:
+    with PeerSession.start(script("sys.stdin.readline(); print(json.dumps({'cwd': os.getcwd()}), flush=True)")) as peer:
         folder = Path(peer.ask("call", n=1, limit_s=1)["cwd"])
         assert folder.is_dir()
     assert not folder.exists()
@@ -139,7 +139,7 @@ def rounds(body: str, count: int, monkeypatch: pytest.MonkeyPatch) -> Outcome:
     memcpy = [peer for peer in ROSTER if peer.name == "memcpy"]
     rows = [row for row in ROWS if row.name in ("read_64B", "read_4KiB", "read_64KiB")]
     outcome = Outcome()
-    plan = Plan(peers=memcpy, rows=rows, bounds=Bounds(row_s=LIMIT_S))
+    plan = PeersPlan(peers=memcpy, rows=rows, bounds=Bounds(row_s=LIMIT_S))
     faulty = Faulty(plan, {"memcpy": Prepared(Path(sys.executable), {})}, outcome, lambda _: None)
     for number in range(count):
         faulty.once(number)
@@ -188,7 +188,7 @@ def test_a_peer_that_cannot_be_installed_gives_rows_that_say_so(
     nixl = [peer for peer in ROSTER if peer.name == "nixl"]
     rows = [row for row in ROWS if row.name in ("read_64B", "call")]
     outcome = Outcome()
-    runner.run(Plan(peers=nixl, rows=rows, rounds=1), outcome, lambda _: None)
+    runner.run(PeersPlan(peers=nixl, rows=rows, rounds=1), outcome, lambda _: None)
     assert outcome.reasons["read_64B", "nixl"] == "nixl is not installed: no route"
     assert outcome.reasons["call", "nixl"] == "it moves memory; it has no actors"
     assert not outcome.samples
@@ -212,6 +212,6 @@ def test_the_shared_folder_holds_a_distribution_with_what_it_requires_and_nothin
 
 def test_a_turn_warms_up_and_ends_at_its_limit() -> None:
     done: list[int] = []
-    assert len(Turn(20, 60).times(lambda: done.append(1))) == 20
+    assert len(MeasuringTurn(20, 60).times(lambda: done.append(1))) == 20
     assert len(done) == 22
-    assert len(Turn(1000, 1e-9).times(lambda: None)) == 1
+    assert len(MeasuringTurn(1000, 1e-9).times(lambda: None)) == 1

@@ -13,7 +13,7 @@ from skipper.benchmarks.scale.model import (
 )
 from skipper.control.runtime.cast.messages import Answer, CastHeader, pack_answers
 from skipper.control.runtime.cast.relay import cast_envelope
-from skipper.control.runtime.cast.tree import Span
+from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.wire.envelope import Envelope, Kind
 from skipper.control.wire.frames import encode
 
@@ -65,7 +65,7 @@ def test_the_sizes_of_the_model_are_those_on_the_wire() -> None:
     arguments, result = bytes(100), bytes(50)
     plain = Envelope(Kind.CALL, 1, (arguments,), "echo", 2)
     assert sum(map(len, encode([plain]))) == tag + ENVELOPE_NBYTES + 4 + 100
-    cast = cast_envelope(plain, (CastHeader(1, 2, 3, {}).encode(Span(0, 4)), arguments))
+    cast = cast_envelope(plain, (CastHeader(1, 2, 3, {}).encode(RankSpan(0, 4)), arguments))
     assert sum(map(len, encode([cast]))) == tag + ENVELOPE_NBYTES + SEGMENT_NBYTES + 4 + CAST_HEADER_NBYTES + 100
     bundle = Envelope(Kind.GATHER, 1, pack_answers(7, [Answer(n, Kind.REPLY, (result,)) for n in range(3)]))
     entries = 3 * (BUNDLE_ENTRY_NBYTES + SEGMENT_NBYTES + 50)

@@ -6,7 +6,7 @@ import pytest
 
 from skipper.control import ProcMesh, SupervisionError, this_host
 from skipper.control.runtime.procs import binding
-from skipper.control.runtime.procs.binding import Binding
+from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.procs.children import describe_exit
 from skipper.control.runtime.procs.worker_command import EXIT_BINDING
 
@@ -77,13 +77,13 @@ def test_there_is_one_binding_for_each_process() -> None:
 
 def test_lists_of_numbers_are_read_as_taskset_and_numactl_do() -> None:
     assert binding._numbers("cpus", "0-2, 5,7-7") == (0, 1, 2, 5, 7)
-    assert Binding.of({}) == Binding()
+    assert CpuBinding.of({}) == CpuBinding()
 
 
 def test_a_process_that_cannot_be_bound_ends_with_the_reason(
     failures: Failures, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Binding, "of", staticmethod(lambda options: Binding(cpus=(99999,))))
+    monkeypatch.setattr(CpuBinding, "of", staticmethod(lambda options: CpuBinding(cpus=(99999,))))
     echo = this_host().spawn_procs(proc_bind=[{}]).spawn("echo", Echo)
     with pytest.raises(SupervisionError, match="could not be bound"):
         echo.pid.call_one().get(PATIENCE_S)

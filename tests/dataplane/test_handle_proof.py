@@ -195,7 +195,7 @@ def test_a_folder_that_others_may_enter_is_not_used(tmp_path: Path, monkeypatch:
     monkeypatch.delenv(trust.SECRET_VARIABLE, raising=False)
     (tmp_path / "skipper").mkdir()
     (tmp_path / "skipper").chmod(0o755)
-    with pytest.raises(trust.UnsafeFileError, match="0755"):
+    with pytest.raises(trust.PrivateFileError, match="0755"):
         trust.user_secret()
     with pytest.raises(ConfigurationError, match=trust.SECRET_VARIABLE):
         Keys(None).seal(b"card", b"body")

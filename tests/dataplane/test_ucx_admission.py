@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from skipper.dataplane.backends import handshake, handshake_server, own_sockets, socket_filter
-from skipper.dataplane.backends.own_sockets import Place, as_ipv6
+from skipper.dataplane.backends.own_sockets import SocketPlace, as_ipv6
 from skipper.dataplane.backends.ucx.admission import HELLO, MAGIC, Admission, Contact
 from skipper.dataplane.backends.ucx.admission_server import AdmissionServer
 from skipper.dataplane.errors import DescriptorError, OwnerDiedError, TransferError, TransferTimeoutError
@@ -28,7 +28,7 @@ class Library:
         self.listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.listener.bind((host, 0))
         self.listener.listen(64)
-        self.place = Place.of(self.listener.getsockname())
+        self.place = SocketPlace.of(self.listener.getsockname())
         self.accepted: list[socket.socket] = []
         self.arrived = threading.Semaphore(0)
         self.listener.settimeout(0.05)
@@ -81,8 +81,8 @@ def connecting_to(library: Library, source: str | None = None) -> socket.socket:
     return connection
 
 
-def own_address(library: Library) -> Place:
-    return Place(library.place.address, 0)
+def own_address(library: Library) -> SocketPlace:
+    return SocketPlace(library.place.address, 0)
 
 
 def got(connection: socket.socket, seconds: float) -> bytes | None:

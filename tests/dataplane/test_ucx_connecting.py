@@ -13,7 +13,7 @@ import pytest
 
 from skipper import trust
 from skipper.dataplane import RDMABuffer, TransferError, TransferTimeoutError, process
-from skipper.dataplane.backends.own_sockets import Place
+from skipper.dataplane.backends.own_sockets import SocketPlace
 from skipper.dataplane.backends.ucx.admission import Admission, Contact
 from skipper.dataplane.backends.ucx.card import UcxCard
 from skipper.dataplane.backends.ucx.peer import UcxPeer
@@ -99,7 +99,7 @@ def test_who_has_read_a_handle_but_knows_no_secret_is_not_let_in(owner: RemoteOw
     contact = contact_in(raw)
     strange = Keys(b"a secret of somebody else").derived(b"wire-up")
     with pytest.raises(TransferError, match="no secret"):
-        Admission(contact, strange, [Place.of(("127.0.0.1", 0))], time.monotonic() + 20)
+        Admission(contact, strange, [SocketPlace.of(("127.0.0.1", 0))], time.monotonic() + 20)
     with Admission(contact, process.current().keys.derived(b"wire-up"), [], time.monotonic() + 20) as admission:
         assert admission.listeners
     assert reads_its_content(RDMABuffer.deserialize(raw))

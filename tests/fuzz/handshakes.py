@@ -23,7 +23,7 @@ from skipper.dataplane.backends.handshake import (
     prove_by_each,
     target,
 )
-from skipper.dataplane.backends.own_sockets import Place, as_ipv6
+from skipper.dataplane.backends.own_sockets import SocketPlace, as_ipv6
 from skipper.dataplane.backends.ucx import admission as ucx_admission
 from skipper.dataplane.backends.ucx.admission import FOUND, PLACES, Admission, Contact, pack_places
 from skipper.dataplane.backends.ucx.admission_server import AdmissionServer
@@ -315,8 +315,8 @@ def _ask_with_proofs(visitor: socket.socket, contact: Contact, parts: list[bytes
 
 def admission_seeds() -> Iterator[bytes]:
     """What an initiator says, with and without proofs; and garbage."""
-    sources = pack_places([Place(as_ipv6("127.0.0.1"), 0), Place(as_ipv6("10.0.0.7"), 4711)])
-    connections = pack_places([Place(as_ipv6("127.0.0.1"), 4712)])
+    sources = pack_places([SocketPlace(as_ipv6("127.0.0.1"), 0), SocketPlace(as_ipv6("10.0.0.7"), 4711)])
+    connections = pack_places([SocketPlace(as_ipv6("127.0.0.1"), 4712)])
     hello = ucx_admission.HELLO.pack(ucx_admission.MAGIC, bytes(16))
     yield b"\0" + join_parts(hello, sources + bytes(PROOFS_BYTES), connections + bytes(DIGEST_BYTES))
     yield b"\0" + join_parts(ucx_admission.HELLO.pack(b"SKu1", bytes(16)))
@@ -347,7 +347,7 @@ def answer_initiator(data: bytes) -> None:
             connection.sendall(words + prove(key, role, said))
             last = len(words) < layout.size
 
-    sources = [Place(as_ipv6("127.0.0.1"), 0)]
+    sources = [SocketPlace(as_ipv6("127.0.0.1"), 0)]
     with _answering(name, answer), Admission(contact, KEYS, sources, _deadline()) as admission:
         if not knows:
             raise Broken("an owner that does not know the secret was believed")
@@ -357,7 +357,7 @@ def answer_initiator(data: bytes) -> None:
 def answer_initiator_seeds() -> Iterator[bytes]:
     """An owner's words, of one that knows the secret and of one that does not."""
     hello = ucx_admission.HELLO.pack(ucx_admission.MAGIC, bytes(16))
-    listeners = pack_places([Place(as_ipv6("127.0.0.1"), 4711), Place(as_ipv6("10.0.0.7"), 4711)])
+    listeners = pack_places([SocketPlace(as_ipv6("127.0.0.1"), 4711), SocketPlace(as_ipv6("10.0.0.7"), 4711)])
     for knows in (b"\0", b"\1"):
         yield knows + join_parts(hello, listeners, FOUND.pack(0))
         yield knows + join_parts(hello, b"\xff" * PLACES.size, FOUND.pack(255))

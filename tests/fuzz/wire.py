@@ -31,7 +31,7 @@ from skipper.control.rpc.wire.calls import (
 from skipper.control.rpc.wire.session import ClientSession, ServerSessions
 from skipper.control.runtime import join_file
 from skipper.control.runtime.cast import messages as tree_wire
-from skipper.control.runtime.cast.tree import Span
+from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.runtime.join_file import Connection
 from skipper.control.wire import addresses, auth, frames
 from skipper.control.wire.bulk import Outgoing
@@ -91,8 +91,8 @@ def process_seeds() -> Iterator[bytes]:
 
 def cast_header_seeds() -> Iterator[bytes]:
     """Headers of casts."""
-    yield tree_wire.CastHeader(1, 2, 1, {}).encode(Span(0, 8))
-    yield tree_wire.CastHeader(1, 3, 2, {1: 4, 2: 9}, ((1, 2, 0, 4), (5, 6, 2, 8))).encode(Span(0, 8))
+    yield tree_wire.CastHeader(1, 2, 1, {}).encode(RankSpan(0, 8))
+    yield tree_wire.CastHeader(1, 3, 2, {1: 4, 2: 9}, ((1, 2, 0, 4), (5, 6, 2, 8))).encode(RankSpan(0, 8))
 
 
 def unpack_answers(data: bytes) -> object:
@@ -109,7 +109,7 @@ def answers_seeds() -> Iterator[bytes]:
 
 def opening_seeds() -> Iterator[bytes]:
     """Openings of routes."""
-    yield tree_wire.Opening(3, SCRIPT, 8, Span(0, 2), 1, [(0, SCRIPT), (1, WORKER)]).encode()
+    yield tree_wire.Opening(3, SCRIPT, 8, RankSpan(0, 2), 1, [(0, SCRIPT), (1, WORKER)]).encode()
 
 
 # The handshake

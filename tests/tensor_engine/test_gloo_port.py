@@ -163,7 +163,7 @@ def test_a_kick_reaches_the_members_and_no_other_connection_from_the_same_port(p
             source = connection.getsockname()
             accepted.append(stack.enter_context(listener.accept()[0]))
         member, other = accepted
-        port.kick([own_sockets.Place.of(listeners[0].getsockname())])
+        port.kick([own_sockets.SocketPlace.of(listeners[0].getsockname())])
         assert select.select([], [], [member], PATIENCE_S)[2]
         assert not select.select([], [], [other], 0)[2]
 

@@ -129,7 +129,7 @@ class StepRank(Actor):
                 await ts.put_state_dict(self.tensors, KEY, mode=mode, keep=keep, timeout=_TIMEOUT_S)
                 if step % TOGETHER == 0:
                     await self._wait_for_others(step)
-            except (ts.LateShareError, ts.RendezvousError, ConnectionError) as error:
+            except (ts.LateShareError, ts.StoreRendezvousError, ConnectionError) as error:
                 self.meeting.add(LEFT, 1)
                 return f"{type(error).__name__}: {error}"
         return ""

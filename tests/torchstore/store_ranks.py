@@ -113,7 +113,7 @@ async def die() -> str:
     if int(os.environ["RANK"]) != victim:
         try:
             return await use()
-        except ts.RendezvousError as error:
+        except ts.StoreRendezvousError as error:
             return str(error)
     rendezvous = await beginning()._meet()
     await rendezvous.arrive.call_one(spmd.arrival_of(victim), PATIENCE_S)

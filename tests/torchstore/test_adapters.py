@@ -24,7 +24,7 @@ from skipper import torchstore as ts
 from skipper.control import Actor, endpoint, this_host
 from skipper.torchstore.adapters import register_vllm
 from skipper.torchstore.adapters.buckets import buckets
-from skipper.torchstore.adapters.ownership import Ownership
+from skipper.torchstore.adapters.ownership import WeightOwnership
 from skipper.torchstore.adapters.shards import as_dtensors, mesh_of
 from tests.freezing import freeze
 from tests.torchstore import stand_ins
@@ -325,10 +325,10 @@ def test_a_source_whose_order_is_not_that_of_its_metadata_is_refused() -> None:
 def test_every_weight_is_put_whole_by_the_first_rank_that_owns_it() -> None:
     owners = {"a": None, "b": (1, 2), "c": (2,), "d": (1, 2), "e": (1, 2)}
     metadata = [stand_ins.ParamMeta(name, torch.float32, (4, 2), owners=ranks) for name, ranks in owners.items()]
-    pieces = Ownership(metadata, 3).pieces(64)
+    pieces = WeightOwnership(metadata, 3).pieces(64)
     names = {rank: [[meta.name for meta in piece] for piece in cut] for rank, cut in pieces.items()}
     assert names == {0: [["a"]], 1: [["b", "d"], ["e"]], 2: [["c"]]}
-    assert Ownership([], 2).pieces(64) == {0: [[]]}
+    assert WeightOwnership([], 2).pieces(64) == {0: [[]]}
 
 
 def test_shards_of_a_stage_are_described_without_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:

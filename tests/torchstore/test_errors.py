@@ -37,7 +37,7 @@ SAMPLES = [
     errors.VolumeFullError("0", 10, 5),
     errors.JournalError("no memory for the journal"),
     errors.ControllerLostError("the store's controller is gone"),
-    errors.RendezvousError("rank 1 did not come"),
+    errors.StoreRendezvousError("rank 1 did not come"),
     errors.RankEnvironmentError("RANK is not set"),
     errors.StrategyError("no volume"),
 ]

@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 from skipper.torchstore.support.process import ProcessId, this_process
-from skipper.torchstore.support.process_watch import ProcessWatch
+from skipper.torchstore.support.process_watch import DeathNotice
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -55,7 +55,7 @@ async def test_a_death_is_reported_once_and_at_once() -> None:
         deaths.append(process)
         reported.set()
 
-    watch = ProcessWatch(note)
+    watch = DeathNotice(note)
     watch.add(who)
     watch.add(who)
     watch.add(ProcessId("another host", child.pid, 1))
@@ -73,7 +73,7 @@ async def test_a_process_that_was_dead_before_it_was_watched_is_reported_too() -
     child.kill()
     child.communicate()
     reported: asyncio.Queue[ProcessId] = asyncio.Queue()
-    watch = ProcessWatch(reported.put_nowait)
+    watch = DeathNotice(reported.put_nowait)
     watch.add(who)
     watch.add(replace(this_process(), start=1))  # our own pid, given to a process that started at another time
     async with asyncio.timeout(20):
@@ -85,7 +85,7 @@ async def test_a_process_that_was_dead_before_it_was_watched_is_reported_too() -
 async def test_nothing_is_reported_after_close() -> None:
     unwatched, watched = sleeper(), sleeper()
     deaths: list[ProcessId] = []
-    closed, still_open = ProcessWatch(deaths.append), ProcessWatch(deaths.append)
+    closed, still_open = DeathNotice(deaths.append), DeathNotice(deaths.append)
     closed.add(identity(unwatched.pid))
     closed.close()
     still_open.add(who := identity(watched.pid))

@@ -66,7 +66,7 @@ def test_the_environment_says_which_rank_this_is() -> None:
 @pytest.mark.parametrize("name", TORCHRUN)
 def test_a_missing_variable_is_named(under_torchrun: pytest.MonkeyPatch, name: str) -> None:
     under_torchrun.delenv(name)
-    with pytest.raises(ts.RendezvousError, match=f"with {name} set") as raised:
+    with pytest.raises(ts.StoreRendezvousError, match=f"with {name} set") as raised:
         ts.SPMDEnv.from_env()
     assert isinstance(raised.value, ValueError)
 

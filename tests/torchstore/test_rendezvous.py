@@ -87,7 +87,7 @@ async def test_a_rank_that_fails_fails_all_in_its_words(rendezvous: ActorMesh[Re
     waiting = [asyncio.ensure_future(arrive(rendezvous, each)) for each in (arrival(0), arrival(1, of(ranks, 1)))]
     await rendezvous.fail.call_one(2, "StrategyError: no", False)
     for each in (*waiting, arrive(rendezvous, arrival(2, of(ranks, 2)))):
-        with pytest.raises(ts.RendezvousError, match="rank 2 failed: StrategyError: no"):
+        with pytest.raises(ts.StoreRendezvousError, match="rank 2 failed: StrategyError: no"):
             await each
     await met(rendezvous, arrival(0), arrival(1, of(ranks, 1)))  # and then it is tried again
 
@@ -99,7 +99,7 @@ async def test_a_rank_that_dies_fails_all(rendezvous: ActorMesh[Rendezvous]) -> 
     await rendezvous.inform.call_one(0)  # it is behind the arrivals
     await procs.stop()
     for each in waiting:
-        with pytest.raises(ts.RendezvousError, match="rank 1 has ended, process 101"):
+        with pytest.raises(ts.StoreRendezvousError, match="rank 1 has ended, process 101"):
             await each
 
 

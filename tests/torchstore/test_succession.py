@@ -14,7 +14,7 @@ import torch
 
 from skipper import torchstore as ts
 from skipper.control import ControlError, this_proc
-from skipper.torchstore.clients.pinning import Block
+from skipper.torchstore.clients.pinning import PinnedBlock
 from skipper.torchstore.controller import succession
 from skipper.torchstore.protocol.batches import BatchGrant
 from tests.freezing import freeze
@@ -158,7 +158,7 @@ async def test_a_version_that_is_read_stays_while_controllers_come_and_go(peers:
             await publisher.put_state_dict.call_one(KEY, seed, mode)
             if seed == 3:
                 life = await kill()
-        await pinned.read([Block("0.weight", (0, 0), into)], 20.0)
+        await pinned.read([PinnedBlock("0.weight", (0, 0), into)], 20.0)
         assert into.unique().tolist() == [1.0]
         pinned.release()
     await reader.end_lease.call_one()

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 
-class Ownership:
+class WeightOwnership:
     """Who owns the weights of a trainer.
 
     Args:

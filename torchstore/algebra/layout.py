@@ -240,7 +240,7 @@ def _merge(runs: Iterable[tuple[int, int]]) -> _Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class BoxTransfer:
     """Copy a block of ``shape`` from source number ``source`` to the destination.
 
     Attributes:
@@ -260,7 +260,7 @@ class Transfer:
 class Match:
     """Which block comes from where, and what nobody has."""
 
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[BoxTransfer, ...]
     holes: tuple[Box, ...]
 
 
@@ -282,7 +282,7 @@ def match(sources: tuple[tuple[Piece, ...], ...], target: tuple[Piece, ...], *, 
     for index, pieces in enumerate(sources):
         for piece in pieces:
             replicas.setdefault(piece.box, []).append((index, piece.local))
-    transfers: list[Transfer] = []
+    transfers: list[BoxTransfer] = []
     holes: list[Box] = []
     for wanted in target:
         missing = [wanted.box]
@@ -297,7 +297,7 @@ def match(sources: tuple[tuple[Piece, ...], ...], target: tuple[Piece, ...], *, 
                     continue
                 index, local = holders[(preference + turn) % len(holders)]
                 transfers.append(
-                    Transfer(
+                    BoxTransfer(
                         index,
                         _add(local, common.relative_to(box.offsets)),
                         _add(wanted.local, common.relative_to(wanted.box.offsets)),

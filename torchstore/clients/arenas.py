@@ -9,7 +9,7 @@ from typing import Any
 from skipper.dataplane import RDMAAction
 from skipper.dataplane.errors import BufferDroppedError, OwnerDiedError, TransferTimeoutError
 from skipper.torchstore.algebra.manifest import Binding
-from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.remote import RemoteStore
 from skipper.torchstore.errors import StoreTimeoutError
 from skipper.torchstore.protocol.messages import Retired
 from skipper.torchstore.support.records import Cost
@@ -17,7 +17,7 @@ from skipper.torchstore.tensors.plan import execute
 
 
 @dataclass(slots=True, eq=False)
-class Arena:
+class VolumeArena:
     """Memory in a volume that only this publisher writes to.
 
     Attributes:
@@ -47,15 +47,17 @@ class ArenaPool:
             was taken last.
     """
 
-    def __init__(self, remote: Remote, on_retired: Callable[[Retired], None], *, idle_limit: int | None = None) -> None:
+    def __init__(
+        self, remote: RemoteStore, on_retired: Callable[[Retired], None], *, idle_limit: int | None = None
+    ) -> None:
         self._remote = remote
         self._on_retired = on_retired
         self._idle_limit = idle_limit
-        self._all: dict[str, Arena] = {}  # by binding id
+        self._all: dict[str, VolumeArena] = {}  # by binding id
         self._of_key: dict[str, set[str]] = {}  # binding ids
-        self._idle: dict[str, list[Arena]] = {}  # by key
+        self._idle: dict[str, list[VolumeArena]] = {}  # by key
 
-    async def take(self, key: str, nbytes: int, volume: str, timeout: float) -> Arena:
+    async def take(self, key: str, nbytes: int, volume: str, timeout: float) -> VolumeArena:
         """An arena of a volume that no version uses; allocated if there is none.
 
         Raises:
@@ -68,7 +70,7 @@ class ArenaPool:
                 self._on_retired(retired)
             arena = self._idle_one(key, nbytes, volume)
         if arena is None:
-            arena = Arena(key, await self._remote.allocate(volume, nbytes, timeout), nbytes)
+            arena = VolumeArena(key, await self._remote.allocate(volume, nbytes, timeout), nbytes)
             self._all[arena.binding.id] = arena
             self._of_key.setdefault(key, set()).add(arena.binding.id)
         return arena
@@ -92,7 +94,7 @@ class ArenaPool:
         if not idle:
             self._idle.pop(arena.key, None)
 
-    def abandon(self, arena: Arena) -> None:
+    def abandon(self, arena: VolumeArena) -> None:
         """A write to this arena was broken off and may still be going on: nobody shall use it any more."""
         self.discard(arena.binding.id)
         self._remote.free(arena.binding.volume, (arena.binding.id,))
@@ -113,7 +115,7 @@ class ArenaPool:
         elif retired.volume:  # of an earlier client of this process
             self._remote.free(retired.volume, (retired.binding,))
 
-    def give_back(self, arena: Arena) -> None:
+    def give_back(self, arena: VolumeArena) -> None:
         """A taken arena is not used after all, or not any more."""
         idle = self._idle.setdefault(arena.key, [])
         idle.append(arena)
@@ -132,7 +134,7 @@ class ArenaPool:
             self.discard(arena.binding.id)
 
     async def write(
-        self, arena: Arena, write: RDMAAction, nbytes: int, cost: Cost, timeout: float, *, fresh: bool
+        self, arena: VolumeArena, write: RDMAAction, nbytes: int, cost: Cost, timeout: float, *, fresh: bool
     ) -> None:
         """Copy into an arena; after an error it is used no more.
 
@@ -169,7 +171,7 @@ class ArenaPool:
         cost.nbytes += nbytes
         cost.segments += write.segments
 
-    def _idle_one(self, key: str, nbytes: int, volume: str) -> Arena | None:
+    def _idle_one(self, key: str, nbytes: int, volume: str) -> VolumeArena | None:
         """An idle arena of the right size. Idle ones of another size are freed: the value has changed."""
         idle = self._idle.pop(key, [])
         fitting = [arena for arena in idle if arena.nbytes == nbytes]

@@ -16,7 +16,7 @@ from skipper.torchstore.algebra.layout import contiguous_strides
 from skipper.torchstore.algebra.manifest import Binding, Manifest, TensorItem
 from skipper.torchstore.algebra.sections import Section
 from skipper.torchstore.clients.catalog import place_of
-from skipper.torchstore.clients.remote import Remote, explain_transfer
+from skipper.torchstore.clients.remote import RemoteStore, explain_transfer
 from skipper.torchstore.clients.requests import ValueRequest, inline_value
 from skipper.torchstore.errors import DTypeMismatchError, KindMismatchError, LayoutMismatchError
 from skipper.torchstore.protocol.batches import BatchGrant
@@ -61,7 +61,7 @@ class BatchReader:
         read_one: Reads a value that is more than a plain tensor into a plain tensor, or that is asked for in parts.
     """
 
-    def __init__(self, remote: Remote, read_one: Callable[[Cost, float], ReadOne]) -> None:
+    def __init__(self, remote: RemoteStore, read_one: Callable[[Cost, float], ReadOne]) -> None:
         self._remote = remote
         self._read_one = read_one
         self._arenas: LRUCache[str, Binding] = LRUCache(_ARENAS)

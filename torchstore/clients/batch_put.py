@@ -16,8 +16,8 @@ from skipper.dataplane.uncollected import uncollected
 from skipper.torchstore.algebra.layout import contiguous_strides
 from skipper.torchstore.algebra.manifest import Manifest
 from skipper.torchstore.algebra.sections import SECTION_ALIGNMENT
-from skipper.torchstore.clients.arenas import Arena, ArenaPool
-from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.arenas import ArenaPool, VolumeArena
+from skipper.torchstore.clients.remote import RemoteStore
 from skipper.torchstore.protocol.batches import BatchPublication, Columns
 from skipper.torchstore.protocol.messages import Retired
 from skipper.torchstore.support.lru_cache import LRUCache
@@ -134,7 +134,7 @@ class BatchWriter:
         on_retired: Told of any memory of this process that is not used any more, of batches or not.
     """
 
-    def __init__(self, remote: Remote, on_retired: Callable[[Retired], None]) -> None:
+    def __init__(self, remote: RemoteStore, on_retired: Callable[[Retired], None]) -> None:
         self._remote = remote
         self._arenas = ArenaPool(remote, on_retired, idle_limit=_IDLE)
         self._kinds: LRUCache[tuple[Any, ...], Manifest] = LRUCache(_KINDS)
@@ -188,7 +188,7 @@ class BatchWriter:
         return BatchPublication(me, arena.binding, layout.manifests, layout.columns, values.inline)
 
     async def _fill(
-        self, arena: Arena, layout: _Layout, tensors: Mapping[str, torch.Tensor], cost: Cost, timeout: float
+        self, arena: VolumeArena, layout: _Layout, tensors: Mapping[str, torch.Tensor], cost: Cost, timeout: float
     ) -> None:
         write = arena.write if arena.mark == layout.mark else None
         fresh = write is None
@@ -249,7 +249,7 @@ class BatchWriter:
 
 
 @uncollected()
-def _compile(arena: Arena, layout: _Layout, tensors: Mapping[str, torch.Tensor]) -> RDMAAction:
+def _compile(arena: VolumeArena, layout: _Layout, tensors: Mapping[str, torch.Tensor]) -> RDMAAction:
     action, buffer = RDMAAction(), arena.binding.buffers[0]
     for key, offset in layout.places.items():
         tensor = tensors[key].detach()

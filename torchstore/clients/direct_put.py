@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from skipper.torchstore.clients.direct_memory import DirectMemory
-from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.remote import RemoteStore
 from skipper.torchstore.clients.requests import StateDictPut
 from skipper.torchstore.protocol.messages import Publication
 from skipper.torchstore.support.process import this_process
@@ -20,7 +20,7 @@ class DirectPuts:
         remote: The store.
     """
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteStore) -> None:
         self._remote = remote
         self._memory = DirectMemory()
 

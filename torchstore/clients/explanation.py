@@ -17,7 +17,7 @@ _PROBE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ReadLink:
     """One way that bytes take.
 
     Attributes:
@@ -60,7 +60,7 @@ class Explanation:
     needed: int
     nbytes: int
     segments: int
-    links: tuple[Link, ...]
+    links: tuple[ReadLink, ...]
     known: bool
     compile_s: float
     predicted_s: float
@@ -109,7 +109,7 @@ def explain_plan(
         if not parts or source.binding is None:
             continue
         where = f"volume {source.binding.volume!r}" if source.binding.mode == "snapshot" else str(writer)
-        links.append(Link(where, source.binding.buffers[0].backend, nbytes, parts))
+        links.append(ReadLink(where, source.binding.buffers[0].backend, nbytes, parts))
     return Explanation(
         key,
         opened.grant.version,

@@ -10,7 +10,7 @@ from typing import TypeVar
 from skipper.dataplane.errors import TransferError
 from skipper.torchstore.algebra.copies import choose
 from skipper.torchstore.clients.catalog import Choose
-from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.remote import RemoteStore
 from skipper.torchstore.errors import StoreTimeoutError, VolumeLostError
 from skipper.torchstore.support.process import this_process
 
@@ -27,7 +27,7 @@ class Failover:
         remote: The store.
     """
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteStore) -> None:
         self._remote = remote
         self._near = {name for name, process in remote.info.processes.items() if process.is_local}
 

@@ -35,7 +35,7 @@ from skipper.torchstore.clients.explanation import Explanation, explain_plan
 from skipper.torchstore.clients.failover import Failover
 from skipper.torchstore.clients.peer_source import PeerSource
 from skipper.torchstore.clients.pinning import PinnedVersion
-from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.remote import RemoteStore
 from skipper.torchstore.clients.requests import (
     StateDictGet,
     ValueRequest,
@@ -97,7 +97,7 @@ class _Read:
 class Fetcher:
     """Reads values for one process from one store; keeps the plans."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteStore) -> None:
         self._remote = remote
         self._plans = PlanCache()
         self._catalog = Catalog()

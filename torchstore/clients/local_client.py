@@ -18,7 +18,7 @@ from skipper.torchstore.clients.fetch import Fetcher
 from skipper.torchstore.clients.last_put import LastPuts
 from skipper.torchstore.clients.pinning import PinnedVersion
 from skipper.torchstore.clients.publish import Publisher
-from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S, Remote
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S, RemoteStore
 from skipper.torchstore.clients.requests import (
     GetOptions,
     PutOptions,
@@ -46,7 +46,7 @@ class LocalClient:
     Its methods are those of `torchstore`, where they are described.
     """
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteStore) -> None:
         self.remote = remote
         self.publisher = Publisher(remote)
         self._fetcher = Fetcher(remote)

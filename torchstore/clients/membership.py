@@ -16,7 +16,7 @@ from itertools import count
 from threading import Lock
 from typing import Any
 
-from skipper.torchstore.errors import RendezvousError
+from skipper.torchstore.errors import StoreRendezvousError
 from skipper.torchstore.protocol.origin import SOLE, Origin
 
 _IDENTITY = "torchstore/origin"
@@ -69,7 +69,7 @@ def membership() -> Membership:
     """What this process is part of. Asks the process group's own store, once for each group; may block.
 
     Raises:
-        RendezvousError: That store does not answer.
+        StoreRendezvousError: That store does not answer.
     """
     global _last
     group = _process_group()
@@ -95,12 +95,12 @@ def _identity(distributed: Any, size: int) -> str:
     """A name that all members of the process group agree on: the first one that asks has made it up.
 
     Raises:
-        RendezvousError: The group's store does not answer: the rank that hosts it is gone.
+        StoreRendezvousError: The group's store does not answer: the rank that hosts it is gone.
     """
     try:
         store = distributed.distributed_c10d._get_default_store()
         return str(store.compare_set(_IDENTITY, "", uuid.uuid4().hex).decode())
     except distributed.DistError as error:
-        raise RendezvousError(f"the store of the process group does not answer: {error}") from error
+        raise StoreRendezvousError(f"the store of the process group does not answer: {error}") from error
     except (RuntimeError, NotImplementedError):  # a store that compares nothing: torch's fake one, say
         return f"process group of {size}"

@@ -20,7 +20,7 @@ from skipper.torchstore.algebra.manifest import Path
 from skipper.torchstore.clients.catalog import Catalog, Choose, Opened, Recalled
 from skipper.torchstore.clients.destination import compile_targets, objects_of
 from skipper.torchstore.clients.failover import Failover
-from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.remote import RemoteStore
 from skipper.torchstore.clients.transfer import Mover
 from skipper.torchstore.errors import KeyNotFoundError, KindMismatchError
 from skipper.torchstore.protocol.messages import Grant, Selector, Wanted
@@ -48,7 +48,7 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PinnedBlock:
     """A block of a stored tensor, and the tensor that it is read into.
 
     Attributes:
@@ -71,7 +71,7 @@ class PinnedVersion:
     """
 
     def __init__(
-        self, recalled: Recalled, grant: Grant, remote: Remote, catalog: Catalog, mover: Mover, failover: Failover
+        self, recalled: Recalled, grant: Grant, remote: RemoteStore, catalog: Catalog, mover: Mover, failover: Failover
     ) -> None:
         self.key = recalled.key
         self.version = grant.version
@@ -88,7 +88,7 @@ class PinnedVersion:
     async def of(
         key: str,
         selector: Selector,
-        remote: Remote,
+        remote: RemoteStore,
         catalog: Catalog,
         mover: Mover,
         failover: Failover,
@@ -147,7 +147,7 @@ class PinnedVersion:
         """The lease that holds the version. Other readers can pin the version by it."""
         return self._grant.lease
 
-    async def read(self, blocks: Sequence[Block], timeout: float) -> None:
+    async def read(self, blocks: Sequence[PinnedBlock], timeout: float) -> None:
         """Read blocks, all of them in one batch.
 
         Args:

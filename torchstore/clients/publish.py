@@ -20,7 +20,7 @@ from skipper.torchstore.clients.batch_put import BatchWriter, Sorted, sort_value
 from skipper.torchstore.clients.direct_put import DirectPuts
 from skipper.torchstore.clients.membership import NOWHERE, Membership
 from skipper.torchstore.clients.put_counts import PutCounts, holds_all
-from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.remote import RemoteStore
 from skipper.torchstore.clients.requests import StateDictPut
 from skipper.torchstore.clients.snapshot_put import SnapshotPuts
 from skipper.torchstore.clients.staging import Staged, Staging, TransferDtype
@@ -87,7 +87,7 @@ class _Contents:
 class Publisher:
     """Puts values of one process into one store; keeps its arenas and registrations."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteStore) -> None:
         self._remote = remote
         self._me = this_process()
         self.snapshots = SnapshotPuts(remote, self._retire)

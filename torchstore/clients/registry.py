@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from skipper.control import ActorMesh, get_or_spawn_controller, this_proc
 from skipper.control.runtime import current_runtime
 from skipper.torchstore.clients.local_client import LocalClient
-from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S, Remote
+from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S, RemoteStore
 from skipper.torchstore.controller.actor import StoreController
 from skipper.torchstore.errors import StoreNotInitializedError
 from skipper.torchstore.protocol.messages import StaleClientError
@@ -43,7 +43,7 @@ async def client(store_name: str = DEFAULT_STORE_NAME, *, timeout: float = DEFAU
         controller = await controller_of(store_name, timeout)
         info = await ask(controller.info.call_one(this_process(), this_proc()), timeout)
         with _clients_lock:  # two actors of one process may get here together: they share one client
-            found = _clients.setdefault(store_name, LocalClient(Remote(store_name, controller, info)))
+            found = _clients.setdefault(store_name, LocalClient(RemoteStore(store_name, controller, info)))
     return found
 
 

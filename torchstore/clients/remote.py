@@ -51,7 +51,7 @@ _GRACE_S = 5.0  # the controller's own deadline gives the better message: let it
 
 
 @dataclass(slots=True)
-class Remote:
+class RemoteStore:
     """One store, seen from one process.
 
     Attributes:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from skipper.dataplane.errors import BufferDroppedError
-from skipper.torchstore.clients.arenas import Arena, ArenaPool
+from skipper.torchstore.clients.arenas import ArenaPool, VolumeArena
 from skipper.torchstore.clients.delta_put import Bases
-from skipper.torchstore.clients.remote import Remote
+from skipper.torchstore.clients.remote import RemoteStore
 from skipper.torchstore.clients.requests import StateDictPut
 from skipper.torchstore.errors import VolumeLostError
 from skipper.torchstore.protocol.messages import Publication, Retired
@@ -31,7 +31,7 @@ class SnapshotPuts:
         arenas: In which the copies lie.
     """
 
-    def __init__(self, remote: Remote, on_retired: Callable[[Retired], None]) -> None:
+    def __init__(self, remote: RemoteStore, on_retired: Callable[[Retired], None]) -> None:
         self.arenas = ArenaPool(remote, on_retired)
         self._remote = remote
         self._bases = Bases()
@@ -93,7 +93,7 @@ class SnapshotPuts:
         """
         cost.mode = "snapshot"
         await take_sums(packed, cost)
-        written: list[Arena] = []
+        written: list[VolumeArena] = []
         while packed.nbytes and len(written) < copies:
             volumes = self._remote.place(copies)
             try:
@@ -121,7 +121,7 @@ class SnapshotPuts:
         """Let go of the tensors; versions stay in the volumes."""
         self._packed.clear()
 
-    async def _write_to(self, volume: str, key: str, packed: Packed, cost: Cost, timeout: float) -> Arena:
+    async def _write_to(self, volume: str, key: str, packed: Packed, cost: Cost, timeout: float) -> VolumeArena:
         """Write a value into an arena of a volume."""
         while True:
             with cost.spent_on("control"):
@@ -135,7 +135,7 @@ class SnapshotPuts:
                 if not arena.used:
                     raise VolumeLostError(volume, "it has let go of its memory") from error
 
-    async def _write(self, arena: Arena, packed: Packed, cost: Cost, timeout: float) -> None:
+    async def _write(self, arena: VolumeArena, packed: Packed, cost: Cost, timeout: float) -> None:
         write = arena.write if packed.mark and arena.mark == packed.mark else None
         fresh = write is None
         if write is None:

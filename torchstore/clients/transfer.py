@@ -8,7 +8,7 @@ from skipper.dataplane.errors import DataplaneError
 from skipper.torchstore.algebra.manifest import Binding
 from skipper.torchstore.clients.catalog import Opened
 from skipper.torchstore.clients.delta_read import DeltaRead
-from skipper.torchstore.clients.remote import Remote, explain_transfer
+from skipper.torchstore.clients.remote import RemoteStore, explain_transfer
 from skipper.torchstore.errors import ChecksumError, SourceChangedError
 from skipper.torchstore.support.process import ProcessId
 from skipper.torchstore.support.records import Cost
@@ -29,7 +29,7 @@ class Mover:
         last_rate: Bytes per second of the last large read; 0 before.
     """
 
-    def __init__(self, remote: Remote, plans: PlanCache) -> None:
+    def __init__(self, remote: RemoteStore, plans: PlanCache) -> None:
         self._remote = remote
         self._plans = plans
         self.last_rate = 0.0

@@ -47,7 +47,7 @@ from skipper.torchstore.protocol.meta import ValueMeta
 from skipper.torchstore.protocol.strategy import TorchStoreStrategy
 from skipper.torchstore.support.pending_answers import PendingAnswers
 from skipper.torchstore.support.process import ProcessId, this_process
-from skipper.torchstore.support.process_watch import ProcessWatch
+from skipper.torchstore.support.process_watch import DeathNotice
 from skipper.torchstore.support.request_numbers import RequestNumber
 
 _log = logging.getLogger("skipper.torchstore")
@@ -73,7 +73,7 @@ class StoreController(Actor):
         self._recorder = Recorder(store_name)
         self._waiting = PendingAnswers()
         self._reading = Reading(self._recorder, self._waiting)
-        self._watch = ProcessWatch(self._process_died)
+        self._watch = DeathNotice(self._process_died)
         self._part = f"torchstore {store_name}"
         self._succession: Succession | None = None
         self._stores = count(1)

@@ -10,7 +10,7 @@ from skipper.torchstore.errors import StoreError
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RecordedAnswer:
     """What a request came to: a value, or an error."""
 
     outcome: Any
@@ -30,20 +30,20 @@ class Answers:
     """The answers that clients may not have heard yet, by the clients' numbers of their requests."""
 
     def __init__(self) -> None:
-        self._answers: dict[int, dict[int, Answer]] = {}
+        self._answers: dict[int, dict[int, RecordedAnswer]] = {}
 
-    def find(self, client: int, request: int) -> Answer | None:
+    def find(self, client: int, request: int) -> RecordedAnswer | None:
         """What this request was answered, if it was."""
         return self._answers.get(client, {}).get(request)
 
-    def put(self, client: int, request: int, oldest: int, outcome: Any) -> Answer:
+    def put(self, client: int, request: int, oldest: int, outcome: Any) -> RecordedAnswer:
         """Remember an answer, and forget those before the client's ``oldest`` request that it still waits for."""
         answers = self._answers.setdefault(client, {})
         for number in [number for number in answers if number < oldest]:
             del answers[number]
         if isinstance(outcome, StoreError):  # its frames hold all that was asked for
             outcome.__traceback__ = outcome.__context__ = outcome.__cause__ = None
-        answers[request] = Answer(outcome)
+        answers[request] = RecordedAnswer(outcome)
         return answers[request]
 
     def forget(self, client: int) -> None:

@@ -41,7 +41,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from skipper.torchstore.clients.pinning import Block, PinnedVersion
+from skipper.torchstore.clients.pinning import PinnedBlock, PinnedVersion
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
 from skipper.torchstore.clients.requests import VersionSelector
@@ -215,7 +215,7 @@ class _SavePlanner(SavePlanner):
                 self._objects = self.pinned.objects()
             return encode(self._objects[name])
         tensor = torch.empty(data.chunk.sizes, dtype=data.properties.dtype)
-        block = Block(name, tuple(data.chunk.offsets), tensor)
+        block = PinnedBlock(name, tuple(data.chunk.offsets), tensor)
         self._store.run(lambda _: self.pinned.read([block], self._store.timeout))
         return tensor
 

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from skipper.torchstore.clients.pinning import Block, PinnedVersion, StoredTensor
+from skipper.torchstore.clients.pinning import PinnedBlock, PinnedVersion, StoredTensor
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
 from skipper.torchstore.clients.requests import VersionSelector
@@ -136,7 +136,7 @@ class StoreReader(Keyed, StorageReader):
 
     def _read(self, pinned: PinnedVersion, plan: LoadPlan, planner: LoadPlanner) -> None:
         stored, objects = pinned.tensors(), pinned.objects()
-        blocks: list[Block] = []
+        blocks: list[PinnedBlock] = []
         filled: list[tuple[ReadItem, torch.Tensor, torch.Tensor]] = []
         for item in plan.items:
             name = item.storage_index.fqn
@@ -153,7 +153,7 @@ class StoreReader(Keyed, StorageReader):
             into = _destination(stored[name], target)
             start = item.storage_index.offset or (0,) * target.ndim
             offsets = tuple(at + more for at, more in zip(start, item.storage_offsets, strict=True))
-            blocks.append(Block(name, offsets, into))
+            blocks.append(PinnedBlock(name, offsets, into))
             filled.append((item, target, into))
         self._store.run(lambda _: pinned.read(blocks, self._store.timeout))
         for item, target, into in filled:

@@ -37,7 +37,7 @@ from skipper.torchstore import api
 from skipper.torchstore.clients.membership import dismiss, enrol
 from skipper.torchstore.clients.registry import DEFAULT_STORE_NAME, controller_of, reset_client
 from skipper.torchstore.clients.remote import DEFAULT_TIMEOUT_S
-from skipper.torchstore.errors import RendezvousError, StoreError, StoreTimeoutError, StrategyError
+from skipper.torchstore.errors import StoreError, StoreRendezvousError, StoreTimeoutError, StrategyError
 from skipper.torchstore.protocol.strategy import HostStrategy, LocalRankStrategy, TorchStoreStrategy
 from skipper.torchstore.spmd.launch import EnteredJob, OpenedJob, Trust, enter_job, open_job
 from skipper.torchstore.spmd.rank_volumes import HostVolumes, RankVolumes
@@ -174,9 +174,9 @@ async def initialize_spmd(
 
     Raises:
         StrategyError: (a `ValueError`) no strategy, or another one; or this process has initialized the store already.
-        RankEnvironmentError: (a `ValueError` and a `RendezvousError`) nothing says which rank this is, or a variable is
-            missing or no number; the message names it.
-        RendezvousError: Another rank has failed, and the message is its; or rank 0 is on another host and this one
+        RankEnvironmentError: (a `ValueError` and a `StoreRendezvousError`) nothing says which rank this is, or a
+            variable is missing or no number; the message names it.
+        StoreRendezvousError: Another rank has failed, and the message is its; or rank 0 is on another host and this one
             knows no secret.
         StoreTimeoutError: (a `TimeoutError`) not all ranks came in time; the message names those that did not.
         InsecureHostError: (control's, a `ValueError`) several hosts, no certificates, and ``insecure`` is not set.
@@ -246,7 +246,7 @@ class _Beginning:
             await ask(controller.info.call_one(this_process(), this_proc()), self._left())
             await ask(rendezvous.ready.call_one(rank, self._left()), self._left() + _GRACE_S)
         except SupervisionError as error:
-            raise RendezvousError(f"rank 0 is gone, or what it has started: {error}") from error
+            raise StoreRendezvousError(f"rank 0 is gone, or what it has started: {error}") from error
         return _Session(self._store_name, place, rendezvous, number, self._companion)
 
     async def undo(self, error: BaseException) -> None:
@@ -350,7 +350,7 @@ def _mesh_of(process_ids: Sequence[str]) -> ProcMesh:
     joined = {mesh.root_members[0].id: mesh.root_members[0] for mesh in process.members.meshes()}
     members = tuple(joined[process_id] for process_id in process_ids if process_id in joined)
     if len(members) < len(process_ids):
-        raise RendezvousError("a process that a rank has brought for a volume has ended")
+        raise StoreRendezvousError("a process that a rank has brought for a volume has ended")
     extent = Extent.of({"ranks": len(members)})
     return ProcMesh(secrets.randbits(63), "volumes of ranks", members, extent, Shape.whole(extent), process.me)
 

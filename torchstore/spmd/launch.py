@@ -26,12 +26,12 @@ from skipper import control
 from skipper.control import DeadlineError, HostUnreachableError, JobNotFoundError, RemoteHostError
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.wire import addresses
-from skipper.torchstore.errors import RendezvousError, StoreTimeoutError
+from skipper.torchstore.errors import StoreRendezvousError, StoreTimeoutError
 from skipper.torchstore.spmd.ranks import Launch
 from skipper.trust import SECRET_VARIABLE
 
 if TYPE_CHECKING:  # its import brings gRPC, after which processes of a mesh cannot be forked from a warm one
-    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousPoint
+    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousAddress
 
 CERTS_VARIABLE = "SKIPPER_CERTS"
 """Environment variable with the folder of this host's certificates, where ranks are on several hosts."""
@@ -80,15 +80,15 @@ class Trust:
             return (self.certs is not None or self.insecure) and not _is_at_loopback(launch.master_addr)
         return True
 
-    def gate(self, address: str) -> RendezvousPoint:
+    def gate(self, address: str) -> RendezvousAddress:
         """The gate at an address.
 
         Raises:
             ValueError: See `initialize_spmd`.
         """
-        from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousPoint
+        from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousAddress
 
-        return RendezvousPoint.of(
+        return RendezvousAddress.of(
             address, self.secret_file, self.certs, insecure=self.insecure, data_plane=self.data_plane
         )
 
@@ -102,7 +102,7 @@ class OpenedJob:
         run: What the ranks have in common.
     """
 
-    gate: RendezvousPoint | None
+    gate: RendezvousAddress | None
     run: str
     _closes: list[Callable[[], object]]
 
@@ -128,7 +128,7 @@ class EnteredJob:
         has_joined: Whether this process was in no job before.
     """
 
-    gate: RendezvousPoint | None
+    gate: RendezvousAddress | None
     run: str
     has_joined: bool
 
@@ -153,9 +153,9 @@ def open_job(launch: Launch, trust: Trust, store_name: str, deadline: float) -> 
         written, gate = {"path": str(served.path)}, None
     else:
         gate = trust.gate(trust.address or _address_of_rank_0(launch, note))
-        from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousServer
+        from skipper.control.cluster.jobs.spmd_rendezvous import SpmdRendezvousServer
 
-        keeper = RendezvousServer(runtime.current(), gate, run)
+        keeper = SpmdRendezvousServer(runtime.current(), gate, run)
         closes = [keeper.close]
         gate = dataclasses.replace(gate, port=addresses.port_of(keeper.address))
         written = {"gate": keeper.address}
@@ -185,7 +185,7 @@ def enter_job(
 
     Raises:
         StoreTimeoutError: (a `TimeoutError`) it was not open in time.
-        RendezvousError: Rank 0 is on another host, and there is no secret.
+        StoreRendezvousError: Rank 0 is on another host, and there is no secret.
         AlreadyInJobError: (control's) this process is part of another job.
         AuthenticationError: (control's) rank 0 has another secret.
         ValueError: See `initialize_spmd`.
@@ -238,13 +238,13 @@ def _address_of_rank_0(launch: Launch, note: _Note | None) -> str:
     the ranks have met.
 
     Raises:
-        RendezvousError: Nobody knows where it is.
+        StoreRendezvousError: Nobody knows where it is.
     """
     host, port = launch.master_addr, launch.master_port
     if note is not None:
         host, port = host if host is not None and _is_here(host) else _own_address(), 0
     if host is None or port is None:
-        raise RendezvousError(
+        raise StoreRendezvousError(
             "ranks of several hosts meet at MASTER_ADDR and MASTER_PORT: set them, or pass address='tcp://HOST:PORT'"
         )
     if _is_at_loopback(host) and not (host == "localhost" or host.startswith("127.") or ":" in host):
@@ -256,7 +256,7 @@ def _own_address() -> str:
     try:
         return addresses.own_address_towards(_ELSEWHERE)
     except OSError as error:
-        raise RendezvousError(
+        raise StoreRendezvousError(
             f"this host has no way to other networks, so its address is not known ({error.strerror}): set MASTER_ADDR "
             "to the IP of rank 0's host, or pass address='tcp://IP:PORT'"
         ) from error
@@ -266,11 +266,11 @@ def _check_reachable(launch: Launch, trust: Trust) -> None:
     """See at once what would only come to light at the deadline.
 
     Raises:
-        RendezvousError: Rank 0 is on another host, and this rank does not know the secret.
+        StoreRendezvousError: Rank 0 is on another host, and this rank does not know the secret.
     """
     if trust.means_several_hosts(launch) or launch.master_addr is None or _is_here(launch.master_addr):
         return
-    raise RendezvousError(
+    raise StoreRendezvousError(
         f"rank {launch.rank} is not on the host of rank 0, {launch.master_addr}: ranks of several hosts meet by a "
         f"secret. Pass certs= (or set {CERTS_VARIABLE}), or secret_file= (or set {SECRET_VARIABLE}) and insecure=True"
     )
@@ -312,7 +312,7 @@ class _Note:
 
         Raises:
             StoreTimeoutError: The store of torchrun's agent does not answer.
-            RendezvousError: The same, in another way.
+            StoreRendezvousError: The same, in another way.
         """
         if launch.has_group:
             return _Note(dist.distributed_c10d._get_default_store(), f"{_PREFIX}/{store_name}")
@@ -336,7 +336,7 @@ class _Note:
 
         Raises:
             JobNotFoundError: Nothing yet.
-            RendezvousError: The store is gone.
+            StoreRendezvousError: The store is gone.
         """
         # Not by a wait: that would keep others from the group's store for as long.
         if not _translated(lambda: self._store.check([self._key]), "the store in which rank 0 says where it is"):
@@ -356,7 +356,7 @@ def parse_note(content: bytes) -> dict[str, str]:
     """What rank 0 has written: under ``run`` what the ranks have in common, under ``path`` or ``gate`` where it is.
 
     Raises:
-        RendezvousError: It is not what rank 0 writes.
+        StoreRendezvousError: It is not what rank 0 writes.
     """
     try:
         note = json.loads(content)
@@ -364,7 +364,7 @@ def parse_note(content: bytes) -> dict[str, str]:
         note = None
     is_note = isinstance(note, dict) and set(note) in ({"run", "path"}, {"run", "gate"})
     if not is_note or not all(isinstance(value, str) for value in note.values()):
-        raise RendezvousError("somebody else has written into the store in which rank 0 says where it is")
+        raise StoreRendezvousError("somebody else has written into the store in which rank 0 says where it is")
     return dict(note)
 
 
@@ -373,14 +373,14 @@ def _translated(call: Callable[[], Any], doing: str) -> Any:
 
     Raises:
         StoreTimeoutError: It took too long.
-        RendezvousError: It failed otherwise, for instance since the process that hosts it has died.
+        StoreRendezvousError: It failed otherwise, for instance since the process that hosts it has died.
     """
     try:
         return call()
     except dist.DistStoreError as error:
         raise StoreTimeoutError(f"{doing}: {_headline(error)}") from error
     except (dist.DistError, ValueError) as error:
-        raise RendezvousError(f"{doing}: {_headline(error)}") from error
+        raise StoreRendezvousError(f"{doing}: {_headline(error)}") from error
 
 
 def _headline(error: Exception) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from skipper.control import Actor, ProcMesh, concurrent_endpoint
-from skipper.torchstore.errors import RendezvousError, StoreError, StoreTimeoutError
+from skipper.torchstore.errors import StoreError, StoreRendezvousError, StoreTimeoutError
 from skipper.torchstore.spmd.ranks import RankPlace
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class Rendezvous(Actor):
 
         Raises:
             StoreTimeoutError: Some have not come; the message names them.
-            RendezvousError: One has failed.
+            StoreRendezvousError: One has failed.
         """
         # A rank that is in the job for another store may be here before rank 0 has begun anew.
         here = await self._until(
@@ -153,7 +153,7 @@ class Rendezvous(Actor):
 
         Raises:
             StoreTimeoutError: They did not come.
-            RendezvousError: A rank has failed.
+            StoreRendezvousError: A rank has failed.
         """
         here = self._now()
         await self._in_round(
@@ -169,7 +169,7 @@ class Rendezvous(Actor):
         """Have the rendezvous come to nothing for all, unless it has already, or all are ready."""
         here = self._round
         if here is not None and here.failure is None and not here.is_complete:
-            kind = StoreTimeoutError if is_timeout else RendezvousError
+            kind = StoreTimeoutError if is_timeout else StoreRendezvousError
             here.failure = kind(f"rank {rank} failed: {reason}")
             await self._tell()
 
@@ -185,7 +185,7 @@ class Rendezvous(Actor):
 
         Raises:
             StoreTimeoutError: It did not in time.
-            RendezvousError: A rank has failed.
+            StoreRendezvousError: A rank has failed.
         """
         here = self._now()
         await self._in_round(here, lambda: here.is_started, timeout, lambda: "rank 0 did not start the store")
@@ -196,7 +196,7 @@ class Rendezvous(Actor):
 
         Raises:
             StoreTimeoutError: Some are not in time; the message names them.
-            RendezvousError: One has failed.
+            StoreRendezvousError: One has failed.
         """
         here = self._now()
         here.ready.add(rank)
@@ -252,7 +252,7 @@ class Rendezvous(Actor):
 
     def _now(self) -> _Round:
         if self._round is None:
-            raise RendezvousError("rank 0 has not opened the rendezvous")
+            raise StoreRendezvousError("rank 0 has not opened the rendezvous")
         return self._round
 
     @staticmethod
@@ -273,7 +273,7 @@ class Rendezvous(Actor):
         here.left.add(arrival.rank)
         here.informed.add(arrival.rank)
         if not here.is_complete and here.failure is None:
-            here.failure = RendezvousError(f"rank {arrival.rank} has ended, process {arrival.pid}")
+            here.failure = StoreRendezvousError(f"rank {arrival.rank} has ended, process {arrival.pid}")
         task = asyncio.get_running_loop().create_task(self._tell())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

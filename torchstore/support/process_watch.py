@@ -10,7 +10,7 @@ from skipper.control import ProcMesh
 from skipper.torchstore.support.process import ProcessId
 
 
-class ProcessWatch:
+class DeathNotice:
     """Calls ``on_death(process)``, once, in the event loop in which the process was added.
 
     Processes of other hosts have no pidfd here: control knows of their ends, as far as it knows them.

@@ -18,7 +18,7 @@ from math import prod
 import torch
 
 from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout
-from skipper.torchstore.algebra.layout import Box, Ints, Piece, Transfer
+from skipper.torchstore.algebra.layout import Box, BoxTransfer, Ints, Piece
 from skipper.torchstore.algebra.manifest import Binding, Digests, Manifest, TensorItem
 from skipper.torchstore.errors import ChecksumError
 from skipper.torchstore.tensors.cells import (
@@ -155,7 +155,7 @@ class ProofBuilder:
         self._tables: dict[int, torch.Tensor] = {}
         self._starts: dict[int, dict[tuple[str, int], int]] = {}
 
-    def add(self, index: int, stored: str, transfer: Transfer, target: torch.Tensor, *, name: str) -> None:
+    def add(self, index: int, stored: str, transfer: BoxTransfer, target: torch.Tensor, *, name: str) -> None:
         """What one transfer brings is to be proved.
 
         Args:

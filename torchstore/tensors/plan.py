@@ -25,7 +25,7 @@ from skipper.control.runtime import tracing
 from skipper.dataplane import RDMAAction, RDMABuffer, RemoteLayout
 from skipper.dataplane.errors import TransferTimeoutError
 from skipper.dataplane.uncollected import uncollected
-from skipper.torchstore.algebra.layout import Ints, Match, Transfer, match
+from skipper.torchstore.algebra.layout import BoxTransfer, Ints, Match, match
 from skipper.torchstore.algebra.manifest import Binding, Manifest, TensorItem
 from skipper.torchstore.errors import CoverageError, DTypeMismatchError, LayoutMismatchError
 from skipper.torchstore.support.lru_cache import LRUCache
@@ -75,7 +75,7 @@ class Plan:
         of_source: tuple[tuple[int, int], ...],
         compile_s: float,
         proof: Proof | None = None,
-        moves: Sequence[tuple[int, str, Transfer, torch.Tensor]] = (),
+        moves: Sequence[tuple[int, str, BoxTransfer, torch.Tensor]] = (),
     ) -> None:
         self.action = action
         self.seals = seals
@@ -149,7 +149,7 @@ def compile_read(
     action = RDMAAction()
     needed = 0
     moved, blocks = [0] * len(sources), [0] * len(sources)
-    moves: list[tuple[int, str, Transfer, torch.Tensor]] = []
+    moves: list[tuple[int, str, BoxTransfer, torch.Tensor]] = []
     proof = ProofBuilder([(source.manifest, source.binding) for source in sources])
     # Layers repeat: tensors of one layout share their piece tuples, so the match is made once for all of them.
     matches: dict[tuple[int, ...], Match] = {}
@@ -204,7 +204,7 @@ def compile_read(
     )
 
 
-_Filling = tuple[LocalTensor, list[tuple[int, Binding | None, TensorItem]], Sequence[Transfer]]
+_Filling = tuple[LocalTensor, list[tuple[int, Binding | None, TensorItem]], Sequence[BoxTransfer]]
 """A target, the sources that hold some of it, and what is read of these."""
 
 

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 
 from skipper.benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
-from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, ROWS, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
@@ -58,7 +58,7 @@ async def _gather(calls: Sequence[Awaitable[object]]) -> None:
         await call
 
 
-def _time_spawns(runner: asyncio.Runner, turn: Turn) -> list[int]:
+def _time_spawns(runner: asyncio.Runner, turn: MeasuringTurn) -> list[int]:
     spawned: list[_Servers] = []
 
     def spawn() -> None:

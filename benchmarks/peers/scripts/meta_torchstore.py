@@ -13,7 +13,7 @@ import torch
 from monarch.actor import Actor, endpoint, this_host
 
 from skipper.benchmarks.peers import state
-from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.benchmarks.peers.work import Family
 
 __all__ = ["CANNOT", "open_blocks"]
@@ -49,7 +49,7 @@ class Holder(Actor):
             "put_batch": lambda: ts.put_batch(batch),
             "get_batch": lambda: ts.get_batch(batch),
         }
-        return await Turn(n, limit_s).times_async(actions[row], warmup=state.WARMUP)
+        return await MeasuringTurn(n, limit_s).times_async(actions[row], warmup=state.WARMUP)
 
     @endpoint
     async def prepare(self, number: int) -> None:
@@ -84,7 +84,7 @@ def open_blocks(_family: Family, stack: ExitStack) -> dict[str, Block]:
     writer, reader = holders.slice(procs=0), holders.slice(procs=1)
 
     def timed(row: str) -> Block:
-        def block(turn: Turn) -> list[int]:
+        def block(turn: MeasuringTurn) -> list[int]:
             who = writer
             if row.startswith("get"):
                 writer.time.call_one(row.replace("get", "put"), 1, turn.limit_s).get()

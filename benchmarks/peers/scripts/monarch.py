@@ -13,7 +13,7 @@ from monarch.actor import Actor, endpoint, this_host
 from monarch.rdma import RDMAAction, RDMABuffer
 
 from skipper.benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
-from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
@@ -45,7 +45,7 @@ class Echo(Actor):
     @endpoint
     def time_calls(self, other: Any, n: int, limit_s: float) -> list[int]:
         """Call another actor from here."""
-        return Turn(n, limit_s).times(lambda: other.echo.call_one(_MESSAGE).get())
+        return MeasuringTurn(n, limit_s).times(lambda: other.echo.call_one(_MESSAGE).get())
 
 
 def _actor_blocks() -> dict[str, Block]:
@@ -68,7 +68,7 @@ def _actor_blocks() -> dict[str, Block]:
     }
 
 
-def _time_spawns(turn: Turn) -> list[int]:
+def _time_spawns(turn: MeasuringTurn) -> list[int]:
     meshes = []
 
     def spawn() -> None:
@@ -146,7 +146,7 @@ def _engine_blocks() -> dict[str, Block]:
             with mesh.activate():
                 return monarch.fetch_shard(tensor).result()
 
-        def issue(turn: Turn) -> list[int]:
+        def issue(turn: MeasuringTurn) -> list[int]:
             with mesh.activate():
                 durations = turn.times(lambda: small + small)
             fetch(small)  # the worker has caught up before the next row

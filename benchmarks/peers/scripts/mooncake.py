@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from skipper.benchmarks.errors import PeerError
-from skipper.benchmarks.peers.memory import Bytes, Operation, Owner, keep, memory_blocks
+from skipper.benchmarks.peers.memory import Bytes, MemoryOwner, Operation, keep, memory_blocks
 from skipper.benchmarks.peers.protocol import Block
 from skipper.benchmarks.peers.work import REGION_NBYTES, Family, Span
 
@@ -27,7 +27,7 @@ def open_blocks(_family: Family, stack: ExitStack) -> dict[str, Block]:
 class _Region:
     def __init__(self, stack: ExitStack) -> None:
         self.local: Bytes = np.zeros(REGION_NBYTES, np.uint8)
-        self._owner = Owner.start(stack, _own)
+        self._owner = MemoryOwner.start(stack, _own)
         self._engine = _engine(self.local)
         self._name, self._address = self._owner.hello
         self.fill, self.holds = self._owner.fill, self._owner.holds

@@ -15,7 +15,7 @@ import ray
 
 from skipper.benchmarks.peers import state
 from skipper.benchmarks.peers.memory import Bytes, Operation, memory_blocks
-from skipper.benchmarks.peers.protocol import Block, CannotError, Turn
+from skipper.benchmarks.peers.protocol import Block, CannotError, MeasuringTurn
 from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
@@ -51,7 +51,7 @@ class Echo:
         """Give back what came."""
         return value
 
-    def time_calls(self, other: Any, turn: Turn) -> list[int]:
+    def time_calls(self, other: Any, turn: MeasuringTurn) -> list[int]:
         """Call another actor from here."""
         return turn.times(lambda: ray.get(other.echo.remote(_MESSAGE)))
 
@@ -69,7 +69,7 @@ def _actor_blocks() -> dict[str, Block]:
     def pipeline() -> None:
         ray.get([one.echo.remote(_MESSAGE) for _ in range(PIPELINED)])
 
-    def spawn(turn: Turn) -> list[int]:
+    def spawn(turn: MeasuringTurn) -> list[int]:
         spawned: list[Any] = []
         durations = turn.times(lambda: spawned.extend(_spawn()), warmup=0)
         for actor in spawned:
@@ -135,7 +135,7 @@ class Holder:
     def _arrays(self) -> dict[str, Any]:
         return {name: tensor.numpy() for name, tensor in self._state.items()}
 
-    def time_puts(self, row: str, turn: Turn) -> list[int]:
+    def time_puts(self, row: str, turn: MeasuringTurn) -> list[int]:
         """Puts of one row, each of which makes the one before forgotten."""
         values = {"put_64B": self._small, "put_512MiB": self._large, "put_state_dict": self._arrays()}
 
@@ -153,7 +153,7 @@ class Holder:
         self._kept = [ray.put(value) for _ in range(count)]
         return self._kept
 
-    def time_gets(self, row: str, objects: list[Any], turn: Turn) -> list[int]:
+    def time_gets(self, row: str, objects: list[Any], turn: MeasuringTurn) -> list[int]:
         """Gets of one row: small objects are another one each time, since they are remembered."""
         left = iter(objects)
 
@@ -203,7 +203,7 @@ def _store_blocks() -> dict[str, Block]:
         return lambda turn: list(ray.get(writer.time_puts.remote(row, turn)))
 
     def gets(row: str) -> Block:
-        def block(turn: Turn) -> list[int]:
+        def block(turn: MeasuringTurn) -> list[int]:
             objects = ray.get(writer.put.remote(row, turn.n + 1 if row == "get_64B" else 1))
             return list(ray.get(reader.time_gets.remote(row, objects, turn)))
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from skipper import control, dataplane
-from skipper.benchmarks.actors.parties import Caller, Echo
-from skipper.benchmarks.peers.memory import Bytes, Operation, Owner, keep, memory_blocks
-from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.actors.parties import CallingActor, Echo
+from skipper.benchmarks.peers.memory import Bytes, MemoryOwner, Operation, keep, memory_blocks
+from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
 from skipper.dataplane import RDMAAction, RDMABuffer
 
@@ -44,7 +44,7 @@ def _actor_blocks() -> dict[str, Block]:
     procs = control.this_host().spawn_procs({"procs": FANOUT})
     echoes = procs.spawn("echo", Echo)
     one = echoes.slice(procs=0)
-    caller = procs.slice(procs=1).spawn("caller", Caller)
+    caller = procs.slice(procs=1).spawn("caller", CallingActor)
     echoes.noted.call().get(_TIMEOUT_S)
 
     def pipeline() -> None:
@@ -52,7 +52,7 @@ def _actor_blocks() -> dict[str, Block]:
         for future in futures:
             future.get(_TIMEOUT_S)
 
-    def from_actor(turn: Turn) -> list[int]:
+    def from_actor(turn: MeasuringTurn) -> list[int]:
         caller.time_calls.call_one(one, turn.warmup, _MESSAGE, _TIMEOUT_S).get(_TIMEOUT_S)
         durations: list[int] = caller.time_calls.call_one(one, turn.n, _MESSAGE, _TIMEOUT_S).get(_TIMEOUT_S)
         return durations
@@ -66,7 +66,7 @@ def _actor_blocks() -> dict[str, Block]:
     }
 
 
-def _time_spawns(turn: Turn) -> list[int]:
+def _time_spawns(turn: MeasuringTurn) -> list[int]:
     meshes = []
 
     def spawn() -> None:
@@ -90,7 +90,7 @@ class Region:
 
     def __init__(self, stack: ExitStack, allocate: Callable[[], Bytes]) -> None:
         self.local: Bytes = allocate()
-        self._owner = Owner.start(stack, _own, allocate)
+        self._owner = MemoryOwner.start(stack, _own, allocate)
         self._buffer: RDMABuffer = self._owner.hello
         self.fill, self.holds = self._owner.fill, self._owner.holds
 

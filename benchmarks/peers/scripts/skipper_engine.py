@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import torch
 
 from skipper import control, tensor_engine
-from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.tensor_engine import inspect
 
 __all__ = ["engine_blocks"]
@@ -23,7 +23,7 @@ def engine_blocks(stack: ExitStack) -> dict[str, Block]:
         small, large = torch.ones(4, 4), torch.ones(16 << 20)
     inspect(large, timeout=_TIMEOUT_S)
 
-    def issue(turn: Turn) -> list[int]:
+    def issue(turn: MeasuringTurn) -> list[int]:
         durations = turn.times(lambda: small + small)
         inspect(small, timeout=_TIMEOUT_S)  # the worker has caught up before the next row
         return durations

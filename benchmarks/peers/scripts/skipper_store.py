@@ -12,7 +12,7 @@ import torch
 from skipper import control, dataplane
 from skipper import torchstore as ts
 from skipper.benchmarks.peers import state
-from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.control import Actor, endpoint
 
 __all__ = ["store_blocks"]
@@ -48,7 +48,7 @@ class Holder(Actor):
             "put_batch": lambda: ts.put_batch(batch),
             "get_batch": lambda: ts.get_batch(batch),
         }
-        return await Turn(n, limit_s).times_async(actions[row], warmup=state.WARMUP)
+        return await MeasuringTurn(n, limit_s).times_async(actions[row], warmup=state.WARMUP)
 
     @endpoint
     async def share(self) -> None:
@@ -93,7 +93,7 @@ def store_blocks(stack: ExitStack) -> dict[str, Block]:
     writer, reader = holders.slice(procs=0), holders.slice(procs=1)
 
     def timed(row: str) -> Block:
-        def block(turn: Turn) -> list[int]:
+        def block(turn: MeasuringTurn) -> list[int]:
             who = writer
             if row.startswith("get"):
                 writer.time.call_one(row.replace("get", "put"), 1, turn.limit_s).get(_TIMEOUT_S)
@@ -103,7 +103,7 @@ def store_blocks(stack: ExitStack) -> dict[str, Block]:
 
         return block
 
-    def sync(turn: Turn) -> list[int]:
+    def sync(turn: MeasuringTurn) -> list[int]:
         writer.share.call_one().get(_TIMEOUT_S)
         return state.syncing(
             lambda number: writer.prepare.call_one(number).get(_TIMEOUT_S),

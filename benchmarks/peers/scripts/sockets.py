@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from skipper.benchmarks.peers.memory import Bytes, Operation, Owner, keep, memory_blocks
-from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.memory import Bytes, MemoryOwner, Operation, keep, memory_blocks
+from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
@@ -75,7 +75,7 @@ def _echo(connection: socket.socket) -> None:
         connection.sendall(message)
 
 
-def _time_spawns(turn: Turn) -> list[int]:
+def _time_spawns(turn: MeasuringTurn) -> list[int]:
     """Bare interpreters, which import next to nothing."""
     spawned: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
 
@@ -99,7 +99,7 @@ class _Region:
 
     def __init__(self, stack: ExitStack) -> None:
         self.local: Bytes = np.empty(REGION_NBYTES, np.uint8)
-        self._owner = Owner.start(stack, _own)
+        self._owner = MemoryOwner.start(stack, _own)
         self._socket = stack.enter_context(socket.create_connection(self._owner.hello))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.fill, self.holds = self._owner.fill, self._owner.holds

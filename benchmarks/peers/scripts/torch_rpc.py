@@ -15,7 +15,7 @@ import torch
 from torch.distributed import rpc
 
 from skipper.benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
-from skipper.benchmarks.peers.protocol import Block, Turn
+from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
@@ -58,10 +58,10 @@ def echo(value: bytes) -> bytes:
 
 def time_calls(n: int, limit_s: float) -> list[int]:
     """Call worker 1 from here."""
-    return Turn(n, limit_s).times(lambda: rpc.rpc_sync("worker1", echo, (_MESSAGE,)))
+    return MeasuringTurn(n, limit_s).times(lambda: rpc.rpc_sync("worker1", echo, (_MESSAGE,)))
 
 
-def _time_spawns(turn: Turn) -> list[int]:
+def _time_spawns(turn: MeasuringTurn) -> list[int]:
     """A group of its own, which only a process that is in none can make: so one more process does it."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe(duplex=False)
@@ -73,7 +73,7 @@ def _time_spawns(turn: Turn) -> list[int]:
     return durations
 
 
-def _spawn_group(connection: Any, turn: Turn) -> None:
+def _spawn_group(connection: Any, turn: MeasuringTurn) -> None:
     durations: list[int] = []
     begun = perf_counter_ns()
     while turn.goes_on(len(durations), begun):

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousPoint
+    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousAddress
 
 _END = b"end\n"
 _STOP_S = 10.0
@@ -44,7 +44,7 @@ class Companion:
     """
 
     def __init__(
-        self, rendezvous: RendezvousPoint, run: str, name: str, ranks: Sequence[int], *, timeout: float
+        self, rendezvous: RendezvousAddress, run: str, name: str, ranks: Sequence[int], *, timeout: float
     ) -> None:
         config = {
             "host": rendezvous.host,
@@ -153,10 +153,10 @@ def _read_line(pipe: int) -> dict[str, Any]:
 
 def _come(config: dict[str, Any]) -> str:
     """Become a process of the job; its id there."""
-    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousPoint, join_rendezvous
+    from skipper.control.cluster.jobs.spmd_rendezvous import RendezvousAddress, join_rendezvous
 
     secret = bytes.fromhex(config["secret"])
-    rendezvous = RendezvousPoint(config["host"], config["port"], secret, config["certs"], config["data_plane"])
+    rendezvous = RendezvousAddress(config["host"], config["port"], secret, config["certs"], config["data_plane"])
     return join_rendezvous(rendezvous, config["run"], config["name"], timeout=config["timeout"]).me.id
 
 

@@ -17,7 +17,7 @@ from skipper.control.api.controller import get_or_spawn_controller
 from skipper.control.api.join import join, serve_job
 from skipper.control.api.mesh import ProcMesh
 from skipper.control.cluster.jobs.rank_registry import REGISTRY, RankEntry, RankRegistry, extent_of
-from skipper.control.cluster.jobs.spmd_rendezvous import PORT, RendezvousPoint, RendezvousServer, join_rendezvous
+from skipper.control.cluster.jobs.spmd_rendezvous import PORT, RendezvousAddress, SpmdRendezvousServer, join_rendezvous
 from skipper.control.cluster.jobs.torchrun import TorchrunRank
 from skipper.control.model.errors import (
     AlreadyInJobError,
@@ -96,10 +96,12 @@ class SpmdJob:
         timeout: float = MEET_TIMEOUT_S,
     ) -> None:
         self.launch = TorchrunRank.of(os.environ)
-        self._rendezvous: RendezvousPoint | None = None
+        self._rendezvous: RendezvousAddress | None = None
         if not self.launch.has_one_node:
             address = address or f"tcp://{self.launch.master_addr}:{PORT}"
-            self._rendezvous = RendezvousPoint.of(address, secret_file, certs, insecure=insecure, data_plane=data_plane)
+            self._rendezvous = RendezvousAddress.of(
+                address, secret_file, certs, insecure=insecure, data_plane=data_plane
+            )
         self._timeout = timeout
         self._procs: ProcMesh | None = None
         self._registry: ActorMesh[RankRegistry] | None = None
@@ -168,7 +170,7 @@ class SpmdJob:
         if self.launch.world_size == 1:
             return lambda: None
         if self._rendezvous is not None:
-            return RendezvousServer(process, self._rendezvous, self.launch.name).close
+            return SpmdRendezvousServer(process, self._rendezvous, self.launch.name).close
         return serve_job(self.launch.name).close
 
     def _wait_for_all(self, process: Process) -> Sequence[RankEntry]:

@@ -37,7 +37,7 @@ _HANG_UP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class RendezvousPoint:
+class RendezvousAddress:
     """Where the ranks of several nodes meet, and what they need for it.
 
     Attributes:
@@ -62,7 +62,7 @@ class RendezvousPoint:
         *,
         insecure: bool,
         data_plane: bool | None,
-    ) -> RendezvousPoint:
+    ) -> RendezvousAddress:
         """The rendezvous that these options describe, which are those of `attach_to_hosts`.
 
         Raises:
@@ -83,7 +83,7 @@ class RendezvousPoint:
         if folder is not None:
             Certificates(folder)
         secret = read_secret(Path(secret_file) if secret_file is not None else Path(folder or "") / SECRET)
-        return RendezvousPoint(host, port, secret, folder, (certs is None) if data_plane is None else data_plane)
+        return RendezvousAddress(host, port, secret, folder, (certs is None) if data_plane is None else data_plane)
 
     @property
     def certificates(self) -> Certificates | None:
@@ -91,10 +91,10 @@ class RendezvousPoint:
         return None if self.certs is None else Certificates(self.certs)
 
     def __repr__(self) -> str:
-        return f"<RendezvousPoint {addresses.at(self.host, self.port)}>"  # never the secret
+        return f"<RendezvousAddress {addresses.at(self.host, self.port)}>"  # never the secret
 
 
-class RendezvousServer:
+class SpmdRendezvousServer:
     """Rank 0's side: lets the ranks of one run in until it is closed. From then on the process listens beyond its host.
 
     Args:
@@ -106,7 +106,7 @@ class RendezvousServer:
         WireError: the address cannot be listened on.
     """
 
-    def __init__(self, process: Process, rendezvous: RendezvousPoint, run: str) -> None:
+    def __init__(self, process: Process, rendezvous: RendezvousAddress, run: str) -> None:
         from skipper.control.wire.auth_listener import AuthListener
 
         self._process, self._rendezvous, self._run = process, rendezvous, run
@@ -176,7 +176,7 @@ class RendezvousServer:
         }
 
 
-def join_rendezvous(rendezvous: RendezvousPoint, run: str, name: str, *, timeout: float) -> Process:
+def join_rendezvous(rendezvous: RendezvousAddress, run: str, name: str, *, timeout: float) -> Process:
     """Become a process of rank 0's job, one that listens at the IP that this node has on the way to rank 0.
 
     Args:

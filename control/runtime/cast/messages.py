@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from skipper.control.model.errors import ProtocolError
-from skipper.control.runtime.cast.tree import Span
+from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.bulk import Incoming, Outgoing
 from skipper.control.wire.envelope import Kind, Payload, ProcessRef
@@ -47,7 +47,7 @@ class CastHeader:
     needs: Mapping[int, int]
     behind: Sequence[tuple[int, int, int, int]] = ()
 
-    def encode(self, span: Span) -> bytes:
+    def encode(self, span: RankSpan) -> bytes:
         """The header for a subtree."""
         needs = [item for item in self.needs.items() if span.first <= item[0] < span.end] if self.needs else []
         behind = [cast for cast in self.behind if cast[2] < span.end and span.first < cast[3]]
@@ -136,11 +136,11 @@ class Opening:
     route: int
     origin: ProcessRef
     fanout: int
-    span: Span
+    span: RankSpan
     since: int
     nodes: Sequence[Node]
 
-    def part(self, span: Span) -> Opening:
+    def part(self, span: RankSpan) -> Opening:
         """The same for a subtree."""
         nodes = self.nodes[span.first - self.span.first : span.end - self.span.first]
         return Opening(self.route, self.origin, self.fanout, span, self.since, nodes)
@@ -167,7 +167,7 @@ class Opening:
             nodes = [(int(rank), processes[place]) for rank, place in places]
             if len(nodes) != end - first or end <= first or fanout < 2:
                 raise ValueError("its numbers do not fit together")
-            return Opening(route, processes[origin], fanout, Span(first, end), since, nodes)
+            return Opening(route, processes[origin], fanout, RankSpan(first, end), since, nodes)
         except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
             raise ProtocolError(f"not the opening of a route: {error}") from error
 

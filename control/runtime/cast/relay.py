@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from skipper.control.model.errors import ProtocolError
 from skipper.control.runtime.cast.messages import Answer, CastHeader, Opening, host_starts, pack_answers
-from skipper.control.runtime.cast.tree import Span
+from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.runtime.interfaces import Receiver, Sender
 from skipper.control.runtime.messages import Cast, Mail
 from skipper.control.wire.bulk import Incoming, Outgoing
@@ -49,7 +49,7 @@ class _Below:
 
     process: ProcessRef
     rank: int
-    span: Span
+    span: RankSpan
     done: int
 
 

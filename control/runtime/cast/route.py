@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from skipper.control.runtime.cast.messages import CastHeader, Node, Opening, host_starts
 from skipper.control.runtime.cast.relay import cast_envelope
-from skipper.control.runtime.cast.tree import Span, Tree
+from skipper.control.runtime.cast.tree import RankSpan, Tree
 from skipper.control.runtime.flow_control import Window
 from skipper.control.wire.envelope import Envelope, ProcessRef
 
@@ -69,9 +69,9 @@ class Route:
         self._waited_for: deque[tuple[int, int]] = deque()
         self._settled_told = 0
         self._seen: dict[int, int] = {}
-        self._common: dict[int, list[Span]] = {}
+        self._common: dict[int, list[RankSpan]] = {}
 
-    def opening(self, span: Span) -> Opening:
+    def opening(self, span: RankSpan) -> Opening:
         """What the node at the top of a subtree is to be told first."""
         nodes = self.nodes[span.first : span.end]
         return Opening(self.number, self._caster, self.tree.fanout, span, self._done, nodes)
@@ -105,19 +105,19 @@ class Route:
         if not self.heads:
             self._trim()
 
-    def newest(self, span: Span) -> Envelope:
+    def newest(self, span: RankSpan) -> Envelope:
         """The last cast, for a subtree."""
         return self._for(self._sent[-1], span)
 
-    def unfinished(self, span: Span) -> list[Envelope]:
+    def unfinished(self, span: RankSpan) -> list[Envelope]:
         """All casts that the subtree may not have got."""
         return [self._for(sent, span) for sent in self._sent]
 
-    def _for(self, sent: _Sent, span: Span) -> Envelope:
+    def _for(self, sent: _Sent, span: RankSpan) -> Envelope:
         header = CastHeader(self.number, sent.number, self._settled_told, sent.needs, sent.behind)
         return cast_envelope(sent.envelope, (header.encode(span), *sent.envelope.payload))
 
-    def _common_with(self, other: Route) -> list[Span]:
+    def _common_with(self, other: Route) -> list[RankSpan]:
         """The positions whose processes are in another route, too."""
         common = self._common.get(other.number)
         if common is None:
@@ -126,9 +126,9 @@ class Route:
                 if process.id not in other.position:
                     continue
                 if common and common[-1].end == position:
-                    common[-1] = Span(common[-1].first, position + 1)
+                    common[-1] = RankSpan(common[-1].first, position + 1)
                 else:
-                    common.append(Span(position, position + 1))
+                    common.append(RankSpan(position, position + 1))
         return common
 
     def forget(self, other: Route) -> None:
@@ -162,7 +162,7 @@ class Route:
             self.heads[position] = number
             self._trim()
 
-    def bury(self, process_id: str) -> tuple[ProcessRef | None, list[Span]]:
+    def bury(self, process_id: str) -> tuple[ProcessRef | None, list[RankSpan]]:
         """Take a node out that is gone.
 
         Returns:
@@ -173,7 +173,7 @@ class Route:
         self.gone.append(self.nodes[position])
         return self._parent(position), self._adopt_below(position)
 
-    def adopt(self, process_id: str) -> tuple[ProcessRef | None, list[Span]]:
+    def adopt(self, process_id: str) -> tuple[ProcessRef | None, list[RankSpan]]:
         """Send to a node that has lost its parent; returns as `bury` does."""
         position = self.position.get(process_id)
         if position is None or position in self.heads or position in self._dead:
@@ -199,7 +199,7 @@ class Route:
             return None
         return self.nodes[parent][1]
 
-    def _adopt_below(self, position: int) -> list[Span]:
+    def _adopt_below(self, position: int) -> list[RankSpan]:
         adopted = []
         for span in self.tree.below(position):
             if span.first in self._dead:

@@ -44,7 +44,7 @@ from skipper.control.runtime.cast.messages import CastHeader, unpack_answers
 from skipper.control.runtime.cast.relay import HOME, tree_message
 from skipper.control.runtime.cast.relays import Relays
 from skipper.control.runtime.cast.route import Route
-from skipper.control.runtime.cast.tree import Span
+from skipper.control.runtime.cast.tree import RankSpan
 from skipper.control.runtime.interfaces import Sender
 from skipper.control.runtime.messages import Loss, Mail
 from skipper.control.wire.bulk import Incoming, Outgoing
@@ -233,7 +233,7 @@ class CastSender:
             self._introduce(route, span)
         return route
 
-    def _introduce(self, route: Route, span: Span) -> None:
+    def _introduce(self, route: Route, span: RankSpan) -> None:
         process = route.nodes[span.first][1]
         self._sender.pass_on(process, tree_message("open", 0, 0, route.opening(span).encode()))
 
@@ -255,7 +255,7 @@ class CastSender:
         if route.waits and not route.is_settling:
             self._settle_later(route)
 
-    def _adopt(self, route: Route, parent: ProcessRef | None, spans: list[Span], child: ProcessRef) -> None:
+    def _adopt(self, route: Route, parent: ProcessRef | None, spans: list[RankSpan], child: ProcessRef) -> None:
         for span in spans:
             self._introduce(route, span)
             for envelope in route.unfinished(span):

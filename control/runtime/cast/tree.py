@@ -18,7 +18,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RankSpan:
     """A node and those below it.
 
     Attributes:
@@ -32,16 +32,16 @@ class Span:
     def __len__(self) -> int:
         return self.end - self.first
 
-    def below(self, fanout: int, starts: Sequence[int] = ()) -> list[Span]:
+    def below(self, fanout: int, starts: Sequence[int] = ()) -> list[RankSpan]:
         """The nodes that this one passes on to; for ``starts`` see `cut`."""
         first = self.first + 1
         behind = starts[bisect_left(starts, first) : bisect_left(starts, self.end)]
         if len(behind) == 1 and behind[0] == first:
-            return [Span(first, self.end)]  # all on one other host, which is entered once
+            return [RankSpan(first, self.end)]  # all on one other host, which is entered once
         return cut(first, self.end, fanout, starts)
 
 
-def spans(first: int, end: int, fanout: int) -> list[Span]:
+def spans(first: int, end: int, fanout: int) -> list[RankSpan]:
     """Positions cut into at most ``fanout`` parts, whose sizes differ by one at most.
 
     Raises:
@@ -52,10 +52,10 @@ def spans(first: int, end: int, fanout: int) -> list[Span]:
     count = end - first
     parts = min(fanout, count)
     cuts = [first + count * part // parts for part in range(parts + 1)] if parts > 0 else []
-    return [Span(begin, until) for begin, until in pairwise(cuts)]
+    return [RankSpan(begin, until) for begin, until in pairwise(cuts)]
 
 
-def cut(first: int, end: int, fanout: int, starts: Sequence[int]) -> list[Span]:
+def cut(first: int, end: int, fanout: int, starts: Sequence[int]) -> list[RankSpan]:
     """Positions cut into at most ``fanout`` parts: between hosts, or evenly where all are on one.
 
     Args:
@@ -67,7 +67,7 @@ def cut(first: int, end: int, fanout: int, starts: Sequence[int]) -> list[Span]:
     edges = [first, *starts[bisect_right(starts, first) : bisect_left(starts, end)], end]
     if len(edges) == 2:
         return spans(first, end, fanout)
-    return [Span(edges[part.first], edges[part.end]) for part in spans(0, len(edges) - 1, fanout)]
+    return [RankSpan(edges[part.first], edges[part.end]) for part in spans(0, len(edges) - 1, fanout)]
 
 
 class Tree:
@@ -89,7 +89,7 @@ class Tree:
     def __init__(self, size: int, fanout: int, starts: Sequence[int] = ()) -> None:
         self.fanout = fanout
         self.heads = cut(0, size, fanout, starts)
-        self.span_at: list[Span] = [Span(position, position + 1) for position in range(size)]
+        self.span_at: list[RankSpan] = [RankSpan(position, position + 1) for position in range(size)]
         self.parent_of: list[int | None] = [None] * size
         self.depth = 0
         self._starts = starts
@@ -98,11 +98,11 @@ class Tree:
             self.depth += 1
             level = [child for span in level for child in self._place(span)]
 
-    def below(self, position: int) -> list[Span]:
+    def below(self, position: int) -> list[RankSpan]:
         """The nodes that the one at a position passes on to."""
         return self.span_at[position].below(self.fanout, self._starts)
 
-    def _place(self, span: Span) -> list[Span]:
+    def _place(self, span: RankSpan) -> list[RankSpan]:
         self.span_at[span.first] = span
         below = self.below(span.first)
         for child in below:

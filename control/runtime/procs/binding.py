@@ -1,4 +1,4 @@
-"""`Binding`: the CPUs and the NUMA memory that a process is bound to."""
+"""`CpuBinding`: the CPUs and the NUMA memory that a process is bound to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NODE_KEYS = ("cpunodebind", "membind")
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
+class CpuBinding:
     """What one process is bound to; an empty tuple leaves it as its parent is.
 
     Attributes:
@@ -27,7 +27,7 @@ class Binding:
     memory_nodes: tuple[int, ...] = ()
 
     @staticmethod
-    def of(options: Mapping[str, str]) -> Binding:
+    def of(options: Mapping[str, str]) -> CpuBinding:
         """The binding that ``spawn_procs(proc_bind=...)`` describes for one process.
 
         Args:
@@ -55,7 +55,7 @@ class Binding:
         memory = _numbers("membind", options["membind"]) if "membind" in options else ()
         for node in memory:
             _cpus_of(node)
-        return Binding(tuple(sorted(cpus)), memory)
+        return CpuBinding(tuple(sorted(cpus)), memory)
 
     def apply(self) -> None:
         """Bind the calling thread, and with it those that it starts from now on.

@@ -22,7 +22,7 @@ from skipper.control.support.cgroup import OomWatch
 from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, ProcessRef
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.procs.binding import Binding
+    from skipper.control.runtime.procs.binding import CpuBinding
     from skipper.control.runtime.procs.launcher import Launched, Launcher
 
 LATE_S = 1.0
@@ -108,10 +108,10 @@ class Children:
         members: Sequence[ProcessRef],
         env: Mapping[str, str],
         bootstrap: tuple[bytes, ...],
-        bindings: Sequence[Binding],
+        bindings: Sequence[CpuBinding],
     ) -> None:
         """Start children, each with its binding; returns at once, and a failure to start is an end like any other."""
-        from skipper.control.runtime.procs.launcher import Launch, Launcher  # most processes launch none
+        from skipper.control.runtime.procs.launcher import Launcher, LaunchRequest  # most processes launch none
 
         for member in members:
             self._expect(member)
@@ -126,7 +126,9 @@ class Children:
         mark = self._oom.mark()
         children = [Child(config.me, oom_mark=mark) for config in configs]
         self._children.update((child.ref.id, child) for child in children)
-        launches = [Launch(config, self._notifier(child)) for config, child in zip(configs, children, strict=True)]
+        launches = [
+            LaunchRequest(config, self._notifier(child)) for config, child in zip(configs, children, strict=True)
+        ]
         launcher.launch(launches, env, self._state.settings.preloaded())
 
     def get(self, process_id: str) -> Child | None:

@@ -45,7 +45,7 @@ class AnswerError(OSError):
     """A guard has ended or does not answer."""
 
 
-class Origin(Protocol):
+class GuardOrigin(Protocol):
     """Who has started a process for this one: a guard or a fork server.
 
     Attributes:
@@ -78,7 +78,7 @@ class Kept:
     pid: int
     pidfd: int
     report: int
-    origin: Origin
+    origin: GuardOrigin
 
     def has_ended(self) -> bool:
         """Whether it is gone."""
@@ -301,7 +301,7 @@ class Guards:
         return self._guards[-1]
 
 
-def wait_for(who: Origin, pid: int, answer: int, hurry: int, deadline: float) -> None:
+def wait_for(who: GuardOrigin, pid: int, answer: int, hurry: int, deadline: float) -> None:
     """Wait for an answer as long as it may come.
 
     Raises:

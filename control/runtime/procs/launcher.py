@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from skipper.control.runtime.procs import guard, thread_limit, worker_command
-from skipper.control.runtime.procs.binding import Binding
+from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.procs.fork_servers import ForkServers
 from skipper.control.runtime.procs.guards import AnswerError, Guards, Kept
 from skipper.control.runtime.procs.inheritance import Surroundings
@@ -41,7 +41,7 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchRequest:
     """A child that is to be started.
 
     Attributes:
@@ -64,7 +64,7 @@ class Launcher:
         self._thread = threading.Thread(target=self._run, name="control-launcher", daemon=True)
         thread_limit.start(self._thread)
 
-    def launch(self, launches: Sequence[Launch], env: Mapping[str, str], modules: tuple[str, ...]) -> None:
+    def launch(self, launches: Sequence[LaunchRequest], env: Mapping[str, str], modules: tuple[str, ...]) -> None:
         """Start children, with variables besides those of this process, and with modules that are imported already."""
         try:
             surroundings = Surroundings.now(env, launches[0].config.sys_path)
@@ -97,7 +97,7 @@ class Launcher:
         self._servers.close()
         self._guards.close()
 
-    def _launch(self, launch: Launch, modules: tuple[str, ...], surroundings: Surroundings) -> None:
+    def _launch(self, launch: LaunchRequest, modules: tuple[str, ...], surroundings: Surroundings) -> None:
         try:
             launched = self._start(launch.config, modules, surroundings)
         except OSError as error:
@@ -118,7 +118,7 @@ class Launcher:
             return self._guards.start(command, surroundings, (pipe,), timeout)
 
         launched = None
-        if modules and config.binding == Binding():  # thread pools count the CPUs when their library is loaded
+        if modules and config.binding == CpuBinding():  # thread pools count the CPUs when their library is loaded
             launched = _with_pipe(fork)
         if launched is None:
             try:

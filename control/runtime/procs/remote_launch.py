@@ -16,7 +16,7 @@ from skipper.control.model.errors import ControlError, SupervisionError
 from skipper.control.model.future import Future, Promise, peek
 from skipper.control.runtime.interfaces import Requester
 from skipper.control.runtime.messages import LaunchOrder, Mail
-from skipper.control.runtime.procs.binding import Binding
+from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.requests import ADDRESS, EXIT, KILL_LAUNCHED, LAUNCH, STOP_LAUNCHED
 from skipper.control.runtime.stops import HANDED_DOWN
 from skipper.control.wire.addresses import port_of, within_host
@@ -179,7 +179,7 @@ class RemoteLaunch:
         Raises:
             ValueError: they cannot be bound as asked for.
         """
-        bindings = [Binding.of(options) for options in order.proc_bind] or [Binding()] * len(order.members)
+        bindings = [CpuBinding.of(options) for options in order.proc_bind] or [CpuBinding()] * len(order.members)
         self._launched[mail.envelope.target] = mail.sender, order.members
         self._children.launch(order.members, order.env, order.bootstrap, bindings)
         for member in order.members:

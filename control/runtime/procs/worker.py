@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from skipper.control.runtime.procs.binding import Binding
+    from skipper.control.runtime.procs.binding import CpuBinding
 
 _leaves = False
 """Whether the main thread has come to its end in good order."""
@@ -140,7 +140,7 @@ def end_behind_all_others() -> None:
     os._exit(0)
 
 
-def bind(binding: Binding) -> None:
+def bind(binding: CpuBinding) -> None:
     """Bind this process before it starts any thread."""
     from skipper.control.runtime.procs.worker_command import EXIT_BINDING
 

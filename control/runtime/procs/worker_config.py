@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 
 from skipper.control.model.settings import Settings
-from skipper.control.runtime.procs.binding import Binding
+from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.wire.envelope import ProcessRef
 
@@ -40,7 +40,7 @@ class WorkerConfig:
     sys_path: tuple[str, ...]
     settings: Settings
     bootstrap: tuple[bytes, ...]
-    binding: Binding
+    binding: CpuBinding
     certs: str | None = None
     data_plane_is_open: bool = True
     redirection: Redirection | None = None

@@ -7,7 +7,7 @@ The classes refer to each other in one direction only (batch, key, endpoint, wor
 garbage collection, which would clear those references before the destructors that need them.
 
 A `Batch` is the unit of work: epoch words, data, (flush,) epoch words again, as one state machine in C. Whoever drives
-it calls `step` through `Batch.advance` or `Worker.drive`; one thread at a time per batch, any thread per worker.
+it calls `step` through `Batch.advance` or `UcpWorker.drive`; one thread at a time per batch, any thread per worker.
 Several batches on several workers may share one list of rows, of which each takes what it can carry.
 
 This file has the context and its memory; included are what peers may reach of it, the connections, the state machine,
@@ -161,7 +161,7 @@ cdef inline double now() noexcept nogil:
     return t.tv_sec + 1e-9 * t.tv_nsec
 
 
-cdef class Context:
+cdef class UcpContext:
     """ucp_context_h: one library instance with its options."""
 
     cdef ucp_context_h handle
@@ -203,10 +203,10 @@ cdef class MemoryHandle:
     """ucp_mem_h: registered memory, and the packed key that a peer needs."""
 
     cdef ucp_mem_h handle
-    cdef Context context
+    cdef UcpContext context
     cdef readonly bytes key
 
-    def __cinit__(self, Context context, uintptr_t address, size_t nbytes, int memory_type):
+    def __cinit__(self, UcpContext context, uintptr_t address, size_t nbytes, int memory_type):
         cdef ucp_mem_map_params_t params
         cdef ucs_status_t status
         cdef void *packed

@@ -6,7 +6,7 @@ cdef enum:
 
 @cython.final
 @cython.no_gc
-cdef class Share:
+cdef class UcpShare:
     """Rows that one batch carries, or several together. Whoever makes it keeps the local memory alive."""
 
     cdef share_t state
@@ -20,7 +20,7 @@ cdef class Share:
     @staticmethod
     def single(uintptr_t local, uint64_t remote, int64_t nbytes):
         """One contiguous copy; the remote memory is that of key 0."""
-        cdef Share share = Share()
+        cdef UcpShare share = UcpShare()
         share.only(local, remote, nbytes)
         return share
 
@@ -46,7 +46,7 @@ cdef class Share:
     @staticmethod
     def many(const int64_t[:, ::1] rows, int64_t nbytes):
         """All runs of `rows` (see rows.h), which have `nbytes` together. Their keys are indices into a batch's keys."""
-        cdef Share share = Share()
+        cdef UcpShare share = UcpShare()
         if rows.shape[0] == 0 or rows.shape[1] != SKIPPER_ROW_WORDS:
             raise ValueError("a batch needs rows of the right width")
         share.rows = rows
@@ -72,8 +72,8 @@ cdef class Batch:
     """
 
     cdef batch_t state
-    cdef readonly Endpoint endpoint
-    cdef Share share
+    cdef readonly UcpEndpoint endpoint
+    cdef UcpShare share
     cdef tuple keys
     cdef object arrays
     cdef ucp_rkey_h few_keys[2]
@@ -85,7 +85,7 @@ cdef class Batch:
     cdef uint64_t *many_found
     cdef waiting_t waiting
 
-    def __cinit__(self, Endpoint endpoint, tuple keys, Share share, bint to_remote, int memory_type, bint words_here,
+    def __cinit__(self, UcpEndpoint endpoint, tuple keys, UcpShare share, bint to_remote, int memory_type, bint words_here,
                   bint by_message):
         cdef Py_ssize_t count = len(keys)
         cdef Py_ssize_t i
@@ -113,16 +113,16 @@ cdef class Batch:
             self.waiting.past_cache = share is not None and share.state.left >= STREAM_BYTES
 
     @staticmethod
-    def single(Endpoint endpoint, tuple keys, bint to_remote, int memory_type, uintptr_t local, uint64_t remote,
+    def single(UcpEndpoint endpoint, tuple keys, bint to_remote, int memory_type, uintptr_t local, uint64_t remote,
                int64_t nbytes, uint64_t word_at, uint64_t expected, bint words_here, bint by_message):
         """All of one contiguous copy, guarded by one word: what most operations are, in one call."""
-        cdef Batch batch = Batch(endpoint, keys, Share.single(local, remote, nbytes), to_remote, memory_type,
+        cdef Batch batch = Batch(endpoint, keys, UcpShare.single(local, remote, nbytes), to_remote, memory_type,
                                  words_here, by_message)
         batch.guard(word_at, expected)
         return batch
 
     @staticmethod
-    def atomic(Endpoint endpoint, bint swap, uint64_t at, uint64_t operand, uint64_t compare, uint64_t word_at,
+    def atomic(UcpEndpoint endpoint, bint swap, uint64_t at, uint64_t operand, uint64_t compare, uint64_t word_at,
                uint64_t expected):
         """An atomic operation on the peer's word `at`."""
         cdef Batch batch = Batch(endpoint, (), None, True, UCS_MEMORY_TYPE_HOST, False, True)
@@ -187,7 +187,7 @@ cdef class Batch:
         return self.run(spin_s, deadline)
 
     cdef int run(self, double spin_s, double deadline) noexcept:
-        cdef Worker worker = self.endpoint.worker
+        cdef UcpWorker worker = self.endpoint.worker
         cdef int result
         cdef int last = -1
         cdef double quiet, at
@@ -233,7 +233,7 @@ cdef class Batch:
         return [i for i in range(self.state.nwords) if self.state.word_found[i] != self.state.word_expected[i]]
 
     def __dealloc__(self):
-        cdef Worker worker = self.endpoint.worker
+        cdef UcpWorker worker = self.endpoint.worker
         cdef int i
         # Whoever drives a batch brings it to its end before letting go of it; an exception out of nowhere, such as
         # KeyboardInterrupt, may have prevented that. UCX must not write into what is about to be freed.

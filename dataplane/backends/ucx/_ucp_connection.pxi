@@ -14,11 +14,11 @@ cdef struct endpoint_t:
 
 
 @cython.no_gc
-cdef class Worker:
+cdef class UcpWorker:
     """ucp_worker_h: a set of connections with one event file descriptor."""
 
     cdef ucp_worker_h handle
-    cdef Context context
+    cdef UcpContext context
     cdef int efd
     cdef int asleep  # a driver may be in poll()
     cdef int woken
@@ -26,7 +26,7 @@ cdef class Worker:
     cdef int retired
     cdef desk_t *desk
 
-    def __cinit__(self, Context context):
+    def __cinit__(self, UcpContext context):
         cdef ucp_worker_params_t params
         cdef ucs_status_t status
         self.context = context
@@ -151,14 +151,14 @@ cdef void on_closed(void *request, ucs_status_t status, void *arg) noexcept nogi
 
 @cython.final
 @cython.no_gc
-cdef class Endpoint:
+cdef class UcpEndpoint:
     """ucp_ep_h: a connection to the worker of one peer, with peer error handling."""
 
     cdef endpoint_t *state
-    cdef readonly Worker worker
+    cdef readonly UcpWorker worker
     cdef readonly tuple transports
 
-    def __cinit__(self, Worker worker, bytes address, uint64_t number):
+    def __cinit__(self, UcpWorker worker, bytes address, uint64_t number):
         cdef ucp_ep_params_t params
         cdef ucs_status_t status
         cdef char *raw
@@ -291,9 +291,9 @@ cdef class RemoteKey:
     """ucp_rkey_h: a peer's registration as one endpoint reaches it."""
 
     cdef ucp_rkey_h handle
-    cdef readonly Endpoint endpoint
+    cdef readonly UcpEndpoint endpoint
 
-    def __cinit__(self, Endpoint endpoint, bytes packed):
+    def __cinit__(self, UcpEndpoint endpoint, bytes packed):
         cdef char *raw = padded(packed)
         cdef ucs_status_t status = UCS_ERR_CONNECTION_RESET
         self.endpoint = endpoint

@@ -219,7 +219,7 @@ cdef inline int has_more(batch_t *batch) noexcept nogil:
     return may_post(batch) if batch.waiting == NULL else may_send(batch)
 
 
-cdef void drive(Worker worker, batch_t **running, Py_ssize_t count, double deadline) noexcept nogil:
+cdef void drive(UcpWorker worker, batch_t **running, Py_ssize_t count, double deadline) noexcept nogil:
     cdef Py_ssize_t i
     cdef int over = 0
     cdef int more

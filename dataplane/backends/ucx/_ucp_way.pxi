@@ -10,7 +10,7 @@ cdef class Way:
     system call, most is memory that the copy itself has driven out of the caches.
     """
 
-    cdef readonly Endpoint endpoint
+    cdef readonly UcpEndpoint endpoint
     cdef tuple keys
     cdef uint64_t word_at
     cdef uint64_t expected
@@ -18,7 +18,7 @@ cdef class Way:
     cdef bint by_message
     cdef Batch spare  # over and done with, for the next copy
 
-    def __cinit__(self, Endpoint endpoint, tuple keys, uint64_t word_at, uint64_t expected, bint words_here,
+    def __cinit__(self, UcpEndpoint endpoint, tuple keys, uint64_t word_at, uint64_t expected, bint words_here,
                   bint by_message):
         self.endpoint = endpoint
         self.keys = keys

@@ -29,7 +29,7 @@ from typing import Self
 
 from skipper.dataplane.backends import own_sockets
 from skipper.dataplane.backends.handshake import TOKEN_BYTES, Handshake, is_target
-from skipper.dataplane.backends.own_sockets import PLACE_BYTES, Place
+from skipper.dataplane.backends.own_sockets import PLACE_BYTES, SocketPlace
 from skipper.dataplane.errors import DescriptorError, TransferError
 
 MAGIC = b"SKu2"
@@ -84,7 +84,7 @@ class Admission:
     """
 
     def __init__(
-        self, contact: Contact, wire_up_keys: Sequence[bytes], sources: Iterable[Place], deadline: float
+        self, contact: Contact, wire_up_keys: Sequence[bytes], sources: Iterable[SocketPlace], deadline: float
     ) -> None:
         """Ask to be let in.
 
@@ -103,12 +103,12 @@ class Admission:
         self._contact = contact
         self._deadline = deadline
         self._known: Mapping[int, str] = {}
-        self.listeners: frozenset[Place] = frozenset()
+        self.listeners: frozenset[SocketPlace] = frozenset()
         self._handshake = shake = Handshake(contact.address, contact.token, wire_up_keys, deadline)
         try:
             with shake.errors():
                 shake.greet(HELLO.pack(MAGIC, secrets.token_bytes(16)), MAGIC)
-                own = Place.of(shake.socket.getsockname()) if shake.socket.family != socket.AF_UNIX else None
+                own = SocketPlace.of(shake.socket.getsockname()) if shake.socket.family != socket.AF_UNIX else None
                 shake.say(b"sources", pack_places([*sources, *([own] if own else ())]))
                 self.listeners = frozenset(parse_places(shake.hear(b"listeners", PLACES.size)))
                 self._known = own_sockets.descriptors()
@@ -140,7 +140,7 @@ class Admission:
     ) -> None:
         self._handshake.close()
 
-    def _own_ends(self) -> list[Place]:
+    def _own_ends(self) -> list[SocketPlace]:
         """This end of each connection to the owner that was begun since it let this process in."""
         stray = self._deadline
         while True:
@@ -160,14 +160,14 @@ class Admission:
             time.sleep(_LOOK_S)
 
 
-def pack_places(places: Iterable[Place]) -> bytes:
+def pack_places(places: Iterable[SocketPlace]) -> bytes:
     """A message with the first `MOST_PLACES` of them."""
     packed = [place.pack() for place in places][:MOST_PLACES]
     return PLACES.pack(len(packed), b"".join(packed))
 
 
-def parse_places(message: bytes) -> list[Place]:
+def parse_places(message: bytes) -> list[SocketPlace]:
     """The places of a message."""
     count, packed = PLACES.unpack(message)
     used = min(count, MOST_PLACES)
-    return [Place.parse(packed[at * PLACE_BYTES :][:PLACE_BYTES]) for at in range(used)]
+    return [SocketPlace.parse(packed[at * PLACE_BYTES :][:PLACE_BYTES]) for at in range(used)]

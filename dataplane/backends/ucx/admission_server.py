@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from skipper.dataplane.backends import own_sockets, socket_filter
 from skipper.dataplane.backends.handshake import DIGEST_BYTES, PROOFS_BYTES, TOKEN_BYTES, WireUpKeys, bind
 from skipper.dataplane.backends.handshake_server import GREETING_S, HandshakeServer, Initiator
-from skipper.dataplane.backends.own_sockets import Place
+from skipper.dataplane.backends.own_sockets import SocketPlace
 from skipper.dataplane.backends.ucx.admission import FOUND, HELLO, MAGIC, PLACES, Contact, pack_places, parse_places
 
 _PROVED_S = 20.0  # for the rest of the handshake, once an initiator has proved itself
@@ -34,7 +34,7 @@ class AdmissionInitiator(Initiator):
     """
 
     sources: frozenset[ipaddress.IPv6Address] = frozenset()
-    expected: set[Place] = field(default_factory=set)
+    expected: set[SocketPlace] = field(default_factory=set)
     claimed: int = 0
 
 
@@ -67,7 +67,7 @@ class AdmissionServer(HandshakeServer[AdmissionInitiator]):
             wire_up_keys=wire_up_keys,
             others=self._ucx_listeners,
         )
-        self._places = {Place.of(each.getsockname()) for each in listeners}
+        self._places = {SocketPlace.of(each.getsockname()) for each in listeners}
         self.contact = Contact(token, where, within_host)
         self._admitted: frozenset[ipaddress.IPv6Address] = frozenset()
         self._elsewhere: dict[int, str] = {}  # descriptors that are not UCX's connections
@@ -148,7 +148,7 @@ class AdmissionServer(HandshakeServer[AdmissionInitiator]):
                 if place.address not in spared and socket_filter.restricted(connection):
                     own_sockets.shut(connection)
 
-    def _accepted(self) -> list[tuple[Place, socket.socket]]:
+    def _accepted(self) -> list[tuple[SocketPlace, socket.socket]]:
         """The connections that UCX has accepted, by their other ends; copies, to be closed."""
         found = []
         now = own_sockets.descriptors()

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from skipper.dataplane.backends.own_sockets import Place
+from skipper.dataplane.backends.own_sockets import SocketPlace
 
 if TYPE_CHECKING:
     from skipper.dataplane.backends.ucx import _ucp
@@ -44,7 +44,9 @@ class ClientWorker:
         sources: The addresses from which it connects over TCP.
     """
 
-    def __init__(self, worker: "_ucp.Worker", name: str, running: int, sources: tuple[Place, ...] = ()) -> None:
+    def __init__(
+        self, worker: "_ucp.UcpWorker", name: str, running: int, sources: tuple[SocketPlace, ...] = ()
+    ) -> None:
         self.worker = worker
         self.running = running
         self.sources = sources

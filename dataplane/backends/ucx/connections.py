@@ -45,7 +45,7 @@ _EMULATING = frozenset(
     {"tcp", "posix", "sysv", "ud_verbs", "ud_mlx5", "cuda_copy", "cuda_ipc", "gdr_copy", "rocm_copy", "rocm_ipc"}
 )
 
-Unpacked = tuple["_ucp.Endpoint", tuple["_ucp.RemoteKey", ...], ClientWorker]
+Unpacked = tuple["_ucp.UcpEndpoint", tuple["_ucp.RemoteKey", ...], ClientWorker]
 """The endpoint of an operation, the keys for it, and the client worker that it belongs to."""
 
 
@@ -143,7 +143,7 @@ class UcxConnection:
         self._wire_up_keys = wire_up_keys
         self._asks_first = contact is not None and (far or contact.within_host)
         self._lock = threading.Lock()
-        self._endpoint: _ucp.Endpoint | None = None
+        self._endpoint: _ucp.UcpEndpoint | None = None
         self._unpacked: OrderedDict[bytes, _ucp.RemoteKey] = OrderedDict()
 
     def ready(self, keys: RemoteKeys, require_owner: Callable[[], None], deadline: float) -> Unpacked:
@@ -191,7 +191,7 @@ class UcxConnection:
         if endpoint is not None:
             endpoint.close()
 
-    def _connect(self, deadline: float) -> "_ucp.Endpoint":
+    def _connect(self, deadline: float) -> "_ucp.UcpEndpoint":
         endpoint = None if self._asks_first else self._new_endpoint()
         if self._contact is not None and (endpoint is None or _may_use_tcp(endpoint)):
             if endpoint is not None:
@@ -204,7 +204,7 @@ class UcxConnection:
         self._told = 0
         return endpoint
 
-    def _admitted(self, contact: Contact, deadline: float) -> "_ucp.Endpoint":
+    def _admitted(self, contact: Contact, deadline: float) -> "_ucp.UcpEndpoint":
         # Two workers number their connections. If one of them has missed any, the owner's worker tries to connect to
         # this process, where nobody listens. So only a worker that has not met the owner's can connect to it.
         if self._used_tcp:
@@ -223,13 +223,13 @@ class UcxConnection:
                 raise
         return endpoint
 
-    def _new_endpoint(self) -> "_ucp.Endpoint":
-        endpoint: _ucp.Endpoint = self._ucp.Endpoint(
+    def _new_endpoint(self) -> "_ucp.UcpEndpoint":
+        endpoint: _ucp.UcpEndpoint = self._ucp.Endpoint(
             self._client.worker, self._worker_address, 1 + secrets.randbits(63)
         )
         return endpoint
 
-    def _unpack(self, endpoint: "_ucp.Endpoint", packed: bytes) -> "_ucp.RemoteKey":
+    def _unpack(self, endpoint: "_ucp.UcpEndpoint", packed: bytes) -> "_ucp.RemoteKey":
         key = self._unpacked.get(packed)
         if key is None:
             key = self._unpacked[packed] = self._ucp.RemoteKey(endpoint, packed)
@@ -238,7 +238,7 @@ class UcxConnection:
         return key
 
 
-def _may_use_tcp(endpoint: "_ucp.Endpoint") -> bool:
+def _may_use_tcp(endpoint: "_ucp.UcpEndpoint") -> bool:
     """Whether bytes may travel over TCP; some versions of UCX do not tell which transports they use."""
     return not endpoint.transports or "tcp" in endpoint.transports
 
@@ -318,7 +318,7 @@ class OwnerConnections:
             raise TransferError(f"{self.owner} cannot be reached over TCP: {self._obstacle}")
         return connection, unpacked
 
-    def cut(self, endpoint: "_ucp.Endpoint") -> None:
+    def cut(self, endpoint: "_ucp.UcpEndpoint") -> None:
         """Close a connection by force: what is on it ends, and the owner ignores what arrives of it later."""
         endpoint.close()
         self.abandoned.note(endpoint.number)

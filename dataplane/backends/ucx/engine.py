@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from skipper.dataplane import memfd
 from skipper.dataplane.backends import own_sockets, socket_filter
 from skipper.dataplane.backends.handshake import WireUpKeys
-from skipper.dataplane.backends.own_sockets import Place
+from skipper.dataplane.backends.own_sockets import SocketPlace
 from skipper.dataplane.backends.ucx.admission_server import AdmissionServer
 from skipper.dataplane.backends.ucx.client import ClientWorker
 from skipper.dataplane.backends.ucx.segments import Segments
@@ -181,10 +181,10 @@ class UcxEngine:
         try:
             if level is not None:
                 ucp.set_global_option(_LOG_LEVEL, level)
-            self._context: _ucp.Context = ucp.Context(chosen)
+            self._context: _ucp.UcpContext = ucp.Context(chosen)
             with _opening:
                 known = own_sockets.descriptors()
-                self._server: _ucp.Worker = ucp.Worker(self._context)
+                self._server: _ucp.UcpWorker = ucp.Worker(self._context)
                 self.address = self._server.address()
                 listeners = _listeners(known, self.address)
                 within_host = lacks_shared_memory(chosen, ucp.library_version())
@@ -322,7 +322,7 @@ _opening = threading.Lock()
 """Held while a worker is made, so that the sockets that are new afterwards belong to that worker."""
 
 
-def _listeners(known: Mapping[int, str], address: bytes) -> dict[int, Place]:
+def _listeners(known: Mapping[int, str], address: bytes) -> dict[int, SocketPlace]:
     """The descriptors at which a new worker listens on TCP; UCX tells its peers, but not its caller."""
     return {
         fd: place
@@ -331,7 +331,7 @@ def _listeners(known: Mapping[int, str], address: bytes) -> dict[int, Place]:
     }
 
 
-def _stop_listening(listeners: Mapping[int, Place]) -> tuple[Place, ...]:
+def _stop_listening(listeners: Mapping[int, SocketPlace]) -> tuple[SocketPlace, ...]:
     """Close the port of a worker that only connects to others. Returns the addresses from which it will."""
     places = tuple(listeners.values())
     if listeners:
@@ -343,7 +343,7 @@ def _stop_listening(listeners: Mapping[int, Place]) -> tuple[Place, ...]:
 
 
 def _admission(
-    listeners: Mapping[int, Place], wire_up_keys: WireUpKeys, *, within_host: bool
+    listeners: Mapping[int, SocketPlace], wire_up_keys: WireUpKeys, *, within_host: bool
 ) -> AdmissionServer | None:
     """Close the port of a worker that serves peers until it lets them in. None if the worker has no port.
 
@@ -378,7 +378,7 @@ def _refuse_queued(listener: socket.socket) -> None:
             return
 
 
-def _is_loopback(place: Place) -> bool:
+def _is_loopback(place: SocketPlace) -> bool:
     return (place.address.ipv4_mapped or place.address).is_loopback
 
 

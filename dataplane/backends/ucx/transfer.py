@@ -110,7 +110,7 @@ class UcxTransfer(Transfer):
         return [self._batch(number, share, by_message, deadline) for number in numbers]
 
     def _batch(
-        self, number: int, share: "_ucp.Share", by_message: bool, deadline: float
+        self, number: int, share: "_ucp.UcpShare", by_message: bool, deadline: float
     ) -> "tuple[ClientWorker, _ucp.Batch]":
         _, (endpoint, keys, client) = self._owner.connected(number, self._keys, deadline)
         batch: _ucp.Batch = self._owner.engine.ucp.Batch(

@@ -5,7 +5,7 @@ import the other for that.
 """
 
 from skipper.trust.job_secret import enter_job, job_secret, leave_job
-from skipper.trust.private_file import UnsafeFileError, check_private, read_secret
+from skipper.trust.private_file import PrivateFileError, check_private, read_secret
 from skipper.trust.user_secret import MIN_SECRET_NBYTES, SECRET_VARIABLE, folder, user_secret
 
 __all__ = [
@@ -20,5 +20,5 @@ __all__ = [
     "check_private",
     "folder",
     "read_secret",
-    "UnsafeFileError",
+    "PrivateFileError",
 ]

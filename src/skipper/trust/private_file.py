@@ -8,7 +8,7 @@ from pathlib import Path
 _MOST_NBYTES = 4096
 
 
-class UnsafeFileError(PermissionError):
+class PrivateFileError(PermissionError):
     """Other users could read a file with a secret, or could have written it; what it says is not used."""
 
 
@@ -16,22 +16,22 @@ def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[i
     """See to it that something belongs to this user, and that nobody else can read or write it.
 
     Raises:
-        UnsafeFileError: That is not so.
+        PrivateFileError: That is not so.
     """
     if not is_right_kind(status.st_mode):
-        raise UnsafeFileError(f"{path} is not what it should be: a plain file in a folder")
+        raise PrivateFileError(f"{path} is not what it should be: a plain file in a folder")
     if status.st_uid != os.geteuid():
-        raise UnsafeFileError(f"{path} belongs to the user {status.st_uid}, not to {os.geteuid()}")
+        raise PrivateFileError(f"{path} belongs to the user {status.st_uid}, not to {os.geteuid()}")
     if status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
-        raise UnsafeFileError(f"{path} is open to other users (mode {mode:04o}): make it 0600, and its folder 0700")
+        raise PrivateFileError(f"{path} is open to other users (mode {mode:04o}): make it 0600, and its folder 0700")
 
 
 def read_secret(path: Path, *, least_nbytes: int) -> bytes:
     """The secret in a file, as it is there.
 
     Raises:
-        UnsafeFileError: Others could read the file, or could have written it.
+        PrivateFileError: Others could read the file, or could have written it.
         ValueError: It cannot be read, or holds too little.
     """
     try:

@@ -10,7 +10,7 @@ import secrets as random
 import stat
 from pathlib import Path
 
-from skipper.trust.private_file import UnsafeFileError, check_private, read_secret
+from skipper.trust.private_file import PrivateFileError, check_private, read_secret
 
 SECRET_VARIABLE = "SKIPPER_SECRET_FILE"
 """Environment variable with the path of the file that holds the secret, of 16 bytes or more."""
@@ -35,7 +35,7 @@ def user_secret() -> bytes:
     """The secret of this user, from the file that the environment names or else from their own, made if need be.
 
     Raises:
-        UnsafeFileError: Others could read the file, or could have written it.
+        PrivateFileError: Others could read the file, or could have written it.
         ValueError: It cannot be read, or holds too little.
         OSError: It cannot be made.
     """
@@ -48,7 +48,7 @@ def _read_or_make() -> bytes:
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o700)
     if path.parent.is_symlink():  # for the message; what counts is O_NOFOLLOW
-        raise UnsafeFileError(f"{path.parent} is a link, which may lead to a folder that holds something else")
+        raise PrivateFileError(f"{path.parent} is a link, which may lead to a folder that holds something else")
     where = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         check_private(os.fstat(where), path.parent, stat.S_ISDIR)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skipper.control import ActorError, ActorMesh, FailureKind, ProcMesh, SupervisionError, this_host, this_proc
-from skipper.control.observe import Report, cast_command, job_status, parked
+from skipper.control.observe import BreakpointReport, cast_command, job_status, parked
 from skipper.control.runtime import breakpoints
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
@@ -30,7 +30,7 @@ def nobody_stays_parked() -> Iterator[None]:
     assert parked() == []
 
 
-def wait_for(number: int) -> list[Report]:
+def wait_for(number: int) -> list[BreakpointReport]:
     """Those who are parked, once there are so many."""
     wait_until(lambda: [report.state for report in parked()] == ["parked"] * number, f"{number} are parked")
     return parked()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from skipper import torchstore as ts
-from skipper.torchstore.clients.pinning import Block
+from skipper.torchstore.clients.pinning import PinnedBlock
 from skipper.torchstore.dcp import StoreReader, StoreWriter, load_from_directory, save_to_directory
 from skipper.torchstore.dcp.records import part_of
 from skipper.torchstore.tensors.state_dict import Flattened, path_of
@@ -191,11 +191,11 @@ async def test_a_version_that_is_being_loaded_outlives_its_successors() -> None:
     held = reader._pinned
     assert held is not None
     into = torch.zeros(33, 17)
-    await held.read([Block("model.w", (0, 0), into)], 60)
+    await held.read([PinnedBlock("model.w", (0, 0), into)], 60)
     assert torch.equal(into, plain(1)["model"]["w"])
     await ts.delete("run")  # and its deletion
     assert await ts.keys("run") == []
-    await held.read([Block("model.w", (0, 0), into.zero_())], 60)
+    await held.read([PinnedBlock("model.w", (0, 0), into.zero_())], 60)
     assert torch.equal(into, plain(1)["model"]["w"])
     reader.close()
     with pytest.raises(ValueError, match="was released"):

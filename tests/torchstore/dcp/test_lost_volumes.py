@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from skipper import torchstore as ts
-from skipper.torchstore.clients.pinning import Block
+from skipper.torchstore.clients.pinning import PinnedBlock
 from skipper.torchstore.dcp import save_to_directory
 from tests.torchstore.dcp.conftest import LIMIT_S, same_everywhere
 
@@ -54,7 +54,7 @@ async def test_a_volume_that_dies_while_its_version_is_held_costs_nothing(volume
     try:
         for rows in range(0, 1000, 250):
             into = torch.zeros(250, 100)
-            await pinned.read([Block("w", (rows, 0), into)], LIMIT_S)
+            await pinned.read([PinnedBlock("w", (rows, 0), into)], LIMIT_S)
             assert torch.equal(into, whole[rows : rows + 250])
     finally:
         pinned.release()

@@ -12,7 +12,7 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeight
 
 from skipper import control
 from skipper import torchstore as ts
-from skipper.torchstore.adapters.ownership import Ownership
+from skipper.torchstore.adapters.ownership import WeightOwnership
 from skipper.torchstore.adapters.registration import BACKEND
 from skipper.torchstore.adapters.shards import as_dtensors
 from skipper.torchstore.adapters.vllm.messages import TorchStoreInitInfo, describe
@@ -68,7 +68,7 @@ class TorchStoreTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # typ
     def __init__(self, init_info: TorchStoreTrainerInitInfo, *, client: Any, source: Any) -> None:
         super().__init__(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
         self._info = init_info
-        self._ownership = Ownership(source.metadata, init_info.num_trainer_ranks)
+        self._ownership = WeightOwnership(source.metadata, init_info.num_trainer_ranks)
         self._sharded = source.implements_iter_local() and self._ownership.is_shared
         self._served: control.ServedJob | None = None
 
