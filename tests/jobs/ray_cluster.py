@@ -100,7 +100,7 @@ class Cluster:
         for node in self.nodes.values():
             for process in node.processes():
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    if any("control/jobs/ray_agent" in part or "control/hosts/" in part for part in process.cmdline()):
+                    if any("cluster/jobs/ray_agent" in part or "cluster/hosts/" in part for part in process.cmdline()):
                         found.append(process)
         return found
 
