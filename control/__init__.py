@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING
 
 from skipper.control.api.accumulator import Accumulator
 from skipper.control.api.actor import Actor, concurrent_endpoint, endpoint
+from skipper.control.api.context import (
+    ActorInstance,
+    Context,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+)
 from skipper.control.api.controller import get_or_spawn_controller
 from skipper.control.api.endpoint import Endpoint, as_endpoint
 from skipper.control.api.join import ServedJob, join, serve_job
@@ -76,14 +84,6 @@ from skipper.control.model.future import Future
 from skipper.control.model.settings import Settings, configure
 from skipper.control.model.shape import Extent, Point, Shape
 from skipper.control.model.value_mesh import ValueMesh
-from skipper.control.runtime.context import (
-    ActorInstance,
-    Context,
-    context,
-    current_actor_name,
-    current_rank,
-    current_size,
-)
 from skipper.control.runtime.current_runtime import shutdown
 from skipper.control.runtime.messages import Creator
 from skipper.control.runtime.port import Channel, Port, PortReceiver
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
 else:
     from skipper.control.api.mesh import ActorMesh
 
-register()
+register(lambda: unhandled_fault_hook)  # whatever a user has assigned to this name
 
 __all__ = [
     "AbsentError",

@@ -2,14 +2,86 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
+from skipper.control.api import context, join
 from skipper.control.api.service import ServiceTemplate, starts_services
+from skipper.control.model.failure import MeshFailure
+from skipper.control.model.future import Promise
+from skipper.control.runtime import breakpoints, current_runtime, supervision, tracing
+from skipper.control.runtime import context as runtime_context
+from skipper.control.runtime.messages import Mail
+from skipper.control.runtime.process import Process
 
 
-def register() -> None:
-    """Register everything; importing `skipper.control` calls this."""
+def register(find_fault_hook: Callable[[], Callable[[MeshFailure], object]]) -> None:
+    """Register everything.
+
+    Args:
+        find_fault_hook: returns what users may have put in the place of `unhandled_fault_hook`.
+    """
+    supervision.find_hook_by(find_fault_hook)
     starts_services(_start_service)
+    runtime_context.make_with(context.ActorInstance, context.Context)
+    breakpoints.park_by(_park)
+    current_runtime.extend(_serve_tools)
+    current_runtime.at_start(_trace_if_asked_to)
+    current_runtime.at_start(join.serve_if_asked_to)
+
+
+def _park(frame: FrameType) -> None:
+    from skipper.control.observe.debugger import park
+
+    park(frame)
+
+
+def _trace_if_asked_to(process: Process) -> None:
+    if tracing.is_asked_for():
+        from skipper.control.observe.tracing import install_if_possible
+
+        install_if_possible(process)
+
+
+def _serve_tools(process: Process) -> None:
+    """Have a process serve what tools ask for; most processes are never asked, and import none of this."""
+    requests = process.requests
+
+    def survey(mail: Mail) -> None:
+        """Answer a question that every process of the job is asked, on a thread of its own: that may take long."""
+
+        def work() -> None:
+            from skipper.control.observe.job_query import serve
+
+            serve(process, mail)
+
+        threading.Thread(target=work, name="control-survey", daemon=True).start()
+
+    def output(mail: Mail) -> None:
+        from skipper.control.observe import log_forwarder
+
+        requests.run(log_forwarder.OUTPUT, log_forwarder.take, mail)
+
+    def flush_output(mail: Mail) -> None:
+        from skipper.control.observe import log_forwarder
+
+        requests.run(log_forwarder.FLUSH_OUTPUT, log_forwarder.flushed, mail)
+
+    def serve(mail: Mail) -> None:
+        """Let other tools in, for somebody who is going to need them; under which name is the answer."""
+        from skipper.control.observe.debugger import serve_this_job
+
+        name: Promise[str] = Promise()
+        requests.answer(mail, name)
+        # It looks at files and knocks at sockets.
+        threading.Thread(target=name.settle_by, args=(serve_this_job,), name="control-serve", daemon=True).start()
+
+    requests.serve_by_name("survey", survey)
+    requests.serve_by_name("output", output)
+    requests.serve_by_name("flush_output", flush_output)
+    requests.serve_by_name("serve", serve)
 
 
 def _start_service(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 from skipper.control.api.endpoint import Endpoint
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 
 if TYPE_CHECKING:
     from skipper.control.api.views import P_any
@@ -45,7 +45,7 @@ class Accumulator(Generic[A, P_any]):
             PayloadError: an argument cannot be pickled.
         """
         answers = list(self._endpoint.stream(*args, **kwargs))
-        result: Future[A] = Future()
+        result: Promise[A] = Promise()
 
         def fold() -> A:
             value = self._identity
@@ -53,7 +53,7 @@ class Accumulator(Generic[A, P_any]):
                 value = self._combine(value, answer.get(0))
             return value
 
-        answers[-1].add_done_callback(lambda _: result._settle(fold))  # the last of them ends when all have
+        answers[-1].add_done_callback(lambda _: result.settle_by(fold))  # the last of them ends when all have
         return result
 
     if not TYPE_CHECKING:

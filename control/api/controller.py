@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 from skipper.control.api.actor import Actor
 from skipper.control.api.mesh import ActorMesh
 from skipper.control.model.actor import check_construction, interface_of
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.shape import Extent, Shape
 from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime.messages import OwnerRef, SpawnRequest
-from skipper.control.runtime.supervision import ROOT_UID
-from skipper.control.wire.payload import pack, pack_construction
+from skipper.control.runtime.messages import ROOT_UID, OwnerRef, SpawnRequest
+from skipper.control.runtime.requests import CONTROLLER
+from skipper.control.wire.payload import pack_construction
 
 if TYPE_CHECKING:
     from skipper.control.api import views
@@ -41,9 +41,8 @@ def get_or_spawn_controller(
     body = pack_construction(cls, args, kwargs)
     process = runtime.current()
     request = SpawnRequest(secrets.randbits(63), name, Extent(), OwnerRef(process.root, ROOT_UID), None)
-    payload = (*pack((name, request, interface)), *body)
-    answer: Future[Any] = process.request(process.root, "controller", payload)
-    result: Future[views.ActorMesh[A]] = Future()
+    answer = process.request(process.root, CONTROLLER, ((name, request, interface), body))
+    result: Promise[views.ActorMesh[A]] = Promise()
 
     def open_mesh() -> views.ActorMesh[A]:
         found, found_interface = answer.get(0)
@@ -51,5 +50,5 @@ def get_or_spawn_controller(
         mesh: ActorMesh[A] = ActorMesh(found.uid, found.name, (process.root,), Extent(), whole, found_interface)
         return cast("views.ActorMesh[A]", mesh)
 
-    answer.add_done_callback(lambda _: result._settle(open_mesh))
+    answer.add_done_callback(lambda _: result.settle_by(open_mesh))
     return result

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from skipper.control.model import forked
-from skipper.control.model.future import Future
+from skipper.control.model.future import Promise
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.context import context, current_context
 from skipper.control.runtime.procs import thread_limit
@@ -65,13 +65,13 @@ class CoroutineThread:
         if begins_job or current_runtime.is_running():  # in this thread: a script's job belongs to its main thread
             context()
         loop = self._started()
-        coroutine, ended = make(), Future[T]()
+        coroutine, ended = make(), Promise[T]()
         here, tasks = contextvars.copy_context(), list[asyncio.Task[T]]()
 
         def begin() -> None:
             task = loop.create_task(coroutine, context=here)
             tasks.append(task)
-            task.add_done_callback(lambda task: ended._settle(task.result))
+            task.add_done_callback(lambda task: ended.settle_by(task.result))
 
         loop.call_soon_threadsafe(begin)
         try:

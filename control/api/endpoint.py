@@ -13,15 +13,16 @@ from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
 from skipper.control.model.actor import ActorInterface
 from skipper.control.model.endpoint_spec import WRAPPED, EndpointSpec, checker, endpoint_options
 from skipper.control.model.errors import PayloadError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.method_view import MethodView
 from skipper.control.model.value_mesh import PairMesh, ValueMesh
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime import tracing
-from skipper.control.runtime.context import current_context
+from skipper.control.runtime.context import current_context, local_actor
+from skipper.control.runtime.interfaces import Reply
 from skipper.control.runtime.notices import notice_number
-from skipper.control.runtime.port import Port, pack_with_ports
-from skipper.control.runtime.ports import Awaited, MeshReply, OneReply, Reply, ResponseStream, StreamReply
+from skipper.control.runtime.port import Port, link_port, pack_with_ports
+from skipper.control.runtime.ports import Awaited, MeshReply, OneReply, ResponseStream, StreamReply
 from skipper.control.wire.envelope import Envelope, Kind, Payload
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
                 raise
             return self._through_engine("call", args, kwargs)  # type: ignore[no-any-return]
         process = runtime.current()
-        future: Future[ValueMesh[R_co]] = Future()
+        future: Promise[ValueMesh[R_co]] = Promise()
         kind = PairMesh if self.spec.gives_pairs else ValueMesh
         self._cast(process, payload, MeshReply(future, self._mesh.extent, self.awaited, kind))
         return future
@@ -220,7 +221,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         payload, ports = pack_with_ports(args, kwargs)
         for port in ports:
             # The actor that owed this answer passes the debt on: the caller is told if those who have it now all die.
-            port._link([awaited.actor for awaited in to if awaited.actor is not None], ())
+            link_port(port, [awaited.actor for awaited in to if awaited.actor is not None])
         return payload
 
     def _send_to(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
@@ -231,7 +232,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
             if not self._is_for_engine(error):
                 raise
             return self._through_engine("call_one", args, kwargs, index)  # type: ignore[no-any-return]
-        future: Future[Any] = Future()
+        future: Promise[Any] = Promise()
         self.post(runtime.current(), payload, OneReply(future, awaited), index)
         return future
 
@@ -282,11 +283,11 @@ class Endpoint(MethodView, Generic[P, R_co]):
         process.ports.open_at(port, reply)
         process.send(self._members[index], Envelope(Kind.CALL, self._mesh.uid, payload, self.spec.wire_name, port))
 
-    def _notice(self) -> int:
+    def _notice(self, process: Process) -> int:
         """Where the actor whose code runs is told if a message is not delivered; 0 outside of actors."""
         here = current_context.get()
-        sender = runtime.current().root_cell if here is None else here.actor_instance._cell
-        return 0 if sender is None else notice_number(sender, self._mesh.uid, self._mesh.name)
+        sender = process.root_actor if here is None else local_actor(here.actor_instance)
+        return 0 if sender is None else notice_number(process.ports, sender, self._mesh.uid, self._mesh.name)
 
     def _cast(self, process: Process, payload: Payload, reply: Reply | None) -> None:
         if tracing.tracer is not None:
@@ -297,7 +298,7 @@ class Endpoint(MethodView, Generic[P, R_co]):
         self._cast_by(process, payload, reply)
 
     def _cast_by(self, process: Process, payload: Payload, reply: Reply | None, trace: bytes = b"") -> None:
-        port = self._notice() if reply is None else process.ports.open(reply)
+        port = self._notice(process) if reply is None else process.ports.open(reply)
         process.cast(
             self._members,
             Envelope(

@@ -7,11 +7,13 @@ the same host. It learns the job's secret from a connection file (see `join_file
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import cast
 
 from skipper.control.api.mesh import ProcMesh, this_proc
 from skipper.control.model.errors import (
@@ -19,6 +21,7 @@ from skipper.control.model.errors import (
     AuthenticationError,
     DeadlineError,
     JobNotFoundError,
+    JoinError,
     RemoteHostError,
     SupervisionError,
 )
@@ -26,13 +29,18 @@ from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime, join_file
 from skipper.control.runtime.join_file import Connection
 from skipper.control.runtime.process import Process
+from skipper.control.runtime.requests import JOIN
 from skipper.control.wire.addresses import within_host
 from skipper.control.wire.auth import NOT_OUR_SECRET
-from skipper.control.wire.payload import pack
 from skipper.trust import folder
 
+SERVE_VARIABLE = "SKIPPER_SERVE"
+"""Environment variable: under which name a script's job is to be served from its beginning on (see `serve_job`)."""
 JOB_VARIABLE = "SKIPPER_JOB"
 """Environment variable that says which job to join: what `join` takes as an address, or a connection file's content."""
+
+
+_log = logging.getLogger("skipper.control")
 
 
 class ServedJob:
@@ -54,7 +62,7 @@ class ServedJob:
 
         Actors can be spawned on them like on any other. If one dies, their owner learns of it.
         """
-        return self._process.members.meshes()
+        return joined(self._process)
 
     def environment(self, *, inline: bool = False) -> dict[str, str]:
         """What a process needs in its environment to `join` without an address.
@@ -113,6 +121,22 @@ def serve_job(name: str | None = None) -> ServedJob:
     return served
 
 
+def serve_if_asked_to(process: Process) -> None:
+    """Serve the job under the name that the environment gives it, for people who do not want to change the script."""
+    name = os.environ.get(SERVE_VARIABLE)
+    if not name or process.root.id != process.me.id:
+        return
+    try:
+        serve_job(name)
+    except (JoinError, ValueError) as error:
+        _log.warning("this job is not served as %s=%s says: %s", SERVE_VARIABLE, name, error)
+
+
+def joined(process: Process) -> tuple[ProcMesh, ...]:
+    """The processes that have joined the job of this script, each as a mesh of one."""
+    return cast("tuple[ProcMesh, ...]", process.members.meshes())
+
+
 def join(address: str | os.PathLike[str] | None = None, *, name: str | None = None, timeout: float = 30.0) -> bool:
     """Become part of the running job that a script of this user, on this host, serves.
 
@@ -144,13 +168,13 @@ def join(address: str | os.PathLike[str] | None = None, *, name: str | None = No
     enter(
         connection,
         name or own_name(),
-        lambda process: process.request(connection.root, "join", pack(this_proc())),
+        lambda process: process.request(connection.root, JOIN, this_proc()),
         timeout=timeout,
     )
     return True
 
 
-def enter(connection: Connection, name: str, ask: Callable[[Process], Future[object]], *, timeout: float) -> Process:
+def enter(connection: Connection, name: str, ask: Callable[[Process], Future[None]], *, timeout: float) -> Process:
     """Start the runtime of this process as one of a running job, and wait until the job has answered.
 
     Args:

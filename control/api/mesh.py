@@ -19,18 +19,18 @@ from skipper.control.api.tensor_engine_plugin import engine, is_for_engine
 from skipper.control.model.actor import ActorInterface, check_construction, interface_of
 from skipper.control.model.bounds import MAX_PROCESSES, check_count, check_seconds
 from skipper.control.model.errors import ControlError, PayloadError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.mesh_layout import MeshLayout
 from skipper.control.model.shape import Extent, Point, Shape
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime import tracing
-from skipper.control.runtime.context import context
+from skipper.control.runtime.context import context, local_actor
 from skipper.control.runtime.death_watch import watch
-from skipper.control.runtime.messages import ActorRef, OwnerRef, SpawnRequest
+from skipper.control.runtime.interfaces import OwnedMesh
+from skipper.control.runtime.messages import ROOT_UID, ActorRef, LaunchOrder, OwnerRef, SpawnRequest
 from skipper.control.runtime.procs.binding import Binding
-from skipper.control.runtime.procs.remote_launch import LaunchOrder
+from skipper.control.runtime.requests import PING, READY, SPAWN, STOP_ACTOR, STOP_MESH
 from skipper.control.runtime.stops import HANDED_DOWN, OWNED
-from skipper.control.runtime.supervision import ROOT_UID, OwnedMesh
 from skipper.control.wire.addresses import host_of
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 from skipper.control.wire.payload import pack, pack_construction, pack_inert
@@ -78,7 +78,7 @@ class ActorMesh(MeshBase, Generic[A]):
     @property
     def initialized(self) -> Future[Any]:
         """A future that ends when every actor of the mesh has been constructed, or in the first error."""
-        return self._ask_all("ready", self._actors())
+        return self._ask_all(READY, self._actors())
 
     def stop(self, timeout: float | None = None) -> Future[None]:
         """Stop these actors: each handles what it has received so far, takes nothing more, and cleans up.
@@ -102,7 +102,7 @@ class ActorMesh(MeshBase, Generic[A]):
         """
         process = runtime.current()
         bound_s = _bound(process, timeout)
-        future = process.request_all(self._view_members(), "stop_actor", pack(HANDED_DOWN * bound_s), target=self._uid)
+        future = process.request_all(self._view_members(), STOP_ACTOR, HANDED_DOWN * bound_s, target=self._uid)
         who = f"{self!r} did not stop within {bound_s:g} s"
         process.stops.bounded(future, bound_s, f"{who}: a process of it does not answer; stop its processes")
         if self._view == Shape.whole(self._root):
@@ -190,7 +190,7 @@ class ProcMesh(MeshBase):
     @property
     def initialized(self) -> Future[Any]:
         """A future that ends when every process is up and answers, or in the first error."""
-        return self._ask_all("ping")
+        return self._ask_all(PING)
 
     @property
     def ended(self) -> Future[None]:
@@ -198,10 +198,10 @@ class ProcMesh(MeshBase):
 
         Where it is on another host that can mean that there has been no sign of life from it for too long.
         """
-        ended: Future[None] = Future()
+        ended: Promise[None] = Promise()
         for member in self._view_members():
             whole = ActorRef(member, ROOT_UID, self._name, Point(0, Extent()))
-            watch(runtime.current(), whole).add_done_callback(lambda _: ended._settle(lambda: None))
+            watch(runtime.current(), whole).add_done_callback(lambda _: ended.set_result(None))
         return ended
 
     def spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> views.ActorMesh[A]:
@@ -250,16 +250,16 @@ class ProcMesh(MeshBase):
     def _spawn(self, name: str, cls: Callable[..., A], interface: ActorInterface, body: Payload) -> views.ActorMesh[A]:
         process = runtime.current()
         creator = context().actor_instance
-        owner = creator._cell
+        owner = local_actor(creator)
         members = self._view_members()
         mesh: ActorMesh[A] = ActorMesh(
             secrets.randbits(63), name, members, self.extent, Shape.whole(self.extent), interface, cast(type, cls)
         )
         request = SpawnRequest(mesh.uid, name, self.extent, OwnerRef(process.me, owner.uid), creator.as_creator())
-        payload = (*pack((request, interface.is_async)), *body)
+        payload = SPAWN.pack(((request, interface.is_async), body))
         owner.own(mesh)
         for rank, member in enumerate(members):
-            process.send(member, Envelope(Kind.AGENT, mesh.uid, payload, "spawn", 0, rank))
+            process.send(member, Envelope(Kind.AGENT, mesh.uid, payload, SPAWN.name, 0, rank))
         return cast("views.ActorMesh[A]", mesh)
 
     def activate(self) -> AbstractContextManager[ProcMesh]:
@@ -305,8 +305,8 @@ class ProcMesh(MeshBase):
         process = runtime.current()
         bound_s = _bound(process, timeout)
         if self._launcher.id != process.me.id:
-            return process.request_all((self._launcher,), "stop_mesh", pack(HANDED_DOWN * bound_s), target=self._uid)
-        future = process.hosting.stop_mesh(self._uid, self._members, bound_s)
+            return process.request_all((self._launcher,), STOP_MESH, HANDED_DOWN * bound_s, target=self._uid)
+        future = process.remote_launch.stop_mesh(self._uid, self._members, bound_s)
         future.add_done_callback(lambda _: process.owners.disown(self._uid))
         return future
 
@@ -400,7 +400,7 @@ class HostMesh(MeshLayout):
             runtime.new_process_ref(f"{name}{point!r}" if point else name, process.me) for point in whole.points()
         )
         mesh = _owned(ProcMesh(secrets.randbits(63), name, members, whole, Shape.whole(whole), process.me))
-        process.launch(members, variables, packed, bindings)
+        process.children.launch(members, variables, packed, bindings)
         return mesh
 
     def stop(self) -> Future[None]:
@@ -417,11 +417,11 @@ class HostMesh(MeshLayout):
         if not self._hosts:
             raise ValueError("the host of this process cannot be stopped")
         hosts = self._members()
-        owner = context().actor_instance._cell
+        owner = local_actor(context().actor_instance)
         ids = {host.id for host in hosts}
         there = [
             mesh
-            for mesh in list(owner.owned.values())
+            for mesh in owner.meshes.all()
             if any(member.launcher is not None and member.launcher.id in ids for member in mesh.root_members)
         ]
         return _let_go(hosts, there)
@@ -501,7 +501,7 @@ class HostMesh(MeshLayout):
         mesh = _owned(ProcMesh(secrets.randbits(63), name, everyone, whole, shape, process.me, attached=True))
         for host, part in zip(hosts, members, strict=True):
             there = LaunchOrder(part, order.env, order.bootstrap, order.proc_bind)
-            process.hosting.launch_afar(host, mesh.uid, there)
+            process.remote_launch.launch_afar(host, mesh.uid, there)
         return mesh
 
     def _with_view(self, view: Shape) -> HostMesh:
@@ -551,7 +551,7 @@ def _bound(process: Process, timeout: float | None) -> float:
 
 def _let_go(hosts: Sequence[ProcessRef], meshes: Sequence[OwnedMesh]) -> Future[None]:
     """See `HostMesh.stop`: stop these meshes, then the job's part on the hosts."""
-    done: Future[None] = Future()
+    done: Promise[None] = Promise()
 
     def run() -> None:
         process = runtime.current()
@@ -566,17 +566,17 @@ def _let_go(hosts: Sequence[ProcessRef], meshes: Sequence[OwnedMesh]) -> Future[
                     continue  # it is dead, or does not end: the host ends it
         with contextlib.suppress(ControlError):  # those that do not end by themselves are ended by their agents
             left_s = max(deadline - time.monotonic(), 0.0)
-            process.hosting.let_go(hosts, left_s).get(left_s)
+            process.remote_launch.let_go(hosts, left_s).get(left_s)
         if _attached is not None:
             _attached.forget(hosts)
-        done._settle(lambda: None)
+        done.set_result(None)
 
     threading.Thread(target=run, name="control-detach", daemon=True).start()
     return done
 
 
 def _owned(mesh: ProcMesh) -> ProcMesh:
-    owner = context().actor_instance._cell
+    owner = local_actor(context().actor_instance)
     owner.own(mesh)
     return mesh
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, cast
 
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.mesh_layout import MeshLayout
 from skipper.control.model.shape import Extent, Shape
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.messages import ActorRef
 from skipper.control.runtime.ports import Awaited, MeshReply
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.runtime.requests import Request
+from skipper.control.wire.envelope import ProcessRef
 
 
 class MeshBase(MeshLayout):
@@ -58,18 +59,18 @@ class MeshBase(MeshLayout):
         members, root = self._members, self._root
         return [ActorRef(members[rank], self._uid, self._name, root.point(rank)) for rank in self._view.ranks()]
 
-    def _ask_all(self, method: str, actors: Sequence[ActorRef] = ()) -> Future[Any]:
+    def _ask_all(self, request: Request[None, Any], actors: Sequence[ActorRef] = ()) -> Future[Any]:
         """Ask the process of each member for something that it answers; about its actor, if there are ``actors``."""
         process = runtime.current()
         members = self._view_members()
         awaited = [
-            Awaited(member, f"{self._name}{point!r}" if point else self._name, method, actor, is_request=True)
+            Awaited(member, f"{self._name}{point!r}" if point else self._name, request.name, actor, request)
             for member, point, actor in zip(members, self.extent.points(), actors or repeat(None), strict=False)
         ]
-        future: Future[Any] = Future()
+        future: Promise[Any] = Promise()
         port = process.ports.open(MeshReply(future, self.extent, awaited))
         for rank, member in enumerate(members):
-            process.send(member, Envelope(Kind.AGENT, self._uid, (), method, port, rank))
+            process.send(member, request.envelope(None, target=self._uid, port=port, rank=rank))
         return future
 
     def _key(self) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.death_watch import watch
-from skipper.control.runtime.port import Channel, PortReceiver
+from skipper.control.runtime.port import PortReceiver, open_channel
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
@@ -25,8 +25,7 @@ def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
     the channel closes, so that a receive raises `ChannelClosedError`.
     """
     process = runtime.current()
-    _, receiver = Channel[MeshFailure].open()
-    inbox = receiver._inbox
+    inbox, _, receiver = open_channel()
     members = actors_of(mesh)
     missing = len(members)
     lock = threading.Lock()
@@ -37,7 +36,7 @@ def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
             missing -= 1
             is_last = missing == 0
         if (failure := end.get(0)) is not None:
-            inbox._push(lambda: _taken(process, failure))
+            inbox.push(lambda: _taken(process, failure))
         if is_last:
             inbox.close()
 
@@ -48,6 +47,6 @@ def subscribe(mesh: ActorMesh[Any] | ProcMesh) -> PortReceiver[MeshFailure]:
 
 def _taken(process: Process, failure: MeshFailure) -> MeshFailure:
     """A failure that somebody takes from a subscription, and so has heard of."""
-    if process.root_cell is not None:
-        process.root_cell.faults.hear(failure.origin())
+    if process.root_actor is not None:
+        process.root_actor.faults.hear(failure.origin())
     return failure

@@ -65,7 +65,7 @@ def failed_unseen() -> None:
     The script does then not end with exit code 0; what has failed is for the engine to say. At a prompt, in a notebook
     and under pytest nothing follows.
     """
-    if current_runtime.is_running() and current_runtime.current().root_cell is not None and front_end.is_script():
+    if current_runtime.is_running() and current_runtime.current().root_actor is not None and front_end.is_script():
         script_exit.fail()
 
 

@@ -111,9 +111,12 @@ class Future(Generic[T]):
 
     A future may be waited for several times, from several threads and event loops. What arrived is unpickled in the
     thread that asks first.
+
+    Attributes:
+        pending: what the result depends on, for the message of an error; whoever settles the future says so.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_error", "_lock", "_open", "_pending", "_settled", "_value")
+    __slots__ = ("__weakref__", "_callbacks", "_error", "_lock", "_open", "_settled", "_value", "pending")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,14 +125,14 @@ class Future(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] = []
-        self._pending: Pending | None = None
+        self.pending: Pending | None = None
 
     @staticmethod
     def of(value: T) -> Future[T]:
         """A future that has already ended in ``value``."""
-        future: Future[T] = Future()
-        future._settle(lambda: value)
-        return future
+        promise: Promise[T] = Promise()
+        promise.settle_by(lambda: value)
+        return promise
 
     def done(self) -> bool:
         """Whether the result, or the error, is there."""
@@ -210,24 +213,6 @@ class Future(Generic[T]):
             yield from waiter
         return self._result()
 
-    def _settle(self, open_result: Callable[[], T]) -> None:
-        """End with what ``open_result`` returns or raises; whoever asks first evaluates it. Later ends are void."""
-        with self._lock:
-            if self._settled:
-                return
-            self._open = open_result
-            self._settled = True
-            self._pending = None
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            _call(callback)
-
-    def _fail(self, open_error: Callable[[], T], members: Members = nobody) -> None:
-        """`_settle` with an error, which is noted as one that nobody has heard of yet."""
-        self._settle(open_error)
-        if _listener is not None:
-            _listener.failed(self, members)
-
     def _when_settled(self, callback: Callable[[], object]) -> None:
         with self._lock:
             if not self._settled:
@@ -242,7 +227,7 @@ class Future(Generic[T]):
         gate.acquire()
         self._when_settled(lambda: _open_gate(gate))
         deadline = _Deadline(timeout)
-        pending, known = self._pending, None
+        pending, known = self.pending, None
         if timeout is not None and pending is not None and timeout >= _SHORTEST_INQUIRED_S:
             self._wait_until(gate, deadline.before(min(INQUIRY_S, timeout * _INQUIRY_SHARE)))
             known = None if self._settled else pending.inquire()
@@ -276,12 +261,6 @@ class Future(Generic[T]):
             raise self._error
         return cast(T, self._value)
 
-    def _peek(self) -> T:
-        """The result, for the runtime itself: an error that is raised here counts as one that nobody has heard of."""
-        if self._has_failed():
-            raise cast(BaseException, self._error)
-        return cast(T, self._value)
-
     def _has_failed(self) -> bool:
         """Whether the result, which is there, is an error."""
         if self._open is not None:
@@ -299,6 +278,79 @@ class Future(Generic[T]):
                     raise
                 self._error = error
             self._open = None  # last: who does not find it relies on the rest
+
+
+class Promise(Future[T]):
+    """The side that settles a future. Whoever makes one hands it out as a `Future`. For any thread.
+
+    Only the first end counts; later ones change nothing.
+    """
+
+    __slots__ = ()
+
+    def set_result(self, value: T) -> None:
+        """End in a value."""
+        self.settle_by(lambda: value)
+
+    def set_exception(self, error: BaseException) -> None:
+        """End in an error."""
+        self.settle_by(raising(error))
+
+    def settle_by(self, open_result: Callable[[], T]) -> None:
+        """End in what ``open_result`` returns or raises; the first who asks for the result has it called."""
+        with self._lock:
+            if self._settled:
+                return
+            self._open = open_result
+            self._settled = True
+            self.pending = None
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            _call(callback)
+
+    def fail_by(self, open_error: Callable[[], T], members: Members = nobody) -> None:
+        """`settle_by` with what raises an error, which is noted as one that nobody has heard of yet.
+
+        Args:
+            open_error: raises it.
+            members: says ids of the actors and processes whose answers were waited for.
+        """
+        self.settle_by(open_error)
+        if _listener is not None:
+            _listener.failed(self, members)
+
+    def hold(self, thing: object) -> None:
+        """Keep an object alive until this ends."""
+        with self._lock:
+            if not self._settled:
+                self._callbacks.append(lambda: thing)
+
+
+def raising(error: BaseException) -> Callable[[], Any]:
+    """A function that raises an error, for `Promise.settle_by` and `Promise.fail_by`."""
+
+    def raise_error() -> Any:
+        raise error
+
+    return raise_error
+
+
+def peek(future: Future[T]) -> T:
+    """The result of a future that has ended, for the runtime itself: an error counts as one that nobody has heard of.
+
+    Raises:
+        BaseException: the error that the future has ended in.
+    """
+    if future._has_failed():
+        raise cast(BaseException, future._error)
+    return cast(T, future._value)
+
+
+def unread_error(future: Future[Any]) -> BaseException | None:
+    """The error that a future has ended in and at which nobody has looked; None where there is none."""
+    if future._open is None or not future._has_failed():
+        return None
+    return future._error
 
 
 class _Deadline:

@@ -15,9 +15,9 @@ from skipper.control.observe.status import (
     Transfers,
     job_status,
 )
-from skipper.control.runtime.figures import report_figures
-from skipper.control.runtime.tables import Table, report_table
-from skipper.control.runtime.tracing import enable_tracing, span
+from skipper.control.observe.tracing import enable_tracing
+from skipper.control.runtime.status_providers import Table, report_figures, report_table
+from skipper.control.runtime.tracing import span
 from skipper.control.support.pages import PageServer
 
 __all__ = [

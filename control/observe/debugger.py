@@ -20,15 +20,19 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Promise
 from skipper.control.runtime import current_runtime
-from skipper.control.runtime.context import current_context
+from skipper.control.runtime.context import current_context, local_actor
+from skipper.control.runtime.requests import Request
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
 
 MAX_OUTPUT_CHARS = 100_000
 """So much of a command's output is kept: its end."""
+
+SERVE: Request[None, str] = Request("serve", "has not let tools in")
+"""Let tools in, for somebody who is going to need them; under which name is the answer."""
 
 _SERVE_TIMEOUT_S = 5.0
 _RUNTIME = "skipper.control.runtime."
@@ -132,14 +136,14 @@ class DebugSession:
                 [current_runtime.current().me.name, thread],
             )
         else:
-            cell = here.actor_instance._cell
-            self.uid = cell.uid
-            self.actor = str(cell.ref)
-            self.labels = [cell.name, self.actor, f"{cell.name}:{cell.rank.rank}"]
+            actor = local_actor(here.actor_instance)
+            self.uid = actor.uid
+            self.actor = str(actor.ref)
+            self.labels = [actor.name, self.actor, f"{actor.name}:{actor.rank.rank}"]
         self.pdb = _Pdb(self, _outermost(frame))
         self._changed = threading.Condition()
         self._output = io.StringIO()
-        self._wanted: Future[str] | None = None
+        self._wanted: Promise[str] | None = None
         self._in_use = threading.Lock()
         self._frame: FrameType | None = frame
 
@@ -150,7 +154,7 @@ class DebugSession:
         name = ""
         process = current_runtime.current()
         try:
-            name = f" --job {process.request(process.root, 'serve', ()).get(_SERVE_TIMEOUT_S)}"
+            name = f" --job {process.request(process.root, SERVE).get(_SERVE_TIMEOUT_S)}"
         except ControlError as error:
             name = f"; the job cannot be joined yet: {error}"
         assert self._frame is not None
@@ -162,7 +166,7 @@ class DebugSession:
         """The next command; what pdb reads."""
         with self._changed:
             self.state = PARKED
-            wanted = self._wanted = Future()
+            wanted = self._wanted = Promise()
             self._changed.notify_all()
         try:
             return wanted.get()  # an actor that fails meanwhile is unwound from here
@@ -198,7 +202,7 @@ class DebugSession:
             self.state = RUNNING
             wanted, self._wanted = self._wanted, None
         assert wanted is not None  # it is parked
-        wanted._settle(lambda: f"{line}\n")
+        wanted.settle_by(lambda: f"{line}\n")
         return True
 
     def finish(self, deadline: float) -> str:

@@ -10,12 +10,11 @@ import time
 from typing import TYPE_CHECKING
 
 from skipper.control.observe.status import Activity, ActorStatus, ProcessReport, Transfers
-from skipper.control.runtime.figures import figures_now
-from skipper.control.runtime.tables import tables_now
+from skipper.control.runtime.status_providers import figures_now, tables_now
 from skipper.control.wire.bulk import traffic
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.actor_state import ActorState
     from skipper.control.runtime.process import Process
 
 
@@ -38,8 +37,8 @@ def answer(process: Process, with_tables: bool | None) -> ProcessReport:
         heard_messages=heard_messages,
         heard_nbytes=heard_nbytes,
         transfers=_transfers(),
-        actors=[_actor(cell, "") for cell in process.cells.live()]
-        + [_actor(cell, "ending") for cell in process.cells.ending()],
+        actors=[_actor(actor, "") for actor in process.actors.live()]
+        + [_actor(actor, "ending") for actor in process.actors.ending()],
         deaths=list(history.deaths),
         deaths_total=history.deaths_total,
         restarts={child.ref.id: count for child in children if (count := history.deaths_of(child.ref.name))},
@@ -63,24 +62,24 @@ def _parked() -> set[int]:
     return set() if debugger is None else debugger.parked_actors()
 
 
-def _actor(cell: Cell, state: str) -> ActorStatus:
-    doing = [Activity(endpoint, for_s) for endpoint, for_s in cell.handling()]
+def _actor(actor: ActorState, state: str) -> ActorStatus:
+    doing = [Activity(endpoint, for_s) for endpoint, for_s in actor.progress.handling()]
     if not state:
-        state = "starting" if not cell.ready.done() else "busy" if doing else "idle"
-        if cell.uid in _parked():
+        state = "starting" if not actor.ready.done() else "busy" if doing else "idle"
+        if actor.uid in _parked():
             state = "parked"
-    assert cell.executor is not None  # cells enter the table with their executor
+    assert actor.executor is not None  # actors enter the table with their executor
     return ActorStatus(
-        name=cell.name,
-        rank=dict(cell.rank),
-        actor_id=cell.actor_id,
-        class_name=cell.class_name,
+        name=actor.name,
+        rank=dict(actor.rank),
+        actor_id=actor.actor_id,
+        class_name=actor.class_name,
         state=state,
         doing=doing,
-        queued=cell.executor.depth(),
-        handled=cell.handled,
-        errors=cell.errors,
-        last_error=cell.last_error,
+        queued=actor.executor.depth(),
+        handled=actor.progress.handled,
+        errors=actor.progress.errors,
+        last_error=actor.progress.last_error,
     )
 
 

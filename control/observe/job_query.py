@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.control.model.errors import ControlError, LinkError
 from skipper.control.model.exception_text import describe
-from skipper.control.model.future import Future
-from skipper.control.runtime.messages import Loss
+from skipper.control.model.future import Promise
+from skipper.control.runtime.messages import Loss, Mail
 from skipper.control.runtime.replies import open_reply, pack_exception
-from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
-from skipper.control.wire.payload import pack, unpack
+from skipper.control.runtime.requests import Request
+from skipper.control.wire.envelope import Kind, Payload, ProcessRef
+from skipper.control.wire.payload import pack
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process import Process
@@ -31,8 +32,8 @@ SUBJECTS: dict[str, str] = {
     "status": "skipper.control.observe.inspection",
     "stacks": "skipper.control.observe.stacks",
     "debug": "skipper.control.observe.debugger",
-    "logs": "skipper.control.runtime.procs.output_capture",
-    "tracing": "skipper.control.runtime.tracing",
+    "logs": "skipper.control.observe.log_forwarder",
+    "tracing": "skipper.control.observe.tracing",
 }
 """The module of each subject: its ``answer(process, argument)`` answers for the process itself, and, if it has them,
 ``answer_for(child, argument)`` for a child that does not, and ``passed_on(process, argument)`` says what those below
@@ -94,6 +95,10 @@ class ProcessAnswer:
         return None if self.instead is None else pickle.loads(self.instead)
 
 
+SURVEY: Request[Question, list[ProcessAnswer]] = Request("survey", "has not answered a question of a tool")
+"""Answer a question that every process of the job is asked, and have those below answer it."""
+
+
 def survey(
     process: Process, subject: str, argument: Any = None, *, timeout: float, margin: float = 0.0, work: float = 0.0
 ) -> list[ProcessAnswer]:
@@ -112,8 +117,7 @@ def survey(
         SupervisionError: the script is gone.
     """
     question = Question(subject, argument, timeout * _SHARE, work)
-    asked: Future[list[ProcessAnswer]] = process.request(process.root, "survey", pack(question))
-    return asked.get(timeout + _SLACK_S + margin + work)
+    return process.request(process.root, SURVEY, question).get(timeout + _SLACK_S + margin + work)
 
 
 def ask_below(process: Process, top: ProcessRef, subject: str, argument: Any, *, timeout: float) -> list[ProcessAnswer]:
@@ -123,26 +127,23 @@ def ask_below(process: Process, top: ProcessRef, subject: str, argument: Any, *,
         DeadlineError: (a `TimeoutError`) the process itself did not answer.
         SupervisionError: it is gone.
     """
-    asked: Future[list[ProcessAnswer]] = process.request(
-        top, "survey", pack(Question(subject, argument, timeout * _SHARE, 0))
-    )
-    return asked.get(timeout)
+    return process.request(top, SURVEY, Question(subject, argument, timeout * _SHARE, 0)).get(timeout)
 
 
-def serve(process: Process, sender: ProcessRef, envelope: Envelope) -> None:
+def serve(process: Process, mail: Mail) -> None:
     """Answer a survey for this process and all below it; waits for them."""
-    question: Question = unpack(envelope.payload)
+    question = SURVEY.unpack(mail.envelope.payload)
     try:
-        kind, payload = Kind.REPLY, pack(_collect(process, sender, question))
+        kind, payload = Kind.REPLY, pack(_collect(process, mail.sender, question))
     except Exception as error:  # noqa: BLE001  (whoever asks is told, and does not wait for nothing)
         kind = Kind.ERROR
         payload = pack_exception(error, actor_id=process.me.name, endpoint=f"survey {question.subject}")
-    process.reply_to(sender, envelope, kind, payload)
+    process.reply_to(mail.sender, mail.envelope, kind, payload)
 
 
 def offspring(process: Process) -> list[ProcessRef]:
     """Whom this process passes questions on to: those that it has launched, here or on hosts, and that have joined."""
-    launched = [child.ref for child in process.children.alive()] + process.hosting.hosts()
+    launched = [child.ref for child in process.children.alive()] + process.remote_launch.hosts()
     return launched + [mesh.root_members[0] for mesh in process.members.meshes()]
 
 
@@ -153,9 +154,9 @@ def _collect(process: Process, sender: ProcessRef, question: Question) -> list[P
     below = offspring(process)
     answers_below = _AnswerPort(below)
     port = process.ports.open(answers_below)
-    passed_on = pack(dataclasses.replace(question, argument=argument, timeout_s=question.timeout_s * _SHARE))
+    passed_on = dataclasses.replace(question, argument=argument, timeout_s=question.timeout_s * _SHARE)
     for number, child in enumerate(below):
-        process.send(child, Envelope(Kind.AGENT, 0, passed_on, "survey", port, number))
+        process.send(child, SURVEY.envelope(passed_on, port=port, rank=number))
     answers = [_own_answer(process, sender, question)]
     instead: dict[int, tuple[bytes | None, str]] = {}
     try:
@@ -233,9 +234,9 @@ class _AnswerPort:
         self.problems = [""] * len(below)
         self._below = below
         self._missing = set(range(len(below)))
-        self._all_there: Future[None] = Future()
+        self._all_there: Promise[None] = Promise()
         if not below:
-            self._all_there._settle(lambda: None)
+            self._all_there.set_result(None)
 
     def wait(self, timeout: float) -> None:
         """Until everybody has answered, or is known not to, or the time is over."""
@@ -277,5 +278,5 @@ class _AnswerPort:
     def _heard_of(self, rank: int) -> bool:
         self._missing.discard(rank)
         if not self._missing:
-            self._all_there._settle(lambda: None)
+            self._all_there.set_result(None)
         return not self._missing

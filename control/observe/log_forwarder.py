@@ -13,15 +13,21 @@ from typing import TYPE_CHECKING
 
 from skipper.control.api.mesh import HOST_NAME
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.observe.collector import Collector, LogChunk
 from skipper.control.observe.log_reader import LogReader, LogSource
+from skipper.control.runtime.procs import output_capture
 from skipper.control.runtime.procs.output_capture import Redirection
-from skipper.control.wire.payload import pack, unpack
+from skipper.control.runtime.requests import Request
 
 if TYPE_CHECKING:
+    from skipper.control.runtime.messages import Mail
     from skipper.control.runtime.process import Process
-    from skipper.control.wire.envelope import Payload, ProcessRef
+
+OUTPUT: Request[tuple[str, list[LogChunk]], None] = Request("output", "has not taken output")
+"""Take what processes of another host have written for the collector of an address; answer when there is room."""
+FLUSH_OUTPUT: Request[None, None] = Request("flush_output")
+"""Answer once the script has what processes of this host have written."""
 
 BATCH_NBYTES = 256 << 10
 """When so much waits, no more is read; the last chunk may go beyond."""
@@ -52,7 +58,7 @@ class LogForwarder(LogReader):
         self._batch: list[LogChunk] = []
         self._nbytes = 0
         self._is_under_way = False
-        self._waiting: list[Future[None]] = []
+        self._waiting: list[Promise[None]] = []
         self._is_retired = False
 
     def retire(self) -> None:
@@ -65,9 +71,9 @@ class LogForwarder(LogReader):
 
     def flush(self) -> Future[None]:
         """A future that ends when the script has taken what had been written before; for any thread."""
-        flushed: Future[None] = Future()
+        flushed: Promise[None] = Promise()
         if not self.run_soon(lambda: self._waiting.append(flushed)):
-            flushed._settle(lambda: None)
+            flushed.set_result(None)
         return flushed
 
     # On the thread
@@ -100,7 +106,7 @@ class LogForwarder(LogReader):
     def _send(self) -> None:
         batch, self._batch, self._nbytes = self._batch, [], 0
         self._is_under_way = True
-        sent = self._process.request(self._process.root, "output", pack((self.sink, batch)))
+        sent = self._process.request(self._process.root, OUTPUT, (self.sink, batch))
         sent.add_done_callback(lambda _: self.run_soon(self._arrived))
 
     def _arrived(self) -> None:
@@ -112,13 +118,24 @@ class LogForwarder(LogReader):
             self._waiting += waiting
             return 0.0
         for flushed in waiting:
-            flushed._settle(lambda: None)
+            flushed.set_result(None)
         return None
 
 
-def redirection_below(process: Process, redirection: Redirection) -> Redirection:
-    """What the processes of this host are told: to write to its forwarder, which is there from then on."""
+def answer(process: Process, redirection: Redirection) -> bool:
+    """For a survey: send the output of this process, and of those that it launches from now on, somewhere else."""
+    process.redirect(passed_on(process, redirection))
+    if process.root_actor is not None or process.remote_launch.is_host:
+        # A script's own output is where that of others goes; who has joined has a place for its own, and an agent, too.
+        return True
+    return output_capture.redirect(redirection, process.me.name)
+
+
+def passed_on(process: Process, redirection: Redirection) -> Redirection:
+    """What those are told that this process has launched: another host's write to its forwarder, which this starts."""
     global _forwarder
+    if not process.remote_launch.is_host:
+        return redirection
     with _lock:
         if _forwarder is not None and _forwarder.sink == redirection.sink:
             return Redirection(_forwarder.address, redirection.level)
@@ -131,6 +148,11 @@ def redirection_below(process: Process, redirection: Redirection) -> Redirection
         _forwarder = LogForwarder(process, redirection.sink)
         _forwarder.start()
         return Redirection(_forwarder.address, redirection.level)
+
+
+def flushed(mail: Mail, _: None) -> Future[None]:
+    """Serve `FLUSH_OUTPUT`."""
+    return flush()
 
 
 def flush() -> Future[None]:
@@ -172,18 +194,18 @@ def collects_no_more(collector: Collector) -> None:
     _takers.pop(collector.address, None)
 
 
-def take(sender: ProcessRef, payload: Payload) -> Future[None]:
-    """In the script: take a batch of a host's forwarder; a future that ends when the next may be sent."""
-    sink, batch = unpack(payload)
-    taken: Future[None] = Future()
+def take(mail: Mail, batches: tuple[str, list[LogChunk]]) -> Future[None]:
+    """In the script, serve `OUTPUT`: take a batch of a host's forwarder; the future ends when the next may be sent."""
+    (sink, batch), sender = batches, mail.sender
+    taken: Promise[None] = Promise()
     taker = _takers.get(sink)
     if taker is None:
         return Future.of(None)
     collector = taker.collector
     if sender.id not in taker.hosts:
         taker.hosts.add(sender.id)
-        end = taker.process.hosting.end_of(sender.id)
+        end = taker.process.remote_launch.end_of(sender.id)
         if end is not None:
             end.add_done_callback(lambda _: collector.lose(sender.id))
-    collector.feed(sender.id, sender.name.removeprefix(HOST_NAME), batch, lambda: taken._settle(lambda: None))
+    collector.feed(sender.id, sender.name.removeprefix(HOST_NAME), batch, lambda: taken.set_result(None))
     return taken

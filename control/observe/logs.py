@@ -136,10 +136,10 @@ class Logs:
 
     def _hear_hosts(self) -> None:
         """Wait for what has been written on other hosts."""
-        hosts = tuple(self._process.hosting.hosts())
+        hosts = tuple(self._process.remote_launch.hosts())
         if hosts:
             with contextlib.suppress(ControlError):  # as far as it comes in time
-                self._process.request_all(hosts, "flush_output").get(LAST_WORDS_S)
+                self._process.request_all(hosts, log_forwarder.FLUSH_OUTPUT).get(LAST_WORDS_S)
 
     def _end(self) -> None:
         if self._closed:

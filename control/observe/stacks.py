@@ -23,7 +23,7 @@ from skipper.control.observe.visit import visiting
 from skipper.control.wire.addresses import within_host
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.actor_state import ActorState
     from skipper.control.runtime.process import Process
 
 _RUNTIME_THREADS = "control-"
@@ -133,8 +133,8 @@ def job_stacks(
 
 def answer(process: Process, argument: bool) -> tuple[list[str], list[ThreadStacks], str]:
     """The stacks of this process: labels of its actors, threads, and what py-spy sees if that is asked for."""
-    cells = [*process.cells.live(), *process.cells.ending()]
-    of_thread = {cell.executor.thread_id: cell for cell in cells if cell.executor is not None}
+    actors = [*process.actors.live(), *process.actors.ending()]
+    of_thread = {actor.executor.thread_id: actor for actor in actors if actor.executor is not None}
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found: list[ThreadStacks] = []
     for ident, frame in sys._current_frames().items():
@@ -145,12 +145,14 @@ def answer(process: Process, argument: bool) -> tuple[list[str], list[ThreadStac
         while inner is not None:
             walked.append(_frame(inner.f_code, inner.f_lineno))
             inner = inner.f_back
-        cell = of_thread.get(ident)
-        found.append(ThreadStacks(names.get(ident, f"thread {ident}"), *_whose(cell), walked))
-        if cell is not None and cell.executor is not None and cell.executor.event_loop is not None:
-            found += _tasks(cell, cell.executor.event_loop)
-    labels = [label for cell in cells for label in (f"{cell.name}{dict(cell.rank)}", f"{cell.name}:{cell.rank.rank}")]
-    labels += [cell.name for cell in cells]
+        actor = of_thread.get(ident)
+        found.append(ThreadStacks(names.get(ident, f"thread {ident}"), *_whose(actor), walked))
+        if actor is not None and actor.executor is not None and actor.executor.event_loop is not None:
+            found += _tasks(actor, actor.executor.event_loop)
+    labels = [
+        label for actor in actors for label in (f"{actor.name}{dict(actor.rank)}", f"{actor.name}:{actor.rank.rank}")
+    ]
+    labels += [actor.name for actor in actors]
     return labels, found, outside.look(os.getpid(), native=True) if argument else ""
 
 
@@ -159,14 +161,14 @@ def answer_for(pid: int, argument: bool) -> str:
     return outside.look(pid, native=argument)
 
 
-def _whose(cell: Cell | None) -> tuple[str, str]:
-    if cell is None:
+def _whose(actor: ActorState | None) -> tuple[str, str]:
+    if actor is None:
         return "", ""
-    doing = ", ".join(f"{endpoint} for {for_s:.1f} s" for endpoint, for_s in cell.handling())
-    return str(cell.ref), doing
+    doing = ", ".join(f"{endpoint} for {for_s:.1f} s" for endpoint, for_s in actor.progress.handling())
+    return str(actor.ref), doing
 
 
-def _tasks(cell: Cell, loop: asyncio.AbstractEventLoop) -> list[ThreadStacks]:
+def _tasks(actor: ActorState, loop: asyncio.AbstractEventLoop) -> list[ThreadStacks]:
     """Where the coroutines of an async actor wait."""
     found = []
     for task in asyncio.all_tasks(loop):
@@ -175,7 +177,7 @@ def _tasks(cell: Cell, loop: asyncio.AbstractEventLoop) -> list[ThreadStacks]:
         while coroutine is not None and getattr(coroutine, "cr_frame", None) is not None:
             frames.append(_frame(coroutine.cr_frame.f_code, coroutine.cr_frame.f_lineno))
             coroutine = coroutine.cr_await
-        found.append(ThreadStacks(f"task {task.get_name()}", *_whose(cell), frames[::-1]))
+        found.append(ThreadStacks(f"task {task.get_name()}", *_whose(actor), frames[::-1]))
     return found
 
 

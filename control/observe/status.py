@@ -13,7 +13,7 @@ from skipper.control.api.mesh import HOST_NAME
 from skipper.control.observe.job_query import ProcessAnswer, survey
 from skipper.control.observe.visit import visiting
 from skipper.control.runtime.history import Event
-from skipper.control.runtime.tables import Table
+from skipper.control.runtime.status_providers import Table
 
 
 @dataclass(frozen=True, slots=True)

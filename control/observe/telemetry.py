@@ -21,15 +21,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from skipper.control.model.endpoint_spec import WRAPPED
 from skipper.control.model.exception_text import class_name, describe, message_of, summarize
-from skipper.control.runtime.tracing import Attribute, Call
+from skipper.control.runtime.tracing import Attribute, Call, TracedActor
 from skipper.control.wire.envelope import Kind, Payload
 
 if TYPE_CHECKING:
     from skipper.control.model.errors import LinkError
     from skipper.control.model.shape import Point
-    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.interfaces import Reply
     from skipper.control.runtime.messages import Loss, Mail
-    from skipper.control.runtime.ports import Reply
 
 FLUSH_TIMEOUT_S = 2.0
 """A process that ends waits so long for its last spans to be exported: a collector may be out of reach."""
@@ -101,19 +100,19 @@ class OpenTelemetryTracer:
         return _Sending(self._tracer.start_span(f"{call.mesh}.{call.endpoint}", kind=kind, attributes=attributes))
 
     @contextmanager
-    def serving(self, cell: Cell, mail: Mail) -> Iterator[None]:
+    def serving(self, actor: TracedActor, mail: Mail) -> Iterator[None]:
         """A message that an actor handles within."""
         envelope = mail.envelope
         endpoint = envelope.method.removesuffix(WRAPPED)
         parent = _propagator.extract({_PARENT: envelope.trace.decode("ascii", "replace")}, contexts.Context())
-        rest: dict[str, Attribute] = {"skipper.actor": cell.actor_id, "skipper.class": cell.class_name}
-        if cell.rank:
-            rest["skipper.rank"] = _rank(cell.rank)
+        rest: dict[str, Attribute] = {"skipper.actor": actor.actor_id, "skipper.class": actor.class_name}
+        if actor.rank:
+            rest["skipper.rank"] = _rank(actor.rank)
         with self._tracer.start_as_current_span(
-            f"{cell.name}.{endpoint}",
+            f"{actor.name}.{endpoint}",
             parent,
             kind=SpanKind.SERVER if envelope.wants_reply else SpanKind.CONSUMER,
-            attributes=_attributes(cell.name, endpoint, rest),
+            attributes=_attributes(actor.name, endpoint, rest),
         ):
             yield
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from skipper.control.api import join
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.process import Process
+from skipper.control.runtime.requests import PING
 
 
 @contextlib.contextmanager
@@ -37,7 +38,7 @@ def visiting(address: str | os.PathLike[str] | None = None, *, timeout: float = 
     process = join.enter(
         connection,
         f"visitor {join.own_name()}",
-        lambda process: process.request(connection.root, "ping", ()),
+        lambda process: process.request(connection.root, PING),
         timeout=timeout,
     )
     try:

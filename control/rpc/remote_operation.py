@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from skipper.control.model.bounds import check_optional_seconds, check_seconds
 from skipper.control.model.errors import ControlError, DeadlineError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.rpc.attempts import Attempts, may_retry, wait_s
 from skipper.control.rpc.backends import ActorBackend, ActorBackends
 from skipper.control.rpc.encoding import error_of, open_answer
@@ -131,20 +131,15 @@ def start_operation(attempts: Attempts, retries: int) -> Future[RemoteOperation[
 
 def beside(work: Callable[[], T]) -> Future[T]:
     """A future of what a function returns that runs on a thread of its own."""
-    future: Future[T] = Future()
+    future: Promise[T] = Promise()
 
     def run() -> None:
         try:
             result = work()
         except Exception as error:  # noqa: BLE001  (it is raised by whoever waits)
-            failure = error
-
-            def fail() -> T:
-                raise failure
-
-            future._settle(fail)
+            future.set_exception(error)
         else:
-            future._settle(lambda: result)
+            future.set_result(result)
 
     threading.Thread(target=run, name="rpc-beside", daemon=True).start()
     return future

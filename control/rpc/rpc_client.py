@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 from skipper.control.model.bounds import check_count, check_optional_seconds
 from skipper.control.model.endpoint_spec import is_idempotent
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.rpc.attempts import Attempts, Outcome
 from skipper.control.rpc.backends import ActorBackends
 from skipper.control.rpc.encoding import encode_arguments, open_answer
@@ -199,8 +199,8 @@ class RpcMethod(Generic[P, R]):
             PayloadError: (a `TypeError`) they cannot be pickled.
         """
         attempts = self._attempts(args, kwargs)
-        future: Future[R] = Future()
-        attempts.begin(lambda outcome: future._settle(self._opener(outcome)))
+        future: Promise[R] = Promise()
+        attempts.begin(lambda outcome: future.settle_by(self._opener(outcome)))
         return future
 
     def sync(self, *args: P.args, **kwargs: P.kwargs) -> R:

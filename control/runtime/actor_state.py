@@ -1,4 +1,4 @@
-"""`Cell`: one actor of this process, from its construction to its end, whatever kind of thread runs it."""
+"""`ActorState`: one actor of this process, from its construction to its end, whatever kind of thread runs it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import threading
 import traceback
 import weakref
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic as _now
 from typing import TYPE_CHECKING, Any
 
@@ -18,40 +20,124 @@ from skipper.control.model.endpoint_spec import WRAPPED
 from skipper.control.model.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
 from skipper.control.model.exception_text import describe, summarize
 from skipper.control.model.failure import FailureKind, MeshFailure
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise, raising
 from skipper.control.model.shape import Point
 from skipper.control.runtime import tracing
-from skipper.control.runtime.context import ActorInstance, Context, current_context
+from skipper.control.runtime.context import context_class, current_context, new_instance
 from skipper.control.runtime.interruption import is_of_users
-from skipper.control.runtime.messages import ActorRef, Mail, OwnerRef, SpawnRequest
-from skipper.control.runtime.port import Port, ReplyAddress
+from skipper.control.runtime.messages import ActorRef, Mail, OwnerRef, ReplyAddress, SpawnRequest
+from skipper.control.runtime.owned_meshes import OwnedMeshes
+from skipper.control.runtime.port import Port, refuse_for
 from skipper.control.runtime.replies import first_exception, pack_exception, refuse
 from skipper.control.runtime.stops import OWNED, Bound, Stage
 from skipper.control.wire.envelope import Kind, Payload
 from skipper.control.wire.payload import pack, unpack
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.begin_log import BeginLog
+    from skipper.control.runtime.begin_log import BeginAddress, BeginLog
     from skipper.control.runtime.executor import Executor
-    from skipper.control.runtime.history import Event
-    from skipper.control.runtime.process import Process
-    from skipper.control.runtime.supervision import OwnedMesh
+    from skipper.control.runtime.flow_control import Flow
+    from skipper.control.runtime.history import Event, History
+    from skipper.control.runtime.interfaces import Actors, OwnedMesh, Owners, Ports, Replier
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.runtime.stops import Stops
 
 _log = logging.getLogger("skipper.control")
 
 _unpacking = threading.Lock()
-"""Held while a class is unpacked, which imports what it needs. Imports of two threads that need each other's modules,
-begun in different places, can end in an error of Python's import system where the modules import in a circle."""
+"""Held while a class is unpacked, which imports modules. Where modules import each other in a circle, two threads that
+begin at different places of it can get an error of Python's import system."""
 
 _ARGUMENTS = "the arguments"
 _RESULT = "the result"
 
 
-class CellEndedError(BaseException):
-    """Unwinds what a sync actor runs that has failed, or whose time to stop is up. Never leaves the runtime."""
+class ActorEndedError(BaseException):
+    """Unwinds what a sync actor runs when it has failed, or its time to stop is up. Never leaves the runtime."""
 
 
-class Cell:
+@dataclass(frozen=True, slots=True)
+class ActorHost:
+    """What the actors of one process need of it.
+
+    Attributes:
+        state: of the process.
+        actors: the table of its actors.
+        stops: keeps the bounds of those that end.
+        flow: is told what is handled.
+        replier: answers messages.
+        owners: are told of failures.
+        history: of what has gone wrong.
+        ports: where answers arrive.
+    """
+
+    state: ProcessState
+    actors: Actors[ActorState]
+    stops: Stops
+    flow: Flow
+    replier: Replier
+    owners: Owners
+    history: History
+    ports: Ports
+
+
+class ActorProgress:
+    """What an actor is doing and has done. Its own thread writes this, any reads it.
+
+    Attributes:
+        current: the message that it handles.
+        begun_s: since when it does that, or its `step`.
+        step: what it does besides handling messages: its construction, or a part of its end.
+        beside: what concurrent endpoints are handling, beside the current message, and since when.
+        born_s: when it was spawned.
+        handled: how many messages it has handled, with whatever outcome.
+        errors: how many of them ended in an exception.
+        last_error: the latest of these.
+    """
+
+    __slots__ = ("_told", "begun_s", "beside", "born_s", "current", "errors", "handled", "last_error", "step")
+
+    def __init__(self) -> None:
+        self.current: Mail | None = None
+        self.begun_s = 0.0
+        self.step = ""
+        self.beside: list[tuple[Mail, float]] = []
+        self.born_s = _now()
+        self.handled = 0
+        self.errors = 0
+        self.last_error: Event | None = None
+        self._told: list[Mail] = []
+        """Unfinished messages whose senders have been told."""
+
+    def begin(self, step: str) -> None:
+        """Note what it does besides handling messages; empty: nothing."""
+        self.begun_s, self.step = _now(), step
+
+    def failed(self, error: Event) -> None:
+        """Note an exception."""
+        self.errors += 1
+        self.last_error = error
+
+    def unfinished(self) -> list[Mail]:
+        """The messages that it handles, each once: their senders are told that they will not be finished."""
+        found = []
+        for mail in (self.current, *(mail for mail, _ in self.beside)):
+            if mail is not None and not any(mail is told for told in self._told):
+                self._told.append(mail)
+                found.append(mail)
+        return found
+
+    def handling(self) -> list[tuple[str, float]]:
+        """The endpoints that it runs, each with the seconds since it was begun."""
+        begun = [] if (current := self.current) is None else [(current, self.begun_s)]
+        return [(mail.envelope.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self.beside)]
+
+    def doing(self) -> list[tuple[str, float]]:
+        """Its step, or what it handles, with the seconds since that was begun."""
+        return [(self.step, _now() - self.begun_s)] if self.step else self.handling()
+
+
+class ActorState:
     """One actor of this process.
 
     The coroutines of this class run on the actor's own thread: an async actor's event loop runs them, a sync actor's
@@ -59,77 +145,91 @@ class Cell:
     """
 
     def __init__(
-        self, process: Process, request: SpawnRequest, rank: int, body: Payload, *, asked_for: bool = False
+        self,
+        host: ActorHost,
+        request: SpawnRequest,
+        rank: int,
+        body: Payload,
+        new_executor: Callable[[ActorState], Executor],
+        *,
+        asked_for: bool = False,
     ) -> None:
-        self.process = process
+        self._host = host
+        self._flow = host.flow
+        self._replier = host.replier
         self.uid = request.uid
         self.name = request.name
         self.rank = Point(rank, request.extent)
         self.owner: OwnerRef | None = request.owner
-        self.ref = ActorRef(process.me, request.uid, request.name, self.rank)
+        self.ref = ActorRef(host.state.me, request.uid, request.name, self.rank)
         self.actor_id = self.ref.actor_id
-        self.owned: dict[int, OwnedMesh] = {}
-        self.spawned: set[int] = set()
-        """Numbers of all meshes that it has ever owned."""
-        self.notices: dict[int, int] = {}
-        """Where it is told of broadcasts that were not delivered, by the number of the mesh."""
+        self.meshes = OwnedMeshes()
         self.failure: MeshFailure | None = None
-        self.ready: Future[None] = Future()
+        self.ready: Promise[None] = Promise()
         """Ends when ``__init__`` has returned; in an error if it raised."""
-        self.ended: Future[None] = Future()
+        self.ended: Promise[None] = Promise()
         """Ends when the actor is gone and everything that it owned is, too."""
-        self.over: Future[MeshFailure | None] = Future()
+        self.over: Promise[MeshFailure | None] = Promise()
         """Ends when the actor has failed, in that failure; or when it has been stopped and is gone, in None."""
         self.is_cut_off = False
-        """Whether nothing comes any more of what it handles: it has failed, or most of its time to stop has passed."""
+        """Whether what it handles is given up: it has failed, or most of its time to stop has passed."""
         self.bound: Bound | None = None
-        """By when it has to end, once that has begun."""
-        self.winds_up: Future[None] = Future()
-        """Ends when its last message is behind it and its cleanup begins."""
-        self.executor: Executor | None = None
+        """By when it has to end; None as long as it is neither stopped nor failed."""
+        self.winds_up: Promise[None] = Promise()
+        """Ends when it has handled its last message, and its cleanup begins."""
         self.begins: BeginLog | None = None
-        """Where it writes down what it begins to handle, if somebody wants to know that after its death."""
-        self.instance = ActorInstance(self, request.creator)
-        self.context = Context(self.instance, rank, request.extent)
+        """Its log of what it begins to handle, for those who ask for it after its death; None: nobody has asked to."""
+        self.instance = new_instance(self, request.creator)
+        self._new_context = context_class()
+        self.context = self._new_context(self.instance, rank, request.extent)
         """What `context` returns where no message is being handled."""
         self.failures: deque[MeshFailure] = deque()
         self._body: Payload = body
         self._asked_for = asked_for
         self._actor: ActorBase | None = None
         self._interface: ActorInterface | None = None
-        self._current: Mail | None = None
-        self._begun_s = 0.0
-        self._born_s = _now()
-        self._step = ""
-        """What it does besides handling messages, since `_begun_s`: its construction, or a part of its end."""
-        self._refused: list[Mail] = []
-        """Unfinished messages that have been answered."""
+        self.progress = ActorProgress()
         self._cut_at = ""
         """What it did when it was cut short."""
-        self._beside: list[tuple[Mail, float]] = []
-        """What concurrent endpoints are handling, beside the current message, and since when."""
-        self.handled = 0
-        """How many messages it has handled, with whatever outcome."""
-        self.errors = 0
-        """How many of them ended in an exception."""
-        self.last_error: Event | None = None
         self._unanswered: weakref.WeakSet[Port[Any]] = weakref.WeakSet()
+        self.executor = new_executor(self)
+        """The thread that runs it, once it has been started."""
 
     def deliver(self, mail: Mail) -> None:
         """Queue a message; from any thread."""
-        assert self.executor is not None  # cells enter the table with their executor
         self.executor.submit(mail)
 
     def answer_dead(self, mail: Mail) -> None:
         """Tell the sender of a message that it came too late."""
-        refuse(self.process, mail, self.end_reason(), self.failure)
+        refuse(self._flow, self._replier, mail, self.end_reason(), self.failure)
 
     def _answer_unfinished(self) -> None:
         """Tell those who wait for messages that were delivered and will not be finished."""
-        for mail in (self._current, *(mail for mail, _ in self._beside)):
-            if mail is not None and not any(mail is told for told in self._refused):
-                self._refused.append(mail)
-                refuse(self.process, mail, self.end_reason(), self.failure, delivered=True)
+        for mail in self.progress.unfinished():
+            refuse(self._flow, self._replier, mail, self.end_reason(), self.failure, delivered=True)
+
+    def end_with(self, failure: MeshFailure | None) -> None:
+        """Note that it takes no more messages: it has been stopped, or has failed. For the table, under its lock."""
+        self.failure = failure
+        self.is_cut_off = failure is not None
+
+    def bind_to(self, bound: Bound, *, cut_now: bool) -> Bound:
+        """Have it end within a bound, or what is sooner of this and its own; returns what holds then. For `Stops`."""
+        if self.bound is None:
+            self.bound = bound
+        else:
+            self.bound.tighten(bound)
+        if cut_now:
+            self.bound.cut_s = bound.began_s
+        return self.bound
+
+    def log_begins(self) -> BeginAddress:
+        """Write down what it begins to handle from now on; where."""
+        from skipper.control.runtime.begin_log import BeginLog
+
+        if self.begins is None:
+            self.begins = BeginLog()
+        return self.begins.address
 
     def has_failed(self) -> bool:
         """Whether the actor has ended in a failure; another thread may bring that about at any moment."""
@@ -144,20 +244,20 @@ class Cell:
     async def construct(self, *, is_async: bool) -> None:
         """Make the actor object."""
         body, self._body = self._body, ()
-        self._begin("__init__")
-        self.process.stops.watch_construction(self)
+        self.progress.begin("__init__")
+        self._host.stops.watch_construction(self)
         try:
             with _unpacking:
                 cls, *given = unpack(body, "the class and the arguments of this actor")
             self._interface = interface_of(cls)
             with contextlib.ExitStack() as until_constructed:
                 args, kwargs = given if len(given) == 2 else until_constructed.enter_context(given[0]())
-                # In two steps, so that there is somebody to supervise while ``__init__`` waits for what it has spawned.
+                # Two steps: the object has to exist to supervise what ``__init__`` has spawned and waits for.
                 self._actor = cls.__new__(cls, *args, **kwargs)
                 self._actor.__init__(*args, **kwargs)  # type: ignore[misc]
                 if forked.original:
                     forked.leave()
-        except CellEndedError:
+        except ActorEndedError:
             self._actor = None  # it failed for another reason while it was in __init__, or its time was up
         except BaseException as error:  # noqa: BLE001  (whatever a constructor raises is the actor's failure)
             if forked.original:
@@ -166,22 +266,22 @@ class Cell:
             summary, trace = summarize(error), describe(error)
             self._note_error("__init__", error)
             if self._asked_for:
-                self.owner = None  # somebody waits for `ready`, so it is their error and not the owner's
+                self.owner = None  # whoever waits for `ready` gets the error, not the owner
             self.fail(FailureKind.CONSTRUCTION, f"{self.label}: __init__ raised {summary}", trace, error=error)
-            self.ready._settle(_raiser(ActorError(self.actor_id, "__init__", summary, trace, error)))
-        self.process.stops.constructed(self)
-        self._begin("")
+            self.ready.set_exception(ActorError(self.actor_id, "__init__", summary, trace, error))
+        self._host.stops.constructed(self)
+        self.progress.begin("")
         if self._actor is not None and not self.is_cut_off:
-            self.ready._settle(lambda: None)
+            self.ready.set_result(None)
         else:
             self._refuse_ready()
 
     def _refuse_ready(self) -> None:
         """Tell those who wait for the construction, if they do not know yet."""
-        self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+        self.ready.set_exception(SupervisionError(self.end_reason(), self.failure))
 
     def give_up_construction(self, bound_s: float) -> None:
-        """Fail since ``__init__`` does not return. On the loop thread."""
+        """Fail because ``__init__`` does not return. On the loop thread."""
         if self.ready.done():
             return
         if self._asked_for:
@@ -189,23 +289,23 @@ class Cell:
         message = f"{self.label}: __init__ has not returned within {bound_s:g} s (init_timeout_s){self._where()}"
         self.fail(FailureKind.CONSTRUCTION, message, self._stack())
         self._refuse_ready()
-        self.process.stops.within(self, self.process.settings.stop_timeout_s, cut_now=True)
+        self._host.stops.within(self, self._host.state.settings.stop_timeout_s, cut_now=True)
 
     def never_begin(self, reason: str) -> None:
         """End an actor that has no thread; from any thread."""
         if self._asked_for:
             self.owner = None  # somebody waits for `ready`
         self.fail(FailureKind.ABORT, f"{self.label} could not be constructed: {reason}")
-        self.ready._settle(_raiser(SupervisionError(self.end_reason(), self.failure)))
+        self.ready.set_exception(SupervisionError(self.end_reason(), self.failure))
         self.bury()
 
     @property
     def label(self) -> str:
         """The actor as error messages name it."""
-        return f"actor {self.name}{self.rank!r} in {self.process.me.name}"
+        return f"actor {self.name}{self.rank!r} in {self._host.state.me.name}"
 
     def is_concurrent(self, mail: Mail) -> bool:
-        """Whether messages behind this one need not wait for it."""
+        """Whether this message is for a concurrent endpoint: those behind it need not wait for it."""
         assert self._interface is not None  # messages are handled once the actor is constructed
         spec = self._interface.endpoints.get(mail.envelope.method.removesuffix(WRAPPED))
         return spec is not None and spec.concurrent
@@ -216,7 +316,7 @@ class Cell:
             self.answer_dead(mail)
             return
         entry = (mail, _now())
-        self._beside.append(entry)
+        self.progress.beside.append(entry)
         try:
             if tracing.tracer is None:
                 await self._answer(mail)
@@ -224,22 +324,23 @@ class Cell:
                 with tracing.tracer.serving(self, mail):
                     await self._answer(mail)
         finally:
-            self._beside.remove(entry)
+            self.progress.beside.remove(entry)
 
     async def handle(self, mail: Mail) -> None:
         """Run one endpoint."""
         if self.is_cut_off:
             self.answer_dead(mail)
             return
-        self._begun_s = _now()
-        self._current = mail
+        progress = self.progress
+        progress.begun_s = _now()
+        progress.current = mail
         if tracing.tracer is None:
             await self._answer(mail)
         else:
             with tracing.tracer.serving(self, mail):
                 await self._answer(mail)
         if not self.is_cut_off:
-            self._current = None
+            progress.current = None
 
     async def _answer(self, mail: Mail) -> None:
         envelope = mail.envelope
@@ -247,7 +348,7 @@ class Cell:
         assert self._actor is not None
         if self.begins is not None:
             self.begins.take(mail)
-        current_context.set(Context(self.instance, envelope.rank, envelope.extent))
+        current_context.set(self._new_context(self.instance, envelope.rank, envelope.extent))
         port: Port[Any] | None = None
         has_begun = False
         try:
@@ -277,8 +378,8 @@ class Cell:
             if self.is_cut_off:
                 return  # its caller has been told, and an interruption may be on its way to this thread
             if envelope.wants_reply and port is None:
-                self.process.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
-        except CellEndedError:
+                self._replier.reply(mail, Kind.REPLY, pack(result, lend=True, name=_RESULT))
+        except ActorEndedError:
             return
         except BaseException as error:  # noqa: BLE001  (whatever an endpoint raises is its caller's, or its actor's end)
             if forked.original:
@@ -292,30 +393,37 @@ class Cell:
                 self.fail(FailureKind.EXCEPTION, message, describe(error), error=error)
             else:
                 packed = pack_exception(error, actor_id=self.actor_id, endpoint=envelope.method)
-                self.process.reply(mail, Kind.ERROR, packed)
-        self.handled += 1
+                self._replier.reply(mail, Kind.ERROR, packed)
+        self.progress.handled += 1
         if not self.is_cut_off:  # else it has been refused, which counts it too
-            self.process.flow.handled(mail)
+            self._flow.handled(mail)
 
-    def handling(self) -> list[tuple[str, float]]:
-        """The endpoints that it runs, each with the seconds since it was begun; from any thread."""
-        begun = [] if (current := self._current) is None else [(current, self._begun_s)]
-        return [(mail.envelope.method.removesuffix(WRAPPED), _now() - since) for mail, since in (*begun, *self._beside)]
-
-    def age_s(self) -> float:
-        """Seconds since it was spawned."""
-        return _now() - self._born_s
+    def activity(self) -> str:
+        """What it is doing, for people."""
+        running = [f"{method} for {seconds:.1f} s" for method, seconds in self.progress.handling()]
+        waiting = self.executor.depth()
+        if not self.ready.done():
+            doing = f"it has been in __init__ for {_now() - self.progress.born_s:.1f} s"
+        elif running:
+            doing = f"it has been running {', '.join(running)}"
+        elif self._host.actors.get(self.uid) is None:
+            doing = "it is ending"
+        else:
+            doing = "it runs nothing at the moment: if the call was delivered, who has its port has not answered"
+        return (
+            f"{doing}; {waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)} for it" if waiting else doing
+        )
 
     @property
     def class_name(self) -> str:
-        """Of the actor; empty where it is not constructed yet."""
+        """The name of the actor's class; empty where the actor is not constructed yet."""
         return self._interface.class_name if self._interface is not None else ""
 
     def _note_error(self, method: str, error: BaseException) -> None:
-        self.errors += 1
         if tracing.tracer is not None:
             tracing.tracer.failed(error)
-        self.last_error = self.process.history.failed(f"{self.ref}.{method.removesuffix(WRAPPED)}", summarize(error))
+        who = f"{self.ref}.{method.removesuffix(WRAPPED)}"
+        self.progress.failed(self._host.history.failed(who, summarize(error)))
 
     async def supervise(self, *, is_async: bool) -> None:
         """Attend to the failures of owned meshes."""
@@ -335,7 +443,7 @@ class Cell:
                     self.fail(FailureKind.EXCEPTION, message, describe(error), cause=failure, error=error)
                 return
             if handled:
-                self.process.owners.handled(failure)
+                self._host.owners.handled(failure)
             else:
                 self.fail(
                     FailureKind.OWNED, f"{self.label} did not handle a failure of {failure.mesh_name!r}", cause=failure
@@ -343,13 +451,11 @@ class Cell:
 
     def own(self, mesh: OwnedMesh) -> None:
         """Take a mesh that this actor has just spawned."""
-        self.owned[mesh.uid] = mesh
-        self.spawned.add(mesh.uid)
+        self.meshes.add(mesh)
 
     def owned_failed(self, failure: MeshFailure) -> None:
         """Take note of the failure of an owned mesh; from any thread."""
         self.failures.append(failure)
-        assert self.executor is not None  # cells own nothing before they run
         self.executor.wake()
 
     def fail(
@@ -363,17 +469,17 @@ class Cell:
         """End this actor in a failure, which goes to its owner; from any thread."""
         exception = "" if error is None else first_exception(error)
         failure = MeshFailure(self.name, self.actor_id, self.rank, kind, message, details, cause, exception=exception)
-        if not self.process.cells.end(self, failure):
+        if not self._host.actors.end(self, failure):
             return
-        self.process.owners.report(self.owner, failure)
-        self.over._settle(lambda: failure)
-        self.process.stops.within(self, self.process.settings.stop_timeout_s)
+        self._host.owners.report(self.owner, failure)
+        self.over.settle_by(lambda: failure)
+        self._host.stops.within(self, self._host.state.settings.stop_timeout_s)
         self.cut_off()
 
     def cut_off(self) -> None:
-        """Have it handle nothing more, and what it does come to its end: those who wait are answered here and now.
+        """Let it handle nothing more, end what it does, and answer those who wait at once.
 
-        From any thread: its own may be busy for long.
+        From any thread: the actor's own may be busy for long.
         """
         if self.is_cleanup_cut() or (self.failure is None and not (self._cut_at or self.winds_up.done())):
             self._cut_at = self._doing()
@@ -381,7 +487,6 @@ class Cell:
         self._answer_unfinished()
         if self.failure is None or self.failure.kind is not FailureKind.CONSTRUCTION:  # which is told with its error
             self._refuse_ready()
-        assert self.executor is not None  # cells end once they run
         self.executor.drain()
         self.executor.unwind()
 
@@ -393,8 +498,8 @@ class Cell:
     def fail_by_itself(
         self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
     ) -> None:
-        """Fail for something that it has done itself; void where it has ended. From any thread."""
-        if self.process.cells.get(self.uid) is not None:
+        """Fail for something that it has done itself, unless it has ended. From any thread."""
+        if self._host.actors.get(self.uid) is not None:
             self.fail(kind, f"{self.label}: {message}", cause=cause, error=error)
 
     def abort(self, reason: str) -> None:
@@ -403,24 +508,24 @@ class Cell:
 
     def stop_itself(self) -> Future[None]:
         """Stop in good order; from any thread."""
-        self.process.cells.stop(self.uid, self.process.settings.stop_timeout_s)
+        self._host.actors.stop(self.uid, self._host.state.settings.stop_timeout_s)
         return self.ended
 
     async def wind_up(self, *, is_async: bool) -> None:
-        """Everything after the last message: owned meshes first, then ``__cleanup__``."""
-        self.winds_up._settle(lambda: None)
+        """Do what follows the last message: stop owned meshes, then run ``__cleanup__``."""
+        self.winds_up.set_result(None)
         reason = self.end_reason()
         self._answer_unfinished()
         for port in list(self._unanswered):
-            port._refuse(reason, self.failure)
+            refuse_for(port, reason, self.failure)
         outcome: Exception | None = None
         if self._cut_at and self.failure is None:
             outcome = StopTimeoutError(f"{self.label} was stopped and did not finish in time: {self._cut_at}")
-        self._begin("the stop of what it owns")
+        self.progress.begin("the stop of what it owns")
         late = await self._stop_owned(is_async=is_async)
         outcome = outcome or late
         error: Exception | None = SupervisionError(reason, self.failure) if self.failure else None
-        self._begin("__cleanup__")
+        self.progress.begin("__cleanup__")
         try:
             await self._clean_up(error, is_async=is_async)
         except BaseException as raised:  # noqa: BLE001  (goes to whoever asked for the stop)
@@ -433,7 +538,7 @@ class Cell:
             else:
                 _log.error("%s: __cleanup__ raised\n%s", self.label, describe(raised))
                 outcome = SupervisionError(f"{self.label}: __cleanup__ raised {summarize(raised)}", self.failure)
-        self._actor = None  # whatever it holds is let go of now
+        self._actor = None  # which frees what it holds
         self.bury(outcome)
 
     async def _clean_up(self, error: Exception | None, *, is_async: bool) -> None:
@@ -449,20 +554,20 @@ class Cell:
         return self.bound is not None and self.bound.stage is Stage.CLEANUP_CUT
 
     def _is_unwound_by(self, error: BaseException) -> bool:
-        return self.is_cleanup_cut() and isinstance(error, CellEndedError | asyncio.CancelledError)
+        return self.is_cleanup_cut() and isinstance(error, ActorEndedError | asyncio.CancelledError)
 
     def bury(self, outcome: Exception | None = None) -> None:
         """Leave a tombstone, and tell those who wait for the end."""
-        self.process.cells.forget(self)
-        self.process.stops.constructed(self)
-        for number in self.notices.values():
-            self.process.ports.close(number)
-        self.over._settle(lambda: self.failure)
-        self.ended._settle(_raiser(outcome) if outcome else (lambda: None))
+        self._host.actors.forget(self)
+        self._host.stops.constructed(self)
+        for number in self.meshes.notices():
+            self._host.ports.close(number)
+        self.over.settle_by(lambda: self.failure)
+        self.ended.settle_by(raising(outcome) if outcome else lambda: None)
 
     def give_up(self) -> None:
         """Bury it although its thread is still busy. On the loop thread."""
-        assert self.bound is not None  # that has just come
+        assert self.bound is not None  # it has just passed
         took_s = _now() - self.bound.began_s
         message = (
             f"{self.label} did not end within the {took_s:.3g} s that it had: {self._doing()}; "
@@ -471,23 +576,18 @@ class Cell:
         _log.warning("%s\n%s", message, self._stack().rstrip())
         self.cut_off()
         self.bury(StopTimeoutError(message, self.failure))
-        for mesh in reversed(list(self.owned.values())):
+        for mesh in reversed(self.meshes.all()):
             with contextlib.suppress(ControlError):
                 mesh.stop()
 
     # What it is doing, for messages
 
-    def _begin(self, step: str) -> None:
-        self._begun_s, self._step = _now(), step
-
     def _doing(self) -> str:
-        doing = [(self._step, _now() - self._begun_s)] if self._step else self.handling()
-        what = ", ".join(f"{name} has been running for {for_s:.1f} s" for name, for_s in doing)
+        what = ", ".join(f"{name} has been running for {for_s:.1f} s" for name, for_s in self.progress.doing())
         return (what or "it has just finished with a message") + self._where()
 
     def _where(self) -> str:
-        """The line of its users' code at which it is."""
-        assert self.executor is not None  # it runs
+        """The line of user code at which it is."""
         stack = self.executor.stack()
         if not stack:
             return ""
@@ -495,18 +595,17 @@ class Cell:
         return f", at {at.filename}:{at.lineno} in {at.name}: {at.line}"
 
     def _stack(self) -> str:
-        assert self.executor is not None  # it runs
         return "".join(traceback.format_list(self.executor.stack()))
 
     async def _stop_owned(self, *, is_async: bool) -> StopTimeoutError | None:
         """Stop what it owns, the youngest first, and leave time for its own cleanup.
 
         Returns:
-            The error of what was cut short there, or has not answered in time that it has ended; None without such.
+            The error of a mesh that was cut short, or has not answered in time; None where all have ended in time.
         """
         assert self.bound is not None  # it ends
         until_s = _now() + OWNED * self.bound.left_s()
-        meshes = list(self.owned.values())
+        meshes = self.meshes.all()
         ends: list[tuple[OwnedMesh, Future[None]]] = []
         late: StopTimeoutError | None = None
         try:
@@ -522,13 +621,13 @@ class Cell:
                 except (ControlError, TimeoutError) as error:
                     _log.warning("%s: %s did not stop in good order: %s", self.label, mesh.name, error)
                     late = late or self._lateness(mesh, error)
-        except (CellEndedError, asyncio.CancelledError):
+        except (ActorEndedError, asyncio.CancelledError):
             for mesh in meshes:
                 mesh.stop()
         return late
 
     def _lateness(self, mesh: OwnedMesh, error: Exception) -> StopTimeoutError | None:
-        """What the stop of an owned mesh ended in, if it took too long."""
+        """The error of the stop of an owned mesh, if that took too long; else None."""
         if isinstance(error, StopTimeoutError):
             return error
         if not isinstance(error, TimeoutError):
@@ -547,25 +646,19 @@ async def _wait(end: Future[None], seconds: float, *, is_async: bool) -> None:
 
 
 CALLERS_OF_USERS = frozenset(
-    function.__code__ for function in (Cell.construct, Cell._answer, Cell._clean_up, Cell.supervise)
+    function.__code__
+    for function in (ActorState.construct, ActorState._answer, ActorState._clean_up, ActorState.supervise)
 )
 """The functions that call code of users on the thread of an actor."""
 
 
 def _consequence(error: BaseException, port: Port[Any] | None, *, wants_reply: bool) -> str:
-    """Why an actor ends with what its endpoint raised; empty where that is an answer to the caller and no more.
+    """Why an exception of an endpoint ends the actor; empty where it is only an answer to the caller.
 
-    A cancelled endpoint is no reason to end: something that it awaits was cancelled, which is its caller's error.
+    A cancelled endpoint does not end the actor: something that it awaits was cancelled, and the caller gets that error.
     """
     if not isinstance(error, Exception | asyncio.CancelledError):
         return "which is no Exception and ends its actor"
     if not wants_reply:
         return "and nobody waited for its reply"
     return "" if port is None else "before or after it has answered through its port"
-
-
-def _raiser(error: Exception) -> Any:
-    def raise_it() -> None:
-        raise error
-
-    return raise_it

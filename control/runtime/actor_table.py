@@ -1,4 +1,4 @@
-"""`CellTable`: the actors of this process by number, and what becomes of messages for those that are not there."""
+"""`ActorTable`: the actors of this process by number; it also answers messages for actors that are not there."""
 
 from __future__ import annotations
 
@@ -9,86 +9,106 @@ from typing import TYPE_CHECKING
 
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future
-from skipper.control.runtime.actor_state import Cell
-from skipper.control.runtime.messages import Mail
+from skipper.control.runtime.actor_state import ActorState
+from skipper.control.runtime.messages import ROOT_UID, Mail
 from skipper.control.runtime.replies import refuse
+from skipper.control.runtime.requests import ACTIVITY, BEGINS, READY, STOP_ACTOR, WATCH
+from skipper.control.runtime.stops import Stops
 from skipper.control.wire.envelope import Kind
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.begin_log import BeginAddress
+    from skipper.control.runtime.interfaces import Credit, Replier
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.runtime.request_server import RequestServer
 
 SPAWN_GRACE_S = 10.0
-"""How long messages for an actor that nobody has spawned yet are kept. A reference can reach a third process, and its
-call come here, before the spawner's own message does."""
+"""How long messages are kept for an actor that is not spawned yet. A reference can reach a third process, whose
+call can arrive before the message of the spawner does."""
 
 _TOMBSTONES = 4096
 
 
-class CellTable:
-    """Actors that live, that are winding up, and that have been; safe to use from any thread."""
+class ActorTable:
+    """Actors that live, that are winding up, and that have been; safe to use from any thread.
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self._process = process
+    Attributes:
+        stops: keeps the bounds of those that end.
+    """
+
+    def __init__(
+        self,
+        state: ProcessState,
+        loop: asyncio.AbstractEventLoop,
+        credit: Credit,
+        replier: Replier,
+        requests: RequestServer,
+    ) -> None:
+        self.stops = Stops(state, loop, self.ending)
+        self._state = state
         self._loop = loop
+        self._credit = credit
+        self._replier = replier
+        self._requests = requests
         self._lock = threading.Lock()
-        self._live: dict[int, Cell] = {}
-        self._ending: dict[int, Cell] = {}
+        self._live: dict[int, ActorState] = {}
+        self._ending: dict[int, ActorState] = {}
         self._gone: OrderedDict[int, tuple[str, MeshFailure | None]] = OrderedDict()
         self._early: dict[int, list[Mail]] = {}
+        requests.serve(STOP_ACTOR, self._asked_to_stop)
+        requests.serve(READY, self._tell_when_ready)
+        requests.serve(WATCH, self._tell_when_over)
+        requests.serve(ACTIVITY, self._tell_activity)
+        requests.serve(BEGINS, self._tell_begins)
 
     def __len__(self) -> int:
         return len(self._live)
 
-    def live(self) -> list[Cell]:
+    def live(self) -> list[ActorState]:
         """The actors that take messages, oldest first."""
         return list(self._live.values())
 
-    def ending(self) -> list[Cell]:
+    def ending(self) -> list[ActorState]:
         """The actors that take no more messages: stopped or failed, and not buried."""
         return list(self._ending.values())
 
-    def get(self, uid: int) -> Cell | None:
+    def get(self, uid: int) -> ActorState | None:
         """A live actor."""
         return self._live.get(uid)
 
-    def find(self, uid: int) -> Cell | None:
+    def find(self, uid: int) -> ActorState | None:
         """An actor that lives or is winding up."""
         return self._live.get(uid) or self._ending.get(uid)
 
-    def add(self, cell: Cell) -> None:
+    def add(self, actor: ActorState) -> None:
         """Let an actor take messages, first of all those that were early."""
         with self._lock:
-            early = self._early.pop(cell.uid, [])
+            early = self._early.pop(actor.uid, [])
             for mail in early:
                 if mail.envelope.kind is Kind.CALL:
-                    cell.deliver(mail)
-            self._live[cell.uid] = cell
+                    actor.deliver(mail)
+            self._live[actor.uid] = actor
         for mail in early:
             if mail.envelope.kind is Kind.AGENT:
-                self._process.agent.handle(mail.sender, mail.envelope)
-
-    def answer_for(self, mail: Mail) -> None:
-        """Answer a question about an actor that is not there; one that is yet to come answers it then."""
-        self._deliver_to_absent(mail)
+                self._requests.handle(mail.sender, mail.envelope)
 
     def deliver(self, mail: Mail) -> None:
         """Bring a message to its actor, or answer it."""
-        cell = self._live.get(mail.envelope.target)
-        if cell is not None:
-            cell.deliver(mail)
+        actor = self._live.get(mail.envelope.target)
+        if actor is not None:
+            actor.deliver(mail)
         else:
             self._deliver_to_absent(mail)
 
-    def end(self, cell: Cell, failure: MeshFailure | None = None) -> bool:
+    def end(self, actor: ActorState, failure: MeshFailure | None = None) -> bool:
         """Let an actor take no more messages; False where it has ended before, or failed once already."""
         with self._lock:
-            was_live = self._live.pop(cell.uid, None) is not None
-            fails_while_ending = failure is not None and cell.failure is None and cell.uid in self._ending
+            was_live = self._live.pop(actor.uid, None) is not None
+            fails_while_ending = failure is not None and actor.failure is None and actor.uid in self._ending
             if not (was_live or fails_while_ending):
                 return False
-            self._ending[cell.uid] = cell
-            cell.failure = failure
-            cell.is_cut_off = failure is not None
+            self._ending[actor.uid] = actor
+            actor.end_with(failure)
             return True
 
     def stop(self, uid: int, timeout: float) -> Future[None]:
@@ -98,49 +118,93 @@ class CellTable:
             A future that ends with the actor, at once where it is gone already; in a `StopTimeoutError` where it has
             been cut short.
         """
-        cell = self._live.get(uid)
-        is_first = cell is not None and self.end(cell)
+        actor = self._live.get(uid)
+        is_first = actor is not None and self.end(actor)
         ending = self._ending.get(uid)
         if ending is None:
             return Future.of(None)
-        self._process.stops.within(ending, timeout)
+        self.stops.within(ending, timeout)
         if is_first:
-            assert ending.executor is not None  # cells enter the table with their executor
             ending.executor.stop()
         return ending.ended
 
-    def forget(self, cell: Cell) -> None:
+    def forget(self, actor: ActorState) -> None:
         """Bury an actor that has wound up; its tombstone answers for it."""
         with self._lock:
-            self._live.pop(cell.uid, None)
-            self._ending.pop(cell.uid, None)
-            self._gone[cell.uid] = (cell.end_reason(), cell.failure)
+            self._live.pop(actor.uid, None)
+            self._ending.pop(actor.uid, None)
+            self._gone[actor.uid] = (actor.end_reason(), actor.failure)
             while len(self._gone) > _TOMBSTONES:
                 self._gone.popitem(last=False)
 
     def _deliver_to_absent(self, mail: Mail) -> None:
         uid = mail.envelope.target
         with self._lock:
-            cell = self._live.get(uid)
+            actor = self._live.get(uid)
             ending = self._ending.get(uid)
             gone = self._gone.get(uid)
-            if not (cell or ending or gone):
+            if not (actor or ending or gone):
                 early = self._early.setdefault(uid, [])
                 early.append(mail)
                 if len(early) == 1:
                     self._loop.call_soon_threadsafe(self._loop.call_later, SPAWN_GRACE_S, self._give_up_on, uid)
                 return
-        if cell is not None and mail.envelope.kind is Kind.AGENT:
-            self._process.agent.handle(mail.sender, mail.envelope)  # it has come just now
-        elif cell is not None:
-            cell.deliver(mail)
+        if actor is not None and mail.envelope.kind is Kind.AGENT:
+            self._requests.handle(mail.sender, mail.envelope)  # it was spawned at this moment
+        elif actor is not None:
+            actor.deliver(mail)
         elif ending is not None:
             ending.answer_dead(mail)
         elif gone is not None:
-            refuse(self._process, mail, *gone)
+            refuse(self._credit, self._replier, mail, *gone)
 
     def _give_up_on(self, uid: int) -> None:
         with self._lock:
             early = self._early.pop(uid, [])
         for mail in early:
-            refuse(self._process, mail, f"there is no such actor in process {self._process.me.name}", None)
+            reason = f"there is no such actor in process {self._state.me.name}"
+            refuse(self._credit, self._replier, mail, reason, None)
+
+    # What is asked of this process
+
+    def _asked_to_stop(self, mail: Mail, timeout: float) -> Future[None]:
+        return self.stop(mail.envelope.target, timeout)
+
+    def _tell_when_ready(self, mail: Mail, _: None) -> None:
+        actor = self._find_or_answer(mail)
+        if actor is None:
+            return
+
+        def settled(ready: Future[None]) -> None:
+            if actor.has_failed():
+                actor.answer_dead(mail)
+            else:
+                self._requests.answer(mail, ready)
+
+        actor.ready.add_done_callback(settled)
+
+    def _tell_when_over(self, mail: Mail, _: None) -> Future[MeshFailure | None] | None:
+        # The script, and a process as a whole, end with this process, and the loss of its link is the answer.
+        if mail.envelope.target in (ROOT_UID, self._state.uid) and self.find(mail.envelope.target) is None:
+            return None
+        actor = self._find_or_answer(mail)
+        return None if actor is None else actor.over
+
+    def _tell_activity(self, mail: Mail, _: None) -> Future[str]:
+        """Say what an actor does; of the actor 0, that the process answers."""
+        if mail.envelope.target == 0:
+            return Future.of("its process answers by now")
+        actor = self.find(mail.envelope.target)
+        gone = "there is no such actor in its process, or not any more"
+        return Future.of(gone if actor is None else actor.activity())
+
+    def _tell_begins(self, mail: Mail, _: None) -> Future[BeginAddress] | None:
+        actor = self._find_or_answer(mail)
+        return None if actor is None else Future.of(actor.log_begins())
+
+    def _find_or_answer(self, mail: Mail) -> ActorState | None:
+        """The actor that a request is about; None where the request is answered for it, or will be."""
+        actor = self.find(mail.envelope.target)
+        if actor is None:
+            self._deliver_to_absent(mail)
+        return actor

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
+
+from skipper.control.runtime import running
+from skipper.control.runtime.context import current_context
 
 _VARIABLE = "PYTHONBREAKPOINT"
 
 
 def install() -> None:
-    """Let `breakpoint()` park actors; void where the environment names another debugger, or none. Again is free."""
+    """Let `breakpoint()` park actors, unless the environment names another debugger. May be called again."""
     global _before
     if not os.environ.get(_VARIABLE) and sys.breakpointhook is not _hook:
         _before = sys.breakpointhook
@@ -18,18 +23,24 @@ def install() -> None:
 
 
 def _hook(*args: Any, **kwargs: Any) -> Any:
-    from skipper.control.runtime import current_runtime
-    from skipper.control.runtime.context import current_context
-
     is_a_scripts = current_context.get() is None and (
-        not current_runtime.is_running() or current_runtime.current().root_cell is not None
+        not running.is_running() or running.current().root_actor is not None
     )
     if is_a_scripts:  # there is somebody to type into a debugger, and it may be a notebook's own
         return _before(*args, **kwargs)
-    from skipper.control.observe.debugger import park
-
-    park(sys._getframe(1))
+    _park(sys._getframe(1))
     return None
 
 
+def park_by(park: Callable[[FrameType], object]) -> None:
+    """Have a function park the thread of an actor that has come to a breakpoint, given the frame there."""
+    global _park
+    _park = park
+
+
+def _go_on(frame: FrameType) -> None:
+    """Without a debugger a breakpoint means nothing."""
+
+
 _before: Any = sys.__breakpointhook__
+_park: Callable[[FrameType], object] = _go_on

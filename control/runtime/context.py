@@ -1,4 +1,4 @@
-"""`context()`: where the running code is, as an actor among others."""
+"""Where the running code is, as an actor among others. `control.api.context` makes of it what users see."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import NoActorContextError
 from skipper.control.model.shape import Extent, Point
-from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime import running
 from skipper.control.runtime.messages import Creator
 
 if TYPE_CHECKING:
-    from skipper.control.api.mesh import ProcMesh
     from skipper.control.model.future import Future
-    from skipper.control.runtime.actor_state import Cell
-    from skipper.control.runtime.supervision import RootCell
+    from skipper.control.runtime.interfaces import LocalActor
 
 
-class ActorInstance:
+class BaseActorInstance:
     """An actor as it sees itself; the script's own one is called ``root``.
 
     Attributes:
@@ -27,29 +25,22 @@ class ActorInstance:
         creator: who spawned it; None for the script.
     """
 
-    def __init__(self, cell: Cell | RootCell, creator: Creator | None) -> None:
-        self._cell = cell
-        self.name = cell.name
-        self.actor_id = cell.actor_id
-        self.rank = cell.rank
+    def __init__(self, state: LocalActor, creator: Creator | None) -> None:
+        self._state = state
+        self.name = state.name
+        self.actor_id = state.actor_id
+        self.rank = state.rank
         self.creator = creator
 
     @property
-    def proc(self) -> ProcMesh:
-        """The process that the actor lives in, as a mesh of one, on which siblings can be spawned."""
-        from skipper.control.api.mesh import this_proc
-
-        return this_proc()
-
-    @property
     def proc_id(self) -> str:
-        """The id of that process."""
-        return self._cell.process.me.id
+        """The id of its process."""
+        return self._state.ref.process.id
 
     @property
     def mesh_uid(self) -> int:
         """The number of its mesh: `ActorMesh.uid`."""
-        return self._cell.ref.uid
+        return self._state.ref.uid
 
     def stop(self) -> Future[None]:
         """Stop this actor once it has handled what it has received so far.
@@ -57,7 +48,7 @@ class ActorInstance:
         Returns:
             A future that ends with the actor; waiting for it within the actor would never end.
         """
-        return self._cell.stop_itself()
+        return self._state.stop_itself()
 
     def as_creator(self) -> Creator:
         """This actor, as those see it that it spawns."""
@@ -65,13 +56,13 @@ class ActorInstance:
 
     def abort(self, reason: str) -> None:
         """Fail this actor now: its owner gets a `MeshFailure` with this reason."""
-        self._cell.abort(reason)
+        self._state.abort(reason)
 
     def __repr__(self) -> str:
         return f"<actor {self.actor_id}>"
 
 
-class Context:
+class BaseContext:
     """What `context` returns.
 
     Attributes:
@@ -80,7 +71,7 @@ class Context:
 
     __slots__ = ("_extent", "_rank", "actor_instance")
 
-    def __init__(self, actor_instance: ActorInstance, rank: int, extent: Extent) -> None:
+    def __init__(self, actor_instance: BaseActorInstance, rank: int, extent: Extent) -> None:
         self.actor_instance = actor_instance
         self._rank = rank
         self._extent = extent
@@ -90,16 +81,36 @@ class Context:
         """Position of this actor in the mesh, or slice, that the current message was sent to."""
         return Point(self._rank, self._extent)
 
-    @property
-    def proc(self) -> ProcMesh:
-        """The process that the code runs in, as a mesh of one."""
-        return self.actor_instance.proc
+
+_instance_class: type[BaseActorInstance] = BaseActorInstance
+_context_class: type[BaseContext] = BaseContext
 
 
-current_context: ContextVar[Context | None] = ContextVar("current_context", default=None)
+def make_with(instance_class: type[BaseActorInstance], context_class: type[BaseContext]) -> None:
+    """Have these classes stand for actors and contexts that are made from now on."""
+    global _instance_class, _context_class
+    _instance_class, _context_class = instance_class, context_class
 
 
-def context() -> Context:
+def new_instance(actor: LocalActor, creator: Creator | None) -> BaseActorInstance:
+    """An actor, or the script, as it sees itself."""
+    return _instance_class(actor, creator)
+
+
+def context_class() -> type[BaseContext]:
+    """What contexts are made of."""
+    return _context_class
+
+
+def local_actor(instance: BaseActorInstance) -> LocalActor:
+    """An actor as the runtime sees it, which sees itself like this."""
+    return instance._state
+
+
+current_context: ContextVar[BaseContext | None] = ContextVar("current_context", default=None)
+
+
+def context() -> BaseContext:
     """Where the running code is: in an endpoint or ``__init__`` of an actor, or else in the script.
 
     Raises:
@@ -109,24 +120,9 @@ def context() -> Context:
     here = current_context.get()
     if here is not None:
         return here
-    root = runtime.current().root_cell
+    root = running.current().root_actor
     if root is None:
         raise NoActorContextError(
             "this thread belongs to no actor; start it with contextvars.copy_context().run to take the actor's along"
         )
-    return Context(root.instance, 0, root.rank.extent)
-
-
-def current_rank() -> Point:
-    """The position of this actor in the mesh that the current message was sent to: ``context().message_rank``."""
-    return context().message_rank
-
-
-def current_actor_name() -> str:
-    """The id of the actor whose code runs, unique in the job: ``context().actor_instance.actor_id``."""
-    return context().actor_instance.actor_id
-
-
-def current_size() -> Extent:
-    """Axes and sizes of the mesh that the current message was sent to."""
-    return context().message_rank.extent
+    return context_class()(root.instance, 0, root.rank.extent)

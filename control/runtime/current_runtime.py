@@ -1,10 +1,9 @@
-"""The runtime of this process as the one that there is: started with its first use, ended when the script ends."""
+"""The one runtime of this process: it starts with its first use and ends when the script ends."""
 
 from __future__ import annotations
 
 import atexit
 import dataclasses
-import logging
 import os
 import secrets
 import threading
@@ -15,13 +14,14 @@ from typing import TYPE_CHECKING
 from skipper import trust
 from skipper.control.model import forked
 from skipper.control.model import settings as bounds
-from skipper.control.model.errors import AlreadyInJobError, JoinError
+from skipper.control.model.errors import AlreadyInJobError
 from skipper.control.model.future import set_listener
-from skipper.control.runtime import script_exit, tracing
+from skipper.control.runtime import running, script_exit
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.procs.ending import CLOSE_TIMEOUT_S
+from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.runtime.procs.worker_config import WorkerConfig
-from skipper.control.runtime.supervision import RootCell
+from skipper.control.runtime.supervision import RootActor
 from skipper.control.wire.addresses import at, host_of, within_host
 from skipper.control.wire.auth import new_secret
 from skipper.control.wire.envelope import ProcessRef
@@ -29,13 +29,21 @@ from skipper.control.wire.envelope import ProcessRef
 if TYPE_CHECKING:
     from skipper.control.runtime.loop import LoopThread
 
-SERVE_VARIABLE = "SKIPPER_SERVE"
-"""Environment variable: under which name a script's job is to be served from its beginning on (see `serve_job`)."""
-
-_log = logging.getLogger("skipper.control")
 _current: Process | None = None
 _loop_thread: LoopThread | None = None
 _lock = threading.Lock()
+_extensions: list[Callable[[Process], object]] = []
+_at_start: list[Callable[[Process], object]] = []
+
+
+def extend(extension: Callable[[Process], object]) -> None:
+    """Have a part that is above the runtime add to each process that starts from now on, before it can be reached."""
+    _extensions.append(extension)
+
+
+def at_start(call: Callable[[Process], object]) -> None:
+    """Have a function called with the runtime of a script, or of a child, when it has been started."""
+    _at_start.append(call)
 
 
 def current() -> Process:
@@ -48,7 +56,7 @@ def current() -> Process:
 
 
 def _take_over(settings: bounds.Settings) -> list[str] | None:
-    """Have new bounds hold in the job that runs, as far as they can; the processes that keep the old ones."""
+    """Let new bounds hold in the job that runs; returns the processes that keep the old ones."""
     process = _current
     if process is None:
         return None
@@ -65,7 +73,7 @@ def is_running() -> bool:
 
 
 def new_process_ref(name: str, launcher: ProcessRef | None = None) -> ProcessRef:
-    """A reference for a process that its launcher is about to start; without one, for a script and its job.
+    """A reference for a process that its launcher is about to start; without a launcher, for a script and its job.
 
     It is reached from other hosts if its launcher is.
     """
@@ -77,15 +85,20 @@ def new_process_ref(name: str, launcher: ProcessRef | None = None) -> ProcessRef
 
 def join_job(config: WorkerConfig, leave: Callable[[float], None]) -> None:
     """Start the runtime of a child process, which has ``leave`` called at its ordered end (see `Ending`)."""
-    global _current
     bounds.adopt(config.settings)
     is_open = config.data_plane_is_open
-    process = Process(config.me, config.root, config.secret, _shared_loop(), config.certs, data_plane_is_open=is_open)
-    process.redirection = config.redirection
-    process.ending.leave = leave
-    _current = process
-    if tracing.is_asked_for():
-        tracing.install_if_possible(process)
+    process = _build(
+        config.me,
+        config.root,
+        config.secret,
+        config.certs,
+        data_plane_is_open=is_open,
+        redirection=config.redirection,
+        leave=leave,
+    )
+    _take(process)
+    for call in _at_start:
+        call(process)
     process.transport.be_patient_with(config.parent)
     if not process.transport.is_elsewhere(config.root):
         process.transport.be_patient_with(config.root)  # the kernel tells of its death; a frozen one may come back
@@ -102,10 +115,9 @@ def start_host(
     data_plane_is_open: bool,
 ) -> Process:
     """Start the runtime of the process that stands for a job on a host, which the script then dials."""
-    global _current
     bounds.adopt(settings)
-    process = Process(me, root, secret, _shared_loop(), certs, data_plane_is_open=data_plane_is_open)
-    _current = process
+    process = _build(me, root, secret, certs, data_plane_is_open=data_plane_is_open)
+    _take(process)
     process.transport.expect(root)
     return process
 
@@ -135,7 +147,6 @@ def start_joined(
         AlreadyInJobError: this process is part of a job already.
         ForkedProcessError: it is a forked copy of one that was.
     """
-    global _current
     with _lock:
         forked.check()
         if _current is not None:
@@ -143,18 +154,18 @@ def start_joined(
         own = bounds.settings()
         bounds.adopt(settings)
         try:
-            # The root vouches for it: who dials it after its death asks there.
+            # The root counts as its launcher: processes that dial it after its death ask there.
             me = new_process_ref(name, root)
             if host:
                 me = dataclasses.replace(me, address=at(host, 0))
-            process = Process(me, root, secret, _shared_loop(), certs, data_plane_is_open=data_plane_is_open)
+            process = _build(me, root, secret, certs, data_plane_is_open=data_plane_is_open)
         finally:
             bounds.adopt(own)  # for a job of its own, later
         _make_root(process, "joined")
         if not process.transport.is_elsewhere(root):
             process.transport.be_patient_with(root)  # the kernel tells of its death; a frozen one may come back
         process.transport.link(root)
-        _current = process
+        _take(process)
         return process
 
 
@@ -168,54 +179,71 @@ def shutdown(*, grace_s: float | None = None) -> None:
         grace_s: seconds that actors get to handle what they have received and to run ``__cleanup__``, before they are
             killed; None means `Settings.exit_grace_s`.
     """
-    global _current
     with _lock:
         process = _current
-        if process is None or process.root_cell is None:
+        if process is None or process.root_actor is None:
             return
         grace_s = process.settings.exit_grace_s if grace_s is None else grace_s
         with script_exit.sheltered():
             process.ending.shutdown(grace_s=grace_s)
-            process.root_cell.end_of_faults(time.monotonic() + grace_s)
-            _current = None
+            process.root_actor.end_of_faults(time.monotonic() + grace_s)
+            _take(None)
             trust.leave_job()
 
 
 def _start_root() -> Process:
-    global _current
     with _lock:
         process = _current
         if process is not None:
             return process
         forked.check()
         me = new_process_ref("script")
-        process = Process(me, me, new_secret(), _shared_loop())
+        process = _build(me, me, new_secret())
         _make_root(process, "root")
-        _current = process
-    if tracing.is_asked_for():
-        tracing.install_if_possible(process)
-    _serve_if_asked_to()
+        _take(process)
+    for call in _at_start:
+        call(process)
     return process
+
+
+def _take(process: Process | None) -> None:
+    """Let this be the runtime of this process; None: it has none."""
+    global _current
+    _current = process
+    running.note(process)
+
+
+def _build(
+    me: ProcessRef,
+    root: ProcessRef,
+    secret: bytes,
+    certs: str | None = None,
+    *,
+    data_plane_is_open: bool = True,
+    redirection: Redirection | None = None,
+    leave: Callable[[float], None] | None = None,
+) -> Process:
+    from skipper.control.runtime.assembly import build_process  # many processes import this and start nothing
+
+    return build_process(
+        me,
+        root,
+        secret,
+        _shared_loop(),
+        certs,
+        data_plane_is_open=data_plane_is_open,
+        redirection=redirection,
+        leave=leave,
+        extensions=_extensions,
+    )
 
 
 def _make_root(process: Process, name: str) -> None:
     """Let this process own what it spawns, with nobody above it."""
-    process.root_cell = RootCell(process, name)
-    set_listener(process.root_cell.faults)
+    root = RootActor(process.state, process.ports, name=name, shutdown=shutdown)
+    process.own_as(root)
+    set_listener(root.faults)
     script_exit.prepare()
-
-
-def _serve_if_asked_to() -> None:
-    """Serve the job under the name that the environment gives it, for people who do not want to change the script."""
-    name = os.environ.get(SERVE_VARIABLE)
-    if not name:
-        return
-    from skipper.control.api.join import serve_job
-
-    try:
-        serve_job(name)
-    except (JoinError, ValueError) as error:
-        _log.warning("this job is not served as %s=%s says: %s", SERVE_VARIABLE, name, error)
 
 
 def _shared_loop() -> LoopThread:
@@ -246,11 +274,15 @@ def _at_exit() -> None:
 
 def _forget() -> None:
     """A forked copy of this process has none of its threads: it is no part of the job."""
-    global _current, _loop_thread, _lock
+    global _loop_thread, _lock
     if _current is not None:
         _current.fall_silent()
     forked.note("a process whose job has ended" if _current is None else _current.me.name)
-    _current = _loop_thread = None
+    _take(None)
+    _loop_thread = None
     set_listener(None)
     script_exit.forget()
     _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+running.start_by(_start_root)

@@ -1,54 +1,53 @@
-"""`watch`, which tells when an actor ends, and `Links`: the actors whose lives a port depends on."""
+"""`watch`, which tells when an actor ends, and `DeathWatch`: the actors whose lives a port depends on."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skipper.control.model.errors import LinkError, SupervisionError
 from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise, peek
+from skipper.control.runtime.interfaces import Caller
 from skipper.control.runtime.messages import ActorRef
 from skipper.control.runtime.ports import Awaited, OneReply
-from skipper.control.wire.envelope import Envelope, Kind
-
-if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
+from skipper.control.runtime.requests import WATCH
 
 _Key = tuple[str, int]
 
 
-def watch(process: Process, actor: ActorRef) -> Future[MeshFailure | None]:
+def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
     """Wait for the end of an actor anywhere in the job: its failure, or None when it was stopped.
 
     It is told by the actor's process, or by the end of that: nothing is polled.
     """
-    answer: Future[MeshFailure | None] = Future()
-    port = process.ports.open(OneReply(answer, Awaited(actor.process, str(actor), "watch", actor, is_request=True)))
-    process.send(actor.process, Envelope(Kind.AGENT, actor.uid, (), "watch", port))
-    ended: Future[MeshFailure | None] = Future()
+    answer: Promise[MeshFailure | None] = Promise()
+    awaited = Awaited(actor.process, str(actor), WATCH.name, actor, request=WATCH)
+    port = caller.ports.open(OneReply(answer, awaited))
+    caller.send(actor.process, WATCH.envelope(None, target=actor.uid, port=port))
+    ended: Promise[MeshFailure | None] = Promise()
 
     def outcome() -> MeshFailure | None:
         try:
-            return answer._peek()
+            return peek(answer)
         except SupervisionError as error:
-            return error.failure  # it was dead before, or its process is
+            return error.failure  # the actor was dead before, or its process is
 
-    answer.add_done_callback(lambda _: ended._settle(outcome))
+    answer.add_done_callback(lambda _: ended.settle_by(outcome))
     return ended
 
 
-class Links:
+class DeathWatch:
     """The actors that a port is linked to. Safe to use from any thread.
 
     Args:
-        process: this one.
+        caller: asks the processes of the actors.
         on_dead: told, perhaps several times, once all of them have ended.
     """
 
-    def __init__(self, process: Process, on_dead: Callable[[LinkError], object]) -> None:
-        self._process = process
+    def __init__(self, caller: Caller, on_dead: Callable[[LinkError], object]) -> None:
+        self._caller = caller
         self._on_dead = on_dead
         self._lock = threading.Lock()
         self._alive: dict[_Key, ActorRef] = {}
@@ -67,11 +66,11 @@ class Links:
                 self._alive.pop((actor.process.id, actor.uid), None)
                 self._dead.pop((actor.process.id, actor.uid), None)
         for actor in added:
-            watch(self._process, actor).add_done_callback(lambda ended, actor=actor: self._ended(actor, ended))  # type: ignore[misc]
+            watch(self._caller, actor).add_done_callback(lambda ended, actor=actor: self._ended(actor, ended))  # type: ignore[misc]
         self._tell()
 
     def error(self) -> LinkError | None:
-        """What a receiver is told: an error once every linked actor is dead; None without any links, too."""
+        """What a receiver is told: an error once every linked actor is dead; None before, and without any links."""
         with self._lock:
             if self._alive or not self._dead:
                 return None

@@ -21,33 +21,33 @@ from skipper.control.model.exception_text import describe
 from skipper.control.model.failure import FailureKind
 from skipper.control.model.future import set_safe_point
 from skipper.control.runtime import interruption
-from skipper.control.runtime.actor_state import CALLERS_OF_USERS, Cell, CellEndedError
+from skipper.control.runtime.actor_state import CALLERS_OF_USERS, ActorEndedError, ActorState
 from skipper.control.runtime.context import current_context
 from skipper.control.runtime.log_records import name_actors_in_records
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.procs import thread_limit
 
 _STUCK_S = 0.05
-"""An event loop that does not run for so long when it has something to do is kept from it."""
+"""An event loop that has work and has not run for so long is blocked by user code."""
 
 
 class Executor(ABC):
-    """Runs one cell, a message at a time, in the order in which they were submitted."""
+    """Runs one actor, a message at a time, in the order in which they were submitted."""
 
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
-        self._thread = threading.Thread(target=self._run_guarded, name=f"actor-{cell.name}", daemon=True)
+    def __init__(self, actor: ActorState) -> None:
+        self._actor = actor
+        self._thread = threading.Thread(target=self._run_guarded, name=f"actor-{actor.name}", daemon=True)
         self._interrupting = threading.Lock()
         self._is_interrupted = False
 
     @property
     def thread_id(self) -> int | None:
-        """Of the actor's thread, as `threading.get_ident` says there."""
+        """The id of the actor's thread, as `threading.get_ident` says it there."""
         return self._thread.ident
 
     @property
     def event_loop(self) -> asyncio.AbstractEventLoop | None:
-        """That of an async actor."""
+        """The event loop of an async actor; None for a sync one."""
         return None
 
     def start(self) -> None:
@@ -69,54 +69,54 @@ class Executor(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End the cell once what was submitted before has been handled; from any thread."""
+        """End the actor once what was submitted before has been handled; from any thread."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Have the cell attend to its failures at the next safe point; from any thread."""
+        """Have the actor attend to its failures at the next safe point; from any thread."""
 
     @abstractmethod
     def unwind(self) -> None:
-        """Have what the cell does come to its end where it waits; from any thread, once the cell is cut off."""
+        """End what the actor waits for; from any thread, once the actor is cut off."""
 
     def interrupt(self) -> bool:
-        """Have user code that does not wait come to its end by an exception; from any other thread.
+        """End user code that does not wait, by an exception; from any other thread.
 
         Returns:
-            Whether that is done, or not needed; False: it is to be tried again in a moment.
+            True where that is done, or not needed; False: try again in a moment.
         """
         with self._interrupting:
             thread_id = self._thread.ident
             if thread_id is None or not self._thread.is_alive():
                 return True
-            is_done = interruption.interrupt(thread_id, CellEndedError, _CALLERS)
+            is_done = interruption.interrupt(thread_id, ActorEndedError, _CALLERS)
             self._is_interrupted = self._is_interrupted or is_done
             return is_done
 
     def stack(self) -> list[traceback.FrameSummary]:
-        """Where the cell is in user code, the innermost call last; empty where it is in none. From any thread."""
+        """Where the actor is in user code, the innermost call last; empty where it is in none. From any thread."""
         return [] if (thread_id := self._thread.ident) is None else interruption.stack_of(thread_id, _CALLERS)
 
     @abstractmethod
     def drain(self) -> None:
-        """Answer every queued message as one that came too late; from any thread, once the cell is cut off."""
+        """Answer every queued message: it came too late. From any thread, once the actor is cut off."""
 
     @abstractmethod
     def _run(self) -> None:
-        """Run the cell from its construction to its end."""
+        """Run the actor from its construction to its end."""
 
     def _run_guarded(self) -> None:
         try:
             self._run()
-        except CellEndedError:
-            self._cell.bury()  # it came when nothing was left to be ended
+        except ActorEndedError:
+            self._actor.bury()  # it came when nothing was left to be ended
         except BaseException as error:  # noqa: BLE001  (a defect of this package must not leave callers waiting)
             self._break(error)
-            self._cell.bury()
+            self._actor.bury()
         self._take_back_interruption()
 
     def _take_back_interruption(self) -> None:
-        """Have no exception come any more that was meant for what this thread has done so far; on this thread."""
+        """Take back an exception that was meant for what this thread has done so far; on this thread."""
         while True:
             try:
                 with self._interrupting:
@@ -124,12 +124,12 @@ class Executor(ABC):
                         interruption.take_back()
                     self._is_interrupted = False
                 return
-            except CellEndedError:
+            except ActorEndedError:
                 continue  # it has come just now
 
     def _break(self, error: BaseException) -> None:
-        message = f"{self._cell.label}: the runtime failed ({type(error).__name__}: {error})"
-        self._cell.fail(FailureKind.EXCEPTION, message, describe(error))
+        message = f"{self._actor.label}: the runtime failed ({type(error).__name__}: {error})"
+        self._actor.fail(FailureKind.EXCEPTION, message, describe(error))
 
 
 class _Signal(enum.Enum):
@@ -140,8 +140,8 @@ class _Signal(enum.Enum):
 class SyncExecutor(Executor):
     """A plain thread; waiting for a future is where it can be interrupted."""
 
-    def __init__(self, cell: Cell) -> None:
-        super().__init__(cell)
+    def __init__(self, actor: ActorState) -> None:
+        super().__init__(actor)
         self._queue: queue.SimpleQueue[Mail | _Signal] = queue.SimpleQueue()
         self._ended = False
         self._gate: threading.Lock | None = None
@@ -150,7 +150,7 @@ class SyncExecutor(Executor):
     def submit(self, mail: Mail) -> None:
         """Queue a message."""
         self._queue.put(mail)
-        if self._ended or self._cell.is_cut_off:
+        if self._ended or self._actor.is_cut_off:
             self.drain()
 
     def depth(self) -> int:
@@ -176,48 +176,48 @@ class SyncExecutor(Executor):
     def enter(self, gate: threading.Lock) -> bool:
         """Wait at ``gate`` unless something is to be attended to (see `future.SafePoint`)."""
         self._gate = gate
-        return not self._has_to_unwind() and (self._supervising or self._ended or not self._cell.failures)
+        return not self._has_to_unwind() and (self._supervising or self._ended or not self._actor.failures)
 
     def leave(self) -> None:
         """The wait is over."""
         self._gate = None
 
     def attend(self) -> None:
-        """Supervise within a wait; unwinds what runs if the cell is cut off."""
-        if self._cell.failures and not (self._supervising or self._ended):
+        """Supervise within a wait; unwinds what runs if the actor is cut off."""
+        if self._actor.failures and not (self._supervising or self._ended):
             self._supervise()
         if self._has_to_unwind():
-            raise CellEndedError
+            raise ActorEndedError
 
     def _has_to_unwind(self) -> bool:
-        return self._cell.is_cleanup_cut() if self._ended else self._cell.is_cut_off
+        return self._actor.is_cleanup_cut() if self._ended else self._actor.is_cut_off
 
     def _supervise(self) -> None:
         self._supervising = True
         try:
-            _drive(self._cell.supervise(is_async=False))
+            _drive(self._actor.supervise(is_async=False))
         finally:
             self._supervising = False
 
     def _run(self) -> None:
-        cell = self._cell
-        current_context.set(cell.context)
+        actor = self._actor
+        current_context.set(actor.context)
         set_safe_point(self)
-        with contextlib.suppress(CellEndedError):
-            _drive(cell.construct(is_async=False))
-            while not cell.is_cut_off:
+        with contextlib.suppress(ActorEndedError):
+            _drive(actor.construct(is_async=False))
+            while not actor.is_cut_off:
                 item = self._queue.get()
-                if cell.failures:
+                if actor.failures:
                     self._supervise()
                 if isinstance(item, Mail):
-                    _drive(cell.handle(item))
+                    _drive(actor.handle(item))
                 elif item is _Signal.STOP:
                     break
-        if cell.is_cut_off:
+        if actor.is_cut_off:
             self._take_back_interruption()
         self._ended = True
         self.drain()
-        _drive(cell.wind_up(is_async=False))
+        _drive(actor.wind_up(is_async=False))
         set_safe_point(None)
 
     def drain(self) -> None:
@@ -228,14 +228,14 @@ class SyncExecutor(Executor):
             except queue.Empty:
                 return
             if isinstance(item, Mail):
-                self._cell.answer_dead(item)
+                self._actor.answer_dead(item)
 
 
 class AsyncExecutor(Executor):
     """A thread with an event loop of its own, which lives as long as the actor."""
 
-    def __init__(self, cell: Cell) -> None:
-        super().__init__(cell)
+    def __init__(self, actor: ActorState) -> None:
+        super().__init__(actor)
         self._loop = uvloop.new_event_loop()
         self._mails: deque[Mail] = deque()
         self._sleeps = False
@@ -260,7 +260,7 @@ class AsyncExecutor(Executor):
     def submit(self, mail: Mail) -> None:
         """Queue a message."""
         self._mails.append(mail)
-        if self._ended or self._cell.is_cut_off:
+        if self._ended or self._actor.is_cut_off:
             self.drain()
         elif self._sleeps:  # the runner raises this flag and then looks again: none is missed
             self._sleeps = False
@@ -291,7 +291,7 @@ class AsyncExecutor(Executor):
         return time.monotonic() > self._asked_s + _STUCK_S and super().interrupt()
 
     def stack(self) -> list[traceback.FrameSummary]:
-        """Where the cell is, or where its coroutines wait."""
+        """Where the actor is, or where its coroutines wait."""
         if blocking := super().stack():
             return blocking
         for task in (self._cleaner, *self._beside, self._runner):
@@ -310,14 +310,14 @@ class AsyncExecutor(Executor):
             self._wakeup.set_result(None)
 
     def _attend(self) -> None:
-        if not self._cell.is_cut_off and (self._supervisor is None or self._supervisor.done()):
+        if not self._actor.is_cut_off and (self._supervisor is None or self._supervisor.done()):
             here = contextvars.copy_context()
-            here.run(current_context.set, self._cell.context)
-            self._supervisor = self._loop.create_task(self._cell.supervise(is_async=True), context=here)
+            here.run(current_context.set, self._actor.context)
+            self._supervisor = self._loop.create_task(self._actor.supervise(is_async=True), context=here)
 
     def _unwind(self) -> None:
         self._has_heard += 1
-        tasks = [*self._beside, self._supervisor, self._cleaner if self._cell.is_cleanup_cut() else None]
+        tasks = [*self._beside, self._supervisor, self._cleaner if self._actor.is_cleanup_cut() else None]
         if not self._ended:
             tasks.append(self._runner)
         for task in tasks:
@@ -333,31 +333,31 @@ class AsyncExecutor(Executor):
             self._loop.close()
 
     async def _main(self) -> None:
-        current_context.set(self._cell.context)
+        current_context.set(self._actor.context)
         self._runner = self._loop.create_task(self._handle_all())
         await asyncio.wait((self._runner,))
         error = None if self._runner.cancelled() else self._runner.exception()
-        if error is not None and not isinstance(error, CellEndedError):
+        if error is not None and not isinstance(error, ActorEndedError):
             self._break(error)
         self._ended = True
         self.drain()
         await self._finish_beside()
-        self._cleaner = self._loop.create_task(self._cell.wind_up(is_async=True))
+        self._cleaner = self._loop.create_task(self._actor.wind_up(is_async=True))
         await asyncio.wait((self._cleaner,))
-        self._cell.bury()  # void, unless the cleanup was ended where nothing was left of it
+        self._actor.bury()  # has an effect only where the cleanup was interrupted after its last step
         await self._cancel_the_rest()
         await self._loop.shutdown_asyncgens()
 
     async def _handle_all(self) -> None:
-        cell = self._cell
-        await cell.construct(is_async=True)
-        while not cell.is_cut_off:
+        actor = self._actor
+        await actor.construct(is_async=True)
+        while not actor.is_cut_off:
             if self._mails:
                 mail = self._mails.popleft()
-                if cell.is_concurrent(mail):
+                if actor.is_concurrent(mail):
                     await self._start_beside(mail)
                 else:
-                    await cell.handle(mail)
+                    await actor.handle(mail)
             elif self._stopped:
                 return
             else:
@@ -369,13 +369,13 @@ class AsyncExecutor(Executor):
 
     async def _start_beside(self, mail: Mail) -> None:
         """Run a concurrent endpoint up to where it waits."""
-        task = self._loop.create_task(self._cell.handle_beside(mail))
+        task = self._loop.create_task(self._actor.handle_beside(mail))
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
         await asyncio.sleep(0)  # it starts before the message behind it
 
     async def _finish_beside(self) -> None:
-        """Wait for concurrent endpoints to end; if the cell is cut off, they are."""
+        """Wait for concurrent endpoints to end; if the actor is cut off, they are."""
         await asyncio.gather(*self._beside, return_exceptions=True)
 
     async def _cancel_the_rest(self) -> None:
@@ -391,7 +391,7 @@ class AsyncExecutor(Executor):
                 mail = self._mails.popleft()
             except IndexError:
                 return  # another thread took the last one
-            self._cell.answer_dead(mail)
+            self._actor.answer_dead(mail)
 
 
 _CALLERS = CALLERS_OF_USERS | {AsyncExecutor._run.__code__}  # whose event loop runs the tasks that users make

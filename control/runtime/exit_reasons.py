@@ -1,4 +1,4 @@
-"""`Obituaries`: why processes are gone, for those who ask later. The latest few hundred are known."""
+"""`ExitReasons`: why processes are gone, for those who ask later. The latest few hundred are known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEPT = 512
 """A script may start and lose processes for as long as it runs; what is known of them must not grow with it."""
 
 
-class Obituaries:
+class ExitReasons:
     """What ended each process. Written on the loop thread, read on any.
 
     Args:

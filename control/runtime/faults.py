@@ -1,4 +1,4 @@
-"""`Faults`: failures that reached the script, and whether it has heard of them: those that nobody heard of end it."""
+"""`Faults`: failures that reached the script. A failure of which the script does not hear ends it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 
 from skipper.control.model.errors import SupervisionError
 from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future, Members
+from skipper.control.model.future import Future, Members, unread_error
 
 GRACE_S = 1.0
-"""So long a failure for which nobody waits may stay unheard of: for the first call behind a `spawn`, for instance."""
+"""How long a failure for which nobody waits may stay unheard of: a call may be about to come, as after a `spawn`."""
 
 _LOOK_S = 0.25
-"""How often it is looked whether somebody still waits to hear of a failure that is older than that."""
+"""How often the runtime looks whether somebody still waits to hear of an older failure."""
 
 _HEARD = 4096
 """Origins of failures that are remembered as heard of. A script may lose and replace processes for ever."""
@@ -37,7 +37,7 @@ class _Held:
     """A future that has ended in an error that nobody has asked for.
 
     Attributes:
-        future: not kept alive: with the last who could ask for the error goes the hope that somebody will.
+        future: not kept alive: when it is forgotten, nobody can ask for the error any more.
         members: says whose answers it waited for.
         origins: of the failures that its error tells of, or may tell of; None where that has not been looked at.
     """
@@ -52,10 +52,9 @@ class _Held:
         if future is None:
             return False
         if self.origins is None:
-            # Evaluated already and not heard of: the runtime itself has looked at it, and nobody else will.
-            is_looked_at = future._open is None
-            is_error = not is_looked_at and future._has_failed()
-            self.origins = origins_of(future._error) | self.members() if is_error else frozenset()
+            # An error that the runtime itself has looked at is not heard of by anybody else.
+            error = unread_error(future)
+            self.origins = frozenset() if error is None else origins_of(error) | self.members()
         return origin in self.origins
 
 
@@ -78,14 +77,14 @@ class Faults:
         self._pending: dict[str, _Pending] = {}
         self._heard: OrderedDict[str, None] = OrderedDict()
         self._heard_together: deque[tuple[float, frozenset[str]]] = deque()
-        """Members of calls that ended in a failure of one: of those that fail at the same time it was heard, too."""
+        """Members of calls that ended in the failure of one: failures at the same time count as heard of, too."""
         self._held: dict[int, _Held] = {}
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # may be filled in the middle of a garbage collection
         self._judge: threading.Thread | None = None
         self._is_closed = False
 
     def entrust(self, failure: MeshFailure, *, at_once: bool = False) -> None:
-        """Take a failure that is to be told of if nobody hears of it; ``at_once``: nobody can."""
+        """Take a failure, to report it if nobody hears of it; ``at_once``: nobody can hear of it."""
         with self._lock:
             if self._is_closed or self._is_heard_of(failure.origin()):
                 return
@@ -97,7 +96,7 @@ class Faults:
         self._wake.put(None)
 
     def close(self) -> list[MeshFailure]:
-        """Take nothing more and tell of nothing more; returns the failures that nobody has heard of."""
+        """Take and report nothing more; returns the failures that nobody has heard of."""
         with self._lock:
             self._is_closed = True
             unheard = [pending.failure for pending in self._pending.values()]

@@ -1,8 +1,8 @@
-"""`Flow`: back-pressure. A process may have so many messages unhandled at one actor; then its senders wait.
+"""`Flow`: back-pressure. A process may have a bounded number of unhandled messages at one actor; then it waits.
 
 Every process counts what it has sent to each actor and not yet seen handled. The actor's process gives *credit* back as
 messages leave the mailbox, a batch at a time. So memory is bounded at both ends, by a limit for each pair of a sending
-process and an actor, and one slow actor holds up nobody who sends to others: the link itself never stops.
+process and an actor. One slow actor holds up no message to others: the link itself never stops.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import time
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import BackpressureError, DeadlineError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.settings import Settings
+from skipper.control.runtime.context import current_context
+from skipper.control.runtime.interfaces import Sender
 from skipper.control.runtime.messages import Mail
 from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
 
 if TYPE_CHECKING:
     from skipper.control.runtime.loop import LoopThread
-    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.wire.transport import Transport
 
 _CREDIT_MESSAGES = 64
 _CREDIT_NBYTES = 4 << 20
@@ -34,7 +37,7 @@ class Window:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: list[Future[None]] = []
+        self._waiting: list[Promise[None]] = []
         self.count = 0
         self.nbytes = 0
 
@@ -45,7 +48,7 @@ class Window:
                 self.count += 1
                 self.nbytes += nbytes
                 return None
-            future: Future[None] = Future()
+            future: Promise[None] = Promise()
             self._waiting.append(future)
             return future
 
@@ -62,16 +65,18 @@ class Window:
         with self._lock:
             waiting, self._waiting = self._waiting, []
         for future in waiting:
-            future._settle(lambda: None)
+            future.set_result(None)
 
 
 class Flow:
     """Back-pressure in one process, for both directions. Safe to use from any thread."""
 
-    def __init__(self, process: Process, loop_thread: LoopThread) -> None:
-        self._process = process
+    def __init__(self, state: ProcessState, loop_thread: LoopThread, transport: Transport, sender: Sender) -> None:
+        self._id = state.me.id
         self._loop_thread = loop_thread
-        self.take_over(process.settings)
+        self._transport = transport
+        self._sender = sender
+        self.take_over(state.settings)
         self._windows: dict[tuple[str, int], Window] = {}
         self._lock = threading.Lock()
         self._handled: dict[tuple[str, int], tuple[int, int]] = {}
@@ -115,7 +120,7 @@ class Flow:
     def handled(self, mail: Mail) -> None:
         """Note that a message has left its mailbox, to be handled or refused."""
         if mail.cast is not None:
-            self._process.trees.handled(mail)
+            mail.cast.relay.handled(mail.cast.number, sum(map(len, mail.envelope.payload)))
             return
         key = (mail.sender.id, mail.envelope.target)
         with self._lock:
@@ -125,7 +130,7 @@ class Flow:
                 self._handled[key] = count, nbytes
                 return
             self._handled.pop(key, None)
-        self._process.send(mail.sender, Envelope(Kind.CREDIT, mail.envelope.target, rank=count, reply_to=nbytes))
+        self._sender.send(mail.sender, Envelope(Kind.CREDIT, mail.envelope.target, rank=count, reply_to=nbytes))
 
     def unhandled(self) -> int:
         """How many messages this process has sent straight to actors and does not know to be handled.
@@ -147,7 +152,7 @@ class Flow:
             window.leave(1, sum(map(len, envelope.payload)))
 
     def forget(self, process: ProcessRef) -> None:
-        """Let go of a process that is gone; who waits for it finds that out by sending."""
+        """Let go of a process that is gone; callers that wait for it try to send, and find that out."""
         for key in [key for key in list(self._windows) if key[0] == process.id]:
             self._windows.pop(key).wake()
         with self._lock:
@@ -155,7 +160,7 @@ class Flow:
                 del self._handled[key]
 
     def _is_lost(self, to: ProcessRef) -> bool:
-        link = self._process.transport.find(to.id)
+        link = self._transport.find(to.id)
         return link is not None and link.lost is not None
 
     def _wait(self, room: Future[None], envelope: Envelope, who: str, in_its_own_way: bool, deadline: float) -> None:
@@ -170,15 +175,13 @@ class Flow:
 
     def _is_in_its_own_way(self, envelope: Envelope, to: ProcessRef) -> bool:
         """Whether nothing can be handled as long as the current thread waits."""
-        from skipper.control.runtime.context import current_context
-
         if self._is_needed_here():
             return True
         here = current_context.get()
-        if here is None or to.id != self._process.me.id:
+        if here is None or to.id != self._id:
             return False
-        return here.actor_instance._cell.uid == envelope.target
+        return here.actor_instance.mesh_uid == envelope.target
 
     def _is_needed_here(self) -> bool:
         """Whether credit can only come by the current thread."""
-        return self._loop_thread.is_current() or self._process.transport.is_current()
+        return self._loop_thread.is_current() or self._transport.is_current()

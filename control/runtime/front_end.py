@@ -22,7 +22,7 @@ _CALLS_OF_USERS = {
 
 
 def is_script() -> bool:
-    """Whether nobody minds if this process ends. Asked first when the runtime starts, then when something fails."""
+    """Whether this process may end by itself. The runtime asks when it starts, and when something fails."""
     return not (_is_prompt() or _is_pytest())
 
 
@@ -57,7 +57,7 @@ def tell(report: str) -> None:
         try:
             warnings.warn(report, RuntimeWarning, stacklevel=2)
         except RuntimeWarning:
-            return  # warnings are errors here, but this thread is nobody's test: it has been written above
+            return  # warnings are errors here, but this thread runs no test; the report has been written above
 
 
 def _is_pytest() -> bool:

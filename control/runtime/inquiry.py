@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future
+from skipper.control.runtime import running
+from skipper.control.runtime.requests import ACTIVITY
+from skipper.control.runtime.running import RunningProcess
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.actor_state import Cell
     from skipper.control.runtime.ports import Awaited
-    from skipper.control.runtime.process import Process
 
 _MOST_ASKED = 3
-"""So many of those that have not answered are named and asked."""
+"""How many of those that have not answered are named and asked."""
 
 
 def name_all(missing: Sequence[Awaited], expected: int) -> str:
@@ -34,11 +35,9 @@ def ask(missing: Sequence[Awaited], expected: int) -> Callable[[], str]:
     Returns:
         What is known when it is called: `name_all`, and what has come by then.
     """
-    from skipper.control.runtime import current_runtime
-
-    if not current_runtime.is_running():
+    if not running.is_running():
         return lambda: name_all(missing, expected)
-    process = current_runtime.current()
+    process = running.current()
     asked = [(awaited, _ask_one(process, awaited)) for awaited in missing[:_MOST_ASKED]]
 
     def known() -> str:
@@ -50,20 +49,20 @@ def ask(missing: Sequence[Awaited], expected: int) -> Callable[[], str]:
     return known
 
 
-def _ask_one(process: Process, awaited: Awaited) -> Future[str] | None:
+def _ask_one(process: RunningProcess, awaited: Awaited) -> Future[str] | None:
     if awaited.process is None or not _is_connected(process, awaited):
-        return None  # a request would be the first to wait for a connection
-    return process.request(awaited.process, "activity", (), target=0 if awaited.actor is None else awaited.actor.uid)
+        return None  # a request would only wait for a connection, too
+    return process.request(awaited.process, ACTIVITY, target=0 if awaited.actor is None else awaited.actor.uid)
 
 
-def _is_connected(process: Process, awaited: Awaited) -> bool:
+def _is_connected(process: RunningProcess, awaited: Awaited) -> bool:
     if awaited.process_id == process.me.id:
         return True
     link = process.transport.find(awaited.process_id)
     return link is not None and link.connected
 
 
-def _outcome(process: Process, awaited: Awaited, answer: Future[str] | None) -> str:
+def _outcome(process: RunningProcess, awaited: Awaited, answer: Future[str] | None) -> str:
     where = f"its process ({awaited.process.name})" if awaited.process is not None else "its process"
     if answer is None:
         return f"{where} is not connected yet: it is being started, or cannot be reached"
@@ -73,27 +72,3 @@ def _outcome(process: Process, awaited: Awaited, answer: Future[str] | None) -> 
         return answer.get(0)
     except ControlError as error:
         return str(error)
-
-
-def activity(process: Process, uid: int) -> str:
-    """What an actor of this process is doing; 0: the process answers."""
-    if uid == 0:
-        return "its process answers by now"
-    cell = process.cells.find(uid)
-    if cell is None:
-        return "there is no such actor in its process, or not any more"
-    return _activity_of(cell)
-
-
-def _activity_of(cell: Cell) -> str:
-    running = [f"{method} for {seconds:.1f} s" for method, seconds in cell.handling()]
-    waiting = 0 if cell.executor is None else cell.executor.depth()
-    if not cell.ready.done():
-        doing = f"it has been in __init__ for {cell.age_s():.1f} s"
-    elif running:
-        doing = f"it has been running {', '.join(running)}"
-    elif cell.process.cells.get(cell.uid) is None:
-        doing = "it is ending"
-    else:
-        doing = "it runs nothing at the moment: if the call was delivered, who has its port has not answered"
-    return f"{doing}; {waiting} message{'s' * (waiting != 1)} wait{'s' * (waiting == 1)} for it" if waiting else doing

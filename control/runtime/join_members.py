@@ -6,26 +6,30 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
+from skipper.control.runtime.interfaces import OwnedMesh
+from skipper.control.runtime.messages import Mail
+from skipper.control.runtime.requests import JOIN
 from skipper.control.wire.envelope import ProcessRef
 
 if TYPE_CHECKING:
-    from skipper.control.api.mesh import ProcMesh
+    from skipper.control.runtime.request_server import RequestServer
 
 _log = logging.getLogger("skipper.control")
 
 
 class Members:
-    """Who has joined, and who asks when they leave. Safe to use from any thread."""
+    """The processes that have joined, and the futures of those who ask when they leave. For any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: RequestServer) -> None:
         self._lock = threading.Lock()
-        self._here: dict[str, tuple[ProcMesh, Future[str]]] = {}
+        self._here: dict[str, tuple[OwnedMesh, Promise[str]]] = {}
+        requests.serve(JOIN, self._join)
 
-    def add(self, member: ProcessRef, mesh: ProcMesh) -> None:
+    def add(self, member: ProcessRef, mesh: OwnedMesh) -> None:
         """Take note of a process that has joined, which ``mesh`` refers to."""
         with self._lock:
-            self._here.setdefault(member.id, (mesh, Future()))
+            self._here.setdefault(member.id, (mesh, Promise()))
 
     def leave(self, member: ProcessRef, reason: str) -> None:
         """Take note of the end of a process, if it is one that has joined."""
@@ -33,7 +37,7 @@ class Members:
             known = self._here.pop(member.id, None)
         if known is not None:
             _log.info("%s has left the job: %s", member.name, reason)
-            known[1]._settle(lambda: reason)
+            known[1].set_result(reason)
 
     def end_of(self, process_id: str) -> Future[str] | None:
         """A future that ends when this process leaves, in the reason; None where it is not here."""
@@ -41,7 +45,11 @@ class Members:
             known = self._here.get(process_id)
         return known[1] if known is not None else None
 
-    def meshes(self) -> tuple[ProcMesh, ...]:
+    def meshes(self) -> tuple[OwnedMesh, ...]:
         """Each of them as a mesh of one process, in the order in which they came."""
         with self._lock:
             return tuple(mesh for mesh, _ in self._here.values())
+
+    def _join(self, mail: Mail, mesh: OwnedMesh) -> Future[None]:
+        self.add(mail.sender, mesh)
+        return Future.of(None)

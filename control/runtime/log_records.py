@@ -13,7 +13,7 @@ _is_installed = False
 
 
 def name_actors_in_records() -> None:
-    """Have records of `logging` say which actor they are from; from any thread, void from the second time on.
+    """Have records of `logging` say which actor they are from; from any thread; the second time changes nothing.
 
     The runtime calls it where the first actor of a process starts. It wraps the factory of records, and leaves loggers,
     levels, handlers and formats as they are. Records get the fields

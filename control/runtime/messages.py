@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from skipper.control.model.failure import FailureKind, MeshFailure
 from skipper.control.model.shape import Extent, Point
 from skipper.control.wire.addresses import host_of
-from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, ProcessRef
+from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, Envelope, Kind, Payload, ProcessRef
 
-if TYPE_CHECKING:
-    from skipper.control.runtime.cast.relay import Cast
+ROOT_UID = 1
+"""The script's number among the actors of its process."""
+
+
+class CastNode(Protocol):
+    """The node of a tree by which a message has come: answers and credit go back through it."""
+
+    @property
+    def origin(self) -> ProcessRef:
+        """The process that casts."""
+
+    def reply(self, number: int, envelope: Envelope, kind: Kind, payload: Payload) -> bool:
+        """Answer a cast by way of the tree; False where the answer has to go straight. From any thread."""
+
+    def handled(self, number: int, nbytes: int) -> None:
+        """Note that a cast has left the actor's mailbox; from any thread, in any order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """The way by which a message has come down a tree.
+
+    Attributes:
+        relay: the node of the tree in this process.
+        number: of the cast.
+    """
+
+    relay: CastNode
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +55,15 @@ class Mail:
     sender: ProcessRef
     envelope: Envelope
     cast: Cast | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyAddress:
+    """Where a port is: a number in a process; ``rank`` tells apart those who share a number."""
+
+    process: ProcessRef
+    number: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +165,20 @@ class SpawnRequest:
     extent: Extent
     owner: OwnerRef
     creator: Creator | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOrder:
+    """What is to be launched on one host.
+
+    Attributes:
+        members: the processes.
+        env: their variables.
+        bootstrap: packed, as in `WorkerConfig`.
+        proc_bind: what each is bound to (see `Binding.of`).
+    """
+
+    members: tuple[ProcessRef, ...]
+    env: Mapping[str, str]
+    bootstrap: tuple[bytes, ...]
+    proc_bind: Sequence[Mapping[str, str]]

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError, LinkError, SupervisionError
 from skipper.control.model.failure import FailureKind, MeshFailure
+from skipper.control.runtime.interfaces import LocalActor, Ports
 from skipper.control.runtime.messages import Loss
 from skipper.control.runtime.replies import open_reply
 from skipper.control.wire.envelope import NOTICE, Kind, Payload
 
-if TYPE_CHECKING:
-    from skipper.control.runtime.actor_state import Cell
-    from skipper.control.runtime.supervision import RootCell
-
 _numbers = itertools.count(NOTICE)
 
 
-def notice_number(sender: Cell | RootCell, mesh_uid: int, mesh_name: str) -> int:
+def notice_number(ports: Ports, sender: LocalActor, mesh_uid: int, mesh_name: str) -> int:
     """What broadcasts of this actor to that mesh have for `Envelope.reply_to`."""
-    number = sender.notices.get(mesh_uid)
+    number = sender.meshes.notice(mesh_uid)
     if number is None:
         number = next(_numbers)
-        number = sender.notices.setdefault(mesh_uid, number)
-        sender.process.ports.open_at(number, Notice(sender, mesh_uid, mesh_name))
+        number = sender.meshes.set_notice(mesh_uid, number)
+        ports.open_at(number, Notice(sender, mesh_uid, mesh_name))
     return number
 
 
@@ -33,7 +29,7 @@ class Notice:
 
     __slots__ = ("_mesh_name", "_mesh_uid", "_sender")
 
-    def __init__(self, sender: Cell | RootCell, mesh_uid: int, mesh_name: str) -> None:
+    def __init__(self, sender: LocalActor, mesh_uid: int, mesh_name: str) -> None:
         self._sender = sender
         self._mesh_uid = mesh_uid
         self._mesh_name = mesh_name
@@ -55,18 +51,18 @@ class Notice:
         self._undelivered(SupervisionError(loss.reason, cause), cause)
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
-        """Void: what matters is what is sent there later."""
+        """Nothing ends here: the next broadcast to the process is what counts."""
         return False
 
     def entrust(self, rank: int) -> None:
-        """Void: nobody passes it on."""
+        """Nothing to do: this port is never passed on."""
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """Void, too."""
+        """Nothing to do: no actor is linked to this port."""
         return False
 
     def _undelivered(self, error: ControlError, cause: MeshFailure | None) -> None:
-        if cause is not None and self._mesh_uid in self._sender.spawned:
+        if cause is not None and self._sender.meshes.has_spawned(self._mesh_uid):
             return  # it owns the mesh and is told of that failure: once is enough
         message = f"a broadcast to {self._mesh_name} was not delivered: {str(error).splitlines()[0]}"
         self._sender.fail_by_itself(FailureKind.UNDELIVERED, message, cause, error)

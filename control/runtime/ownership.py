@@ -1,88 +1,148 @@
-"""`Ownership`: who in this process owns what, and what they are told when that fails or ends."""
+"""`Ownership`: the owners in this process, and what they are told when a mesh of theirs fails or ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from skipper.control.model.failure import MeshFailure
-from skipper.control.runtime.messages import Loss, OwnerRef
-from skipper.control.runtime.supervision import Owner, failures_of, mesh_of
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
-from skipper.control.wire.payload import pack
+from skipper.control.model.future import Future
+from skipper.control.runtime.interfaces import Caller, OwnedMesh, Owner
+from skipper.control.runtime.messages import ActorRef, Loss, Mail, OwnerRef
+from skipper.control.runtime.requests import FAILURE, HANDLED, STOP_MESH
+from skipper.control.wire.envelope import ProcessRef
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
-    from skipper.control.runtime.supervision import OwnedMesh
+    from skipper.control.runtime.actor_table import ActorTable
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.runtime.request_server import RequestServer
+    from skipper.control.runtime.supervision import RootActor
 
 
 class Ownership:
     """The owners of one process: its actors, and the script where it is the script's. For any thread."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(
+        self,
+        state: ProcessState,
+        actors: ActorTable,
+        caller: Caller,
+        requests: RequestServer,
+        *,
+        close_casts: Callable[[int], object],
+    ) -> None:
+        self.root: RootActor | None = None
+        """The script, where this process is a script's, or has joined."""
+        self._state = state
+        self._actors = actors
+        self._caller = caller
+        self._close_casts = close_casts
+        requests.serve(STOP_MESH, self._stop)
+        requests.serve(FAILURE, self._failure)
+        requests.serve(HANDLED, self._handled)
+
+    def take_root(self, root: RootActor) -> None:
+        """Let a script be an owner, too."""
+        self.root = root
 
     def find(self, uid: int) -> OwnedMesh | None:
         """A mesh that an actor of this process owns."""
-        return mesh_of(self._owners(), uid)
+        return _mesh_of(self._owners(), uid)
 
     def disown(self, uid: int) -> None:
-        """Forget a mesh that has ended, wherever in this process its owner is."""
-        self._process.trees.close(uid)
+        """Forget a mesh that has ended, whichever actor of this process owns it."""
+        self._close_casts(uid)
         for owner in self._owners():
-            owner.owned.pop(uid, None)
-            if (number := owner.notices.pop(uid, None)) is not None:
-                self._process.ports.close(number)
+            owner.meshes.forget(uid)
+            if (number := owner.meshes.take_notice(uid)) is not None:
+                self._caller.ports.close(number)
 
     def report(self, owner: OwnerRef | None, failure: MeshFailure) -> None:
         """Bring a failure to the owner of the mesh."""
-        process = self._process
-        if owner is None or process.closing:
+        if owner is None or self._state.closing:
             return
-        if owner.process.id == process.me.id:
+        if owner.process.id == self._state.me.id:
             self.take(owner, failure)
         else:
-            process.send(owner.process, Envelope(Kind.AGENT, 0, pack((owner, failure)), "failure"))
+            self._caller.send(owner.process, FAILURE.envelope((owner, failure)))
 
     def take(self, owner: OwnerRef, failure: MeshFailure) -> None:
-        """Take a failure for an actor of this process; void where that has ended."""
-        root = self._process.root_cell
-        here = root if root is not None and root.uid == owner.uid else self._process.cells.get(owner.uid)
+        """Take a failure for an actor of this process; it is dropped where the actor has ended."""
+        root = self.root
+        here = root if root is not None and root.uid == owner.uid else self._actors.get(owner.uid)
         if here is not None:
             here.owned_failed(failure)
 
     def handled(self, failure: MeshFailure) -> None:
         """Take note that an actor of this process has handled a failure.
 
-        Where that is the end of a process, the script is told, which may be the owner of the process: a death that is
-        handled by one owner need not be handled by another.
+        Where the failure is the end of a process, the script is told, since it may own the process: what one owner has
+        handled another need not handle again.
         """
         if not (source := failure.root_cause().source):
             return
-        if (root := self._process.root_cell) is not None:
+        if (root := self.root) is not None:
             root.faults.hear(source)
         else:
-            self._process.send(self._process.root, Envelope(Kind.AGENT, 0, pack(source), "handled"))
+            self._caller.send(self._state.root, HANDLED.envelope(source))
 
     def process_gone(self, peer: ProcessRef, loss: Loss, is_gone: Callable[[str], bool]) -> None:
-        """End what a process owned that is gone, and tell the owners of what was there.
+        """End the actors that a lost process owned, and tell the owners of what was in it.
 
         Args:
             peer: the process.
             loss: why it is gone.
             is_gone: whether a process is known to be gone: a mesh is forgotten with its last.
         """
-        for cell in self._process.cells.live():
-            if cell.owner is not None and cell.owner.process.id == peer.id:
-                cell.orphan(f"the owner's {loss.reason}")
+        for actor in self._actors.live():
+            if actor.owner is not None and actor.owner.process.id == peer.id:
+                actor.orphan(f"the owner's {loss.reason}")
         if loss.kind is not None:
-            for owner, failure in failures_of(self._owners(), peer, loss):
+            for owner, failure in _failures_of(self._owners(), peer, loss):
                 owner.owned_failed(failure)
         for owner in self._owners():
-            for mesh in list(owner.owned.values()):
+            for mesh in owner.meshes.all():
                 if all(is_gone(member.id) for member in mesh.root_members):
-                    owner.owned.pop(mesh.uid, None)
+                    owner.meshes.forget(mesh.uid)
 
     def _owners(self) -> list[Owner]:
-        owners: list[Owner] = list(self._process.cells.live())
-        return owners if self._process.root_cell is None else [self._process.root_cell, *owners]
+        owners: list[Owner] = list(self._actors.live())
+        return owners if self.root is None else [self.root, *owners]
+
+    # What is asked of this process
+
+    def _stop(self, mail: Mail, timeout: float) -> Future[None]:
+        mesh = self.find(mail.envelope.target)
+        return Future.of(None) if mesh is None else mesh.stop(timeout)
+
+    def _failure(self, mail: Mail, told: tuple[OwnerRef, MeshFailure]) -> None:
+        self.take(*told)
+
+    def _handled(self, mail: Mail, source: str) -> None:
+        if self.root is not None:
+            self.root.faults.hear(source)
+
+
+def _mesh_of(owners: Iterable[Owner], uid: int) -> OwnedMesh | None:
+    """The owned mesh with this number."""
+    return next((owner.meshes.by_number[uid] for owner in owners if uid in owner.meshes.by_number), None)
+
+
+def _failures_of(owners: Iterable[Owner], process: ProcessRef, loss: Loss) -> Iterator[tuple[Owner, MeshFailure]]:
+    """What each owner is to be told when a process has died.
+
+    An owner learns of each of its actor meshes that had a member there, and of the mesh of processes itself only if
+    it had none: one death is not told twice under two names.
+    """
+    for owner in owners:
+        hit = [mesh for mesh in owner.meshes.all() if any(member.id == process.id for member in mesh.root_members)]
+        told = [mesh for mesh in hit if mesh.has_actors] or hit
+        for mesh in told:
+            rank = next(rank for rank, member in enumerate(mesh.root_members) if member.id == process.id)
+            member = ActorRef(process, mesh.uid, mesh.name, mesh.root_extent.point(rank))
+            failure = member.death(loss)
+            if failure is not None and not mesh.has_actors:
+                failure = dataclasses.replace(failure, actor_id=process.id, message=f"{member}: {loss.reason}")
+            if failure is not None:
+                yield owner, failure

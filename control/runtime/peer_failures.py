@@ -1,4 +1,4 @@
-"""`Losses`: how a process learns that others have ended, and everything that follows from it."""
+"""`PeerFailures`: how a process learns that others have ended, and everything that follows from it."""
 
 from __future__ import annotations
 
@@ -6,63 +6,103 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
-from skipper.control.runtime.exit_reasons import Obituaries
-from skipper.control.runtime.messages import Loss
+from skipper.control.model.future import Future, peek
+from skipper.control.runtime.exit_reasons import ExitReasons
+from skipper.control.runtime.interfaces import Requester
+from skipper.control.runtime.messages import Loss, Mail
+from skipper.control.runtime.requests import EXIT_REASON
 from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, NOTICE, STOPPED, Envelope, Kind, ProcessRef
-from skipper.control.wire.payload import pack
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
-    from skipper.control.runtime.procs.children import Child
+    from skipper.control.runtime.cast.sender import CastSender
+    from skipper.control.runtime.flow_control import Flow
+    from skipper.control.runtime.history import History
+    from skipper.control.runtime.join_members import Members
+    from skipper.control.runtime.ownership import Ownership
+    from skipper.control.runtime.ports import PortTable
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.runtime.procs.children import Child, Children
+    from skipper.control.runtime.procs.remote_launch import RemoteLaunch
+    from skipper.control.runtime.request_server import RequestServer
+    from skipper.control.wire.bulk import Loans
+    from skipper.control.wire.transport import Transport
 
-OBITUARY_S = 1.0
-"""So long after its link has broken is it waited for why a process on another host has ended."""
+EXIT_REASON_S = 1.0
+"""How long this process waits, after a link to another host has broken, to be told why the other process ended."""
 
 
-class Losses:
+class PeerFailures:
     """The ends of other processes, as one process sees them. On the loop thread, unless a method says otherwise.
 
-    A process is known to have ended by its link, by `Children` where it was launched here, and by its launcher
-    otherwise: whoever is the first to tell, its callers and owners are told once.
+    The end of a process is learned from its link, from `Children` where it was launched here, and from its launcher
+    otherwise. The first of these counts: callers and owners are told once.
     """
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self._process = process
+    def __init__(
+        self, state: ProcessState, loop: asyncio.AbstractEventLoop, requester: Requester, requests: RequestServer
+    ) -> None:
+        self._state = state
         self._loop = loop
-        self._obituaries = Obituaries(self._forget)
+        self._requester = requester
+        self._exit_reasons = ExitReasons(self._forget)
         self._watched: set[str] = set()
         self._late: dict[str, asyncio.TimerHandle] = {}
         """Processes whose link is lost, until it is known why."""
+        requests.serve(EXIT_REASON, self._tell_exit_reason)
+
+    def connect(
+        self,
+        *,
+        transport: Transport,
+        ports: PortTable,
+        flow: Flow,
+        loans: Loans,
+        casts: CastSender,
+        children: Children,
+        remote_launch: RemoteLaunch,
+        members: Members,
+        owners: Ownership,
+        history: History,
+    ) -> None:
+        """Take the parts that are told of the end of a process. No process is heard of before."""
+        self._transport = transport
+        self._ports = ports
+        self._flow = flow
+        self._loans = loans
+        self._casts = casts
+        self._children = children
+        self._remote_launch = remote_launch
+        self._members = members
+        self._owners = owners
+        self._history = history
 
     # How it is learned
 
     def watch(self, peer: ProcessRef) -> None:
         """Have a process watched by its launcher: it may have died before it could be reached. From any thread."""
-        if peer.launcher is None or peer.id == self._process.root.id or peer.id in self._watched:
+        if peer.launcher is None or peer.id == self._state.root.id or peer.id in self._watched:
             return
         self._watched.add(peer.id)
-        obituary: Future[str] = self._process.request(peer.launcher, "obituary", pack(peer.id))
+        exit_reason: Future[str] = self._requester.request(peer.launcher, EXIT_REASON, peer.id)
 
         def told(answer: Future[str]) -> None:
             try:
-                reason = answer._peek()
+                reason = peek(answer)
             except ControlError as error:
                 reason = f"so is the process that launched it: {error}"
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._told_of_end, peer, reason)
 
-        obituary.add_done_callback(told)
+        exit_reason.add_done_callback(told)
 
     def link_lost(self, peer: ProcessRef, reason: str) -> None:
         """Take note that nothing comes from a process any more, nor goes there."""
-        process = self._process
-        if process.children.link_lost(peer.id, reason):
+        if self._children.link_lost(peer.id, reason):
             return
         in_good_order, is_silent = reason == STOPPED, NO_SIGN_OF_LIFE in reason
-        if not (in_good_order or is_silent) and process.hosting.is_ours(peer.id) and not process.closing:
+        if not (in_good_order or is_silent) and self._remote_launch.is_ours(peer.id) and not self._state.closing:
             # Its launcher is about to tell why it has ended.
-            self._late[peer.id] = self._loop.call_later(OBITUARY_S, self._told_of_end, peer, reason)
+            self._late[peer.id] = self._loop.call_later(EXIT_REASON_S, self._told_of_end, peer, reason)
         else:
             self._gone_afar(peer, reason)
 
@@ -72,65 +112,71 @@ class Losses:
 
     def _told_of_end(self, peer: ProcessRef, reason: str) -> None:
         if (timer := self._late.pop(peer.id, None)) is None:
-            self._process.transport.lose(peer, reason)
+            self._transport.lose(peer, reason)
         else:
             timer.cancel()
             self._gone_afar(peer, reason)
 
     def _gone_afar(self, peer: ProcessRef, reason: str) -> None:
-        self._gone(peer, reason, in_good_order=reason == STOPPED or self._process.hosting.is_to_end(peer.id))
+        self._gone(peer, reason, in_good_order=reason == STOPPED or self._remote_launch.is_to_end(peer.id))
+
+    def _tell_exit_reason(self, mail: Mail, process_id: str) -> Future[str]:
+        """Answer once a child of this process, or a process that has joined, is gone, with the reason."""
+        child = self._children.get(process_id)
+        ended = child.ended if child is not None else self._members.end_of(process_id)
+        ended = ended or self._remote_launch.end_of(process_id)
+        return ended or Future.of("its launcher does not know it")
 
     # What follows
 
     def _gone(self, peer: ProcessRef, reason: str, *, in_good_order: bool) -> None:
         """Everything that follows from the end of a process: for its callers, its owners, and those it owned."""
-        process = self._process
-        obituary = Loss.of(peer, reason, in_good_order=in_good_order)
-        # In this order: who sends from now on finds the link lost and the obituary written, who casts from then on
-        # finds the member gone, and whoever sent or cast before has a port that is told here.
-        self._obituaries.write(peer.id, obituary)
-        process.transport.lose(peer, reason)
+        exit_reason = Loss.of(peer, reason, in_good_order=in_good_order)
+        # The order matters. A sender from now on finds the reason noted and the link lost; a caster from `peer_gone` on
+        # finds the member gone; and whoever has sent or cast before has a port, which is told below.
+        self._exit_reasons.write(peer.id, exit_reason)
+        self._transport.lose(peer, reason)
         self._watched.discard(peer.id)
-        process.hosting.gone(peer, reason)
-        process.trees.peer_gone(peer)
-        process.members.leave(peer, reason)
-        process.ports.process_lost(peer.id, obituary)
-        if (link := process.transport.find(peer.id)) is not None:
+        self._remote_launch.gone(peer, reason)
+        self._casts.peer_gone(peer)
+        self._members.leave(peer, reason)
+        self._ports.process_lost(peer.id, exit_reason)
+        if (link := self._transport.find(peer.id)) is not None:
             unsent, link.unsent = link.unsent, []
             for envelope in unsent:
                 if envelope.kind is Kind.CAST:
-                    process.trees.undelivered(peer, envelope, obituary)
+                    self._casts.undelivered(peer, envelope, exit_reason)
                 else:
-                    self.tell(peer, envelope, obituary)
-        process.flow.forget(peer)
-        process.loans.forget(peer.id)
-        if obituary.kind is not None and peer.launcher is not None and peer.launcher.id == process.me.id:
-            process.history.died(peer.name, reason)
-        if not process.closing:
-            process.owners.process_gone(peer, obituary, self._obituaries.__contains__)
+                    self.tell(peer, envelope, exit_reason)
+        self._flow.forget(peer)
+        self._loans.forget(peer.id)
+        if exit_reason.kind is not None and peer.launcher is not None and peer.launcher.id == self._state.me.id:
+            self._history.died(peer.name, reason)
+        if not self._state.closing:
+            self._owners.process_gone(peer, exit_reason, self._exit_reasons.__contains__)
 
     def sent_in_vain(self, to: ProcessRef, reason: str, envelope: Envelope) -> None:
-        """Tell who waits for the answer to an envelope that was posted to a lost link; from any thread.
+        """Tell those who wait for the answer to an envelope that its link was lost; from any thread.
 
         Args:
             to: the process that it was for.
             reason: why the link is lost.
             envelope: what was sent.
         """
-        obituary = self._obituaries.get(to.id)
-        child = self._process.children.get(to.id)
-        if obituary is None and (child is not None or to.id in self._late) and envelope.reply_to < NOTICE:
-            return  # its end is about to be seen, with a better reason, and whoever waits is told then
+        exit_reason = self._exit_reasons.get(to.id)
+        child = self._children.get(to.id)
+        if exit_reason is None and (child is not None or to.id in self._late) and envelope.reply_to < NOTICE:
+            return  # a better reason is about to be known, and those who wait are told then
         in_good_order = reason == STOPPED or (child is not None and child.expected)
-        self.tell(to, envelope, obituary or Loss.of(to, reason, in_good_order=in_good_order))
+        self.tell(to, envelope, exit_reason or Loss.of(to, reason, in_good_order=in_good_order))
 
     def tell(self, to: ProcessRef, envelope: Envelope, loss: Loss) -> None:
-        """Tell who waits for the answer to an envelope why there will be none; from any thread."""
+        """Tell those who wait for the answer to an envelope why there will be none; from any thread."""
         if envelope.kind is Kind.CALL and envelope.reply_to >= NOTICE:
-            self._process.ports.undelivered(envelope.reply_to, loss)
+            self._ports.undelivered(envelope.reply_to, loss)
         else:
-            self._process.ports.process_lost(to.id, loss)
+            self._ports.process_lost(to.id, loss)
 
     def _forget(self, process_id: str) -> None:
-        self._process.transport.forget(process_id)
-        self._process.children.forget(process_id)
+        self._transport.forget(process_id)
+        self._children.forget(process_id)

@@ -6,33 +6,32 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from skipper.control.model.errors import ChannelClosedError, ControlError, LinkError, PayloadError
 from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future
-from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime.messages import ActorRef, Loss
+from skipper.control.model.future import Future, Promise, raising
+from skipper.control.runtime import running
+from skipper.control.runtime.context import context, local_actor
+from skipper.control.runtime.interfaces import Ports
+from skipper.control.runtime.messages import ActorRef, Loss, ReplyAddress
 from skipper.control.runtime.replies import open_reply, pack_exception, pack_supervision
-from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+from skipper.control.runtime.requests import LINK
+from skipper.control.wire.envelope import Kind, Payload
 from skipper.control.wire.payload import pack, pack_arguments
 
 if TYPE_CHECKING:
-    from skipper.control.api.views import ActorMesh, T_any
+    from typing_extensions import TypeVar as DefaultTypeVar
+
+    from skipper.control.model.actor import ActorBase
+
+    T_any = DefaultTypeVar("T_any", default=Any)
+    A = TypeVar("A", bound=ActorBase)
+    ActorMesh = type[A]  # as type checkers see it everywhere: `control.api.views` says why
 else:
     T_any = TypeVar("T_any")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyAddress:
-    """Where a port is: a number in a process; ``rank`` tells apart those who share a number."""
-
-    process: ProcessRef
-    number: int
-    rank: int
 
 
 class Port(Generic[T]):
@@ -57,7 +56,7 @@ class Port(Generic[T]):
 
     def exception(self, error: BaseException) -> None:
         """Send an error, which is raised at the receiver as `ActorError` with this as its cause."""
-        here = runtime.current().me.name
+        here = running.current().me.name
         self._send(Kind.ERROR, pack_exception(error, actor_id=here, endpoint="port"))
 
     def link(self, actors: ActorMesh[Any] | None = None) -> None:
@@ -82,19 +81,14 @@ class Port(Generic[T]):
     def _link(self, add: Sequence[ActorRef], remove: Sequence[ActorRef]) -> None:
         if not self._address.number:
             return  # nobody waits there
-        payload = pack((tuple(add), tuple(remove)))
-        envelope = Envelope(Kind.AGENT, self._address.number, payload, "link", rank=self._address.rank)
-        runtime.current().send(self._address.process, envelope)
-
-    def _refuse(self, reason: str, failure: MeshFailure | None) -> None:
-        """Answer in place of an actor that will not, unless it has, or has given the port to somebody else."""
-        if self._owed and runtime.is_running():
-            self._send(Kind.ERROR, pack_supervision(f"the answer will not come: {reason}", failure))
+        address = self._address
+        envelope = LINK.envelope((tuple(add), tuple(remove)), target=address.number, rank=address.rank)
+        running.current().send(address.process, envelope)
 
     def _send(self, kind: Kind, payload: Payload) -> None:
         self._owed = False
         if self._address.number:
-            runtime.current().send_to_port(self._address, kind, payload, is_answer=self._is_answer)
+            running.current().send_to_port(self._address, kind, payload, is_answer=self._is_answer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._is_answer and _here.passed is not None:
@@ -104,7 +98,13 @@ class Port(Generic[T]):
 
     def __del__(self) -> None:
         # The caller waits for an answer that nobody can give any more: an error ends that wait.
-        self._refuse("the actor has dropped the response port", None)
+        refuse_for(self, "the actor has dropped the response port", None)
+
+
+def refuse_for(port: Port[Any], reason: str, failure: MeshFailure | None) -> None:
+    """Answer in place of an actor that will not, unless it has, or has given the port to somebody else."""
+    if port._owed and running.is_running():
+        port._send(Kind.ERROR, pack_supervision(f"the answer will not come: {reason}", failure))
 
 
 class _Here(threading.local):
@@ -140,7 +140,7 @@ class PortReceiver(Generic[T]):
         port: the sending end; `Port.link` ties it, and so this, to the lives of actors.
     """
 
-    def __init__(self, inbox: _Inbox, port: Port[T]) -> None:
+    def __init__(self, inbox: Inbox, port: Port[T]) -> None:
         self.port = port
         self._inbox = inbox
 
@@ -152,9 +152,9 @@ class PortReceiver(Generic[T]):
             ChannelClosedError: the channel was closed and everything that had arrived has been received.
             LinkError: the port is linked to actors, all of them are dead, and everything has been received.
         """
-        future: Future[T] = self._inbox.take()
-        future._when_settled(lambda: self)  # who waits holds on to the receiver, which closes when it is forgotten
-        return future
+        promise: Promise[T] = self._inbox.take()
+        promise.hold(self)  # the receiver closes when it is forgotten: a pending receive keeps it
+        return promise
 
     def is_alive(self) -> bool:
         """Whether a value may still come: the channel is open, and not all linked actors, if any, are dead."""
@@ -178,75 +178,99 @@ class Channel(Generic[T_any]):
         Args:
             once: close it with the first value, or exception, that comes.
         """
-        process = runtime.current()
-        inbox = _Inbox(once)
-        number = process.ports.open(inbox)
-        inbox.on_close = lambda: process.ports.close(number)
-        inbox.link_error = lambda: process.ports.link_error(number)
-        port: Port[T_any] = Port(ReplyAddress(process.me, number, 0))
-        receiver = PortReceiver(inbox, port)
-        weakref.finalize(receiver, inbox.close).atexit = False
+        _, port, receiver = open_channel(once=once)
         return port, receiver
 
 
-class _Inbox:
+def open_channel(*, once: bool = False) -> tuple[Inbox, Port[Any], PortReceiver[Any]]:
+    """A channel, and its inbox, into which this process can put values itself."""
+    process = running.current()
+    inbox = Inbox(once)
+    number = process.ports.open(inbox)
+    inbox.attach(process.ports, number)
+    port: Port[Any] = Port(ReplyAddress(process.me, number, 0))
+    receiver: PortReceiver[Any] = PortReceiver(inbox, port)
+    weakref.finalize(receiver, inbox.close).atexit = False
+    return inbox, port, receiver
+
+
+def link_port(port: Port[Any], actors: Sequence[ActorRef]) -> None:
+    """Tie a port to the lives of actors (see `Port.link`)."""
+    port._link(actors, ())
+
+
+class Inbox:
     """Matches what arrives with those who wait for it."""
 
     def __init__(self, once: bool) -> None:
         self._once = once
-        self.on_close: Callable[[], None] = _nothing
-        self.link_error: Callable[[], LinkError | None] = _nothing
+        self._ports: Ports | None = None
+        self._number = 0
         self._lock = threading.Lock()
         self._arrived: deque[Callable[[], Any]] = deque()
         # Weak, so that a receive that timed out and was forgotten does not swallow the next value.
-        self._waiting: deque[weakref.ref[Future[Any]]] = deque()
+        self._waiting: deque[weakref.ref[Promise[Any]]] = deque()
         self._closed = False
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        """Take a value, or an exception."""
         if self._once:
             with self._lock:
                 if self._closed:
                     return True
                 self._closed = True
-        self._push(lambda: open_reply(kind, payload))
+        self.push(lambda: open_reply(kind, payload))
         if self._once:
             self._end_waits(ChannelClosedError(self._why_closed()))
         return self._closed
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
-        return False  # anybody may hold the port: who is gone was not necessarily the only sender
+        """Nothing ends here: any process may send."""
+        return False
 
     def entrust(self, rank: int) -> None:
-        pass  # it never depended on a process
+        """Nothing to do: it depends on no process."""
 
     def lapse(self, rank: int, error: LinkError) -> bool:
+        """End the pending receives: every linked actor is dead."""
         self._end_waits(error)
         return False
 
-    def is_alive(self) -> bool:
-        return not self._closed and self.link_error() is None
+    def attach(self, ports: Ports, number: int) -> None:
+        """Note behind which port it stands."""
+        self._ports, self._number = ports, number
 
-    def take(self) -> Future[Any]:
-        future: Future[Any] = Future()
+    def _link_error(self) -> LinkError | None:
+        return None if self._ports is None else self._ports.link_error(self._number)
+
+    def is_alive(self) -> bool:
+        """Whether a value may still come."""
+        return not self._closed and self._link_error() is None
+
+    def take(self) -> Promise[Any]:
+        """The next value."""
+        future: Promise[Any] = Promise()
         with self._lock:
             if self._arrived:
                 opened = self._arrived.popleft()
             elif self._closed:
-                opened = self._raise_closed
+                opened = raising(ChannelClosedError(self._why_closed()))
             else:
                 self._waiting.append(weakref.ref(future))
                 opened = None
         if opened is not None:
-            future._settle(opened)
-        elif (error := self.link_error()) is not None:
+            future.settle_by(opened)
+        elif (error := self._link_error()) is not None:
             self._end_waits(error)
         return future
 
     def close(self) -> None:
+        """Take nothing more; may be called again."""
         with self._lock:
             self._closed = True
         self._end_waits(ChannelClosedError(self._why_closed()))
-        self.on_close()
+        if self._ports is not None:
+            self._ports.close(self._number)
 
     def _why_closed(self) -> str:
         return (
@@ -255,20 +279,15 @@ class _Inbox:
             else "the channel is closed"
         )
 
-    def _raise_closed(self) -> Any:
-        raise ChannelClosedError(self._why_closed())
-
     def _end_waits(self, error: ControlError) -> None:
-        def raise_it() -> Any:
-            raise error
-
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
         for reference in waiting:
             if (future := reference()) is not None:
-                future._settle(raise_it)
+                future.set_exception(error)
 
-    def _push(self, opened: Callable[[], Any]) -> None:
+    def push(self, opened: Callable[[], Any]) -> None:
+        """Take a value, which a function returns, or raises as an error."""
         with self._lock:
             future = None
             while self._waiting and future is None:
@@ -276,16 +295,15 @@ class _Inbox:
             if future is None:
                 self._arrived.append(opened)
                 return
-        future._settle(opened)
+        future.settle_by(opened)
+
+
+class _Members(Protocol):
+    def _actors(self) -> list[ActorRef]:
+        """The actors of the mesh, one by one."""
 
 
 def _refs(actors: ActorMesh[Any] | None) -> list[ActorRef]:
     if actors is None:
-        from skipper.control.runtime.context import context
-
-        return [context().actor_instance._cell.ref]
-    return cast("list[ActorRef]", actors._actors())
-
-
-def _nothing() -> None:
-    return None
+        return [local_actor(context().actor_instance).ref]
+    return cast("_Members", actors)._actors()

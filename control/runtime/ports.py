@@ -7,39 +7,23 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from skipper.control.model.errors import LinkError, SupervisionError
 from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Pending, Promise, raising
 from skipper.control.model.shape import Extent
 from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.runtime.inquiry import ask, name_all
+from skipper.control.runtime.interfaces import Reply
 from skipper.control.runtime.messages import ActorRef, Loss
+from skipper.control.runtime.notices import Notice
 from skipper.control.runtime.replies import open_reply
+from skipper.control.runtime.requests import AnyRequest
 from skipper.control.wire.envelope import Kind, Payload, ProcessRef
-
-if TYPE_CHECKING:
-    from skipper.control.runtime.death_watch import Links
-    from skipper.control.runtime.process import Process
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-
-
-_NOT_DONE = {
-    "ready": "has not been constructed",
-    "ping": "does not answer",
-    "launch": "has not launched processes",
-    "controller": "has not made the actor",
-    "join": "has not let this process join its job",
-    "address": "has not said where a process is reached",
-    "output": "has not taken output",
-    "serve": "has not let tools in",
-    "survey": "has not answered a question of a tool",
-    "activity": "has not said what it is doing",
-}
-"""What a process has not done that has not answered such a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +33,16 @@ class Awaited:
     Attributes:
         process: where it is to come from.
         who: for people.
-        endpoint: what was asked: an endpoint of an actor, or a request to a process (see `Agent`).
+        endpoint: what was asked: the name of an endpoint of an actor, or of a request to a process.
         actor: who was asked, or about whom, if it was an actor.
-        is_request: whether it is a request.
+        request: the request; None where it is an endpoint.
     """
 
     process: ProcessRef
     who: str
     endpoint: str
     actor: ActorRef | None = None
-    is_request: bool = False
+    request: AnyRequest | None = None
 
     @property
     def process_id(self) -> str:
@@ -67,9 +51,9 @@ class Awaited:
 
     def not_done(self) -> str:
         """What has not happened as long as there is no answer."""
-        if not self.is_request:
+        if self.request is None:
             return f"{self.who} has not answered {self.endpoint}"
-        return f"{self.who} {_NOT_DONE.get(self.endpoint, 'has not done what it was asked to')}"
+        return f"{self.who} {self.request.not_done or 'has not done what it was asked to'}"
 
     def ids(self) -> tuple[str, ...]:
         """Of the process, and of the actor."""
@@ -87,35 +71,20 @@ class Awaited:
             failure = MeshFailure(self.who, self.process_id, None, loss.kind, loss.reason, source=loss.process_id)
         else:
             failure = None
-        if self.is_request:
-            what = f"{self.not_done()}: " if self.endpoint in _NOT_DONE else ""
+        if self.request is not None:
+            what = f"{self.not_done()}: " if self.request.not_done else ""
             return SupervisionError(f"{what}{loss.reason}", failure)
         return SupervisionError(f"{self.who} cannot answer {self.endpoint}: {loss.reason}", failure)
 
-    def raiser(self, loss: Loss) -> Callable[[], Any]:
-        """A function that raises that."""
-        error = self.error(loss)
 
-        def raise_supervision_error() -> Any:
-            raise error
+class _Links(Protocol):
+    """The actors that a port is linked to (see `DeathWatch`)."""
 
-        return raise_supervision_error
+    def change(self, add: Iterable[ActorRef], remove: Iterable[ActorRef]) -> None:
+        """Link some actors and unlink others, as one step."""
 
-
-class Reply(Protocol):
-    """What stands behind a port."""
-
-    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
-        """Take a reply, on the thread that brought it; True where nothing more is expected."""
-
-    def process_lost(self, process_id: str, loss: Loss) -> bool:
-        """Give up on the replies of a process; True where nothing more is expected."""
-
-    def entrust(self, rank: int) -> None:
-        """Note that the reply of this rank may come from elsewhere: links tell from now on whether it can."""
-
-    def lapse(self, rank: int, error: LinkError) -> bool:
-        """Note that every actor linked for this rank is dead; True where nothing more is expected."""
+    def error(self) -> LinkError | None:
+        """What a receiver is told: an error once every linked actor is dead."""
 
 
 class PortTable:
@@ -124,7 +93,7 @@ class PortTable:
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._open: dict[int, Reply] = {}
-        self._links: dict[int, dict[int, Links]] = {}
+        self._links: dict[int, dict[int, _Links]] = {}
         self._link_lock = threading.Lock()
 
     def open(self, reply: Reply) -> int:
@@ -158,11 +127,22 @@ class PortTable:
             self.close(number)
 
     def link(
-        self, process: Process, number: int, rank: int, add: Iterable[ActorRef], remove: Iterable[ActorRef]
+        self,
+        number: int,
+        rank: int,
+        add: Iterable[ActorRef],
+        remove: Iterable[ActorRef],
+        new_links: Callable[[Callable[[LinkError], object]], _Links],
     ) -> None:
-        """Change what a port, or one rank of those who share it, is linked to."""
-        from skipper.control.runtime.death_watch import Links
+        """Change what a port, or one rank of those who share it, is linked to.
 
+        Args:
+            number: of the port.
+            rank: of those who share it.
+            add: actors to link.
+            remove: actors to unlink.
+            new_links: makes the links of a port that has none, which tell a function of the end of all.
+        """
         with self._link_lock:
             reply = self._open.get(number)
             if reply is None:
@@ -170,14 +150,12 @@ class PortTable:
             of_port = self._links.setdefault(number, {})
             links = of_port.get(rank)
             if links is None:
-                links = of_port[rank] = Links(process, lambda error: self._lapse(number, rank, error))
+                links = of_port[rank] = new_links(lambda error: self._lapse(number, rank, error))
                 reply.entrust(rank)
         links.change(add, remove)
 
     def undelivered(self, number: int, loss: Loss) -> None:
         """Tell a `Notice` that its message was for a process that is gone."""
-        from skipper.control.runtime.notices import Notice
-
         notice = self._open.get(number)
         if isinstance(notice, Notice):
             notice.lost(loss)
@@ -207,13 +185,13 @@ class PortTable:
 class OneReply:
     """One reply, for a future."""
 
-    __slots__ = ("_awaited", "_entrusted", "_future")
+    __slots__ = ("_awaited", "_entrusted", "_promise")
 
-    def __init__(self, future: Future[Any], awaited: Awaited) -> None:
-        self._future = future
+    def __init__(self, promise: Promise[Any], awaited: Awaited) -> None:
+        self._promise = promise
         self._awaited = awaited
         self._entrusted = False
-        future._pending = self
+        promise.pending = self
 
     def describe(self) -> str:
         """Who has not answered."""
@@ -225,7 +203,7 @@ class OneReply:
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
-        end = self._future._settle if kind is Kind.REPLY else self._future._fail
+        end = self._promise.settle_by if kind is Kind.REPLY else self._promise.fail_by
         end(lambda: open_reply(kind, payload))
         return True
 
@@ -233,7 +211,7 @@ class OneReply:
         """Give up on the replies of a process."""
         if self._entrusted or process_id != self._awaited.process_id:
             return False
-        self._future._fail(self._awaited.raiser(loss))
+        self._promise.fail_by(raising(self._awaited.error(loss)))
         return True
 
     def entrust(self, rank: int) -> None:
@@ -242,7 +220,7 @@ class OneReply:
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
-        self._future._fail(_raiser(error))
+        self._promise.fail_by(raising(error))
         return True
 
     def is_owed_by(self, ids: Collection[str]) -> bool:
@@ -253,23 +231,23 @@ class OneReply:
 class MeshReply:
     """A reply from each member of a mesh, for one future; the first error settles it."""
 
-    __slots__ = ("_awaited", "_entrusted", "_extent", "_future", "_kind", "_missing", "_payloads")
+    __slots__ = ("_awaited", "_entrusted", "_extent", "_kind", "_missing", "_payloads", "_promise")
 
     def __init__(
         self,
-        future: Future[ValueMesh[Any]],
+        promise: Promise[ValueMesh[Any]],
         extent: Extent,
         awaited: Sequence[Awaited],
         kind: type[ValueMesh[Any]] = ValueMesh,
     ) -> None:
-        self._future = future
+        self._promise = promise
         self._kind = kind
         self._extent = extent
         self._awaited = awaited
         self._payloads: list[Payload | None] = [None] * len(awaited)
         self._missing = set(range(len(awaited)))
         self._entrusted: set[int] = set()
-        future._pending = self
+        promise.pending = self
 
     def describe(self) -> str:
         """Who has not answered."""
@@ -290,14 +268,14 @@ class MeshReply:
         self._missing.discard(rank)
         if self._missing:
             return False
-        self._future._settle(self._open_all)
+        self._promise.settle_by(self._open_all)
         return True
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
         for rank in sorted(self._missing - self._entrusted):
             if self._awaited[rank].process_id == process_id:
-                self._fail(self._awaited[rank].raiser(loss))
+                self._fail(raising(self._awaited[rank].error(loss)))
                 return True
         return False
 
@@ -307,7 +285,7 @@ class MeshReply:
 
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
-        self._fail(_raiser(error))
+        self._fail(raising(error))
         return True
 
     def is_owed_by(self, ids: Collection[str]) -> bool:
@@ -316,7 +294,7 @@ class MeshReply:
 
     def _fail(self, open_error: Callable[[], Any]) -> None:
         """End in the first error; whoever hears of it has heard of those of the other members, too."""
-        self._future._fail(open_error, self._ids)
+        self._promise.fail_by(open_error, self._ids)
 
     def _ids(self) -> frozenset[str]:
         return frozenset(itertools.chain.from_iterable(awaited.ids() for awaited in self._awaited))
@@ -334,7 +312,7 @@ class ResponseStream(Generic[T_co]):
     """
 
     def __init__(self, size: int) -> None:
-        self._futures: list[Future[T_co]] = [Future() for _ in range(size)]
+        self._futures: list[Promise[T_co]] = [Promise() for _ in range(size)]
         self._next = 0
         self._unsettled = deque(self._futures)
 
@@ -353,9 +331,15 @@ class ResponseStream(Generic[T_co]):
         self._next += 1
         return await self._futures[self._next - 1]
 
-    def _push(self, open_result: Callable[[], Any], *, is_error: bool) -> None:
-        future = self._unsettled.popleft()
-        (future._fail if is_error else future._settle)(open_result)
+    def await_from(self, pending: Pending) -> None:
+        """Say what the results depend on, for the message of an error. For `StreamReply`, as `push` is."""
+        for promise in self._futures:
+            promise.pending = pending
+
+    def push(self, open_result: Callable[[], Any], *, is_error: bool) -> None:
+        """End the next future in a result, or in an error."""
+        promise = self._unsettled.popleft()
+        (promise.fail_by if is_error else promise.settle_by)(open_result)
 
 
 class StreamReply:
@@ -368,8 +352,7 @@ class StreamReply:
         self._awaited = awaited
         self._missing = set(range(len(awaited)))
         self._entrusted: set[int] = set()
-        for future in stream:
-            future._pending = self
+        stream.await_from(self)
 
     def describe(self) -> str:
         """Who has not answered."""
@@ -382,14 +365,14 @@ class StreamReply:
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
         if self._claim(rank):
-            self._stream._push(lambda: open_reply(kind, payload), is_error=kind is Kind.ERROR)
+            self._stream.push(lambda: open_reply(kind, payload), is_error=kind is Kind.ERROR)
         return not self._missing
 
     def process_lost(self, process_id: str, loss: Loss) -> bool:
         """Give up on the replies of a process."""
         for rank in sorted(self._missing - self._entrusted):
             if self._awaited[rank].process_id == process_id and self._claim(rank):
-                self._stream._push(self._awaited[rank].raiser(loss), is_error=True)
+                self._stream.push(raising(self._awaited[rank].error(loss)), is_error=True)
         return not self._missing
 
     def entrust(self, rank: int) -> None:
@@ -399,7 +382,7 @@ class StreamReply:
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
         if self._claim(rank):
-            self._stream._push(_raiser(error), is_error=True)
+            self._stream.push(raising(error), is_error=True)
         return not self._missing
 
     def is_owed_by(self, ids: Collection[str]) -> bool:
@@ -418,8 +401,8 @@ class StreamReply:
 class Acknowledgements:
     """An acknowledgement from each of several processes; one that is gone counts as having given it."""
 
-    def __init__(self, future: Future[None], process_ids: Sequence[str]) -> None:
-        self._future = future
+    def __init__(self, promise: Promise[None], process_ids: Sequence[str]) -> None:
+        self._promise = promise
         self._process_ids = process_ids
         self._missing = set(range(len(process_ids)))
         self._error: Callable[[], Any] | None = None
@@ -435,25 +418,18 @@ class Acknowledgements:
         return self._acknowledged({rank for rank in self._missing if self._process_ids[rank] == process_id})
 
     def entrust(self, rank: int) -> None:
-        """Void: it is processes that acknowledge, and no port of theirs is passed on."""
+        """Nothing to do: processes acknowledge, and they pass no port on."""
 
     def lapse(self, rank: int, error: LinkError) -> bool:
-        """Void, too."""
+        """Nothing to do: no actor is linked to this port."""
         return False
 
     def _acknowledged(self, ranks: set[int]) -> bool:
         self._missing -= ranks
         if not self._missing:
-            self._future._settle(self._error or (lambda: None))
+            self._promise.settle_by(self._error or (lambda: None))
         return not self._missing
 
 
 def _missing(awaited: Sequence[Awaited], ranks: Iterable[int]) -> list[Awaited]:
     return [awaited[rank] for rank in sorted(ranks)]
-
-
-def _raiser(error: LinkError) -> Callable[[], Any]:
-    def raise_it() -> Any:
-        raise error
-
-    return raise_it

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skipper.control.model.endpoint_spec import WRAPPED
 from skipper.control.model.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
 from skipper.control.model.exception_text import describe, summarize_fully
 from skipper.control.model.failure import MeshFailure
 from skipper.control.runtime.exception_causes import open_chain, pack_chain
+from skipper.control.runtime.interfaces import Credit, Replier
 from skipper.control.runtime.messages import Mail
 from skipper.control.wire.envelope import Kind, Payload
 from skipper.control.wire.payload import pack, unpack
-
-if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
 
 _ACTOR, _SUPERVISION, _STOP_TIMEOUT = "actor", "supervision", "stop timeout"
 
@@ -52,14 +50,22 @@ def pack_supervision(message: str, failure: MeshFailure | None, *, is_unhandled:
     return pack((_SUPERVISION, message, failure, is_unhandled))
 
 
-def refuse(process: Process, mail: Mail, reason: str, failure: MeshFailure | None, *, delivered: bool = False) -> None:
+def refuse(
+    credit: Credit,
+    replier: Replier,
+    mail: Mail,
+    reason: str,
+    failure: MeshFailure | None,
+    *,
+    delivered: bool = False,
+) -> None:
     """Answer a message that no actor will handle, or that was ``delivered`` and not finished."""
     if mail.envelope.kind is Kind.CALL:
-        process.flow.handled(mail)
+        credit.handled(mail)
     if mail.envelope.reply_to and not (delivered and not mail.envelope.wants_reply):
         is_call = mail.envelope.kind is Kind.CALL
         message = f"cannot answer {mail.envelope.method.removesuffix(WRAPPED)}: {reason}" if is_call else reason
-        process.reply(mail, Kind.ERROR, pack_supervision(message, failure, is_unhandled=not delivered))
+        replier.reply(mail, Kind.ERROR, pack_supervision(message, failure, is_unhandled=not delivered))
 
 
 def open_supervision(payload: Payload) -> SupervisionError | None:

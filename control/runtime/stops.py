@@ -1,8 +1,9 @@
 """`Stops`: the bounds of what actors of one process do last, and of their ``__init__``.
 
-An actor that is stopped drains and cleans up. When most of its time is up, what still runs is cut short: a coroutine is
-cancelled, a thread gets an exception, so that ``finally`` blocks and ``__cleanup__`` have the rest. A cleanup that does
-not end is cut short, too. What has not ended then is given up: whoever waits is told, and its thread is left behind.
+An actor that is stopped drains and cleans up. When most of its time is up, the runtime cuts short what still runs: it
+cancels a coroutine and raises an exception in a thread, so that ``finally`` blocks and ``__cleanup__`` have the rest.
+It cuts short a cleanup that does not end, too. An actor that has not ended then is given up: those who wait are told,
+and its thread is left behind.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import contextlib
 import enum
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic as _now
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import StopTimeoutError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Promise
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.actor_state import Cell
-    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.actor_state import ActorState
+    from skipper.control.runtime.process_state import ProcessState
 
 HANDED_DOWN = 0.9
 """The part of a bound that is given to the process that does the stopping: its answer has to come within the bound."""
@@ -32,11 +33,11 @@ UNWIND_S = 0.5
 """How long a process that ends waits for the endpoint of an actor that has failed, so that its cleanup can begin."""
 
 _DRAIN = 0.7
-"""The part of an actor's time after which it is not left to drain any more."""
+"""The part of an actor's time that it has for draining."""
 _CLEAN_UP = 0.9
-"""The part of it after which its cleanup is not left to run any more."""
+"""The part of it after which its cleanup is cut short."""
 _TICK_S = 0.02
-"""So often is a thread looked at that is to be interrupted, and is in the runtime's code at the moment."""
+"""How often the runtime looks again at a thread that it cannot interrupt yet, since that runs the runtime's code."""
 
 
 class Stage(enum.IntEnum):
@@ -87,54 +88,58 @@ class Bound:
 
 
 class Stops:
-    """Keeps the bounds of one process. For any thread; what is due is done on the loop thread."""
+    """Keeps the bounds of one process. For any thread; what is due is done on the loop thread.
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self._process = process
+    Args:
+        state: of the process.
+        loop: runs on the loop thread.
+        ending: tells which actors have to end.
+    """
+
+    def __init__(
+        self, state: ProcessState, loop: asyncio.AbstractEventLoop, ending: Callable[[], Iterable[ActorState]]
+    ) -> None:
+        self._state = state
         self._loop = loop
+        self._ending = ending
         self._lock = threading.Lock()
-        self._constructing: dict[int, tuple[Cell, float]] = {}
+        self._constructing: dict[int, tuple[ActorState, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
 
-    def watch_construction(self, cell: Cell) -> None:
+    def watch_construction(self, actor: ActorState) -> None:
         """Have a constructor fail that takes longer than `Settings.init_timeout_s`."""
-        due_s = _now() + self._process.settings.init_timeout_s
-        self._constructing[cell.uid] = cell, due_s
+        due_s = _now() + self._state.settings.init_timeout_s
+        self._constructing[actor.uid] = actor, due_s
         self._look_at(due_s)
 
-    def constructed(self, cell: Cell) -> None:
+    def constructed(self, actor: ActorState) -> None:
         """Note that a constructor has ended, in whatever way."""
-        self._constructing.pop(cell.uid, None)
+        self._constructing.pop(actor.uid, None)
 
-    def within(self, cell: Cell, seconds: float, *, cut_now: bool = False) -> None:
+    def within(self, actor: ActorState, seconds: float, *, cut_now: bool = False) -> None:
         """Have an actor that ends do so in this time; a bound that it has already is only made tighter.
 
         Args:
-            cell: the actor.
+            actor: the actor.
             seconds: from now on.
             cut_now: cut what it handles short at once: nobody waits for it.
         """
         bound = Bound.within(seconds)
         with self._lock:
-            if cell.bound is None:
-                cell.bound = bound
-            else:
-                cell.bound.tighten(bound)
-            if cut_now:
-                cell.bound.cut_s = bound.began_s
-        self._look_at(cell.bound.cut_s)
+            cut_s = actor.bind_to(bound, cut_now=cut_now).cut_s
+        self._look_at(cut_s)
 
-    def bounded(self, future: Future[None], seconds: float, message: str) -> None:
-        """End a future with a `StopTimeoutError` if nothing else has ended it in time."""
+    def bounded(self, promise: Promise[None], seconds: float, message: str) -> None:
+        """End a promise with a `StopTimeoutError` if nothing else has ended it in time."""
 
         def give_up() -> None:
-            future._settle(_raiser(StopTimeoutError(message)))
+            promise.set_exception(StopTimeoutError(message))
 
         def start() -> None:
-            if not future.done():
+            if not promise.done():
                 timer = self._loop.call_later(seconds, give_up)
-                future.add_done_callback(lambda _: self._soon(timer.cancel))
+                promise.add_done_callback(lambda _: self._soon(timer.cancel))
 
         self._soon(start)
 
@@ -159,23 +164,23 @@ class Stops:
     def _look(self) -> None:
         self._timer, self._due_s = None, math.inf  # before the look: what comes behind it looks at this
         now, next_s = _now(), math.inf
-        for cell, due_s in list(self._constructing.values()):
+        for actor, due_s in list(self._constructing.values()):
             if due_s <= now:
-                self.constructed(cell)
-                cell.give_up_construction(self._process.settings.init_timeout_s)
+                self.constructed(actor)
+                actor.give_up_construction(self._state.settings.init_timeout_s)
             else:
                 next_s = min(next_s, due_s)
-        for cell in self._process.cells.ending():
-            if cell.bound is not None:
-                next_s = min(next_s, _advance(cell, cell.bound, now))
+        for actor in self._ending():
+            if actor.bound is not None:
+                next_s = min(next_s, _advance(actor, actor.bound, now))
         if next_s < math.inf:
             self._arm(next_s)
 
 
-def _advance(cell: Cell, bound: Bound, now: float) -> float:
+def _advance(actor: ActorState, bound: Bound, now: float) -> float:
     """Do what is due about an actor that ends; when to look again."""
     if now >= bound.end_s and bound.stage is Stage.CLEANUP_CUT:
-        cell.give_up()
+        actor.give_up()
         return math.inf
     if now >= bound.cleanup_cut_s:
         stage, next_s = Stage.CLEANUP_CUT, max(bound.end_s, now + _TICK_S)  # where this look comes late: in a moment
@@ -185,16 +190,8 @@ def _advance(cell: Cell, bound: Bound, now: float) -> float:
         return bound.cut_s
     if bound.stage < stage:
         bound.stage, bound.is_interrupted = stage, False
-        cell.cut_off()
-    if not bound.is_interrupted and (stage is Stage.CLEANUP_CUT or not cell.winds_up.done()):
-        assert cell.executor is not None  # cells end once they run
-        bound.is_interrupted = cell.executor.interrupt()
+        actor.cut_off()
+    if not bound.is_interrupted and (stage is Stage.CLEANUP_CUT or not actor.winds_up.done()):
+        bound.is_interrupted = actor.executor.interrupt()
         return min(next_s, now + _TICK_S)
     return next_s
-
-
-def _raiser(error: Exception) -> Callable[[], None]:
-    def raise_it() -> None:
-        raise error
-
-    return raise_it

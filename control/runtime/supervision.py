@@ -1,4 +1,4 @@
-"""The ownership tree as far as it lies in this process: owners, what they own, and the root."""
+"""`RootActor`: the script as the root of the tree of owners; and what happens to failures that nobody handles."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from skipper.control.model import errors
 from skipper.control.model.errors import ControlError, SupervisionError
 from skipper.control.model.failure import FailureKind, MeshFailure
 from skipper.control.model.future import Future, unheard
 from skipper.control.model.shape import Extent, Point
-from skipper.control.runtime import front_end, script_exit
+from skipper.control.runtime import front_end, running, script_exit
+from skipper.control.runtime.context import new_instance
 from skipper.control.runtime.faults import Faults
-from skipper.control.runtime.messages import ActorRef, Loss
+from skipper.control.runtime.interfaces import OwnedMesh
+from skipper.control.runtime.messages import ROOT_UID, ActorRef
+from skipper.control.runtime.owned_meshes import OwnedMeshes
 from skipper.control.runtime.replies import first_exception
-from skipper.control.wire.envelope import ProcessRef
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.context import ActorInstance
-    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.ports import PortTable
+    from skipper.control.runtime.process_state import ProcessState
 
 
 _log = logging.getLogger("skipper.control")
@@ -34,125 +36,47 @@ _log = logging.getLogger("skipper.control")
 _LOOK_S = 2.0
 """How long the main thread may take to say whether it runs a user's code."""
 
-ROOT_UID = 1
-"""The script's number among the actors of its process."""
 
-
-class OwnedMesh(Protocol):
-    """A mesh as its owner keeps it."""
-
-    @property
-    def uid(self) -> int:
-        """Its number."""
-
-    @property
-    def name(self) -> str:
-        """As given to ``spawn``."""
-
-    @property
-    def root_extent(self) -> Extent:
-        """The extent of the whole mesh."""
-
-    @property
-    def root_members(self) -> Sequence[ProcessRef]:
-        """The processes of all members, in rank order."""
-
-    @property
-    def has_actors(self) -> bool:
-        """Whether its members are actors rather than processes."""
-
-    def stop(self, timeout: float | None = None) -> Future[None]:
-        """Stop every member, in so many seconds."""
-
-
-class Owner(Protocol):
-    """An actor that may own meshes.
-
-    Attributes:
-        owned: its meshes by number.
-        spawned: numbers of all meshes that it has ever owned.
-        notices: where it is told of broadcasts that were not delivered, by the number of the mesh.
-    """
-
-    owned: dict[int, OwnedMesh]
-    spawned: set[int]
-    notices: dict[int, int]
-
-    def own(self, mesh: OwnedMesh) -> None:
-        """Take a mesh that it has just spawned."""
-
-    def owned_failed(self, failure: MeshFailure) -> None:
-        """Take note of the failure of an owned mesh; from any thread."""
-
-
-def mesh_of(owners: Iterable[Owner], uid: int) -> OwnedMesh | None:
-    """The owned mesh with this number."""
-    return next((owner.owned[uid] for owner in owners if uid in owner.owned), None)
-
-
-def failures_of(owners: Iterable[Owner], process: ProcessRef, loss: Loss) -> Iterator[tuple[Owner, MeshFailure]]:
-    """What each owner is to be told when a process has died.
-
-    An owner learns of each of its actor meshes that had a member there, and of the mesh of processes itself only if
-    it had none: one death is not told twice under two names.
-    """
-    for owner in owners:
-        hit = [
-            mesh for mesh in list(owner.owned.values()) if any(member.id == process.id for member in mesh.root_members)
-        ]
-        told = [mesh for mesh in hit if mesh.has_actors] or hit
-        for mesh in told:
-            rank = next(rank for rank, member in enumerate(mesh.root_members) if member.id == process.id)
-            member = ActorRef(process, mesh.uid, mesh.name, mesh.root_extent.point(rank))
-            failure = member.death(loss)
-            if failure is not None and not mesh.has_actors:
-                failure = dataclasses.replace(failure, actor_id=process.id, message=f"{member}: {loss.reason}")
-            if failure is not None:
-                yield owner, failure
-
-
-class RootCell:
+class RootActor:
     """The script as an actor: the owner of what it spawns, itself owned by nobody.
 
     A process that has joined the job of another script has one, too.
     """
 
-    def __init__(self, process: Process, name: str = "root") -> None:
-        from skipper.control.runtime.context import ActorInstance
-
-        self.process = process
+    def __init__(self, state: ProcessState, ports: PortTable, *, name: str, shutdown: Callable[[], None]) -> None:
         self.uid = ROOT_UID
         self.name = name
-        self.actor_id = f"{name}@{process.me.name}"
+        self.actor_id = f"{name}@{state.me.name}"
         self.rank = Point(0, Extent())
-        self.ref = ActorRef(process.me, ROOT_UID, self.name, self.rank)
-        self.owned: dict[int, OwnedMesh] = {}
-        self.spawned: set[int] = set()
-        self.notices: dict[int, int] = {}
-        self.instance: ActorInstance = ActorInstance(self, None)
-        self.faults = Faults(process.ports.owed_by, self._nobody_heard)
+        self.ref = ActorRef(state.me, ROOT_UID, self.name, self.rank)
+        self.meshes = OwnedMeshes()
+        self.instance = new_instance(self, None)
+        self.faults = Faults(ports.owed_by, self._nobody_heard)
+        self._state = state
+        self._shutdown = shutdown
         self._hook_lock = threading.Lock()
         self._hooks: list[threading.Thread] = []
         self._tests: dict[str, str] = {}
-        """The tests of pytest that have spawned meshes for themselves, by the names of these."""
+        """The pytest test that has spawned a mesh, by the name of the mesh."""
         self._is_ending = False
         front_end.is_script()  # a run of pytest is known as one while it lasts
 
+    def note_address(self) -> None:
+        """Note that this process is reached somewhere else from now on, as its state says."""
+        self.ref = dataclasses.replace(self.ref, process=self._state.me)
+
     def own(self, mesh: OwnedMesh) -> None:
         """Take a mesh that the script has just spawned."""
-        self.owned[mesh.uid] = mesh
-        self.spawned.add(mesh.uid)
+        self.meshes.add(mesh)
         if test := front_end.running_test():
             self._tests[mesh.name] = test
 
     def owned_failed(self, failure: MeshFailure) -> None:
-        """Nobody below handled it: it goes to the fault hook; one of the user's runs on a thread of its own."""
+        """Hand a failure that nobody handled to the fault hook; a hook of the user runs on a thread of its own."""
         if self._is_ending and _is_aftermath(failure):
             _log.info("while the script ends: %s", failure)
             return
-        from skipper import control
-
-        if control.unhandled_fault_hook is unhandled_fault_hook:
+        if _find_hook() is unhandled_fault_hook:
             self.take(failure)
             return
         hook = threading.Thread(target=self._call_fault_hook, args=(failure,), name="control-fault", daemon=True)
@@ -167,7 +91,7 @@ class RootCell:
         self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
     ) -> None:
         """Fail the script for something that it has done itself."""
-        if not self.process.closing:
+        if not self._state.closing:
             exception = "" if error is None else first_exception(error)
             text = f"the script: {message}"
             self.owned_failed(
@@ -181,17 +105,15 @@ class RootCell:
 
     def stop_itself(self) -> Future[None]:
         """Stop all that the script owns."""
-        from skipper.control.runtime.current_runtime import shutdown
-
-        shutdown()
+        self._shutdown()
         return Future.of(None)
 
     def stop_owned(self, deadline: float) -> None:
-        """Stop the script's meshes, up to a point in time (`time.monotonic`)."""
+        """Stop the script's meshes, and wait until a point in time (`time.monotonic`) at most."""
         self._is_ending = True
-        # All at once, unlike those of an actor: a busy one must not use up the grace of the others.
+        # All at once, not one by one as an actor does: a busy mesh must not use up the grace of the others.
         left_s = max(deadline - time.monotonic(), 0)
-        for end in [mesh.stop(left_s) for mesh in reversed(list(self.owned.values()))]:
+        for end in [mesh.stop(left_s) for mesh in reversed(self.meshes.all())]:
             # It is busy, or its cleanup raised, which was logged: what is left is killed.
             with contextlib.suppress(ControlError), unheard():
                 end.get(max(deadline - time.monotonic(), 0))
@@ -213,11 +135,9 @@ class RootCell:
             front_end.tell(f"control: unhandled failure, found when the job ended\n{report}")
 
     def _call_fault_hook(self, failure: MeshFailure) -> None:
-        from skipper import control
-
         with self._hook_lock:
             try:
-                control.unhandled_fault_hook(failure)
+                _find_hook()(failure)
             except SystemExit as leave:
                 self._leave(leave.code if isinstance(leave.code, int) else int(leave.code is not None))
             except BaseException:  # noqa: BLE001  (a hook that fails must not hide that the job has failed)
@@ -225,7 +145,7 @@ class RootCell:
                 self._leave(1)
 
     def _nobody_heard(self, failure: MeshFailure) -> None:
-        """End the script for a failure, or raise it in what a user runs who will go on."""
+        """End the script for a failure; at a prompt or in a test, raise it in what the user runs."""
         report = failure.report()
         if front_end.is_script():
             sys.stderr.write(f"control: unhandled failure, exiting with code 1\n{report}\n")
@@ -242,16 +162,14 @@ class RootCell:
             front_end.tell(headline)
 
     def _leave(self, code: int) -> None:
-        from skipper.control.runtime.current_runtime import shutdown
-
         if self._is_ending:
             script_exit.fail(code)
         else:
-            script_exit.leave(code, within_s=self.process.settings.fault_exit_s, end_children=shutdown)
+            script_exit.leave(code, within_s=self._state.settings.fault_exit_s, end_children=self._shutdown)
 
 
 def _is_aftermath(failure: MeshFailure) -> bool:
-    """Whether a failure while the script ends comes of that: actors not stopped yet may speak to some that are."""
+    """Whether a failure is a consequence of the script's end: running actors may call actors that have been stopped."""
     first = failure.root_cause()
     is_of_its_own = first.kind in (FailureKind.EXCEPTION, FailureKind.CONSTRUCTION, FailureKind.ABORT)
     is_undeliverable = first.kind is FailureKind.UNDELIVERED and first.exception != ""
@@ -274,12 +192,19 @@ def unhandled_fault_hook(failure: MeshFailure) -> None:
     failure that reaches the script, heard of or not, on a thread beside the script's; if it returns, the script goes
     on; if it raises `SystemExit`, the script ends with that code. It may call this one.
     """
-    from skipper.control.runtime import current_runtime
-
-    root = current_runtime.current().root_cell if current_runtime.is_running() else None
+    root = running.current().root_actor if running.is_running() else None
     if root is not None:
         root.take(failure)
         return
     sys.stderr.write(f"control: unhandled failure, exiting with code 1\n{failure.report()}\n")
     sys.stderr.flush()
     raise SystemExit(1)
+
+
+def find_hook_by(find: Callable[[], Callable[[MeshFailure], object]]) -> None:
+    """Say where the hook is found that users may have put in the place of `unhandled_fault_hook`."""
+    global _find_hook
+    _find_hook = find
+
+
+_find_hook: Callable[[], Callable[[MeshFailure], object]] = lambda: unhandled_fault_hook  # noqa: E731

@@ -1,4 +1,4 @@
-"""Tracing: what happens in a job, told to whoever records it as spans. Nothing is, unless `enable_tracing` is called.
+"""The places at which the runtime tells a tracer what happens. Without `enable_tracing` there is no tracer.
 
 The runtime asks one variable, `tracer`, before each call and each message; what is behind it is
 `control.observe.telemetry`, which alone knows OpenTelemetry.
@@ -6,30 +6,22 @@ The runtime asks one variable, `tracer`, before each call and each message; what
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from skipper.control.model.errors import TracingMissingError
+from skipper.control.model.shape import Point
 
 if TYPE_CHECKING:
-    from skipper.control.observe.telemetry import Provider
-    from skipper.control.runtime.actor_state import Cell
+    from skipper.control.runtime.interfaces import Reply
     from skipper.control.runtime.messages import ActorRef, Mail
-    from skipper.control.runtime.ports import Reply
-    from skipper.control.runtime.process import Process
 
 VARIABLE = "SKIPPER_TRACING"
 """Environment variable: ``1`` where spans are to be made, from the first use on; spawned processes inherit it."""
 
-SURVEY_TIMEOUT_S = 5.0
-
 Attribute = str | bool | int | float
-
-_log = logging.getLogger("skipper.control")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +68,33 @@ class Span(Protocol):
         """Say more of it."""
 
 
+class TracedActor(Protocol):
+    """An actor whose messages are traced."""
+
+    @property
+    def name(self) -> str:
+        """Of its mesh."""
+
+    @property
+    def actor_id(self) -> str:
+        """Unique in the job."""
+
+    @property
+    def rank(self) -> Point:
+        """Its position in its mesh."""
+
+    @property
+    def class_name(self) -> str:
+        """Of the actor."""
+
+
 class Tracer(Protocol):
     """Who records spans."""
 
     def sending(self, call: Call) -> Sending:
         """A call of the code that runs now."""
 
-    def serving(self, cell: Cell, mail: Mail) -> AbstractContextManager[object]:
+    def serving(self, actor: TracedActor, mail: Mail) -> AbstractContextManager[object]:
         """A message that an actor handles within."""
 
     def failed(self, error: BaseException) -> None:
@@ -109,7 +121,7 @@ class _NoSpan:
         return None
 
     def set(self, **attributes: Attribute) -> None:
-        """Void."""
+        """Nothing is recorded."""
 
 
 _NO_SPAN = _NoSpan()
@@ -127,64 +139,10 @@ def span(name: str, **attributes: Attribute) -> AbstractContextManager[Span]:
     return _NO_SPAN if tracer is None else tracer.span(name, attributes)
 
 
-def enable_tracing(provider: Provider | None = None) -> None:
-    """Record spans of OpenTelemetry in this process, and in all others of its job: those that run, and those to come.
-
-    A call of an endpoint is a span at its caller, and another one, its child, at each actor that handles it; what an
-    endpoint calls in its turn is a child of that.
-
-    What becomes of them each process decides by itself: its own tracer provider takes them, the global one of the
-    process, which a ``bootstrap`` of `HostMesh.spawn_procs` may have set. Where there is none, one is made as the
-    variables say that OpenTelemetry defines, such as ``OTEL_TRACES_EXPORTER=otlp`` and ``OTEL_SERVICE_NAME``; without
-    the first of these, nothing is exported.
-
-    Args:
-        provider: for this process; None: the global one.
-
-    Raises:
-        TracingMissingError: (an `ImportError`) OpenTelemetry is not installed here.
-    """
-    from skipper.control.runtime import current_runtime
-
-    process = current_runtime.current()
-    install(process, provider)
-    from skipper.control.observe.job_query import survey
-
-    survey(process, "tracing", timeout=SURVEY_TIMEOUT_S)
-
-
-def answer(process: Process, argument: object) -> bool:
-    """For a survey: record spans in this process, too; whether it does."""
-    return install_if_possible(process)
-
-
-def install(process: Process, provider: Provider | None = None) -> None:
-    """Record spans in this process.
-
-    Raises:
-        TracingMissingError: OpenTelemetry is not installed.
-    """
+def trace_by(new: Tracer) -> None:
+    """Have a tracer record what happens in this process from now on."""
     global tracer
-    try:
-        from skipper.control.observe import telemetry
-    except ImportError as error:
-        raise TracingMissingError(
-            f"tracing needs OpenTelemetry (pip install 'skipper-mesh[tracing]'): {error}"
-        ) from None
-    if tracer is None or provider is not None:
-        tracer = telemetry.tracer_of(process.me.name, provider)
-    if _flush not in process.ending.settled:
-        process.ending.settled.append(_flush)
-
-
-def install_if_possible(process: Process) -> bool:
-    """Record spans in this process, unless it lacks OpenTelemetry, which is logged."""
-    try:
-        install(process)
-    except TracingMissingError as error:
-        _log.warning("%s: %s", process.me.name, error)
-        return False
-    return True
+    tracer = new
 
 
 def is_asked_for() -> bool:
@@ -199,6 +157,7 @@ def environment() -> dict[str, str]:
     return {VARIABLE: "1", **{name: value for name, value in os.environ.items() if name.startswith("OTEL_")}}
 
 
-def _flush() -> None:
+def flush() -> None:
+    """Have what was recorded exported; waits for a short while at most."""
     if tracer is not None:
         tracer.flush()

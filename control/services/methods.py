@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar
 from skipper.control.model.bounds import check_count
 from skipper.control.model.endpoint_spec import EndpointSpec, checker
 from skipper.control.model.errors import ActorError, ControlError, ReplicaLostError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.method_view import MethodView
 from skipper.control.model.value_mesh import ValueMesh
 from skipper.control.runtime.port import Port, pack_with_ports
@@ -117,7 +117,7 @@ class ServiceMethod(Method, Generic[P, R_co]):
             rolled = self._address.controller.roll.call_one(self._spec.name, rolling, absent == "skip", args, kwargs)
             return _from_controller(rolled)
         packed = self._pack(args, kwargs)
-        result: Future[ValueMesh[Any]] = Future()
+        result: Promise[ValueMesh[Any]] = Promise()
         self._client.when_known(lambda numbers: self._spread(numbers, packed, result, is_skipping=absent == "skip"))
         return result
 
@@ -132,7 +132,7 @@ class ServiceMethod(Method, Generic[P, R_co]):
         self,
         numbers: tuple[int, ...],
         packed: _Packed,
-        result: Future[ValueMesh[Any]],
+        result: Promise[ValueMesh[Any]],
         *,
         is_skipping: bool,
     ) -> None:
@@ -142,7 +142,7 @@ class ServiceMethod(Method, Generic[P, R_co]):
         def has_ended(number: int) -> None:
             missing.discard(number)
             if not missing:
-                result._settle(lambda: _in_order(_results(requests, is_skipping=is_skipping)))
+                result.settle_by(lambda: _in_order(_results(requests, is_skipping=is_skipping)))
 
         for number, request in zip(numbers, requests, strict=True):
             request.future.add_done_callback(lambda _, number=number: has_ended(number))  # type: ignore[misc]
@@ -203,7 +203,7 @@ def _in_order(results: list[Any]) -> ValueMesh[Any]:
 
 def _from_controller(rolled: Future[list[Any]]) -> Future[ValueMesh[Any]]:
     """What a replica raised, as it would have come from there."""
-    result: Future[ValueMesh[Any]] = Future()
+    result: Promise[ValueMesh[Any]] = Promise()
 
     def open_result() -> ValueMesh[Any]:
         try:
@@ -213,5 +213,5 @@ def _from_controller(rolled: Future[list[Any]]) -> Future[ValueMesh[Any]]:
                 raise error.cause from None
             raise
 
-    rolled.add_done_callback(lambda _: result._settle(open_result))
+    rolled.add_done_callback(lambda _: result.settle_by(open_result))
     return result

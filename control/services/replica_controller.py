@@ -14,7 +14,7 @@ from skipper.control.api.actor import Actor, concurrent_endpoint
 from skipper.control.api.service import ReplicaMetrics, ReplicaState
 from skipper.control.model.errors import ActorError, ControlError, ReplicaLostError, SupervisionError
 from skipper.control.model.failure import MeshFailure
-from skipper.control.runtime import tables
+from skipper.control.runtime import status_providers
 from skipper.control.runtime.context import context
 from skipper.control.runtime.port import Port
 from skipper.control.services.placement import Placement
@@ -67,7 +67,7 @@ class ReplicaController(Actor):
         self._tasks: set[asyncio.Task[None]] = set()
         for number in range(self._options.num_replicas):
             self._begin(number)
-        tables.report_table(f"service {blueprint.service}", self._overview)
+        status_providers.report_table(f"service {blueprint.service}", self._overview)
         if self._options.health is not None:
             self._run(self._check_for_ever(self._options.health))
 
@@ -165,7 +165,7 @@ class ReplicaController(Actor):
 
     async def __cleanup__(self, error: Exception | None) -> None:
         """End the replicas that were starting when this actor ended."""
-        tables.report_table(f"service {self._blueprint.service}", None)
+        status_providers.report_table(f"service {self._blueprint.service}", None)
         self._cancel()
         for replica in self._replicas.values():
             if replica is not None:
@@ -348,13 +348,13 @@ class ReplicaController(Actor):
             ),
         )
 
-    def _overview(self) -> tables.Table:
+    def _overview(self) -> status_providers.Table:
         """The replicas, for people who watch the job; from any thread."""
         rows = [
             (number, ReplicaState.DOWN.value if replica is None else replica.state.value, self._restarts[number])
             for number, replica in sorted(self._replicas.items())
         ]
-        return tables.Table(f"Service {self._blueprint.service}", ("replica", "state", "restarts"), rows)
+        return status_providers.Table(f"Service {self._blueprint.service}", ("replica", "state", "restarts"), rows)
 
     def _publish(self) -> None:
         """Tell every caller how the service is now."""

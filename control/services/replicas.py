@@ -15,6 +15,7 @@ from skipper.control.model.errors import ActorError, ControlError
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginAddress, BeginView, ProcessGoneError
+from skipper.control.runtime.requests import BEGINS
 from skipper.control.services import gpus
 from skipper.control.services.request_sequencer import RequestSequencer
 
@@ -109,7 +110,7 @@ class Replica:
 
     async def _open_begins(self) -> None:
         process = runtime.current()
-        self.begins = await process.request(self.entry.root_members[0], "begins", (), target=self.entry.uid)
+        self.begins = await process.request(self.entry.root_members[0], BEGINS, target=self.entry.uid)
         with contextlib.suppress(OSError, ProcessGoneError):  # it runs elsewhere; or its end is about to be told
             self._view = BeginView(self.begins, process.me.id)
 
@@ -161,7 +162,7 @@ class Replica:
     async def end(self, verdict: str = "") -> None:
         """End its processes, in good order or, where there is a ``verdict`` on them, by a kill; free what it had."""
         if verdict:
-            runtime.current().hosting.kill_mesh(
+            runtime.current().remote_launch.kill_mesh(
                 self.procs.uid, self.procs.root_members, f"was killed because {verdict}"
             )
         await self.procs.stop()

@@ -11,10 +11,10 @@ from skipper.control.api.mesh_base import actors_of
 from skipper.control.api.service import ReplicaState
 from skipper.control.model.endpoint_spec import EndpointSpec
 from skipper.control.model.errors import LinkError, ReplicaLostError, SessionLostError, SupervisionError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Promise, raising
 from skipper.control.runtime.begin_log import Fate
 from skipper.control.runtime.messages import Loss
-from skipper.control.runtime.port import Port
+from skipper.control.runtime.port import Port, link_port
 from skipper.control.runtime.process import Process
 from skipper.control.runtime.replies import open_reply, open_supervision
 from skipper.control.services.router import KnownReplica, Router
@@ -50,7 +50,7 @@ class ServiceRequest:
         self.endpoint = endpoint
         self.payload = payload
         self.ports = ports
-        self.future: Future[Any] = Future()
+        self.future: Promise[Any] = Promise()
         self.attempts = 0
         self.number = next(_numbers)
         self.in_turn = not (spec.concurrent or spec.explicit_response_port)
@@ -83,11 +83,7 @@ class ServiceRequest:
 
     def fail(self, error: Exception) -> None:
         """End it in an error."""
-
-        def raise_it() -> Any:
-            raise error
-
-        self.future._fail(raise_it)
+        self.future.fail_by(raising(error))
 
     def send(self, process: Process, attempt: RequestAttempt) -> None:
         """Send it to the replica of an attempt.
@@ -96,8 +92,8 @@ class ServiceRequest:
             BackpressureError: the replica is too far behind; nothing was sent.
         """
         for port in self.ports:
-            port._link(actors_of(attempt.replica.entry), ())
-        attempt.port = process.ports.reserve()  # before anybody can report that the replica is lost
+            link_port(port, actors_of(attempt.replica.entry))
+        attempt.port = process.ports.reserve()  # known before anybody can tell that the replica is lost
         attempt.endpoint.post(process, self.payload, attempt, port=attempt.port)
 
 
@@ -224,7 +220,7 @@ class RequestAttempt:
         error = open_supervision(payload) if kind is Kind.ERROR else None
         if error is None:
             if self._client.answered(self, is_error=kind is Kind.ERROR):
-                end = self.request.future._fail if kind is Kind.ERROR else self.request.future._settle
+                end = self.request.future.fail_by if kind is Kind.ERROR else self.request.future.settle_by
                 end(lambda: open_reply(kind, payload))
         else:
             # An actor that only drops its response port lives on; of one that is stopped the controller tells.

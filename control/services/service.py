@@ -14,7 +14,7 @@ from skipper.control.model.actor import ActorInterface, check_construction, inte
 from skipper.control.model.bounds import MAX_PROCESSES, check_count
 from skipper.control.model.endpoint_spec import checker
 from skipper.control.model.errors import ActorDefinitionError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.services.methods import ServiceMethod, SessionMethod
 from skipper.control.services.replica_controller import ReplicaController
 from skipper.control.services.replicas import Blueprint
@@ -139,11 +139,11 @@ class Service(Generic[A]):
 
     def stop(self) -> Future[None]:
         """Drain all replicas and end the service, which is no failure. It may be called again."""
-        result: Future[None] = Future()
+        result: Promise[None] = Promise()
         controller = self._controller
 
         def finished(finish: Future[None]) -> None:
-            controller.stop().add_done_callback(lambda _: result._settle(lambda: None))
+            controller.stop().add_done_callback(lambda _: result.set_result(None))
 
         controller.finish.call_one().add_done_callback(finished)
         return result

@@ -15,7 +15,7 @@ from skipper.control.api.service import ReplicaState
 from skipper.control.model import settings as bounds
 from skipper.control.model.actor import ActorInterface
 from skipper.control.model.errors import BackpressureError, ControlError, ServiceEndedError, SupervisionError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, peek
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.begin_log import BeginView, Fate, ProcessGoneError
 from skipper.control.runtime.process import Process
@@ -399,7 +399,7 @@ def _tell(here: weakref.ref[ServiceClient], news: Future[ReplicaTable]) -> None:
     if client is None:
         return
     try:
-        table = news._peek()
+        table = peek(news)
     except ControlError as error:
         client.end(error)
         return

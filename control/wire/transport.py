@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, peek
 from skipper.control.wire import addresses
 from skipper.control.wire.auth import NOT_ADMITTED
 from skipper.control.wire.auth_listener import AuthListeners
@@ -294,7 +294,7 @@ class Transport:
 
         def found(answer: Future[str]) -> None:
             try:
-                address = answer._peek()
+                address = peek(answer)
             except ControlError as error:
                 self._tell(self.lose, link.peer, f"its launcher does not tell where it listens: {error}")
             else:

@@ -8,7 +8,7 @@ from skipper.control import ProcMesh, SupervisionError, this_host
 from skipper.control.runtime.procs import binding
 from skipper.control.runtime.procs.binding import Binding
 from skipper.control.runtime.procs.children import describe_exit
-from skipper.control.runtime.procs.worker import EXIT_BINDING
+from skipper.control.runtime.procs.worker_command import EXIT_BINDING
 
 from .actors import Echo
 from .conftest import PATIENCE_S, Failures

@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 
 from skipper.control import Actor, ActorError, ActorMesh, FailureKind, MeshFailure, ProcMesh, SupervisionError, endpoint
 from skipper.control.model.errors import names_of
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.runtime import faults
 from skipper.control.runtime.faults import Faults
 
@@ -62,8 +62,8 @@ def ledger(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def ended_in(ledger: Faults, error: Exception, *members: str) -> Future[Any]:
-    future: Future[Any] = Future()
-    future._settle(raiser(error))
+    future: Promise[Any] = Promise()
+    future.settle_by(raiser(error))
     ledger.failed(future, lambda: frozenset(members))
     return future
 
@@ -654,7 +654,10 @@ def test_a_cell_of_a_notebook_gets_the_failure_and_the_kernel_goes_on(tmp_path: 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     cells = [
-        STORY.replace("from skipper import control\n", f"sys.path.insert(0, {str(REPOSITORY)!r})\nimport control\n"),
+        STORY.replace(
+            "from skipper import control\n",
+            f"sys.path.insert(0, {str(REPOSITORY / 'src')!r})\nfrom skipper import control\n",
+        ),
         "try:\n    spawn_bad().ping.call_one().get()\nexcept SupervisionError:\n    print('caught')",
         "bad = spawn_bad()\ntime.sleep(60)",
         "try:\n    await bad.ping.call_one()\nexcept SupervisionError:\n    print('caught again')",

@@ -17,6 +17,7 @@ import pytest
 
 from skipper.control import ActorMesh, Future, ProcMesh
 from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.requests import PING
 from skipper.control.wire import auth, auth_listener, transport
 from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
 from skipper.control.wire.frames import encode, encode_process
@@ -212,7 +213,7 @@ def test_a_stranger_that_drips_its_bytes_or_idles_is_cut_off(
     listener = transport.Transport(
         me,
         process.secret,
-        process._loop,
+        process.loop,
         deliver=lambda peer, envelope: None,
         on_lost=lambda peer, reason: None,
         on_connected=lambda peer: None,
@@ -269,7 +270,7 @@ def test_an_impostor_server_is_found_out(echo: ActorMesh[Echo]) -> None:
         server.add_insecure_port(impostor.address)
         server.start()
         try:
-            future = runtime.current().request(impostor, "ping", ())
+            future = runtime.current().request(impostor, PING)
             with pytest.raises(Exception, match="does not know the job's secret"):
                 future.get(PATIENCE_S)
         finally:

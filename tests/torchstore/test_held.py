@@ -6,6 +6,7 @@ import pytest
 
 from skipper.control import Future
 from skipper.control.model.errors import SupervisionError
+from skipper.control.model.future import Promise
 from skipper.torchstore.client.held import Held, held_of
 from skipper.torchstore.protocol.messages import CLIENTS_BITS, Grant
 
@@ -39,7 +40,7 @@ async def test_answers_of_a_lost_controller_are_waited_for_and_those_of_the_next
     assert held.after(0, 0.0) == (set(), set())
     with pytest.raises(TimeoutError):
         held.after(1, 0.01)
-    late: Future[Grant] = Future()
+    late: Promise[Grant] = Promise()
     held.expect(late, 0)
     waiting = asyncio.to_thread(held.after, 0, 30.0)
     task = asyncio.ensure_future(waiting)
@@ -49,7 +50,7 @@ async def test_answers_of_a_lost_controller_are_waited_for_and_those_of_the_next
     def raise_() -> Grant:
         raise SupervisionError("it is gone")
 
-    late._settle(raise_)
+    late.settle_by(raise_)
     assert await task == (set(), set())
 
 

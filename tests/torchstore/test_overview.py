@@ -8,7 +8,7 @@ from skipper.control.observe import serve_dashboard
 from skipper.control.observe.job_query import survey
 from skipper.control.observe.status import status_of
 from skipper.control.runtime import current_runtime
-from skipper.control.runtime.tables import MAX_ROWS, Table
+from skipper.control.runtime.status_providers import MAX_ROWS, Table
 from skipper.torchstore.algebra.manifest import Part
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.overview import overview

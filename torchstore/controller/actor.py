@@ -16,7 +16,7 @@ from typing import Any
 
 from skipper.control import Actor, Port, ProcMesh, concurrent_endpoint, endpoint
 from skipper.control.model.failure import MeshFailure
-from skipper.control.runtime.tables import report_table
+from skipper.control.runtime.status_providers import report_table
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.copies import check_room
 from skipper.torchstore.controller.journal import Journal, JournalAddress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 
-from skipper.control.runtime.tables import MAX_ROWS, Entry, Table
+from skipper.control.runtime.status_providers import MAX_ROWS, Entry, Table
 from skipper.torchstore.controller.index import Index
 from skipper.torchstore.controller.versions import History
 

@@ -77,7 +77,7 @@ class _Candidate:
 
     async def end(self, reason: str) -> None:
         """End it by a kill, since one that is frozen would not stop by being asked to."""
-        runtime.current().hosting.kill_mesh(self.procs.uid, self.procs.root_members, f"was killed: {reason}")
+        runtime.current().remote_launch.kill_mesh(self.procs.uid, self.procs.root_members, f"was killed: {reason}")
         with suppress(ControlError):
             await self.procs.stop()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from threading import Lock
 
-from skipper.control.runtime.figures import report_figures
+from skipper.control.runtime.status_providers import report_figures
 from skipper.control.support.exposition import Labels, exposition
 from skipper.torchstore.support.records import STAGES, SyncRecord
 

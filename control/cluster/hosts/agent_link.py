@@ -11,7 +11,7 @@ from typing import Any
 
 from skipper.control.cluster.hosts import protocol
 from skipper.control.model.errors import AuthenticationError, DeadlineError, HostUnreachableError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Promise
 from skipper.control.wire import addresses, grpc_poller
 from skipper.control.wire.auth import NOT_ADMITTED, NOT_OUR_SECRET
 from skipper.control.wire.certificates import REVIEW_S, Certificates
@@ -56,20 +56,20 @@ class AgentLink:
         self._revoked_s = 0.0
         """Since when it is known that the agent's certificate has been revoked."""
         self._numbers = itertools.count(1)
-        self._answers: dict[int, Future[dict[str, Any]]] = {}
+        self._answers: dict[int, Promise[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         peer = ProcessRef(protocol.AGENT, self.name, f"the agent of {self.name}")
         me = ProcessRef(f"script-{secrets.token_hex(8)}", "", "script")
         self._link = Link(peer, self._deliver, self._lost)
-        stands: Future[None] = Future()
+        stands: Promise[None] = Promise()
 
         def opened(stream: OutgoingStream) -> None:
             self._link.connected, self._link.identity = True, dial.identity
             self._link.open(stream)
-            stands._settle(lambda: None)
+            stands.set_result(None)
 
         def failed(reason: str, status: Status) -> None:
-            stands._settle(lambda: self._fail(reason))
+            stands.settle_by(lambda: self._fail(reason))
 
         dial = Dial(
             me,
@@ -98,7 +98,7 @@ class AgentLink:
             HostUnreachableError: it does not answer in time.
         """
         number = next(self._numbers)
-        future: Future[dict[str, Any]] = Future()
+        future: Promise[dict[str, Any]] = Promise()
         with self._lock:
             self._answers[number] = future
         if self._link.lost is not None:
@@ -169,17 +169,14 @@ class AgentLink:
     def _deliver(self, peer: ProcessRef, envelope: Envelope) -> None:
         future = self._answers.get(envelope.target)
         if future is not None:
-            future._settle(lambda: protocol.read_answer(envelope))
+            future.settle_by(lambda: protocol.read_answer(envelope))
 
     def _lost(self, link: object, reason: str) -> None:
         self._link.lose(reason)
         self._tell_lost(reason)
 
     def _tell_lost(self, reason: str) -> None:
-        def fail() -> dict[str, Any]:
-            raise HostUnreachableError(f"the agent of {self.name} has gone: {reason}")
-
         with self._lock:
             waiting = list(self._answers.values())
         for future in waiting:
-            future._settle(fail)
+            future.set_exception(HostUnreachableError(f"the agent of {self.name} has gone: {reason}"))

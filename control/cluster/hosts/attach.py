@@ -97,8 +97,7 @@ def attach_to_hosts(
             own = address or addresses.own_address_towards(found[0][0])
         except OSError as error:
             raise HostError(f"this machine has no way to {found[0][0]}: {error}") from error
-        process.listen_beyond(own, folder)
-        process.data_plane_is_open = opened
+        process.listen_beyond(own, folder, data_plane_is_open=opened)
         if opened:
             open_data_plane(own)
     options = [

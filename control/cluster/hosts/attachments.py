@@ -17,6 +17,7 @@ from skipper.control.cluster.hosts import protocol
 from skipper.control.cluster.hosts.agent_link import AgentLink
 from skipper.control.model.errors import ControlError, HostUnreachableError
 from skipper.control.runtime import current_runtime as runtime
+from skipper.control.runtime.requests import PING
 from skipper.control.wire.addresses import at
 from skipper.control.wire.certificates import REVIEW_S, Certificates
 from skipper.control.wire.envelope import BEATS, ProcessRef
@@ -71,9 +72,9 @@ def attach_one(process: Process, link: AgentLink, options: AttachOptions, timeou
     }
     there = link.ask("attach", content, timeout=max(deadline - time.monotonic(), 0))
     host = ProcessRef(me.id, str(there["address"]), me.name, process.me)
-    process.hosting.attached(host)
+    process.remote_launch.attached(host)
     try:
-        process.request(host, "ping", ()).get(max(deadline - time.monotonic(), 0))
+        process.request(host, PING).get(max(deadline - time.monotonic(), 0))
         if process.redirection is not None and process.redirection.sink:
             from skipper.control.observe.job_query import ask_below  # few jobs attach hosts when their logs are read
 
@@ -144,7 +145,7 @@ class Attachments:
         except BaseException:
             self.hang_up(link)
             raise
-        if (end := self.process.hosting.end_of(host.id)) is not None:
+        if (end := self.process.remote_launch.end_of(host.id)) is not None:
             # Also if it has only stopped answering: then the agent ends it, and what it has launched.
             end.add_done_callback(lambda _: self.hang_up(link))
         return link, host
@@ -209,7 +210,7 @@ class Attachments:
     def _lost(self, hosts: Sequence[ProcessRef], timeout: float) -> set[str]:
         """The ids of the hosts that do not answer, or whose agent does not."""
         deadline = time.monotonic() + timeout
-        answers = [self.process.request(host, "ping", ()) for host in hosts]
+        answers = [self.process.request(host, PING) for host in hosts]
         gone = set()
         for host, answer in zip(hosts, answers, strict=True):
             try:

@@ -57,7 +57,7 @@ def _join(config: dict[str, Any]) -> str:
     secret, is_open = bytes.fromhex(config["secret"]), bool(config["open_data_plane"])
     process = current_runtime.start_host(me, root, secret, settings, config["certs"], data_plane_is_open=is_open)
     # At once: what it has launched dies with it, and there is nobody left to wait for anything else.
-    process.hosting.on_root_gone = lambda reason: os._exit(0)
+    process.remote_launch.stand_for_job(lambda reason: os._exit(0))
     return process.me.address
 
 

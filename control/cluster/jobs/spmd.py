@@ -30,7 +30,7 @@ from skipper.control.model.errors import (
     SupervisionError,
     TorchrunError,
 )
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
 from skipper.control.model.shape import Shape
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.process import Process
@@ -186,9 +186,9 @@ class SpmdJob:
         everyone = tuple(entry.process for entry in entries)
         extent = extent_of([entry.local_world_size for entry in entries])
         mesh = ProcMesh(secrets.randbits(63), _MESH, everyone, extent, Shape.whole(extent), process.me)
-        assert process.root_cell is not None  # this is the script
-        process.root_cell.own(mesh)
-        process.hosting.adopt(mesh.uid, self._dismiss)
+        assert process.root_actor is not None  # this is the script
+        process.root_actor.own(mesh)
+        process.remote_launch.adopt(mesh.uid, self._dismiss)
         self._ends = [end for rank in everyone[1:] if (end := process.members.end_of(rank.id)) is not None]
         for end in self._ends:
             end.add_done_callback(lambda _: self._lost())
@@ -259,15 +259,15 @@ class SpmdJob:
 
 def all_over(ends: Sequence[Future[str]]) -> Future[None]:
     """A future that ends with the last of these."""
-    future: Future[None] = Future()
+    future: Promise[None] = Promise()
     left = itertools.count(len(ends) - 1, -1)
 
     def ended(_: Future[str]) -> None:
         if next(left) == 0:
-            future._settle(lambda: None)
+            future.set_result(None)
 
     for end in ends:
         end.add_done_callback(ended)
     if not ends:
-        future._settle(lambda: None)
+        future.set_result(None)
     return future

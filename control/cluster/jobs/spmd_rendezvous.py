@@ -23,12 +23,12 @@ from skipper.control.model.errors import ControlError, HostError, HostUnreachabl
 from skipper.control.model.settings import Settings
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.process import Process
+from skipper.control.runtime.requests import JOIN
 from skipper.control.wire import addresses
 from skipper.control.wire.certificates import SECRET, Certificates
 from skipper.control.wire.envelope import Envelope, ProcessRef
 from skipper.control.wire.identity import MEMBERS, Role
 from skipper.control.wire.link import Link
-from skipper.control.wire.payload import pack
 
 PORT = 7432
 """The port at which rank 0 listens by default."""
@@ -116,8 +116,7 @@ class RendezvousServer:
         if certificates is not None:
             certificates.require(Role.SCRIPT, "rank 0")
         if not addresses.host_of(process.me.address):
-            process.listen_beyond(rendezvous.host, rendezvous.certs)
-            process.data_plane_is_open = rendezvous.data_plane
+            process.listen_beyond(rendezvous.host, rendezvous.certs, data_plane_is_open=rendezvous.data_plane)
             if rendezvous.data_plane:
                 open_data_plane(rendezvous.host)
         place = addresses.at(rendezvous.host, rendezvous.port)
@@ -210,7 +209,7 @@ def join_rendezvous(rendezvous: RendezvousPoint, run: str, name: str, *, timeout
         root, secret, settings, name, host=own, certs=rendezvous.certs, data_plane_is_open=is_open
     )
     try:
-        process.request(root, "join", pack(this_proc())).get(timeout)
+        process.request(root, JOIN, this_proc()).get(timeout)
     except BaseException:
         runtime.shutdown(grace_s=0)
         raise

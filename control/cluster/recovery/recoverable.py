@@ -147,7 +147,7 @@ class Recoverable(Generic[A]):
         procs, self._procs, self._actors = self._procs, None, None
         if procs is not None:
             # A kill first: one that is frozen would not stop by being asked to.
-            runtime.current().hosting.kill_mesh(procs.uid, procs.root_members, f"was killed: {reason}")
+            runtime.current().remote_launch.kill_mesh(procs.uid, procs.root_members, f"was killed: {reason}")
             self._run(_end_of(procs))
 
     async def _revive(self, decision: Decision) -> None:

@@ -126,7 +126,7 @@ class Opening:
 
     Attributes:
         route: the number of the route.
-        origin: who casts.
+        origin: the process that casts.
         fanout: of the tree.
         span: the node and those below it.
         since: the number of the last cast that the subtree need not see any more.

@@ -1,8 +1,8 @@
-"""`Branch`: one node of a tree, in the process of a receiver: what it passes down, what it answers, what goes back up.
+"""`Relay`: one node of a tree, in the process of a receiver: what it passes down, what it answers, what goes back up.
 
-Locks: what comes down is dealt with under the lock of `Branches`, so that casts stay in order; replies and credit,
-which come from actors' threads and from the nodes below, under the branch's own, under which nothing is called but
-`Process.pass_on`.
+Locks: what comes down is dealt with under the lock of `Relays`, so that casts stay in order; replies and credit,
+which come from actors' threads and from the nodes below, under the relay's own, under which nothing is called but
+`Sender.pass_on`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ProtocolError
 from skipper.control.runtime.cast.messages import Answer, CastHeader, Opening, host_starts, pack_answers
 from skipper.control.runtime.cast.tree import Span
-from skipper.control.runtime.messages import Mail
+from skipper.control.runtime.interfaces import Receiver, Sender
+from skipper.control.runtime.messages import Cast, Mail
 from skipper.control.wire.bulk import Incoming, Outgoing
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
-
-if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
 
 _SHORTEST_HOLD_S = 0.005
 _LONGEST_HOLD_S = 0.1
@@ -44,14 +41,6 @@ HOME = "home"
 
 _BUCKETS = 1024
 """Casts of which it is remembered how many have replied; beyond that, the rest of an old cast waits for its time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cast:
-    """Where a message came from that has come down a tree."""
-
-    branch: Branch
-    number: int
 
 
 @dataclass(slots=True)
@@ -94,17 +83,25 @@ class _Held:
     envelope: Envelope
 
 
-class Branch:
+class Relay:
     """One node.
 
     Args:
-        process: this one.
+        sender: sends to other nodes.
+        actors: take what is cast.
         loop: for the time that replies wait.
         opening: what it was told of the route.
-        parent: who told it, and passes on casts to it.
+        parent: the process that told it, and that passes casts on to it.
     """
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop, opening: Opening, parent: ProcessRef) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        actors: Receiver,
+        loop: asyncio.AbstractEventLoop,
+        opening: Opening,
+        parent: ProcessRef,
+    ) -> None:
         self.number = opening.route
         self.origin = opening.origin
         self.rank = opening.nodes[0][0]
@@ -117,9 +114,10 @@ class Branch:
         """The last cast that has come here."""
         self.delivered = opening.since
         """The last one that has been given to the actor."""
-        self.closes_at: int | None = None
+        self._closes_at: int | None = None
         """The cast behind which nothing more will come down, once that is known."""
-        self._process = process
+        self._sender = sender
+        self._actors = actors
         self._loop = loop
         self._span = opening.span
         self._held: deque[_Held] = deque()
@@ -159,7 +157,7 @@ class Branch:
         content = envelope.payload[1:]
         for node in self.below.values():
             payload = (header.encode(node.span), *content)
-            self._process.pass_on(node.process, cast_envelope(envelope, payload))
+            self._sender.pass_on(node.process, cast_envelope(envelope, payload))
         own = Envelope(
             Kind.CALL,
             envelope.target,
@@ -189,23 +187,27 @@ class Branch:
         ):
             held = self._held.popleft()
             self.delivered = held.number
-            self._process.cells.deliver(Mail(self.origin, held.envelope, Cast(self, held.number)))
+            self._actors.deliver(Mail(self.origin, held.envelope, Cast(self, held.number)))
         return self.delivered > before
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come down, and all that has come has been given to the actor."""
-        return self.closes_at is not None and self.delivered >= self.closes_at and not self._held
+        return self._closes_at is not None and self.delivered >= self._closes_at and not self._held
+
+    def close_behind(self, number: int) -> None:
+        """Note that nothing more will come down behind that cast."""
+        self._closes_at = number
 
     def reopen(self, opening: Opening, parent: ProcessRef) -> None:
         """Take up a new parent, or find that a node above has one: what was on its way up may be lost."""
         self.parent = parent
         for node in self.below.values():
-            self._process.pass_on(node.process, tree_message("open", 0, 0, opening.part(node.span).encode()))
+            self._sender.pass_on(node.process, tree_message("open", 0, 0, opening.part(node.span).encode()))
         with self._lock:
             for number, kept in self._kept.items():
                 self._send_up(number, kept.port, [kept.answer])
-            self._process.pass_on(self.parent, tree_message("done", self.number, self._reported))
+            self._sender.pass_on(self.parent, tree_message("done", self.number, self._reported))
 
     def settle(self, number: int) -> None:
         """Let go of replies that nobody waits for any more, up to that cast."""
@@ -283,7 +285,7 @@ class Branch:
         done = min([self._own_done, *(node.done for node in self.below.values())])
         if done > self._reported:
             self._reported = done
-            self._process.pass_on(self.parent, tree_message("done", self.number, done))
+            self._sender.pass_on(self.parent, tree_message("done", self.number, done))
 
     def _gather(self, number: int, port: int, answers: list[Answer]) -> None:
         bucket = self._buckets.get(number)
@@ -320,7 +322,7 @@ class Branch:
 
     def _send_up(self, number: int, port: int, answers: list[Answer]) -> None:
         method = HOME if self.parent.id == self.origin.id else ""
-        self._process.pass_on(
+        self._sender.pass_on(
             self.parent, Envelope(Kind.GATHER, port, pack_answers(number, answers), method, reply_to=self.number)
         )
 

@@ -1,4 +1,4 @@
-"""`Route`: one tree as its caster keeps it: who is in it, what has been cast, and what is not known to be done."""
+"""`Route`: one tree as its caster keeps it: its members, what has been cast, and what may not be handled yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Sent:
 
 
 class Route:
-    """The tree for the casts of one process to one mesh, or slice. Everything happens under the lock of `Trees`.
+    """The tree for the casts of one process to one mesh, or slice. `CastSender` holds its lock around every call.
 
     Args:
         number: unique in the job.
@@ -189,7 +189,7 @@ class Route:
         self._trim()
 
     def close(self) -> None:
-        """Give it up; who waits for room in it is to look again."""
+        """Give it up; callers that wait for room in it look again."""
         self.is_closed = True
         self.window.leave(self.window.count, self.window.nbytes)
 

@@ -1,4 +1,4 @@
-"""`Trees`: casting to many down a tree of their own processes, and replies that come back up the same way.
+"""`CastSender`: casting to many down a tree of their own processes, and replies that come back up the same way.
 
 A cast to more than a few goes to some of the receivers, its heads; each passes it on to some more, and so on (see
 `control.runtime.cast.tree`). Replies go the same way back: a node waits for those of its subtree and sends them on as
@@ -36,21 +36,26 @@ import contextlib
 import secrets
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skipper.control.model.settings import settings
 from skipper.control.runtime.cast.messages import CastHeader, unpack_answers
 from skipper.control.runtime.cast.relay import HOME, tree_message
-from skipper.control.runtime.cast.relays import Branches
+from skipper.control.runtime.cast.relays import Relays
 from skipper.control.runtime.cast.route import Route
 from skipper.control.runtime.cast.tree import Span
+from skipper.control.runtime.interfaces import Sender
 from skipper.control.runtime.messages import Loss, Mail
 from skipper.control.wire.bulk import Incoming, Outgoing
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.flow_control import Flow
+    from skipper.control.runtime.ports import PortTable
+    from skipper.control.runtime.process_state import ProcessState
     from skipper.control.wire.link import Link
+    from skipper.control.wire.transport import Transport
 
 _MAX_ROUTES = 256
 """Routes that one process keeps; the one that has not been used for longest is given up."""
@@ -59,13 +64,29 @@ _SETTLE_S = 1.0
 """How long after a cast the receivers are told, if no other cast does, that its replies have arrived."""
 
 
-class Trees:
+class CastSender:
     """The trees of one process: those that it casts down, and those that it is a node of. For any thread."""
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self.branches = Branches(process, loop)
-        self._process = process
+    def __init__(
+        self,
+        state: ProcessState,
+        loop: asyncio.AbstractEventLoop,
+        sender: Sender,
+        ports: PortTable,
+        transport: Transport,
+        flow: Flow,
+        relays: Relays,
+        *,
+        watch: Callable[[ProcessRef], object],
+    ) -> None:
+        self.relays = relays
+        self._state = state
         self._loop = loop
+        self._sender = sender
+        self._ports = ports
+        self._transport = transport
+        self._flow = flow
+        self._watch_process = watch
         self.are_used = False
         """Whether this process has ever cast down a tree, so that the order of its other messages matters."""
         self._lock = threading.Lock()
@@ -87,24 +108,24 @@ class Trees:
         Raises:
             BackpressureError: the members are too far behind; nothing has been sent.
         """
-        process = self._process
-        if members[0].job != process.me.job or any(isinstance(part, Outgoing | Incoming) for part in envelope.payload):
+        me = self._state.me
+        if members[0].job != me.job or any(isinstance(part, Outgoing | Incoming) for part in envelope.payload):
             return False
         nbytes = sum(map(len, envelope.payload))
         while True:
             route, is_new = self._route(envelope.target, members)
             if is_new:
                 self._watch(route)
-            process.flow.admit_cast(route.window, envelope, nbytes)
+            self._flow.admit_cast(route.window, envelope, nbytes)
             with self._lock:
                 if not route.is_closed:
                     self._post_cast(route, envelope, nbytes)
                     break
         for rank, member in enumerate(members):
-            if member.id == process.me.id:
-                process.send(member, envelope.for_rank(rank))
+            if member.id == me.id:
+                self._sender.send(member, envelope.for_rank(rank))
         for rank, member in list(route.gone):
-            process.send(member, envelope.for_rank(rank))  # which tells whoever waits
+            self._sender.send(member, envelope.for_rank(rank))  # which tells whoever waits
         return True
 
     def post(self, link: Link, envelope: Envelope) -> None:
@@ -115,7 +136,7 @@ class Trees:
                 position = route.position[to]
                 if route.told[position] < route.last:
                     route.told[position] = route.last
-                    self._process.pass_on(link.peer, tree_message("after", route.number, route.last))
+                    self._sender.pass_on(link.peer, tree_message("after", route.number, route.last))
                 route.spoken_to.add(position)
                 self._unmarked.add(to)
             if link.lost is None:
@@ -131,30 +152,25 @@ class Trees:
     def reply(self, mail: Mail, kind: Kind, payload: Payload) -> bool:
         """Answer what has come by a tree the way it came; False where the answer has to go straight."""
         cast = mail.cast
-        if cast is None or self.branches.answers_straight(cast.branch):
+        if cast is None or self.relays.answers_straight(cast.relay):
             return False
-        return cast.branch.reply(cast.number, mail.envelope, kind, payload)
-
-    def handled(self, mail: Mail) -> None:
-        """Note that a message that has come by a tree has left its mailbox."""
-        if mail.cast is not None:
-            mail.cast.branch.handled(mail.cast.number, sum(map(len, mail.envelope.payload)))
+        return cast.relay.reply(cast.number, mail.envelope, kind, payload)
 
     # Receiving
 
     def take(self, sender: ProcessRef, envelope: Envelope) -> None:
         """Take what comes from another node, or from a caster."""
         if envelope.kind is Kind.CAST:
-            self.branches.cast(envelope)
+            self.relays.cast(envelope)
         elif envelope.kind is Kind.GATHER:
             number, answers = unpack_answers(envelope.payload)
             if envelope.method == HOME:
                 for answer in answers:
-                    self._process.ports.deliver(envelope.target, answer.rank, answer.kind, answer.payload)
-            elif (branch := self.branches.get(envelope.reply_to)) is not None:
-                branch.gather(envelope.target, number, answers)
+                    self._ports.deliver(envelope.target, answer.rank, answer.kind, answer.payload)
+            elif (relay := self.relays.get(envelope.reply_to)) is not None:
+                relay.gather(envelope.target, number, answers)
         elif (route := self._routes.get(envelope.target)) is None:
-            self.branches.message(sender, envelope)
+            self.relays.message(sender, envelope)
         elif envelope.method == "done":
             with self._lock:
                 route.done(sender.id, envelope.reply_to)
@@ -170,14 +186,14 @@ class Trees:
                 route.after_burial()
             self._marks.pop(peer.id, None)
             self._unmarked.discard(peer.id)
-        self.branches.peer_gone(peer)
+        self.relays.peer_gone(peer)
 
     def undelivered(self, peer: ProcessRef, envelope: Envelope, loss: Loss) -> None:
         """Tell whoever broadcast it that a process is gone which it was not even sent to."""
         if CastHeader.decode(envelope.payload[0]).route in self._routes:
-            self._process.ports.undelivered(envelope.reply_to, loss)
+            self._ports.undelivered(envelope.reply_to, loss)
         else:
-            self.branches.undelivered(peer, envelope, loss)
+            self.relays.undelivered(peer, envelope, loss)
 
     def close(self, uid: int) -> None:
         """Give up the routes to a mesh that has ended."""
@@ -202,13 +218,11 @@ class Trees:
             return route, True
 
     def _open(self, members: tuple[ProcessRef, ...]) -> Route:
-        process = self._process
-        links = [process.transport.find(member.id) for member in members]
+        me = self._state.me
+        links = [self._transport.find(member.id) for member in members]
         is_lost = [link is not None and link.lost is not None for link in links]
-        nodes = tuple(
-            (rank, member) for rank, member in enumerate(members) if not is_lost[rank] and member.id != process.me.id
-        )
-        route = Route(secrets.randbits(62), process.me, members, nodes, settings().tree_fanout)
+        nodes = tuple((rank, member) for rank, member in enumerate(members) if not is_lost[rank] and member.id != me.id)
+        route = Route(secrets.randbits(62), me, members, nodes, settings().tree_fanout)
         route.gone += [(rank, member) for rank, member in enumerate(members) if is_lost[rank]]
         for position, (rank, member) in enumerate(nodes):
             self._of_process.setdefault(member.id, []).append(route)
@@ -221,7 +235,7 @@ class Trees:
 
     def _introduce(self, route: Route, span: Span) -> None:
         process = route.nodes[span.first][1]
-        self._process.pass_on(process, tree_message("open", 0, 0, route.opening(span).encode()))
+        self._sender.pass_on(process, tree_message("open", 0, 0, route.opening(span).encode()))
 
     def _post_cast(self, route: Route, envelope: Envelope, nbytes: int) -> None:
         needs = {}
@@ -230,14 +244,14 @@ class Trees:
             if process.id in self._unmarked:
                 self._unmarked.discard(process.id)
                 self._marks[process.id] = self._marks.get(process.id, 0) + 1
-                self._process.pass_on(process, tree_message("mark", 0, self._marks[process.id]))
+                self._sender.pass_on(process, tree_message("mark", 0, self._marks[process.id]))
             if process.id in self._marks:  # else it is gone
                 needs[position] = self._marks[process.id]
         route.spoken_to.clear()
         others = self._of_mesh[envelope.target]
-        route.cast(envelope, needs, others, nbytes, self._process.ports.is_open)
+        route.cast(envelope, needs, others, nbytes, self._ports.is_open)
         for position in route.heads:
-            self._process.pass_on(route.nodes[position][1], route.newest(route.tree.span_at[position]))
+            self._sender.pass_on(route.nodes[position][1], route.newest(route.tree.span_at[position]))
         if route.waits and not route.is_settling:
             self._settle_later(route)
 
@@ -245,10 +259,10 @@ class Trees:
         for span in spans:
             self._introduce(route, span)
             for envelope in route.unfinished(span):
-                self._process.pass_on(route.nodes[span.first][1], envelope)
+                self._sender.pass_on(route.nodes[span.first][1], envelope)
         if parent is not None:
             # Until now it has counted the child among those that have not handled everything: nothing was forgotten.
-            self._process.pass_on(parent, tree_message("drop", route.number, 0, child.id.encode()))
+            self._sender.pass_on(parent, tree_message("drop", route.number, 0, child.id.encode()))
 
     def _close(self, uid: int, route: Route) -> None:
         self._routes.pop(route.number, None)
@@ -259,7 +273,7 @@ class Trees:
             del self._of_mesh[uid]
         for _, member in route.nodes:
             # Straight, so that it comes behind whatever refers to the route there.
-            self._process.pass_on(member, tree_message("close", route.number, route.last))
+            self._sender.pass_on(member, tree_message("close", route.number, route.last))
             routes = self._of_process.get(member.id)
             if routes is not None and route in routes:
                 routes.remove(route)
@@ -284,10 +298,10 @@ class Trees:
             route.is_settling = False
             if route.is_closed:
                 return
-            settled = route.news_of_settled(self._process.ports.is_open)
+            settled = route.news_of_settled(self._ports.is_open)
             if settled is not None:
                 for position in route.heads:
-                    self._process.pass_on(route.nodes[position][1], tree_message("settle", route.number, settled))
+                    self._sender.pass_on(route.nodes[position][1], tree_message("settle", route.number, settled))
             if route.waits:
                 self._settle_later(route)
 
@@ -296,5 +310,5 @@ class Trees:
     def _watch(self, route: Route) -> None:
         """Have oneself told of the end of every member, also of those that are not dialed from here."""
         for _, member in route.nodes:
-            if self._process.transport.find(member.id) is None:
-                self._process.losses.watch(member)
+            if self._transport.find(member.id) is None:
+                self._watch_process(member)

@@ -7,24 +7,26 @@ import contextlib
 import errno
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skipper.control.model.future import Future
-from skipper.control.model.settings import Settings
+from skipper.control.model.future import Future, Promise
+from skipper.control.runtime.process_state import ProcessState
 from skipper.control.runtime.procs import thread_limit
-from skipper.control.runtime.procs.worker import EXIT_BINDING, EXIT_BOOTSTRAP, EXIT_THREADS
+from skipper.control.runtime.procs.worker_command import EXIT_BINDING, EXIT_BOOTSTRAP, EXIT_THREADS
 from skipper.control.runtime.procs.worker_config import WorkerConfig
 from skipper.control.support.cgroup import OomWatch
 from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, ProcessRef
 
 if TYPE_CHECKING:
+    from skipper.control.runtime.procs.binding import Binding
     from skipper.control.runtime.procs.launcher import Launched, Launcher
 
 LATE_S = 1.0
-"""A timer that fires so late was not late alone: this process stood still, and heard nobody meanwhile."""
+"""Where a timer fires so late, this whole process stood still, and may not have heard its children meanwhile."""
 EXIT_NOTICE_S = 2.0
 """A child whose link has broken is killed if it has not ended by itself after this long."""
 
@@ -48,7 +50,7 @@ class Child:
     ref: ProcessRef
     launched: Launched | None = None
     expected: bool = False
-    ended: Future[str] = field(default_factory=Future)
+    ended: Promise[str] = field(default_factory=Promise)
     verdict: str | None = None
     oom_mark: tuple[int, int] = (0, 0)
     exited: bool = False
@@ -75,43 +77,57 @@ class Children:
 
     Args:
         loop: the loop that watches them.
+        state: of this process; the bounds there say how long a child may take to show up on its link.
+        expect: told of every child before it is started: its link is about to come.
         on_end: told on the loop thread of every child that ends, with the reason.
         ask_to_end: asks a child to end in good order, in so many seconds.
-        bounds: how long a child may take to show up on its link.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        state: ProcessState,
+        *,
+        expect: Callable[[ProcessRef], object],
         on_end: Callable[[Child, str], None],
         ask_to_end: Callable[[ProcessRef, float], None],
-        bounds: Settings,
     ) -> None:
         self._loop = loop
+        self._state = state
+        self._expect = expect
         self._on_end = on_end
         self._ask_to_end = ask_to_end
-        self._bounds = bounds
         self._launcher: Launcher | None = None
         self._making = threading.Lock()
         self._oom = OomWatch()
         self._children: dict[str, Child] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def take_over(self, bounds: Settings) -> None:
-        """Have other bounds hold for those that are launched from now on."""
-        self._bounds = bounds
-
-    def launch(self, configs: Sequence[WorkerConfig], env: Mapping[str, str]) -> None:
-        """Start children; returns at once, and their failure to start is an end like any other."""
+    def launch(
+        self,
+        members: Sequence[ProcessRef],
+        env: Mapping[str, str],
+        bootstrap: tuple[bytes, ...],
+        bindings: Sequence[Binding],
+    ) -> None:
+        """Start children, each with its binding; returns at once, and a failure to start is an end like any other."""
         from skipper.control.runtime.procs.launcher import Launch, Launcher  # most processes launch none
 
+        for member in members:
+            self._expect(member)
+        state, path = self._state, tuple(sys.path)
+        beyond = (state.certs, state.data_plane_is_open, state.redirection)
+        configs = [
+            WorkerConfig(member, state.me, state.root, state.secret, path, state.settings, bootstrap, binding, *beyond)
+            for member, binding in zip(members, bindings, strict=True)
+        ]
         with self._making:
             launcher = self._launcher = self._launcher or Launcher()
         mark = self._oom.mark()
         children = [Child(config.me, oom_mark=mark) for config in configs]
         self._children.update((child.ref.id, child) for child in children)
         launches = [Launch(config, self._notifier(child)) for config, child in zip(configs, children, strict=True)]
-        launcher.launch(launches, env, self._bounds.preloaded())
+        launcher.launch(launches, env, self._state.settings.preloaded())
 
     def get(self, process_id: str) -> Child | None:
         """The child with this id, also if it has ended."""
@@ -126,16 +142,16 @@ class Children:
     def stop(self, members: Sequence[ProcessRef], timeout: float) -> Future[None]:
         """Ask children to end, kill those that have not after ``timeout`` seconds; the future ends with the last."""
         children = [child for member in members if (child := self._children.get(member.id)) is not None]
-        future: Future[None] = Future()
+        future: Promise[None] = Promise()
         missing = {child.ref.id for child in children}
 
         def ended(child: Child) -> None:
             missing.discard(child.ref.id)
             if not missing:
-                future._settle(lambda: None)
+                future.set_result(None)
 
         if not children:
-            future._settle(lambda: None)
+            future.set_result(None)
         for child in children:
             child.expected = True
             if not child.gone:
@@ -174,7 +190,7 @@ class Children:
         return [child for child in self._children.values() if not child.gone]
 
     def hurry(self) -> None:
-        """Have those that are still to be started wait for nothing: all are about to be killed."""
+        """Do not wait with those that are still to be started: all are about to be killed."""
         if self._launcher is not None:
             self._launcher.hurry()
 
@@ -199,7 +215,7 @@ class Children:
         self._loop.add_reader(result.process.pidfd, self._exited, child, result)
         if child.verdict is not None:
             child.kill(child.verdict)
-        self._wait_for_link(child, self._bounds.connect_timeout_s)
+        self._wait_for_link(child, self._state.settings.connect_timeout_s)
 
     def _wait_for_link(self, child: Child, timeout: float) -> None:
         due = self._loop.time() + timeout
@@ -208,9 +224,9 @@ class Children:
     def _kill_unconnected(self, child: Child, due: float) -> None:
         late = self._loop.time() - due
         if late > LATE_S:
-            self._wait_for_link(child, min(late, self._bounds.connect_timeout_s))
+            self._wait_for_link(child, min(late, self._state.settings.connect_timeout_s))
         else:
-            child.kill(f"was killed because it did not connect within {self._bounds.connect_timeout_s:g} s")
+            child.kill(f"was killed because it did not connect within {self._state.settings.connect_timeout_s:g} s")
 
     def _exited(self, child: Child, launched: Launched) -> None:
         process = launched.process
@@ -238,7 +254,7 @@ class Children:
         self._on_end(child, reason)
 
     def _cleared(self, child: Child) -> None:
-        child.ended._settle(lambda: child.reason)
+        child.ended.settle_by(lambda: child.reason)
 
 
 def describe_exit(status: int) -> str:

@@ -10,17 +10,26 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise
+from skipper.control.runtime.messages import Mail
+from skipper.control.runtime.requests import EXIT
 from skipper.control.runtime.stops import HANDED_DOWN, UNWIND_S
 
 if TYPE_CHECKING:
+    from skipper.control.runtime.actor_table import ActorTable
+    from skipper.control.runtime.cast.sender import CastSender
     from skipper.control.runtime.loop import LoopThread
-    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.ownership import Ownership
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.runtime.procs.children import Children
+    from skipper.control.runtime.request_server import RequestServer
+    from skipper.control.wire.bulk import Loans
+    from skipper.control.wire.transport import Transport
 
 CLOSE_TIMEOUT_S = 5.0
 KILL_TIMEOUT_S = 5.0
 _ACTORS = 0.7
-"""The part of the time to end that actors of a process get; the rest is for what comes behind them."""
+"""The part of the time to end that the actors of a process get; the rest is for what follows."""
 _LEAVE = 0.85
 """The part of it after which a process ends however busy it is."""
 
@@ -28,87 +37,109 @@ _LEAVE = 0.85
 class Ending:
     """The end of one process' runtime.
 
+    Args:
+        leave: has the main thread of a worker return, within so many seconds; None: there is nothing behind the runtime
+            that could take long.
+
     Attributes:
         before: what is to be called first when the script's job ends, or a process leaves the job that it has joined.
         settled: what is to be called once the actors have ended, as long as there are links to other processes.
         after: what is to be called last.
-        leave: has the main thread of a worker return, within so many seconds; None: there is nothing behind the runtime
-            that could take long.
     """
 
-    def __init__(self, process: Process, loop_thread: LoopThread) -> None:
+    def __init__(
+        self,
+        state: ProcessState,
+        loop_thread: LoopThread,
+        transport: Transport,
+        loans: Loans,
+        actors: ActorTable,
+        casts: CastSender,
+        children: Children,
+        owners: Ownership,
+        requests: RequestServer,
+        *,
+        leave: Callable[[float], None] | None,
+    ) -> None:
         self.before: list[Callable[[], None]] = []
         self.settled: list[Callable[[], None]] = []
         self.after: list[Callable[[], None]] = []
-        self.leave: Callable[[float], None] | None = None
+        self._leave = leave
         self._is_leaving = False
-        self._process = process
+        self._state = state
         self._loop_thread = loop_thread
+        self._transport = transport
+        self._loans = loans
+        self._actors = actors
+        self._casts = casts
+        self._children = children
+        self._owners = owners
+        requests.serve(EXIT, self._asked_to_exit)
 
     def shutdown(self, *, grace_s: float) -> None:
         """Stop what the script owns, in good order where that takes no longer than ``grace_s``; then leave the job."""
-        process = self._process
-        if process.closing:
+        if self._state.closing:
             return
         deadline = time.monotonic() + grace_s
         for call in self.before:
             call()
-        if process.root_cell is not None:
-            process.root_cell.stop_owned(deadline)
-        process.closing = True
-        self._stop_cells(deadline)
-        process.children.hurry()
-        children = process.children.alive()
-        process.children.kill([child.ref.id for child in children], "was killed because the script ends")
+        if self._owners.root is not None:
+            self._owners.root.stop_owned(deadline)
+        self._state.closing = True
+        self._stop_actors(deadline)
+        self._children.hurry()
+        children = self._children.alive()
+        self._children.kill([child.ref.id for child in children], "was killed because the script ends")
         for child in children:
             child.ended.get(KILL_TIMEOUT_S)
-        process.children.close()
+        self._children.close()
         for call in list(self.settled):
             call()
-        process.loans.clear()
-        self._loop_thread.run(process.transport.close(), timeout=CLOSE_TIMEOUT_S)
+        self._loans.clear()
+        self._loop_thread.run(self._transport.close(), timeout=CLOSE_TIMEOUT_S)
         for call in self.after:
             call()
 
-    def exit_in_good_order(self, acknowledge: Callable[[], None], timeout: float) -> None:
+    def _asked_to_exit(self, mail: Mail, timeout: float) -> Future[None]:
         """End a worker process within ``timeout`` seconds: its actors first. Returns at once."""
-        arguments = (acknowledge, time.monotonic(), timeout)
+        acknowledged: Promise[None] = Promise()
+        arguments = (acknowledged, time.monotonic(), timeout)
         threading.Thread(target=self._exit, args=arguments, name="control-exit", daemon=True).start()
+        return acknowledged
 
-    def _exit(self, acknowledge: Callable[[], None], began_s: float, timeout: float) -> None:
-        process = self._process
-        self._stop_cells(began_s + _ACTORS * timeout)
-        if self._is_leaving:  # who asked again, in less time, was the first to come here
+    def _exit(self, acknowledged: Promise[None], began_s: float, timeout: float) -> None:
+        self._stop_actors(began_s + _ACTORS * timeout)
+        if self._is_leaving:  # a second request, with less time, has come here first
             return
         self._is_leaving = True
-        process.trees.branches.flush()
+        self._casts.relays.flush()
         for call in list(self.settled):
             call()
-        process.closing = True
-        acknowledge()
-        self._loop_thread.run(process.transport.close(), timeout=CLOSE_TIMEOUT_S)
-        if self.leave is not None:
-            self.leave(max(began_s + _LEAVE * timeout - time.monotonic(), 0.0))
+        self._state.closing = True
+        acknowledged.set_result(None)
+        self._loop_thread.run(self._transport.close(), timeout=CLOSE_TIMEOUT_S)
+        if self._leave is not None:
+            self._leave(max(began_s + _LEAVE * timeout - time.monotonic(), 0.0))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
-    def _stop_cells(self, deadline: float) -> None:
-        """Stop the actors of this process, up to a point in time; those, too, that somebody has stopped before."""
-        cells, stops = self._process.cells, self._process.stops
+    def _stop_actors(self, deadline: float) -> None:
+        """Stop the actors of this process, and wait until a point in time; also for those that were stopped before."""
+        actors, stops = self._actors, self._actors.stops
         bound_s = HANDED_DOWN * max(deadline - time.monotonic(), 0.0)
-        ends = [cells.stop(cell.uid, bound_s) for cell in reversed(cells.live())]
+        ends = [actors.stop(actor.uid, bound_s) for actor in reversed(actors.live())]
         unwinding = []
-        for cell in cells.ending():
-            is_for_nobody = cell.has_failed() and not cell.winds_up.done()
-            stops.within(cell, bound_s, cut_now=is_for_nobody)
+        for actor in actors.ending():
+            is_for_nobody = actor.has_failed() and not actor.winds_up.done()
+            stops.within(actor, bound_s, cut_now=is_for_nobody)
             if is_for_nobody:
-                unwinding.append(cell)
+                unwinding.append(actor)
             else:
-                ends.append(cell.ended)
+                ends.append(actor.ended)
         patience = min(time.monotonic() + UNWIND_S, deadline)
-        # Their cleanup is waited for if it begins. Their endpoints may be where nothing ends them, and nobody waits.
-        ends += [cell.ended for cell in unwinding if _comes(cell.winds_up, patience)]
+        # Wait for their cleanup if it begins. Their endpoints may run where nothing interrupts them, and nobody waits.
+        ends += [actor.ended for actor in unwinding if _comes(actor.winds_up, patience)]
         for end in ends:
             _comes(end, deadline)
 
@@ -118,5 +149,5 @@ def _comes(future: Future[None], deadline: float) -> bool:
     try:
         future.get(max(deadline - time.monotonic(), 0))
     except ControlError:
-        return future.done()  # in an error, then, which was logged
+        return future.done()  # it has ended in an error, which was logged
     return True

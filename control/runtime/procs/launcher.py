@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from skipper.control.runtime.procs import guard, thread_limit, worker
+from skipper.control.runtime.procs import guard, thread_limit, worker_command
 from skipper.control.runtime.procs.binding import Binding
 from skipper.control.runtime.procs.fork_servers import ForkServers
 from skipper.control.runtime.procs.guards import AnswerError, Guards, Kept
@@ -114,7 +114,7 @@ class Launcher:
             return self._servers.fork(modules, config.me.name, pipe, surroundings, timeout)
 
         def execute(pipe: int) -> Kept:
-            command = worker.command(guard.FIRST_FD, guard.PARENT, config.me.name)
+            command = worker_command.command(guard.FIRST_FD, guard.PARENT, config.me.name)
             return self._guards.start(command, surroundings, (pipe,), timeout)
 
         launched = None

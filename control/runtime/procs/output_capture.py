@@ -11,10 +11,6 @@ import socket
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
 
 PIPE_NBYTES = 1 << 20
 """What fits between a process and its collector before the process waits."""
@@ -38,24 +34,6 @@ class Redirection:
 
     sink: str
     level: int | None = None
-
-
-def answer(process: Process, redirection: Redirection) -> bool:
-    """Send the output of this process, and of those that it launches from now on, somewhere else."""
-    process.redirection = passed_on(process, redirection)
-    if process.root_cell is not None or process.hosting.is_host:
-        # A script's own output is where that of others goes; who has joined has a place for its own, and an agent, too.
-        return True
-    return redirect(redirection, process.me.name)
-
-
-def passed_on(process: Process, redirection: Redirection) -> Redirection:
-    """What those are told that this process has launched: another host's write to a relay there."""
-    if not process.hosting.is_host:
-        return redirection
-    from skipper.control.observe.log_forwarder import redirection_below
-
-    return redirection_below(process, redirection)
 
 
 def redirect(redirection: Redirection, name: str) -> bool:

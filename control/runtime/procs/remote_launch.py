@@ -1,7 +1,7 @@
-"""`Hosting`: processes that one process launches for an actor of another, and where its children are reached.
+"""`RemoteLaunch`: processes that one process launches for an actor of another, and where its children are reached.
 
-Who owns processes on another host asks the process that stands for its job there to launch them, has that one tell of
-their ends, and asks it to stop them. They end with it, and it ends them when their owner's process is gone.
+The owner of processes on another host asks the process that stands for its job there to launch them, to tell of their
+ends, and to stop them. They end with that process, and it ends them when their owner's process is gone.
 """
 
 from __future__ import annotations
@@ -9,70 +9,78 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError, SupervisionError
-from skipper.control.model.future import Future
+from skipper.control.model.future import Future, Promise, peek
+from skipper.control.runtime.interfaces import Requester
+from skipper.control.runtime.messages import LaunchOrder, Mail
 from skipper.control.runtime.procs.binding import Binding
+from skipper.control.runtime.requests import ADDRESS, EXIT, KILL_LAUNCHED, LAUNCH, STOP_LAUNCHED
 from skipper.control.runtime.stops import HANDED_DOWN
 from skipper.control.wire.addresses import port_of, within_host
 from skipper.control.wire.envelope import ProcessRef
-from skipper.control.wire.payload import pack
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.process import Process
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.runtime.procs.children import Children
+    from skipper.control.runtime.request_server import RequestServer
+    from skipper.control.wire.transport import Transport
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchOrder:
-    """What is to be launched on one host.
-
-    Attributes:
-        members: the processes.
-        env: their variables.
-        bootstrap: packed, as in `WorkerConfig`.
-        proc_bind: what each is bound to (see `Binding.of`).
-    """
-
-    members: tuple[ProcessRef, ...]
-    env: Mapping[str, str]
-    bootstrap: tuple[bytes, ...]
-    proc_bind: Sequence[Mapping[str, str]]
-
-
-class Hosting:
+class RemoteLaunch:
     """Both ends of launching for others, in one process. For any thread."""
 
-    def __init__(self, process: Process, loop: asyncio.AbstractEventLoop) -> None:
-        self.on_root_gone: Callable[[str], None] | None = None
-        """Told when the script is gone, by the process that stands for a job on a host."""
-        self._process = process
+    def __init__(
+        self,
+        state: ProcessState,
+        loop: asyncio.AbstractEventLoop,
+        requester: Requester,
+        transport: Transport,
+        children: Children,
+        requests: RequestServer,
+        *,
+        watch: Callable[[ProcessRef], object],
+    ) -> None:
+        self._state = state
         self._loop = loop
+        self._requester = requester
+        self._transport = transport
+        self._children = children
+        self._watch = watch
+        self._on_root_gone: Callable[[str], None] | None = None
         self._launched: dict[int, tuple[ProcessRef, tuple[ProcessRef, ...]]] = {}
         """By the number of the mesh: the process of its owner, and those of its members that are here."""
-        self._asked: dict[str, list[Future[str]]] = {}
-        """Who wants to know where a process is reached that is not there yet. On the loop thread."""
+        self._asked: dict[str, list[Promise[str]]] = {}
+        """Futures for where a process is reached that is not there yet. On the loop thread."""
         self._to_end: set[str] = set()
         self._ours: set[str] = set()
         self._adopted: dict[int, Callable[[], Future[None]]] = {}
         self._lock = threading.Lock()
-        self._unknown: dict[str, list[Future[str]]] = {}
-        """Who wants to be told of the end of a process that has not been launched yet."""
-        self._hosts: dict[str, tuple[ProcessRef, Future[str]]] = {}
+        self._unknown: dict[str, list[Promise[str]]] = {}
+        """Futures for the end of a process that has not been launched yet."""
+        self._hosts: dict[str, tuple[ProcessRef, Promise[str]]] = {}
         """The processes that stand for this job on attached hosts, where this is the script's."""
+        requests.serve(LAUNCH, self._asked_to_launch)
+        requests.serve(STOP_LAUNCHED, self._asked_to_stop)
+        requests.serve(KILL_LAUNCHED, self._asked_to_kill)
+        requests.serve(ADDRESS, self._asked_for_address)
+
+    def stand_for_job(self, on_root_gone: Callable[[str], None]) -> None:
+        """Have this process stand for its job on a host; the function is told when the script is gone."""
+        self._on_root_gone = on_root_gone
 
     @property
     def is_host(self) -> bool:
         """Whether this process stands for its job on a host."""
-        return self.on_root_gone is not None
+        return self._on_root_gone is not None
 
     # Of the script
 
     def attached(self, host: ProcessRef) -> None:
         """Note that a process stands for the job on another host."""
-        self._hosts[host.id] = host, Future()
+        self._hosts[host.id] = host, Promise()
 
     def hosts(self) -> list[ProcessRef]:
         """The processes that stand for the job on other hosts."""
@@ -81,29 +89,29 @@ class Hosting:
     def end_of(self, process_id: str) -> Future[str] | None:
         """A future that ends when a process does that is no child of this one, in the reason; None where it is unknown.
 
-        On a host, what is asked about may be about to be launched: who asks can have heard of it before this process.
+        On a host the process may be about to be launched: the one who asks can have heard of it before this process.
         """
         if (known := self._hosts.get(process_id)) is not None:
             return known[1]
         if not self.is_host:
             return None
-        future: Future[str] = Future()
+        future: Promise[str] = Promise()
         with self._lock:
             self._unknown.setdefault(process_id, []).append(future)
-        self._on_loop(self._loop.call_later, self._process.settings.connect_timeout_s, self._not_launched, process_id)
+        self._on_loop(self._loop.call_later, self._state.settings.connect_timeout_s, self._not_launched, process_id)
         return future
 
     def _not_launched(self, process_id: str) -> None:
         with self._lock:
             waiting = self._unknown.pop(process_id, ())
-        for future in waiting:
-            future._settle(lambda: "its launcher does not know it")
+        for promise in waiting:
+            promise.set_result("its launcher does not know it")
 
     def _follow(self, process_id: str) -> None:
         """Tell those of the end of a child who have asked before it was one."""
         with self._lock:
             waiting = self._unknown.pop(process_id, ())
-        if (child := self._process.children.get(process_id)) is not None:
+        if (child := self._children.get(process_id)) is not None:
             for future in waiting:
                 child.ended.add_done_callback(functools.partial(_copy, to=future))
 
@@ -115,46 +123,45 @@ class Hosting:
 
     def launch_afar(self, host: ProcessRef, uid: int, order: LaunchOrder) -> None:
         """Have processes launched on another host; what comes of it is told like any end of a process."""
-        answer = self._process.request(host, "launch", pack(order), target=uid)
+        answer = self._requester.request(host, LAUNCH, order, target=uid)
 
-        def told(answer: Future[object]) -> None:
+        def told(answer: Future[None]) -> None:
             try:
-                answer._peek()
+                peek(answer)
             except ControlError as error:
                 for member in order.members:
-                    self._on_loop(self._process.transport.lose, member, f"it could not be launched: {error}")
+                    self._on_loop(self._transport.lose, member, f"it could not be launched: {error}")
 
         answer.add_done_callback(told)
         for member in order.members:
             self._ours.add(member.id)
-            self._process.losses.watch(member)
+            self._watch(member)
 
     def stop_mesh(self, uid: int, members: Sequence[ProcessRef], timeout: float) -> Future[None]:
         """Stop processes that this one has launched or has had launched; ends when all have ended."""
         if uid in self._adopted:
             return self._adopted[uid]()
         launchers = {member.launcher.id: member.launcher for member in members if member.launcher is not None}
-        if self._process.me.id in launchers:
-            return self._process.children.stop(members, timeout)
+        if self._state.me.id in launchers:
+            return self._children.stop(members, timeout)
         self._to_end.update(member.id for member in members)
-        return self._process.request_all(
-            tuple(launchers.values()), "stop_launched", pack(HANDED_DOWN * timeout), target=uid
-        )
+        hosts = tuple(launchers.values())
+        return self._requester.request_all(hosts, STOP_LAUNCHED, HANDED_DOWN * timeout, target=uid)
 
     def kill_mesh(self, uid: int, members: Sequence[ProcessRef], verdict: str) -> None:
         """Kill processes that this one has launched or has had launched. Returns at once."""
         launchers = {member.launcher.id: member.launcher for member in members if member.launcher is not None}
-        if self._process.me.id in launchers:
-            self._process.children.kill([member.id for member in members], verdict)
+        if self._state.me.id in launchers:
+            self._children.kill([member.id for member in members], verdict)
             return
         self._to_end.update(member.id for member in members)
         for launcher in launchers.values():
-            self._process.request(launcher, "kill_launched", pack(verdict), target=uid)
+            self._requester.request(launcher, KILL_LAUNCHED, verdict, target=uid)
 
     def let_go(self, hosts: Sequence[ProcessRef], timeout: float) -> Future[None]:
         """Have the processes that stand for the job on hosts end in good order; ends when all have."""
         self._to_end.update(host.id for host in hosts)
-        return self._process.request_all(tuple(hosts), "exit", pack(timeout))
+        return self._requester.request_all(tuple(hosts), EXIT, timeout)
 
     def is_ours(self, process_id: str) -> bool:
         """Whether a process was launched on another host for an actor of this process."""
@@ -166,89 +173,85 @@ class Hosting:
 
     # On the side of the host
 
-    def launch(self, owner: ProcessRef, uid: int, order: LaunchOrder) -> None:
+    def _asked_to_launch(self, mail: Mail, order: LaunchOrder) -> Future[None]:
         """Launch processes of a mesh that is owned elsewhere.
 
         Raises:
             ValueError: they cannot be bound as asked for.
         """
         bindings = [Binding.of(options) for options in order.proc_bind] or [Binding()] * len(order.members)
-        self._launched[uid] = owner, order.members
-        self._process.launch(order.members, order.env, order.bootstrap, bindings)
+        self._launched[mail.envelope.target] = mail.sender, order.members
+        self._children.launch(order.members, order.env, order.bootstrap, bindings)
         for member in order.members:
             self._follow(member.id)
+        return Future.of(None)
 
-    def stop(self, uid: int, timeout: float) -> Future[None]:
+    def _asked_to_stop(self, mail: Mail, timeout: float) -> Future[None]:
         """Stop what was launched for a mesh."""
+        uid = mail.envelope.target
         _, members = self._launched.get(uid, (None, ()))
-        future = self._process.children.stop(members, timeout)
+        future = self._children.stop(members, timeout)
         future.add_done_callback(lambda _: self._launched.pop(uid, None))
         return future
 
-    def kill(self, uid: int, verdict: str) -> None:
+    def _asked_to_kill(self, mail: Mail, verdict: str) -> Future[None]:
         """Kill what was launched for a mesh."""
-        _, members = self._launched.get(uid, (None, ()))
-        self._process.children.kill([member.id for member in members], verdict)
+        _, members = self._launched.get(mail.envelope.target, (None, ()))
+        self._children.kill([member.id for member in members], verdict)
+        return Future.of(None)
 
-    def address_of(self, process_id: str, asker: ProcessRef) -> Future[str]:
+    def _asked_for_address(self, mail: Mail, process_id: str) -> Future[str]:
         """Where a process is reached that is launched here: known once it is up. On any thread."""
-        if not self._process.transport.is_elsewhere(asker):
+        if not self._transport.is_elsewhere(mail.sender):
             return Future.of(within_host(process_id))
-        future: Future[str] = Future()
+        future: Promise[str] = Promise()
         self._on_loop(self._tell, process_id, future)
         return future
 
-    def _tell(self, process_id: str, future: Future[str]) -> None:
-        link = self._process.transport.find(process_id)
-        child = self._process.children.get(process_id)
+    def _tell(self, process_id: str, promise: Promise[str]) -> None:
+        link = self._transport.find(process_id)
+        child = self._children.get(process_id)
         if link is not None and link.connected and port_of(link.peer.address):
             address = link.peer.address
-            future._settle(lambda: address)
+            promise.set_result(address)
         elif (link is not None and link.lost is not None) or (child is not None and child.gone):
-            _fail(future, "it has ended")
+            promise.set_exception(SupervisionError("it has ended"))
         else:
-            # Also where it is not known here: who asks may have heard of it before this process was told to launch it.
-            self._asked.setdefault(process_id, []).append(future)
-            self._loop.call_later(self._process.settings.connect_timeout_s, self._give_up, process_id)
+            # This holds for an unknown process, too: the one who asks may have heard of it before it is launched here.
+            self._asked.setdefault(process_id, []).append(promise)
+            self._loop.call_later(self._state.settings.connect_timeout_s, self._give_up, process_id)
 
     def _give_up(self, process_id: str) -> None:
-        for future in self._asked.pop(process_id, ()):
-            _fail(future, "its launcher does not know it")
+        for promise in self._asked.pop(process_id, ()):
+            promise.set_exception(SupervisionError("its launcher does not know it"))
 
     # What happens, on the loop thread
 
     def connected(self, peer: ProcessRef) -> None:
         """Note that a link stands, whose other end has said where it is reached."""
-        for future in self._asked.pop(peer.id, ()):
-            future._settle(lambda: peer.address)
+        for promise in self._asked.pop(peer.id, ()):
+            promise.set_result(peer.address)
 
     def gone(self, peer: ProcessRef, reason: str) -> None:
         """End what the process had launched here, and what waits for it."""
         self._to_end.discard(peer.id)
         self._ours.discard(peer.id)
         if (known := self._hosts.pop(peer.id, None)) is not None:
-            known[1]._settle(lambda: reason)
-        for future in self._asked.pop(peer.id, ()):
-            _fail(future, reason)
+            known[1].set_result(reason)
+        for promise in self._asked.pop(peer.id, ()):
+            promise.set_exception(SupervisionError(reason))
         verdict = f"was killed because its owner's process is gone: {reason}"
         for uid, (owner, members) in list(self._launched.items()):
             if owner.id == peer.id:
                 del self._launched[uid]
-                self._process.children.kill([member.id for member in members], verdict)
-        if peer.id == self._process.root.id and self.on_root_gone is not None:
-            self.on_root_gone(reason)
+                self._children.kill([member.id for member in members], verdict)
+        if peer.id == self._state.root.id and self._on_root_gone is not None:
+            self._on_root_gone(reason)
 
     def _on_loop(self, callback: Callable[..., object], *args: object) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *args)
 
 
-def _fail(future: Future[str], reason: str) -> None:
-    def fail() -> str:
-        raise SupervisionError(reason)
-
-    future._settle(fail)
-
-
-def _copy(ended: Future[str], *, to: Future[str]) -> None:
-    to._settle(lambda: ended._peek())
+def _copy(ended: Future[str], *, to: Promise[str]) -> None:
+    to.settle_by(lambda: peek(ended))

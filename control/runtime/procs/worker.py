@@ -20,32 +20,14 @@ if TYPE_CHECKING:
 
     from skipper.control.runtime.procs.binding import Binding
 
-FORK_SERVER = "fork-server"
-EXIT_BOOTSTRAP = 97
-"""Exit status of a child whose bootstrap callable raised."""
-EXIT_BINDING = 98
-"""Exit status of a child that the kernel did not let be bound as asked for."""
-EXIT_THREADS = 99
-"""Exit status of a child that could not start the threads that it needs."""
-
-
 _leaves = False
 """Whether the main thread has come to its end in good order."""
-
-
-def command(pipe: int, parent: int | str, name: str) -> list[str]:
-    """What to execute for a child that reads its config from ``pipe``."""
-    return [sys.executable, os.path.abspath(__file__), str(pipe), str(parent), name]
-
-
-def command_of_fork_server(connection: int, parent: int | str) -> list[str]:
-    """What to execute for a fork server that is asked over the socket ``connection``."""
-    return [sys.executable, os.path.abspath(__file__), FORK_SERVER, str(connection), str(parent)]
 
 
 def main() -> None:
     """Be a child, executed or forked from the server that this process is."""
     from skipper.control.runtime.procs.guard import die_with
+    from skipper.control.runtime.procs.worker_command import FORK_SERVER
 
     if sys.argv[1] == FORK_SERVER:
         be_forked(int(sys.argv[2]), int(sys.argv[3]))
@@ -61,6 +43,7 @@ def be_forked(connection: int, parent_pid: int) -> None:
 
     from skipper.control.runtime.procs.fork_server import ForkServer, settle
     from skipper.control.runtime.procs.guard import die_with
+    from skipper.control.runtime.procs.worker_command import command
 
     die_with(parent_pid)
     take_care_of_signals_and_streams()
@@ -98,6 +81,7 @@ def live(pipe: int) -> None:
     from skipper.control.model.errors import ThreadLimitError
     from skipper.control.runtime import current_runtime
     from skipper.control.runtime.procs.leaving import Leaving
+    from skipper.control.runtime.procs.worker_command import EXIT_THREADS
 
     collect_garbage()
     if config.bootstrap:
@@ -158,6 +142,8 @@ def end_behind_all_others() -> None:
 
 def bind(binding: Binding) -> None:
     """Bind this process before it starts any thread."""
+    from skipper.control.runtime.procs.worker_command import EXIT_BINDING
+
     try:
         binding.apply()
     except OSError as error:
@@ -182,6 +168,7 @@ def run_bootstrap(packed: tuple[bytes, ...]) -> None:
     import traceback
 
     from skipper.control.model import forked
+    from skipper.control.runtime.procs.worker_command import EXIT_BOOTSTRAP
     from skipper.control.wire.payload import unpack
 
     me = os.getpid()

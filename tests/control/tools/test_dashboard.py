@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect
 from skipper.control import ActorError, ActorMesh, this_host
 from skipper.control.observe import Dashboard, JobStatus, Table, job_status, report_table, serve_dashboard
 from skipper.control.observe.dashboard_feed import KEPT_EVENTS, MAX_MESSAGE, Feed
-from skipper.control.runtime import tables
+from skipper.control.runtime import status_providers
 from skipper.control.runtime.history import Event
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, Script, wait_until
@@ -152,7 +152,7 @@ def test_an_error_appears_and_what_it_says_stays_text(page: Page, echoes: ActorM
 
 @needs_chromium
 def test_tables_are_shown_and_names_within_them_stay_text(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables._reporters, "_by_part", {})
+    monkeypatch.setattr(status_providers._tables, "_by_part", {})
     eggs = [1]
     report_table("kitchen", lambda: Table(f"Kitchen {SCRIPT}", ("what", "bytes"), [(SCRIPT, 2048 * eggs[0])], 7))
     card = page.locator(".tables section", has_text="Kitchen")

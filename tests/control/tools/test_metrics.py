@@ -12,7 +12,7 @@ import pytest
 
 from skipper.control import ActorError, ActorMesh
 from skipper.control.observe import PageServer, job_status, metrics_text, report_figures, serve_metrics
-from skipper.control.runtime import figures
+from skipper.control.runtime import status_providers
 from skipper.control.support.pages import Page
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Script, wait_until
@@ -50,7 +50,7 @@ def of_worker(rank: int, figures: dict[str, float]) -> float:
 def test_every_process_is_up_and_counts(
     server: PageServer, echoes: ActorMesh[Echo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures._reporters, "_by_part", {})
+    monkeypatch.setattr(status_providers._figures, "_by_part", {})
     report_figures("kitchen", lambda: {"eggs": 3})
     before = fetch(server.url)
     with pytest.raises(ActorError):

@@ -24,7 +24,7 @@ from skipper.control.observe import (
     report_table,
 )
 from skipper.control.observe.status_view import duration, nbytes
-from skipper.control.runtime import figures, tables
+from skipper.control.runtime import status_providers
 from skipper.control.runtime.history import KEPT_ERRORS
 from tests.control.actors import AsyncEcho, Echo, Manager
 from tests.control.conftest import PATIENCE_S, REPOSITORY, Failures, Script, wait_until
@@ -131,7 +131,7 @@ def test_processes_of_an_actor_stand_below_its_own(workers: ProcMesh) -> None:
 def test_other_parts_report_figures_and_one_that_fails_hides_none(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures._reporters, "_by_part", {})
+    monkeypatch.setattr(status_providers._figures, "_by_part", {})
     report_figures("good", lambda: {"eggs": 3})
     report_figures("bad", lambda: {"eggs": 1 / 0})
     report = job_status().processes[0].report
@@ -189,18 +189,18 @@ def test_the_latest_errors_are_kept_and_no_more(workers: ProcMesh) -> None:
 def test_tables_are_told_to_those_who_ask_for_them_and_cut(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables._reporters, "_by_part", {})
-    report_table("long", lambda: Table("Long", ("number",), [(n,) for n in range(tables.MAX_ROWS + 2)], 3))
+    monkeypatch.setattr(status_providers._tables, "_by_part", {})
+    report_table("long", lambda: Table("Long", ("number",), [(n,) for n in range(status_providers.MAX_ROWS + 2)], 3))
     report_table("empty", lambda: None)
     report_table("bad", lambda: Table("Bad", (), [1 / 0]))  # type: ignore[list-item]
-    (long,) = tables.tables_now()
-    assert (len(long.rows), long.left_out) == (tables.MAX_ROWS, 5)
+    (long,) = status_providers.tables_now()
+    assert (len(long.rows), long.left_out) == (status_providers.MAX_ROWS, 5)
     assert "the table of bad is not to be had" in caplog.text
     report = job_status().processes[0].report
     assert report is not None
     assert report.tables == ()
     report_table("long", None)
-    assert tables.tables_now() == []
+    assert status_providers.tables_now() == []
 
 
 def test_the_command_prints_the_job_of_another_process(

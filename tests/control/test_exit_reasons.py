@@ -29,7 +29,7 @@ def test_records_of_dead_processes_are_bounded(
         assert worker.ping.call_one().get(PATIENCE_S) == "pong"
         procs.stop().get(PATIENCE_S)
         dead.append(worker)
-    wait_until(lambda: len(process.losses._obituaries._known) == 2, "the obituary of the last")
+    wait_until(lambda: len(process.peer_failures._exit_reasons._known) == 2, "the obituary of the last")
     assert len(process.transport._links) <= 2
     assert len(process.children._children) <= 2
     for worker in (dead[-1], dead[0]):  # one that is known, one that is forgotten

@@ -14,7 +14,6 @@ from skipper.control import (
     ActorMesh,
     BackpressureError,
     Channel,
-    Future,
     Port,
     ProcMesh,
     SupervisionError,
@@ -22,6 +21,7 @@ from skipper.control import (
     endpoint,
     this_host,
 )
+from skipper.control.model.future import Promise
 from skipper.control.model.settings import adopt, settings
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.cast.messages import Answer, pack_answers
@@ -76,7 +76,7 @@ class Witness(Recorder):
 
     @endpoint
     def kept(self) -> int:
-        return max(len(branch._kept) for branch in runtime.current().trees.branches._branches.values())
+        return max(len(branch._kept) for branch in runtime.current().casts.relays._relays.values())
 
     @endpoint
     def tell(self, port: Port[int]) -> int:
@@ -134,7 +134,7 @@ def test_a_cast_has_a_value_of_every_rank_and_the_tree_carried_it(
     witnesses: ActorMesh[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert list(witnesses.rank.call().get(PATIENCE_S)) == list(range(SIZE))
-    trees, bundles = runtime.current().trees, []
+    trees, bundles = runtime.current().casts, []
     take = trees.take
 
     def count(sender: Any, envelope: Any) -> None:
@@ -187,7 +187,7 @@ def test_casts_and_straight_messages_keep_their_order(witnesses: ActorMesh[Any])
 
 def as_procs(mesh: ActorMesh[Any]) -> ProcMesh:
     """The processes of a mesh, to spawn more actors there."""
-    owned = runtime.current().root_cell.owned.values()
+    owned = runtime.current().root_actor.meshes.all()
     return next(other for other in owned if isinstance(other, ProcMesh) and other.root_members == mesh.root_members)
 
 
@@ -234,7 +234,7 @@ def test_what_a_dead_relay_did_not_pass_on_comes_by_another_way_once_and_in_orde
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("step", ["ports.process_lost", "trees.peer_gone"])
+@pytest.mark.parametrize("step", ["ports.process_lost", "casts.peer_gone"])
 def test_a_cast_at_the_very_moment_of_a_death_ends_too(
     step: str, when: str, mortals: ActorMesh[Any], failures: Failures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,12 +263,12 @@ def test_a_cast_at_the_very_moment_of_a_death_ends_too(
 
 def test_replies_for_a_route_that_a_relay_has_forgotten_end_nothing_of_its_own(witnesses: ActorMesh[Any]) -> None:
     process = runtime.current()
-    future: Future[Any] = Future()
+    future: Promise[Any] = Promise()
     port = process.ports.open(OneReply(future, Awaited(process.me, "nobody", "nothing")))
     late = pack_answers(1, [Answer(0, Kind.REPLY, pack("of somebody else's call"))])
-    process.trees.take(process.me, Envelope(Kind.GATHER, port, late, reply_to=1))
+    process.casts.take(process.me, Envelope(Kind.GATHER, port, late, reply_to=1))
     assert not future.done()
-    process.trees.take(process.me, Envelope(Kind.GATHER, port, late, HOME, reply_to=1))
+    process.casts.take(process.me, Envelope(Kind.GATHER, port, late, HOME, reply_to=1))
     assert future.get(0) == "of somebody else's call"
 
 
@@ -339,7 +339,7 @@ def test_large_arguments_and_results_arrive_too(witnesses: ActorMesh[Any]) -> No
 
 
 def test_nothing_is_kept_of_meshes_that_have_ended(witnesses: ActorMesh[Any]) -> None:
-    trees = runtime.current().trees
+    trees = runtime.current().casts
     before = len(trees._routes)
     for _ in range(3):
         mesh = as_procs(witnesses).spawn("brief", Witness)

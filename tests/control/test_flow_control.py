@@ -58,7 +58,7 @@ class Slow(Actor):
     @endpoint
     def flood_itself(self) -> str:
         me = context().actor_instance
-        mesh = next(mesh for mesh in control_meshes if mesh.uid == me._cell.uid)
+        mesh = next(mesh for mesh in control_meshes if mesh.uid == me._state.uid)
         return Slow.flood(self, mesh, 10 * LIMIT)
 
     @endpoint

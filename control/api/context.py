@@ -1,0 +1,69 @@
+"""`context()`: where the running code is, as an actor among others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from skipper.control.api.mesh import ProcMesh, this_proc
+from skipper.control.model.shape import Extent, Point
+from skipper.control.runtime import context as runtime
+from skipper.control.runtime.context import BaseActorInstance, BaseContext
+
+
+class ActorInstance(BaseActorInstance):
+    """An actor as it sees itself; the script's own one is called ``root``.
+
+    Attributes:
+        name: name of its mesh, as given to ``spawn``.
+        actor_id: unique in the job.
+        rank: its position in its mesh, whichever slice of it a message was sent to.
+        creator: who spawned it; None for the script.
+    """
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The process that the actor lives in, as a mesh of one, on which siblings can be spawned."""
+        return this_proc()
+
+
+class Context(BaseContext):
+    """What `context` returns.
+
+    Attributes:
+        actor_instance: the actor whose code runs.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        actor_instance: ActorInstance
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The process that the code runs in, as a mesh of one."""
+        return self.actor_instance.proc
+
+
+def context() -> Context:
+    """Where the running code is: in an endpoint or ``__init__`` of an actor, or else in the script.
+
+    Raises:
+        NoActorContextError: on a thread that an actor's code started by itself; run the thread's function in a copy
+            of the actor's context (`contextvars.copy_context`) to take it along.
+    """
+    return cast(Context, runtime.context())
+
+
+def current_rank() -> Point:
+    """The position of this actor in the mesh that the current message was sent to: ``context().message_rank``."""
+    return context().message_rank
+
+
+def current_actor_name() -> str:
+    """The id of the actor whose code runs, unique in the job: ``context().actor_instance.actor_id``."""
+    return context().actor_instance.actor_id
+
+
+def current_size() -> Extent:
+    """Axes and sizes of the mesh that the current message was sent to."""
+    return context().message_rank.extent

@@ -1,0 +1,231 @@
+"""What the parts of one runtime see of each other. `control.runtime.assembly` builds the parts and joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+
+from skipper.control.model.errors import LinkError
+from skipper.control.model.failure import FailureKind, MeshFailure
+from skipper.control.model.future import Future
+from skipper.control.model.shape import Extent, Point
+from skipper.control.runtime.messages import ActorRef, Loss, Mail, OwnerRef
+from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.owned_meshes import OwnedMeshes
+    from skipper.control.runtime.requests import Request
+
+A = TypeVar("A")
+A_contra = TypeVar("A_contra", contravariant=True)
+R = TypeVar("R")
+
+
+# Sending
+
+
+class Sender(Protocol):
+    """Whoever sends envelopes; for any thread."""
+
+    def send(self, to: ProcessRef, envelope: Envelope) -> None:
+        """Send an envelope; if ``to`` is lost, whoever waits for its answer is told."""
+
+    def pass_on(self, to: ProcessRef, envelope: Envelope) -> None:
+        """Post an envelope that belongs to a tree; nothing happens where ``to`` is lost."""
+
+
+class Replier(Protocol):
+    """Whoever answers what has come; for any thread."""
+
+    def reply(self, mail: Mail, kind: Kind, payload: Payload) -> None:
+        """Answer a message for an actor."""
+
+    def reply_to(self, sender: ProcessRef, envelope: Envelope, kind: Kind, payload: Payload) -> None:
+        """Answer an envelope, if its sender wants that."""
+
+
+class Requester(Protocol):
+    """Whoever asks other processes for something (see `control.runtime.requests`); for any thread."""
+
+    @overload
+    def request(self, to: ProcessRef, request: Request[None, R], *, target: int = 0) -> Future[R]: ...
+    @overload
+    def request(self, to: ProcessRef, request: Request[A, R], argument: A, *, target: int = 0) -> Future[R]: ...
+
+    @overload
+    def request_all(
+        self, to: Sequence[ProcessRef], request: Request[None, None], *, target: int = 0
+    ) -> Future[None]: ...
+    @overload
+    def request_all(
+        self, to: Sequence[ProcessRef], request: Request[A, None], argument: A, *, target: int = 0
+    ) -> Future[None]: ...
+
+
+class Ports(Protocol):
+    """The places in this process where answers arrive."""
+
+    def open(self, reply: Reply) -> int:
+        """The number of a new port; never 0."""
+
+    def open_at(self, number: int, reply: Reply) -> None:
+        """Open a port with a number of the caller's choice."""
+
+    def close(self, number: int) -> None:
+        """Forget a port; what still arrives for it is dropped."""
+
+    def link_error(self, number: int) -> LinkError | None:
+        """What a receiver at a port is told if nothing has arrived: an error where all linked actors are dead."""
+
+
+class Caller(Protocol):
+    """Whoever sends something and waits for the answer at a port."""
+
+    @property
+    def ports(self) -> Ports:
+        """Where answers arrive."""
+
+    def send(self, to: ProcessRef, envelope: Envelope) -> None:
+        """See `Sender.send`."""
+
+
+class Reply(Protocol):
+    """What stands behind a port."""
+
+    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        """Take a reply, on the thread that brought it; True where nothing more is expected."""
+
+    def process_lost(self, process_id: str, loss: Loss) -> bool:
+        """Give up on the replies of a process; True where nothing more is expected."""
+
+    def entrust(self, rank: int) -> None:
+        """Note that the reply of this rank may come from elsewhere: links tell from now on whether it can."""
+
+    def lapse(self, rank: int, error: LinkError) -> bool:
+        """Note that every actor linked for this rank is dead; True where nothing more is expected."""
+
+
+# Receiving
+
+
+class Receiver(Protocol):
+    """Whoever takes messages for actors; for any thread."""
+
+    def deliver(self, mail: Mail) -> None:
+        """Bring a message to its actor, or answer it."""
+
+
+class Requests(Protocol):
+    """Whoever serves requests."""
+
+    def handle(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Do what the envelope asks for."""
+
+
+class Credit(Protocol):
+    """Whoever counts which messages are handled."""
+
+    def handled(self, mail: Mail) -> None:
+        """Note that a message has left its mailbox, to be handled or refused."""
+
+
+# Owning
+
+
+class OwnedMesh(Protocol):
+    """A mesh as its owner keeps it."""
+
+    @property
+    def uid(self) -> int:
+        """Its number."""
+
+    @property
+    def name(self) -> str:
+        """As given to ``spawn``."""
+
+    @property
+    def root_extent(self) -> Extent:
+        """The extent of the whole mesh."""
+
+    @property
+    def root_members(self) -> Sequence[ProcessRef]:
+        """The processes of all members, in rank order."""
+
+    @property
+    def has_actors(self) -> bool:
+        """Whether its members are actors rather than processes."""
+
+    def stop(self, timeout: float | None = None) -> Future[None]:
+        """Stop every member, in so many seconds."""
+
+
+class Owner(Protocol):
+    """An actor that may own meshes."""
+
+    @property
+    def meshes(self) -> OwnedMeshes:
+        """What it owns."""
+
+    def own(self, mesh: OwnedMesh) -> None:
+        """Take a mesh that it has just spawned."""
+
+    def owned_failed(self, failure: MeshFailure) -> None:
+        """Take note of the failure of an owned mesh; from any thread."""
+
+
+class LocalActor(Owner, Protocol):
+    """An actor of this process, or its script.
+
+    Attributes:
+        uid: its number in this process.
+        name: name of its mesh.
+        actor_id: unique in the job.
+        rank: its position in its mesh.
+        ref: as others refer to it.
+    """
+
+    uid: int
+    name: str
+    actor_id: str
+    rank: Point
+
+    @property
+    def ref(self) -> ActorRef:
+        """It, as others refer to it."""
+
+    def stop_itself(self) -> Future[None]:
+        """Stop in good order; from any thread."""
+
+    def abort(self, reason: str) -> None:
+        """End in a failure of its own choice."""
+
+    def fail_by_itself(
+        self, kind: FailureKind, message: str, cause: MeshFailure | None, error: BaseException | None = None
+    ) -> None:
+        """Fail for something that it has done itself. From any thread."""
+
+
+class Owners(Protocol):
+    """Whoever knows the owners in this process, and tells those in others."""
+
+    def report(self, owner: OwnerRef | None, failure: MeshFailure) -> None:
+        """Bring a failure to the owner of the mesh."""
+
+    def handled(self, failure: MeshFailure) -> None:
+        """Take note that an actor of this process has handled a failure."""
+
+
+class Actors(Protocol[A_contra]):
+    """The table of the actors of this process, as its actors see it. For any thread."""
+
+    def get(self, uid: int) -> Any:
+        """A live actor; None where there is none."""
+
+    def end(self, actor: A_contra, failure: MeshFailure | None = None) -> bool:
+        """Let an actor take no more messages; False where it has ended before, or failed once already."""
+
+    def stop(self, uid: int, timeout: float) -> Future[None]:
+        """Stop an actor in good order, and no matter how after ``timeout`` seconds."""
+
+    def forget(self, actor: A_contra) -> None:
+        """Bury an actor that has wound up."""

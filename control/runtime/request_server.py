@@ -1,0 +1,81 @@
+"""`RequestServer`: serves what other processes ask of this one, and this one of itself.
+
+Each part of the runtime registers the requests that it serves. Handlers run on the thread that brought the request, and
+must not block.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from skipper.control.model.errors import ControlError
+from skipper.control.model.future import Future, peek
+from skipper.control.runtime.interfaces import Replier
+from skipper.control.runtime.messages import Mail
+from skipper.control.runtime.replies import pack_error, pack_exception
+from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+from skipper.control.wire.payload import pack
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.process_state import ProcessState
+    from skipper.control.runtime.requests import Request
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+_log = logging.getLogger("skipper.control")
+
+
+class RequestServer:
+    """The handlers of one process, by the names of the requests."""
+
+    def __init__(self, state: ProcessState, replier: Replier) -> None:
+        self._state = state
+        self._replier = replier
+        self._handlers: dict[str, Callable[[Mail], None]] = {}
+
+    def serve(self, request: Request[A, R], handler: Callable[[Mail, A], Future[R] | None]) -> None:
+        """Have a function serve a request: it gets the request as mail, and its argument.
+
+        It returns a future that ends in the answer; None where nobody waits for one, or the answer is not its to give.
+        """
+        self._handlers[request.name] = functools.partial(self.run, request, handler)
+
+    def serve_by_name(self, name: str, handler: Callable[[Mail], None]) -> None:
+        """Have a function serve a request that is not declared yet: what declares it is imported with the first use.
+
+        The function calls `run` then.
+        """
+        self._handlers[name] = handler
+
+    def handle(self, sender: ProcessRef, envelope: Envelope) -> None:
+        """Do what the envelope asks for."""
+        try:
+            self._handlers[envelope.method](Mail(sender, envelope))
+        except Exception as error:  # noqa: BLE001  (a request that cannot be served costs its asker, not the link)
+            me = self._state.me.name
+            _log.exception("%s: the request %s from %s failed", me, envelope.method, sender.name)
+            packed = pack_exception(error, actor_id=me, endpoint=envelope.method)
+            self._replier.reply_to(sender, envelope, Kind.ERROR, packed)
+
+    def run(self, request: Request[A, R], handler: Callable[[Mail, A], Future[R] | None], mail: Mail) -> None:
+        """Serve a request that has come by a function as `serve` takes it."""
+        future = handler(mail, request.unpack(mail.envelope.payload))
+        if future is not None:
+            self.answer(mail, future)
+
+    def answer(self, mail: Mail, future: Future[Any]) -> None:
+        """Answer a request with the outcome of a future, once it is there."""
+
+        def answer(settled: Future[Any]) -> None:
+            try:
+                kind, payload = Kind.REPLY, pack(peek(settled))
+            except ControlError as error:
+                kind = Kind.ERROR
+                payload = pack_error(error, actor_id=self._state.me.name, method=mail.envelope.method)
+            self._replier.reply_to(mail.sender, mail.envelope, kind, payload)
+
+        future.add_done_callback(answer)

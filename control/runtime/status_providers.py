@@ -1,0 +1,105 @@
+"""What parts of a process add to its status: `report_figures` adds numbers, `report_table` a table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+MAX_ROWS = 500
+"""More of one table are not sent."""
+
+T = TypeVar("T")
+Figures = Mapping[str, float]
+Entry = str | float | None
+
+_log = logging.getLogger("skipper.control")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Something to be shown as a table.
+
+    Attributes:
+        title: for people; tables of one title from several processes are shown one below the other.
+        columns: their names. A name that ends in ``bytes`` says that the numbers below it are sizes.
+        rows: as many entries each; None where there is nothing to say.
+        left_out: how many rows there are beside these.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Entry]]
+    left_out: int = 0
+
+
+class _Providers(Generic[T]):
+    """Functions by the part of the process that they speak for.
+
+    Args:
+        failed: what the log says of a function that raises, with ``%s`` for its part.
+    """
+
+    def __init__(self, failed: str) -> None:
+        self._failed = failed
+        self._by_part: dict[str, Callable[[], T]] = {}
+
+    def set(self, part: str, report: Callable[[], T] | None) -> None:
+        """Have a function speak for a part, in place of another; None: no function does."""
+        if report is None:
+            self._by_part.pop(part, None)
+        else:
+            self._by_part[part] = report
+
+    def ask(self) -> Iterator[tuple[str, T]]:
+        """What each part says; parts whose function raises are left out."""
+        for part, report in list(self._by_part.items()):
+            try:
+                said = report()
+            except Exception:  # noqa: BLE001  (one part that fails must not hide the others)
+                _log.exception(self._failed, part)
+            else:
+                yield part, said
+
+
+_figures: _Providers[dict[str, float]] = _Providers("the figures of %s are not to be had")
+_tables: _Providers[Table | None] = _Providers("the table of %s is not to be had")
+
+
+def report_figures(part: str, figures: Callable[[], Figures]) -> None:
+    """Have figures of some part of this process shown in its status, and in the job's metrics.
+
+    Args:
+        part: its name; a second reporter of that name takes the place of the first.
+        figures: called, on any thread, whenever somebody asks, and returns numbers by name; it must be quick.
+    """
+    _figures.set(part, lambda: {name: float(value) for name, value in figures().items()})
+
+
+def figures_now() -> dict[str, dict[str, float]]:
+    """The figures of all parts, by the part's name; without those whose function raises."""
+    return dict(_figures.ask())
+
+
+def report_table(part: str, table: Callable[[], Table | None] | None) -> None:
+    """Have a table of some part of this process shown to those who watch the job (see `serve_dashboard`).
+
+    Args:
+        part: its name; a second reporter of that name takes the place of the first.
+        table: called, on any thread, whenever somebody looks; it must be quick, and says None where there is nothing
+            to show. None takes the reporter of that name back.
+    """
+    _tables.set(part, table)
+
+
+def tables_now() -> list[Table]:
+    """The tables of all parts, cut to `MAX_ROWS`; without those whose function raises."""
+    return [_cut(table) for _, table in _tables.ask() if table is not None]
+
+
+def _cut(table: Table) -> Table:
+    surplus = len(table.rows) - MAX_ROWS
+    if surplus <= 0:
+        return table
+    return replace(table, rows=table.rows[:MAX_ROWS], left_out=table.left_out + surplus)
