@@ -321,7 +321,9 @@ class Promise(Future[T]):
 
     def hold(self, thing: object) -> None:
         """Keep an object alive until this ends."""
-        self._when_settled(lambda: thing)
+        with self._lock:
+            if not self._settled:
+                self._callbacks.append(lambda: thing)
 
 
 def raising(error: BaseException) -> Callable[[], Any]:
