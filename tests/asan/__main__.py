@@ -30,7 +30,7 @@ _MEASURE_MEMORY = ("leave_nothing", "comes_and_goes")
 def main() -> int:
     """See above."""
     _copy_tree()
-    environment = {**os.environ, "PYTHONPATH": str(TREE)}
+    environment = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}:{TREE}"}
     flags = f"{_SANITIZERS} -fno-omit-frame-pointer -g1 -O1"
     build = {**environment, "CFLAGS": flags, "LDFLAGS": _SANITIZERS}
     subprocess.run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], cwd=TREE, env=build, check=True)
@@ -54,7 +54,12 @@ def _copy_tree() -> None:
     """Copy what git knows or would take, where it has changed: setuptools compiles what is newer than its module."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    names = [name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()]
+    every = [name for name in listed.stdout.decode().split("\0") if name]
+    for name in every:  # the packages are relative links to the folders at the top
+        if (ROOT / name).is_symlink() and not (TREE / name).is_symlink():
+            (TREE / name).parent.mkdir(parents=True, exist_ok=True)
+            (TREE / name).symlink_to(os.readlink(ROOT / name))
+    names = [name for name in every if (ROOT / name).is_file() and not (ROOT / name).is_symlink()]
     for name in names:
         source, target = ROOT / name, TREE / name
         if not target.exists() or target.read_bytes() != source.read_bytes():
