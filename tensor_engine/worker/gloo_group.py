@@ -1,9 +1,9 @@
-"""`make_gloo`: gloo among the members of a group, each of whom is known by the job's links before a byte goes to it.
+"""`make_gloo`: gloo among the members of a group. The job's links identify each of them before a byte goes to it.
 
-A member connects to those of lower rank, and they listen. gloo lets the member with the greater address connect, so
-each listens at an address of the loopback of its own, in the order of the ranks. It goes through the others in that
-order, too, so no member waits for one that connects to it before it has connected to all that it connects to itself.
-That is why they need not be let in one by one.
+A member connects to those of lower rank, which listen. In gloo the member with the greater address connects, so each
+member listens at an address of the loopback of its own, in the order of the ranks. gloo goes through the others in that
+order, too: a member has connected to all lower ranks before it waits for a higher one. So the members can be let in all
+at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from skipper.tensor_engine.worker.gloo_port import LOOPBACK, GlooPort
 T = TypeVar("T")
 V = TypeVar("V")
 
-_THREADS = 2  # one for what comes while another is at work: all that a stream ever has under way
+_THREADS = 2  # a stream never has more under way: one message arrives while another is at work
 _LOOK_S = 0.001
 """How long to wait before another look at this process's sockets: a connection within a host takes less."""
 _MOST_LOOKS_S = 0.05
@@ -43,8 +43,8 @@ _MOST_LOOKS_S = 0.05
 def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple[int, ...]) -> Any:
     """Gloo's backend for a group. All members call it, and it returns once they are connected.
 
-    They meet four times over the job's links, however many they are: all are here; the addresses that gloo wants to
-    know; who has connected from which port; and that data is taken on those connections.
+    They exchange four things over the job's links, however many they are: that all have come; the addresses for gloo;
+    who has connected from which port; and that these connections are open for data.
 
     Args:
         rendezvous: where they find each other.
@@ -67,15 +67,15 @@ def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple
     try:
         if size == 1:
             return dist.ProcessGroupGloo(HashStore(), 0, 1, options)
-        mine = _Seat(secrets.token_hex(8), this_network(), _where(), port.place.pack())
+        mine = _Arrival(secrets.token_hex(8), this_network(), _where(), port.place.pack())
         here = rendezvous.gather(f"{name}/here", {rank: mine}, members)
-        if len({seat.network for seat in here.values()}) > 1:
-            raise UnreachableMembersError(tuple(seat.where for seat in here.values()))
-        meeting = here[0].meeting
-        places = [SocketPlace.parse(seat.place) for seat in here.values()]
-        store = _Addresses(rendezvous, f"{name}/{meeting}", rank, members)
+        if len({arrival.network for arrival in here.values()}) > 1:
+            raise UnreachableMembersError(tuple(arrival.where for arrival in here.values()))
+        token = here[0].token
+        places = [SocketPlace.parse(arrival.place) for arrival in here.values()]
+        store = _Addresses(rendezvous, f"{name}/{token}", rank, members)
         port.let_in()
-        with _Admission(rendezvous, f"{name}/{meeting}", port, places, rank, members) as admission:
+        with _Admission(rendezvous, f"{name}/{token}", port, places, rank, members) as admission:
             backend = _connect(lambda: dist.ProcessGroupGloo(store, rank, size, options), admission)
         store.forget_all()
         return backend
@@ -84,17 +84,17 @@ def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _Arrival:
     """What a member tells the others when it comes.
 
     Attributes:
-        meeting: under what they meet from then on, if this is the first of them.
+        token: under which all meet from then on, if this is the first member.
         network: the host and the network namespace that it is in.
         where: that, for people.
         place: where it listens.
     """
 
-    meeting: str
+    token: str
     network: str
     where: str
     place: bytes
@@ -106,7 +106,7 @@ def _where() -> str:
 
 
 def _connect(make: Callable[[], Any], admission: _Admission) -> Any:
-    """Run gloo's constructor in a thread: where a member fails meanwhile it may wait for ever, and is left there.
+    """Run gloo's constructor in a thread. If a member fails it may wait for ever, and the thread is left alone.
 
     Raises:
         CommunicationError: the group has failed.
@@ -136,7 +136,7 @@ def _connect(make: Callable[[], Any], admission: _Admission) -> Any:
 class _Addresses(JobStore):
     """The store that gloo's constructor uses: each member sets one key that ends in its rank, and reads all of them.
 
-    So these keys are told in one gathering. Others, which gloo of older torch has, go the way of all stores.
+    So these keys go in one gathering. Other keys, which gloo of older torch uses, go as in any store.
 
     Args:
         rendezvous: by which the script is asked.
@@ -163,7 +163,7 @@ class _Addresses(JobStore):
             super().set(key, value)
 
     def get(self, key: str) -> bytes:
-        """The value, once all have told theirs."""
+        """The value, once all members have set theirs."""
         rank = _rank_of(key)
         if rank is None or self._addresses is None:
             return super().get(key)
@@ -175,7 +175,7 @@ class _Addresses(JobStore):
             self.get(key)
 
     def forget_all(self) -> None:
-        """This member reads no key any more."""
+        """This member has done with the store."""
         if self._has_others:
             self.forget()
 
@@ -186,11 +186,11 @@ def _rank_of(key: str) -> int | None:
 
 
 class _GivenUpError(CommunicationError):
-    """gloo's constructor has failed, and tells why itself."""
+    """gloo's constructor has failed, and raises its own error."""
 
 
 class _Admission:
-    """Lets the other members in while gloo waits for them: a thread, since gloo keeps the one that it is called by.
+    """Lets the other members in while gloo waits for them: in a thread, since gloo blocks the one that calls it.
 
     Attributes:
         failure: why the group has failed.
@@ -225,7 +225,7 @@ class _Admission:
         self._thread = threading.Thread(target=self._run, name="gloo-admission", daemon=True)
 
     def wait(self) -> None:
-        """Until all are connected.
+        """Wait until all are connected.
 
         Raises:
             CommunicationError: they are not.
@@ -267,7 +267,7 @@ class _Admission:
         port.kick(lower)
 
     def _look(self, look: Callable[[], T | None]) -> T:
-        """What is found at this process's sockets, once it is there."""
+        """Look at this process's sockets until there is something, and return it."""
         deadline = time.monotonic() + self.rendezvous.timeout_s
         pause_s = _LOOK_S
         while (found := look()) is None:
@@ -282,10 +282,10 @@ class _Admission:
     def _meet(self, what: str, brought: V) -> dict[int, V]:
         """What all members bring, this one included."""
         self._wakes.clear()
-        meeting = self.rendezvous.begin_gathering(f"{self._name}/{what}", {self._rank: brought}, self._members)
-        meeting.add_done_callback(lambda _: self._wakes.set())
+        gathered = self.rendezvous.begin_gathering(f"{self._name}/{what}", {self._rank: brought}, self._members)
+        gathered.add_done_callback(lambda _: self._wakes.set())
         self._wait(self.rendezvous.timeout_s)
-        return answer(meeting, 0)
+        return answer(gathered, 0)
 
     def _wait(self, most_s: float) -> None:
         self._wakes.wait(most_s)

@@ -1,9 +1,9 @@
 """The port that gloo listens at while it connects the members of a group, closed to everybody else.
 
-gloo asks nobody who connects for anything. So from its first moment the listener has a filter in the kernel that drops
-what comes to it (`dataplane.backends.socket_filter`). While members connect it lets connections be made, but no byte of
-data through. The members tell each other over the job's links which ones are theirs; only on those the filter is taken
-off, and all others are ended. Then nobody has to connect any more, and the port is closed for good.
+gloo does not authenticate who connects. So from its first moment the listener has a filter in the kernel that drops
+what comes to it (`dataplane.backends.socket_filter`). While members connect, the filter lets connections through, but
+no data. The members tell each other over the job's links which connections are theirs. The filter is lifted on those
+only, and all others are closed. Then nobody has to connect any more, and the port is closed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from skipper.tensor_engine.errors import CommunicationError
 
 LOOPBACK = "127.0.0.1"
 _SOURCE = own_sockets.as_ipv6(LOOPBACK)
-"""From where the kernel connects to every address of the loopback."""
+"""The address from which the kernel connects to every address of the loopback."""
 _ATTEMPTS = 5
 _QUEUED_AT = 24  # of tcp_info, linux/tcp.h: tcpi_unacked, which counts what a listener has not accepted yet
 _KICK = b"\0"
 
 _making = threading.Lock()
-"""Held while a device is made: what it opens is told from what was open before."""
+"""Held while a device is made: its sockets are those that were not open before."""
 
 
 class GlooPort:
@@ -54,7 +54,7 @@ class GlooPort:
         """Make one that lets nobody in.
 
         Args:
-            address: of the loopback. Who connects to it does so from `LOOPBACK`, whichever it is.
+            address: of the loopback. Whichever it is, connections to it come from `LOOPBACK`.
 
         Raises:
             CommunicationError: the kernel takes no filter, or the listener cannot be found.
@@ -68,7 +68,7 @@ class GlooPort:
                     for fd, place in own_sockets.listening(known).items()
                     if place.address == own_sockets.as_ipv6(address)
                 ]
-                if len(found) == 1:  # else something else of this process has begun to listen meanwhile
+                if len(found) == 1:  # otherwise something else of this process has begun to listen, too
                     port = cls(device, *found[0], known)
                     port._admit()
                     if not port._is_touched():
@@ -81,12 +81,12 @@ class GlooPort:
         self._admit(LOOPBACK)
 
     def outgoing(self, places: Sequence[SocketPlace]) -> list[int] | None:
-        """The ports from which this process is connected to these places; None where it is not to all of them yet."""
+        """The ports from which this process is connected to these places; None until it is connected to all."""
         found = {there: here.port for here, there in self._connections() if here.address == _SOURCE}
         return [found[place] for place in places] if found.keys() >= set(places) else None
 
     def take(self, ports: Collection[int]) -> bool:
-        """Take data on the connections from these ports of this host; whether gloo has accepted all of them by now."""
+        """Open the connections from these ports of this host for data; whether gloo has accepted all of them by now."""
         left = set(ports)
         for _, copy in own_sockets.opened(self._known):
             both = own_sockets.ends(copy)
@@ -96,15 +96,15 @@ class GlooPort:
         return not left
 
     def kick(self, places: Collection[SocketPlace]) -> None:
-        """Have the kernel send again at once what was dropped of what this process has sent to these places.
+        """Have the kernel send again at once what the filters of these places have dropped.
 
-        It does when something later is acknowledged, and else after 200 ms. A byte of urgent data (tcp(7)) is no part
-        of the stream that its receiver reads.
+        The kernel does so when something later is acknowledged, and otherwise after 200 ms. A byte of urgent data
+        (tcp(7)) is no part of the stream that its receiver reads.
         """
         for _, copy in own_sockets.opened(self._known):
             both = own_sockets.ends(copy)
             if both is not None and both[0].address == _SOURCE and both[1] in places:
-                with contextlib.suppress(OSError):  # then it has ended, as whoever uses it is going to find
+                with contextlib.suppress(OSError):  # then the connection has ended, and gloo reports that
                     copy.send(_KICK, socket.MSG_OOB)
 
     def close(self) -> None:

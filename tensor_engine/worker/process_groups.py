@@ -63,13 +63,13 @@ class WorkerGroups:
         devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() and dist.is_nccl_available() else [])
         rank = members.index(self._number)
         group: Any = None
-        meeting: Any = None
+        first_store: Any = None
         for device in devices:
             name = f"user/{spec.number}/{self._stream}/{device}"
             groups = Groups(self._number, stream=name, device=device)
             store, backend = groups.new_backend(members)
             if group is None:
-                group, meeting = dist.ProcessGroup(store, rank, len(members)), store
+                group, first_store = dist.ProcessGroup(store, rank, len(members)), store
             kind = dist.ProcessGroup.BackendType.GLOO if device == "cpu" else dist.ProcessGroup.BackendType.NCCL
             group._register_backend(torch.device(device), kind, backend)
             if device == "cpu":
@@ -78,7 +78,7 @@ class WorkerGroups:
         name = f"user/{spec.number}/{self._stream}/{index}"
         group._set_group_name(name)
         registered.pg_group_ranks[group] = {place: number for number, place in enumerate(ranks)}
-        registered.pg_map[group] = ("gloo", meeting)
+        registered.pg_map[group] = ("gloo", first_store)
         registered.pg_names[group] = name
         made: dist.ProcessGroup = group
         return made
