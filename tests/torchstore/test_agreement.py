@@ -16,7 +16,7 @@ from skipper.torchstore.errors import (
     ShareMismatchError,
 )
 from skipper.torchstore.protocol.messages import Selector
-from tests.torchstore.test_versions import shard
+from tests.torchstore.test_history import shard
 
 ROWS = Layout((8,), (4,), (Shard(0),))
 OTHER_ROWS = Layout((12,), (4,), (Shard(0),))

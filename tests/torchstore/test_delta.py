@@ -15,7 +15,7 @@ from skipper.torchstore.algebra.layout import Box
 from skipper.torchstore.clients.delta_read import _blocks
 from skipper.torchstore.tensors.cells import cell_shape, cells, grid_shape, grid_slice, region, whole_cells
 from tests.torchstore.test_cells import boxes
-from tests.torchstore.test_checksum import flip
+from tests.torchstore.test_checksums import flip
 from tests.torchstore.test_local_tensors import rank_of
 
 pytestmark = pytest.mark.usefixtures("store")

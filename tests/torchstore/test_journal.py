@@ -30,10 +30,10 @@ def memory() -> Iterator[JournalMemory]:
 
 
 def everything(journal: Journal) -> tuple[bytes | None, list[bytes]]:
-    """The picture, and the changes since."""
+    """The checkpoint, and the changes since."""
     records = journal.read()
-    picture = b"".join(takewhile(bool, records)) if journal.has_picture else None
-    return picture, list(records)
+    checkpoint = b"".join(takewhile(bool, records)) if journal.has_checkpoint else None
+    return checkpoint, list(records)
 
 
 def reopened(memory: JournalMemory) -> tuple[bytes | None, list[bytes]]:
@@ -44,11 +44,11 @@ def reopened(memory: JournalMemory) -> tuple[bytes | None, list[bytes]]:
         journal.close()
 
 
-def written(memory: JournalMemory, *changes: bytes, picture: bytes | None = None) -> None:
+def written(memory: JournalMemory, *changes: bytes, checkpoint: bytes | None = None) -> None:
     journal = Journal(memory.address, 1.0)
     assert everything(journal) == (None, [])
-    if picture is not None:
-        journal.begin_again(picture)
+    if checkpoint is not None:
+        journal.write_checkpoint(checkpoint)
     for change in changes:
         journal.append(change)
     journal.close()
@@ -56,23 +56,25 @@ def written(memory: JournalMemory, *changes: bytes, picture: bytes | None = None
 
 @given(
     before=st.lists(st.binary(min_size=1, max_size=50)),
-    picture=st.none() | st.binary(min_size=1, max_size=200),
+    checkpoint=st.none() | st.binary(min_size=1, max_size=200),
     after=st.lists(st.binary(min_size=1, max_size=50)),
 )
 @settings(max_examples=50, deadline=None)
-def test_what_was_written_is_read_in_its_order(before: list[bytes], picture: bytes | None, after: list[bytes]) -> None:
+def test_what_was_written_is_read_in_its_order(
+    before: list[bytes], checkpoint: bytes | None, after: list[bytes]
+) -> None:
     memory = JournalMemory()
     try:
         journal = Journal(memory.address, 1.0)
         assert everything(journal) == (None, [])
         for change in before:
             journal.append(change)
-        if picture is not None:
-            journal.begin_again(picture)
+        if checkpoint is not None:
+            journal.write_checkpoint(checkpoint)
         for change in after:
             journal.append(change)
         journal.close()
-        assert reopened(memory) == (picture, after if picture is not None else before + after)
+        assert reopened(memory) == (checkpoint, after if checkpoint is not None else before + after)
     finally:
         memory.close()
 
@@ -80,10 +82,10 @@ def test_what_was_written_is_read_in_its_order(before: list[bytes], picture: byt
 def test_it_can_be_gone_on_with_and_pictured_again_and_again(memory: JournalMemory) -> None:
     for number in range(5):
         journal = Journal(memory.address, 1.0)
-        picture, changes = everything(journal)
-        assert (picture, changes) == ((b"picture %d" % (number - 1), [b"change"]) if number else (None, []))
+        checkpoint, changes = everything(journal)
+        assert (checkpoint, changes) == ((b"picture %d" % (number - 1), [b"change"]) if number else (None, []))
         journal.append(b"is in the picture")
-        journal.begin_again(b"picture %d" % number)
+        journal.write_checkpoint(b"picture %d" % number)
         journal.append(b"change")
         journal.close()
 
@@ -142,7 +144,7 @@ def test_who_dies_between_the_two_headers_leaves_the_picture(
     monkeypatch.setattr(
         module.os, "ftruncate", lambda fd, size: cuts.append(fd) if cuts else cuts.append(real(fd, size))
     )
-    journal.begin_again(b"picture")
+    journal.write_checkpoint(b"picture")
     monkeypatch.undo()
     journal.close()
     assert os.fstat(memory.address.files[0]).st_size > 28, "the old one is whole still"
@@ -151,23 +153,23 @@ def test_who_dies_between_the_two_headers_leaves_the_picture(
 
 def test_a_large_picture_comes_back(memory: JournalMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LARGEST", 1000)
-    picture = os.urandom(2501)
-    written(memory, b"change", picture=picture)
-    assert reopened(memory) == (picture, [b"change"])
+    checkpoint = os.urandom(2501)
+    written(memory, b"change", checkpoint=checkpoint)
+    assert reopened(memory) == (checkpoint, [b"change"])
 
 
 def test_it_says_when_it_is_time_for_a_picture(memory: JournalMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LEAST_CHANGES", 1000)
     journal = Journal(memory.address, 1.0)
     everything(journal)
-    assert not journal.is_long
+    assert not journal.needs_checkpoint
     journal.append(bytes(1000))
-    assert journal.is_long
-    journal.begin_again(bytes(5000))
+    assert journal.needs_checkpoint
+    journal.write_checkpoint(bytes(5000))
     journal.append(bytes(4000))
-    assert not journal.is_long, "the changes are to be as large as the picture"
+    assert not journal.needs_checkpoint, "the changes are to be as large as the checkpoint"
     journal.append(bytes(1100))
-    assert journal.is_long
+    assert journal.needs_checkpoint
     journal.close()
 
 
@@ -228,7 +230,7 @@ def test_memory_that_runs_out_is_an_error_before_anything_is_added(memory: Journ
         with pytest.raises(JournalError, match="no memory"):
             journal.append(bytes(4 << 20))
         with pytest.raises(JournalError, match="no memory"):
-            journal.begin_again(bytes(4 << 20))
+            journal.write_checkpoint(bytes(4 << 20))
         journal.append(b"second")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -20,7 +20,7 @@ from skipper.torchstore.errors import JournalError, KeyNotFoundError, StoreError
 from skipper.torchstore.protocol.messages import Selector, StaleClientError, Wanted
 from skipper.torchstore.protocol.origin import ALONE
 from skipper.torchstore.support.process import ProcessId
-from tests.torchstore.walks import Walker, digest, left, picture, reopened
+from tests.torchstore.walks import Walker, checkpoint, digest, left, reopened
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def test_the_next_one_knows_the_same(seed: int, lengths: list[int]) -> None:
         for length in lengths:
             walker.steps(length)
             left(walker.recorder)
-            walker.recorder.state.apply(Command("void_offers", ()))  # as the next one does
+            walker.recorder.state.apply(Command("withdraw_all", ()))  # as the next one does
             following = reopened(memory.address)
-            assert picture(following.state) == picture(walker.recorder.state)
+            assert checkpoint(following.state) == checkpoint(walker.recorder.state)
             walker.recorder = following
         left(walker.recorder)
     finally:
@@ -59,7 +59,7 @@ def test_a_picture_in_between_changes_nothing(seed: int, length: int, cut: float
             walker.steps(int(length * cut))
             if memory is pictured:
                 assert walker.recorder._journal is not None
-                walker.recorder._journal.begin_again(pickle.dumps(walker.recorder.state))
+                walker.recorder._journal.write_checkpoint(pickle.dumps(walker.recorder.state))
             walker.steps(length - int(length * cut))
             left(walker.recorder)
             digests.append(digest(left(reopened(memory.address))))
@@ -75,7 +75,7 @@ def test_a_process_with_other_hashes_knows_the_same(memory: JournalMemory, seed:
     walker.steps(1500)
     assert len(walker.done) > 20, walker.done  # all that can be done, and many errors
     left(walker.recorder)
-    walker.recorder.state.apply(Command("void_offers", ()))
+    walker.recorder.state.apply(Command("withdraw_all", ()))
     owner, files = memory.address.owner, memory.address.files
     told = repr((owner.host, owner.pid, owner.start, *files, memory.address.token))
     command = [sys.executable, "-m", "tests.torchstore.walks", told]
@@ -90,10 +90,10 @@ def test_pictures_are_made_by_themselves(memory: JournalMemory, monkeypatch: pyt
     walker = Walker(1, reopened(memory.address))
     walker.steps(400)
     assert walker.recorder._journal is not None
-    assert walker.recorder._journal.has_picture
+    assert walker.recorder._journal.has_checkpoint
     left(walker.recorder)
-    walker.recorder.state.apply(Command("void_offers", ()))
-    assert picture(left(reopened(memory.address)).state) == picture(walker.recorder.state)
+    walker.recorder.state.apply(Command("withdraw_all", ()))
+    assert checkpoint(left(reopened(memory.address)).state) == checkpoint(walker.recorder.state)
 
 
 PROCESS, OTHER = ProcessId("elsewhere", 1, 1), ProcessId("elsewhere", 2, 1)
@@ -202,7 +202,7 @@ def test_a_picture_is_not_made_anew_by_who_only_reads_it(
     client = recorder.do(Command("welcome", (PROCESS, None)))
     for at in range(50):
         recorder.do(Command("put_inline", (client, f"k{at}", bytes(200)), client, at + 1, at + 1))
-    recorder._journal.begin_again(pickle.dumps(recorder.state))  # type: ignore[union-attr]
+    recorder._journal.write_checkpoint(pickle.dumps(recorder.state))  # type: ignore[union-attr]
     number = recorder._journal._number  # type: ignore[union-attr]
     for _ in range(3):
         left(recorder)
@@ -223,7 +223,7 @@ def test_a_picture_that_fails_is_no_failure_of_what_was_done(
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr("skipper.torchstore.controller.recorder._picture_of", no_memory)
+        patched.setattr("skipper.torchstore.controller.recorder._checkpoint_of", no_memory)
         assert recorder.do(Command("put_inline", (client, "k", bytes(500)), client, 1, 1)) == 1
     left(recorder)
     assert left(reopened(memory.address)).state.index.keys(None) == ["k"]

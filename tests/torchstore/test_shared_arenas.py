@@ -31,7 +31,7 @@ def test_an_arena_of_which_all_is_overwritten_in_one_step_is_idle_and_whole() ->
     for section in account.sections:
         account.shared.idle(account.writer, section)
     account.shared.give_back()
-    (retired,) = account.ledger.news_for(account.writer)
+    (retired,) = account.ledger.take_retired(account.writer)
     assert (retired.binding, retired.gone) == ("arena", False)
     assert (account.freed, account.cut) == ([], [])
 
@@ -44,7 +44,7 @@ def test_what_dies_of_an_arena_is_given_back_neighbours_together() -> None:
     account.shared.give_back()
     assert account.cut == [section_id("arena", 0, 2 * SIZE), section_id("arena", 3 * SIZE, SIZE)]
     assert account.freed == []
-    assert account.ledger.news_for(account.writer) == ()
+    assert account.ledger.take_retired(account.writer) == ()
 
 
 @pytest.mark.parametrize("deleted", [False, True])
@@ -58,7 +58,7 @@ def test_an_arena_with_holes_is_freed_with_its_last_section(deleted: bool) -> No
         account.shared.idle(account.writer, account.sections[1])
     account.shared.give_back()
     assert account.freed == ["arena"]
-    (retired,) = account.ledger.news_for(account.writer)
+    (retired,) = account.ledger.take_retired(account.writer)
     assert retired.gone
     assert account.ledger.is_freed(account.arena)
 
@@ -85,7 +85,7 @@ def test_memory_that_is_one_values_alone_goes_straight_to_the_ledger() -> None:
     account = Account(1)
     alone = Binding("alone", "snapshot", "0", ())
     account.shared.idle(account.writer, alone)
-    assert [retired.binding for retired in account.ledger.news_for(account.writer)] == ["alone"]
+    assert [retired.binding for retired in account.ledger.take_retired(account.writer)] == ["alone"]
     account.shared.gone([(account.writer, alone)])
     assert account.freed == ["alone"]
 

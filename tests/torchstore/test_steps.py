@@ -30,7 +30,7 @@ from skipper.torchstore.errors import (
 from skipper.torchstore.protocol.messages import Selector
 from skipper.torchstore.protocol.origin import Origin, Turn
 from skipper.torchstore.support.process import ProcessId
-from tests.torchstore.test_versions import manifest
+from tests.torchstore.test_history import manifest
 
 RANKS, STEPS = 3, 3
 READER = ProcessId("here", 900, 1)

@@ -219,7 +219,7 @@ def _manifest(tensors: dict[str, torch.Tensor], kind: Any) -> Manifest:
     return pack("k", kind, "snapshot", tensors).manifest
 
 
-def picture(thing: Any) -> Any:
+def checkpoint(thing: Any) -> Any:
     """All of an object and what it refers to, as plain values: equal for equal states, in any process."""
     return _picture(thing, {})
 
@@ -265,7 +265,7 @@ def _fields(thing: Any) -> Iterable[tuple[str, Any]]:
 
 def digest(recorder: Recorder) -> str:
     """Of the state."""
-    return hashlib.sha256(repr(picture(recorder.state)).encode()).hexdigest()
+    return hashlib.sha256(repr(checkpoint(recorder.state)).encode()).hexdigest()
 
 
 def reopened(address: JournalAddress) -> Recorder:

@@ -347,7 +347,7 @@ class History:
         for version in self._all():
             version.peer_reads.close(reader)
 
-    def void_offers(self) -> None:
+    def withdraw_all(self) -> None:
         """Send nobody to any reader's copies that are there now."""
         for version in self._all():
             version.peer_reads.close_all()

@@ -262,7 +262,7 @@ class Index:
             self.settle(value)
 
     def _drop(self, history: History, refused: Contribution) -> None:
-        """Nothing came of a contribution: its memory is its writer's again."""
+        """A contribution was refused: its writer may use the memory again."""
         self.settle(history)
         for binding in refused.holders if history.key in self._histories else ():
             if not history.uses(binding.id):

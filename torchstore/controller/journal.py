@@ -1,9 +1,10 @@
-"""The journal of a store's controller: what has changed since a picture of all of it, in memory that survives it.
+"""The journal of a store's controller, in memory that survives it: a checkpoint of its state, and the changes since.
 
-Two anonymous files of memory belong to another process, which outlives the controller. One of them holds a picture of
-the state and the changes since then; when these have grown larger than the picture, another picture is written into
-the other file, which takes the first one's place by the header that is written last. Whoever dies in the middle of
-that leaves the first one as it was; who dies within a record leaves one whose sum is wrong, and it does not count.
+Two anonymous files of memory belong to another process, which outlives the controller. One of them holds a checkpoint
+of the state and the changes since then. When these have grown larger than the checkpoint, another checkpoint is written
+into the other file. Its header is written last, and puts it in the place of the first file. A controller that dies
+before that leaves the first file as it was. A controller that dies within a record leaves a record with a wrong
+checksum, which does not count.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from skipper.torchstore.support.process import ProcessId, this_process
 
 _NAME = "skipper-journal"
 _LINK = f"/memfd:{_NAME} (deleted)"
-_HEADER = struct.Struct("<8sQQI")  # magic, token, number of the picture, sum of these
+_HEADER = struct.Struct("<8sQQI")  # magic, token, number of the checkpoint, checksum of these
 _MAGIC = b"SKjrnl01"
-_RECORD = struct.Struct("<II")  # bytes, sum
-_LARGEST = 1 << 30  # bytes of a record: a picture is several
+_RECORD = struct.Struct("<II")  # bytes, checksum
+_LARGEST = 1 << 30  # bytes of a record; a checkpoint consists of several
 _AHEAD = 1 << 20  # bytes of memory that are asked for at once
-_LEAST_CHANGES = 16 << 20  # bytes before there is another picture
+_LEAST_CHANGES = 16 << 20  # bytes before there is another checkpoint
 _LOCK_POLL_S = 0.005
 
 
@@ -72,7 +73,7 @@ class JournalMemory:
 
 
 class Journal:
-    """A journal, opened by the controller that writes it; by one at a time.
+    """A journal, opened by the controller that writes it. Only one can have it open.
 
     Args:
         address: Where it is.
@@ -99,15 +100,15 @@ class Journal:
         self._number = max(numbers)
         self._at = numbers.index(self._number)
         self._end = self._room = _HEADER.size  # of what was read or written, and of the memory for it
-        self._picture_nbytes = 0
+        self._checkpoint_nbytes = 0
 
     @property
-    def has_picture(self) -> bool:
-        """Whether what it says begins with a picture."""
+    def has_checkpoint(self) -> bool:
+        """Whether what it says begins with a checkpoint."""
         return self._number > 1
 
     def read(self) -> Iterator[bytes]:
-        """Its records: first the picture, if there is one, in pieces that end with an empty one, then the changes.
+        """Its records: first the checkpoint, if there is one, in pieces that end with an empty one, then the changes.
 
         To be exhausted before anything is written.
         """
@@ -121,13 +122,13 @@ class Journal:
             at += _RECORD.size + nbytes
             self._end = at
             if not record:
-                self._picture_nbytes = at
+                self._checkpoint_nbytes = at
             yield record
         os.ftruncate(fd, self._end)
         self._room = self._end
 
     def prepare(self, nbytes: int) -> None:
-        """See to it that a change of this size can be added.
+        """Get the memory to add a change of this size.
 
         Raises:
             JournalError: There is no memory for it.
@@ -155,16 +156,16 @@ class Journal:
         self._end += _RECORD.size + len(record)
 
     @property
-    def is_long(self) -> bool:
-        """Whether it is time for another picture."""
-        return self._end - self._picture_nbytes > max(_LEAST_CHANGES, self._picture_nbytes)
+    def needs_checkpoint(self) -> bool:
+        """Whether it is time for another checkpoint."""
+        return self._end - self._checkpoint_nbytes > max(_LEAST_CHANGES, self._checkpoint_nbytes)
 
-    def put_off(self) -> None:
-        """Let another picture wait until there are as many changes once more."""
-        self._picture_nbytes = self._end
+    def postpone_checkpoint(self) -> None:
+        """Wait with the next checkpoint until there are as many changes once more."""
+        self._checkpoint_nbytes = self._end
 
-    def begin_again(self, picture: bytes) -> None:
-        """Put a picture of all that has happened in the place of the changes.
+    def write_checkpoint(self, checkpoint: bytes) -> None:
+        """Put a checkpoint of the state in the place of the changes.
 
         Raises:
             JournalError: There is no memory for it. The journal is as it was.
@@ -173,8 +174,8 @@ class Journal:
         end = _HEADER.size
         try:
             os.ftruncate(new, 0)
-            for begin in range(0, len(picture), _LARGEST):
-                piece = picture[begin : begin + _LARGEST]
+            for begin in range(0, len(checkpoint), _LARGEST):
+                piece = checkpoint[begin : begin + _LARGEST]
                 self._write(new, end, piece)
                 end += _RECORD.size + len(piece)
             self._write(new, end, b"")
@@ -185,7 +186,7 @@ class Journal:
             raise JournalError(f"no memory for the journal: {error.strerror}") from error
         os.ftruncate(old, 0)
         self._at, self._number = 1 - self._at, self._number + 1
-        self._end = self._room = self._picture_nbytes = end
+        self._end = self._room = self._checkpoint_nbytes = end
 
     def _sum(self, record: bytes) -> int:
         return zlib.crc32(record, self._token & 0xFFFFFFFF | 1)  # of no bytes it is not 0, as memory is at first
@@ -197,12 +198,12 @@ class Journal:
             data, at = data[written:], at + written
 
     def close(self) -> None:
-        """Let another one write it; idempotent."""
+        """Let another controller write it; idempotent."""
         while self._files:
             os.close(self._files.pop())
 
     def _lock(self, timeout: float) -> None:
-        """Be the only writer: the kernel takes the lock from one that dies."""
+        """Become the only writer. The kernel takes the lock from a writer that dies."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -213,7 +214,7 @@ class Journal:
                 time.sleep(_LOCK_POLL_S)
 
     def _number_of(self, fd: int) -> int:
-        """Of the picture in a file; 0: there is none."""
+        """Of the checkpoint in a file; 0: there is none."""
         header = os.pread(fd, _HEADER.size, 0)
         if len(header) < _HEADER.size:
             return 0

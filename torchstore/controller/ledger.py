@@ -1,4 +1,4 @@
-"""Publishers' memory as the controller keeps account of it: in use, idle, or freed. No I/O.
+"""The controller's account of publishers' memory: in use, idle, or freed. No I/O.
 
 Memory of a retired version is *idle*: its writer may use it for the next one, and is told so with the answer to its
 next publication. An arena (memory of a volume) can also be freed, when its key is gone, its writer dead, or the volume
@@ -36,7 +36,7 @@ class Ledger:
         self._idle: dict[str, tuple[ProcessId, Binding]] = {}
         self._freed: LRUCache[str, tuple[int, str]] = LRUCache(_REMEMBERED)  # when (a number), and in which volume
         self.clock = 0
-        self._untold: dict[ProcessId, list[Retired]] = {}
+        self._unreported: dict[ProcessId, list[Retired]] = {}
 
     def is_freed(self, binding: Binding) -> bool:
         """Whether it was an arena that is not there any more."""
@@ -46,11 +46,11 @@ class Ledger:
         """A version uses it (again)."""
         self._idle.pop(binding.id, None)
         if binding.mode == "direct":  # put again before its writer was told that it was retired
-            for told in self._untold.values():
+            for told in self._unreported.values():
                 told[:] = [retired for retired in told if retired.binding != binding.id]
 
     def idle(self, writer: ProcessId, binding: Binding) -> None:
-        """No version uses it: its writer may write to it again; a dead one does not need it."""
+        """No version uses it. Its writer may write to it again; it is freed if the writer is dead."""
         if not self._is_alive(writer):
             self._drop(binding)
             return
@@ -59,7 +59,7 @@ class Ledger:
         self._tell(writer, Retired(binding.id, binding.volume))
 
     def gone(self, memory: list[tuple[ProcessId, Binding]]) -> None:
-        """Writers keep memory for the next version of a key: of this one there will be none."""
+        """The memory of a key that is gone: its writers need not keep it for a next version."""
         for writer, binding in memory:
             self._drop(binding)
             if self._is_alive(writer):
@@ -86,22 +86,22 @@ class Ledger:
             found.setdefault(volume, []).append(arena)
         return found
 
-    def news_for(self, writer: ProcessId) -> tuple[Retired, ...]:
-        """What a writer has not been told yet; it counts as told."""
-        return tuple(self._untold.pop(writer, ()))
+    def take_retired(self, writer: ProcessId) -> tuple[Retired, ...]:
+        """The retired memory that a writer has not been told of yet. It counts as told from now on."""
+        return tuple(self._unreported.pop(writer, ()))
 
     def forget(self, writer: ProcessId) -> None:
         """A dead writer is told nothing."""
-        self._untold.pop(writer, None)
+        self._unreported.pop(writer, None)
 
     def clear(self) -> None:
         """The store is shut down."""
         self._idle.clear()
         self._freed.clear()
-        self._untold.clear()
+        self._unreported.clear()
 
     def _tell(self, writer: ProcessId, retired: Retired) -> None:
-        self._untold.setdefault(writer, []).append(retired)
+        self._unreported.setdefault(writer, []).append(retired)
 
     def _drop(self, binding: Binding) -> None:
         self._idle.pop(binding.id, None)

@@ -17,7 +17,7 @@ _REMEMBERED = 4096
 
 
 class Members:
-    """The clients of one store, by number: shorter to say than which process it is.
+    """The clients of one store, by number. A number is shorter than the identity of a process.
 
     Args:
         store_name: Named in errors.
@@ -30,7 +30,7 @@ class Members:
         self._numbers = Serial()
 
     def begin(self, first: int) -> None:
-        """There is a store from now on, with clients of this number and above."""
+        """The store begins. Its clients have this number and above."""
         self._numbers = Serial(first)
 
     def welcome(self, process: ProcessId) -> int:
@@ -58,8 +58,8 @@ class Members:
             raise StaleClientError(f"this client is of an earlier store {self._store_name!r}")
         return self._processes[client]
 
-    def bury(self, process: ProcessId) -> list[int]:
-        """A process has died: what still comes from it is nobody's. Returns its clients."""
+    def process_died(self, process: ProcessId) -> list[int]:
+        """A process has died. Nothing that still comes from it counts. Returns its clients."""
         self._alive.discard(process)
         gone = [number for number, who in self._processes.items() if who == process]
         for number in gone:

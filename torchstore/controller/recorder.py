@@ -1,4 +1,4 @@
-"""The state of a store behind its journal, where it has one: nothing is said to anybody before it is written down."""
+"""The state of a store and its journal, where it has one. A change is written down before anybody is told of it."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ class Recorder:
         self._owed = self.state.take_effects()
         self._before = self.state.leases()
         self._journal = journal
-        self.do(Command("void_offers", ()))
+        self.do(Command("withdraw_all", ()))
 
     def _replay(self, journal: Journal) -> None:
         records = journal.read()
-        if journal.has_picture:
+        if journal.has_checkpoint:
             self.state = pickle.loads(b"".join(takewhile(bool, records)))
         for record in records:
             command = Command(*pickle.loads(record))
             try:
                 self.state.apply(command)
             except StoreError:
-                pass  # whoever asked for it has been told, or will ask again
-            except Exception:  # noqa: BLE001 - as it failed at first, with the same traces
+                pass  # the client that asked for it has been told, or will ask again
+            except Exception:  # noqa: BLE001 - it failed at first too, and changed the same
                 _log.warning("a command of the journal fails: %s", command.name, exc_info=True)
 
     def begin(self, tell: Callable[[Effects], None], on_change: Callable[[History], None]) -> None:
@@ -93,7 +93,7 @@ class Recorder:
             self._follow()
 
     def attempt(self, command: Command, is_change: Callable[[Any], bool], **untold: Any) -> Any:
-        """The same for one that may come to nothing: it is written down only if its outcome ``is_change``.
+        """The same for a command that may change nothing. It is written down only if its outcome ``is_change``.
 
         Args:
             command: Done with ``untold`` as well, which has no part in what it changes.
@@ -119,9 +119,9 @@ class Recorder:
     def abandoned(
         self, process: ProcessId, leases: frozenset[tuple[str, int]], batches: frozenset[int]
     ) -> Iterator[Command]:
-        """What gives back the leases that a process had when the journal was opened, but for those that it has still.
+        """Commands that give back what a process had leased before the journal was opened, except what it still has.
 
-        No number is given twice, so it does no harm to ask again.
+        No number of a lease is given twice, so it does no harm to ask again.
         """
         held, of_batches = self._before.get(process, (set(), set()))
         if held - leases:
@@ -141,15 +141,15 @@ class Recorder:
         effects = self.state.take_effects()
         if effects is not None:
             self._tell(effects)
-        if self._journal is not None and self._journal.is_long:
+        if self._journal is not None and self._journal.needs_checkpoint:
             try:
-                self._journal.begin_again(_picture_of(self.state))
-            except Exception as error:  # noqa: BLE001 - what was done is done: the journal is only longer than it need be
-                self._journal.put_off()
+                self._journal.write_checkpoint(_checkpoint_of(self.state))
+            except Exception as error:  # noqa: BLE001 - the change is done; the journal is only longer than it need be
+                self._journal.postpone_checkpoint()
                 _log.warning("the journal is not begun again: %s: %s", type(error).__name__, error)
 
 
-def _picture_of(state: StoreState) -> bytes:
+def _checkpoint_of(state: StoreState) -> bytes:
     return pickle.dumps(state, protocol=5)
 
 

@@ -80,7 +80,7 @@ class SharedArenas:
         self._ledger.gone(whole)
 
     def give_back(self) -> None:
-        """Give the pages of dead sections back to the system: once for all that one message has let go."""
+        """Give the pages of dead sections back to the system, once for each message."""
         if not self._touched:
             return
         touched, self._touched = self._touched, {}

@@ -31,7 +31,7 @@ from skipper.torchstore.protocol.origin import ALONE
 from skipper.torchstore.support.lru_cache import LRUCache
 from skipper.torchstore.support.process import ProcessId
 
-_BURIED = 256
+_DEAD = 256
 
 Leases = set[tuple[str, int]]
 """By key and number."""
@@ -90,7 +90,7 @@ class StoreState:
         self._known = KnownRecords()
         self._batches = Batches(self.index, self._known, self._ledger, self._shared)
         self._answers = Answers()
-        self._buried: LRUCache[ProcessId, bool] = LRUCache(_BURIED)
+        self._dead: LRUCache[ProcessId, bool] = LRUCache(_DEAD)
         self._effects: Effects | None = None
         self.on_change: Callable[[History], None] = _nothing
 
@@ -141,7 +141,7 @@ class StoreState:
 
     def all_effects(self) -> Effects:
         """What volumes may not have been told by a controller that is gone."""
-        kept = self.index.memory_of([process for process, _ in self._buried.items()])
+        kept = self.index.memory_of([process for process, _ in self._dead.items()])
         return Effects(self._ledger.freed_by_volume(), [(process, tuple(arenas)) for process, arenas in kept.items()])
 
     def mark(self) -> tuple[int, int]:
@@ -158,10 +158,10 @@ class StoreState:
 
     def process_died(self, process: ProcessId, volumes: tuple[str, ...]) -> None:
         """A process is gone, and with it these volumes."""
-        for client in self.members.bury(process):
+        for client in self.members.process_died(process):
             self._answers.forget(client)
         self.homes.pop(process, None)
-        self._buried.put(process, True)
+        self._dead.put(process, True)
         self._ledger.forget(process)
         self._batches.process_died(process)
         kept = self.index.process_died(process, list(volumes))
@@ -197,7 +197,7 @@ class StoreState:
             raise
         answers += [Published(self._batches.add(batch), True) for batch in batches]
         if answers:
-            answers[-1] = replace(answers[-1], retired=self._ledger.news_for(writer))
+            answers[-1] = replace(answers[-1], retired=self._ledger.take_retired(writer))
         return tuple(answers)
 
     def _contribution(self, publication: Publication, now: float) -> Contribution:
@@ -221,7 +221,7 @@ class StoreState:
 
     def reclaim(self, client: int) -> tuple[Retired, ...]:
         """See `StoreController.reclaim`."""
-        return self._ledger.news_for(self.members.process_of(client))
+        return self._ledger.take_retired(self.members.process_of(client))
 
     def make_room(self, client: int, volume: str, since: int) -> tuple[int, tuple[str, ...]] | None:
         """Free arenas of a volume, unless some have been freed since the ledger's clock stood at ``since``.
@@ -286,10 +286,10 @@ class StoreState:
         if history is not None and process is not None:
             history.withdraw(process)
 
-    def void_offers(self) -> None:
+    def withdraw_all(self) -> None:
         """Nobody begins to read a copy that was offered before: its reader may have taken it back unheard."""
         for history in self.index.histories():
-            history.void_offers()
+            history.withdraw_all()
 
     # Taking back ----------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Controllers of a store with a journal: one after the other, each in a process of its own.
 
-The actor that is found by the store's name starts the volumes, keeps the memory of the journal, and starts a controller
-that reads and writes it, and a spare one, which has imported all that it needs. When the controller dies the spare one
-reads on where that has ended, and there is another spare one soon. Clients ask here for the one that is there now, at
-first and whenever they have lost theirs.
+The actor that is found by the store's name starts the volumes and keeps the memory of the journal. It starts a
+controller that reads and writes the journal, and a spare one, which has imported all that it needs. When the controller
+dies, the spare one goes on from the journal, and another spare one is started. Clients ask here which controller acts,
+at first and whenever they have lost theirs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RETIRE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A process with a controller that may be on its way up, and works for nobody yet, or did."""
+    """A process with a controller: a spare one, one that starts to act, one that acts, or one that did."""
 
     life: int
     name: str
@@ -56,14 +56,14 @@ class _Candidate:
         return _Candidate(life, own, procs, procs.spawn(own, actor_class, store_name))
 
     async def end(self, reason: str) -> None:
-        """End it by a kill, since one that is frozen would not stop by being asked to."""
+        """Kill it: a frozen process does not stop when it is asked to."""
         runtime.current().remote_launch.kill_mesh(self.procs.uid, self.procs.root_members, f"was killed: {reason}")
         with suppress(ControlError):
             await self.procs.stop()
 
 
 class Succession:
-    """The controllers of one store. For an async actor, which passes failures on.
+    """The controllers of one store. The async actor that has it passes failures on.
 
     Args:
         actor_class: That of the controllers. It is started with the store's name.
@@ -187,11 +187,11 @@ class Succession:
                 self._run(self._prepare_spare())
 
     async def _bring_up(self, candidate: _Candidate) -> None:
-        """Have a controller go on where the one before it has ended."""
+        """Let a controller go on where the one before it has ended."""
         try:
             process = await candidate.actor.succeed.call_one(self._volumes, self._settings, self._memory.address)
         except SupervisionError as error:
-            self._lose(candidate, str(error))  # it may have died before it was more than a spare one
+            self._lose(candidate, str(error))  # it may have died as a spare one
         except ActorError as error:
             self._failed_starts += 1
             self._lose(candidate, str(error.cause if isinstance(error.cause, StoreError) else error))
@@ -202,7 +202,7 @@ class Succession:
                 self._wake()
 
     def _lose(self, candidate: _Candidate, message: str) -> None:
-        """The acting controller is of no use any more; said again of the same one, it changes nothing."""
+        """The acting controller has failed. A second call for the same one changes nothing."""
         if candidate is not self._acting or self._lost is not None:
             return
         self._now = None

@@ -44,7 +44,7 @@ class Contribution:
 
     @property
     def rank(self) -> int:
-        """Of the writer in its group."""
+        """The rank of the writer in its group."""
         return self.turn.origin.rank
 
     @staticmethod
@@ -91,7 +91,7 @@ class Version:
         lost: Set when part of the bytes is gone: makes the error that readers get.
         offers: Copies of readers that other readers may read.
         is_disputed: Shares say different things of a tensor.
-        ready_as: The how-manieth version of the store it was that became ready; 0 before.
+        ready_as: Its number among the versions of the store that became ready; 0 before.
     """
 
     number: int
@@ -118,7 +118,7 @@ class Version:
         return any(c.manifest is None or c.manifest.kind == "value" for c in self.contributions.values())
 
     def leave(self, volume: str) -> bool:
-        """A volume is gone, and with it what it held. Returns whether some part is left without a copy."""
+        """A volume is gone, and what it held. Returns whether some part has no copy any more."""
         for at, contribution in self.contributions.items():
             left = tuple(holder for holder in contribution.holders if holder.volume != volume)
             if len(left) == len(contribution.holders):
@@ -129,7 +129,10 @@ class Version:
         return False
 
     def conflict(self, new: Contribution) -> StoreError | None:
-        """Why a contribution cannot belong to this version; None: it can. `is_familiar` speaks for it too."""
+        """Why a contribution cannot belong to this version; None: it can.
+
+        `is_familiar` says whether that contribution is laid out as the others too.
+        """
         for rank, old in self.contributions.items() if not self.is_familiar else ():
             if rank == new.rank or old.manifest is None or new.manifest is None or old.manifest.id == new.manifest.id:
                 continue
@@ -199,7 +202,7 @@ _HINT = (
 
 A = TypeVar("A")
 
-# Every step of a training run asks the same of the same manifests again. By their ids.
+# Every step of a training run compares the same manifests again: the answers are kept, by their ids.
 _agreement: LRUCache[frozenset[str], str] = LRUCache(4096)
 _replicates: LRUCache[frozenset[str], str] = LRUCache(256)
 _coverage: LRUCache[frozenset[str], tuple[str, ...]] = LRUCache(256)

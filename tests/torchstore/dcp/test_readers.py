@@ -136,7 +136,7 @@ def loader() -> Iterator[Any]:
 @pytest.mark.usefixtures("bounded")
 async def test_a_reader_that_goes_in_any_thread_lets_go_of_its_version_and_sends_nothing_there(loader: Any) -> None:
     save(1)
-    assert await loader.drop_a_reader_elsewhere.call_one("run") == {"blocking.py"}
+    assert await loader.drop_a_reader_elsewhere.call_one("run") == {"api/coroutine_thread.py"}
     save(2)
     save(3)  # waits until nobody reads the first
     assert (await ts.get_state_dict("run"))["w"][0] == 3
