@@ -200,7 +200,7 @@ def test_the_shared_folder_holds_a_distribution_with_what_it_requires_and_nothin
     names = {entry.name for entry in folder.iterdir()}
     assert {"numpy", "skipper"} <= names
     assert not names & {"grpc", "google", "torchstore", "stale", "pytest"}
-    code = "import numpy, benchmarks.peers.protocol; print(numpy.__file__)"
+    code = "import numpy, skipper.benchmarks.peers.protocol; print(numpy.__file__)"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append({str(folder)!r}); {code}"],
         capture_output=True,

@@ -162,7 +162,10 @@ def test_the_environment_says_what_ran_where_and_no_names() -> None:
 
 
 def test_gathering_the_environment_does_not_import_torch() -> None:
-    script = "import sys, benchmarks\nbenchmarks.report.gather_environment()\nsys.exit('torch' in sys.modules)\n"
+    script = (
+        "import sys\nfrom skipper import benchmarks\n"
+        "benchmarks.report.gather_environment()\nsys.exit('torch' in sys.modules)\n"
+    )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 

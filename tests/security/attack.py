@@ -38,7 +38,8 @@ STRANGER = 54_321
 """A uid that nobody has."""
 
 _JOIN = """
-import sys, control
+import sys
+from skipper import control
 try:
     control.join(sys.argv[1])
     print("joined")
