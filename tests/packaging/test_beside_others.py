@@ -20,11 +20,7 @@ pytestmark = pytest.mark.timeout(INSTALLATION_TIMEOUT_S + 60)  # the first test 
 
 @pytest.fixture(scope="module")
 def beside(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-<<<<<<< HEAD
-    """The wheel's environment with the packages of others first on the path, in a folder that holds `benchmarks`."""
-=======
     """The wheel's environment with the others' packages first on the path, in a folder with one named benchmarks."""
->>>>>>> w-checks
     site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("work")
     for name in INSTALLED:
         _write(site / name / "__init__.py", STAND_IN)

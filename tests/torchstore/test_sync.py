@@ -164,11 +164,7 @@ def test_a_call_from_the_store_s_own_thread_is_refused_before_it_waits_for_itsel
 def test_a_script_ends_without_a_word_and_without_shutting_down(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-<<<<<<< HEAD
-        "import torch\nfrom skipper.torchstore import sync as ts\n"
-=======
         "import torch\nimport skipper.torchstore.sync as ts\n"
->>>>>>> w-checks
         "ts.initialize()\nts.put('a', torch.ones(2))\nprint(ts.get('a').tolist())\n"
     )
     assert run(script) == (0, "[1.0, 1.0]\n", "")
@@ -177,11 +173,7 @@ def test_a_script_ends_without_a_word_and_without_shutting_down(tmp_path: Path) 
 def test_an_interrupted_wait_is_over_and_the_next_call_works(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-<<<<<<< HEAD
-        "import os, signal, threading\nfrom skipper.torchstore import sync as ts\n"
-=======
         "import os, signal, threading\nimport skipper.torchstore.sync as ts\n"
->>>>>>> w-checks
         "ts.initialize()\n"
         "timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))\n"
         "try:\n"
@@ -197,13 +189,8 @@ def test_an_interrupted_wait_is_over_and_the_next_call_works(tmp_path: Path) -> 
 def test_a_forked_child_is_told_so_at_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-<<<<<<< HEAD
-        "import os, sys\nimport torch\nfrom skipper.torchstore import sync as ts\n"
-        "from skipper.control import ForkedProcessError\n"
-=======
         "import os, sys\nimport torch\n"
         "import skipper.torchstore.sync as ts\nfrom skipper.control import ForkedProcessError\n"
->>>>>>> w-checks
         "ts.initialize()\n"
         "pid = os.fork()\n"
         "if not pid:\n"
@@ -217,11 +204,7 @@ def test_a_forked_child_is_told_so_at_once(tmp_path: Path) -> None:
 
 def test_cells_of_a_notebook_use_it(tmp_path: Path) -> None:
     cells = [
-<<<<<<< HEAD
-        "import torch\nfrom skipper.torchstore import sync as ts\nts.initialize()",
-=======
         "import torch\nimport skipper.torchstore.sync as ts\nts.initialize()",
->>>>>>> w-checks
         "ts.put('a', torch.ones(2))\nprint(ts.get('a').tolist(), ts.keys())",
         "ts.shutdown()",
     ]
