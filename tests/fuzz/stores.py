@@ -11,7 +11,7 @@ import torch
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer
 from skipper.torchstore.algebra.layout import Box, Piece
-from skipper.torchstore.algebra.manifest import Manifest, Part, TensorItem
+from skipper.torchstore.algebra.manifest import Manifest, MeshPosition, TensorItem
 from skipper.torchstore.peers import shm_value_board as board
 from skipper.torchstore.tensors import delta
 from skipper.torchstore.tensors.values import inline_tensor, open_inline
@@ -67,7 +67,9 @@ def manifest_seeds() -> Iterator[bytes]:
         "weight": TensorItem("torch.float32", (4, 4), pieces, 0, 0, (16, 4), 4),
         "bias": TensorItem("torch.float8_e4m3fn", (4, 4), pieces, 0, 64, (4, 1), 1, scales="weight", block=(2, 2)),
     }
-    manifest = Manifest.of("state_dict", Part((0,), (2,), (0,)), items, ("step",), {"weight": ("weight",)}, (0, 8))
+    manifest = Manifest.of(
+        "state_dict", MeshPosition((0,), (2,), (0,)), items, ("step",), {"weight": ("weight",)}, (0, 8)
+    )
     yield json.dumps(pickle.loads(manifest.encoded)).encode()
 
 

@@ -144,7 +144,7 @@ class Peer(Actor):
         ts.reset_client()
         publisher = (await ts.client()).publisher
         packed = pack(key, "state_dict", "snapshot", self.held[key])
-        await publisher._snapshot(key, packed, Cost("put", 0.0), 20.0)
+        await publisher.snapshots.copy(key, packed, 1, Cost("put", 0.0), 20.0)
 
     @endpoint
     async def lease(self, key: str) -> None:

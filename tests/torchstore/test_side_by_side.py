@@ -141,7 +141,7 @@ def test_a_share_that_was_refused_anywhere_tells_so_with_the_next() -> None:
 def test_nothing_is_taken_from_a_process_that_has_died() -> None:
     members = Members("s")
     number = members.welcome(process(0))
-    members.bury(process(0))
+    members.process_died(process(0))
     with pytest.raises(StaleClientError):
         members.process_of(number)
 
@@ -174,4 +174,4 @@ def test_memory_that_is_published_again_is_not_told_of_as_retired() -> None:
     me = this_process()
     ledger.idle(me, direct)
     ledger.in_use(direct)
-    assert ledger.news_for(me) == ()
+    assert ledger.take_retired(me) == ()
