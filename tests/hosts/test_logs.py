@@ -16,7 +16,7 @@ from skipper.control.model.settings import adopt
 from skipper.control.observe import LogOptions, collect_logs
 from skipper.control.observe.log_forwarder import BATCH_NBYTES
 from tests.control.conftest import PATIENCE_S, Failures, Script, wait_until
-from tests.control.tools.test_logs import Output
+from tests.control.observe.test_logs import Output
 from tests.hosts.conftest import LocalAgents
 from tests.hosts.netns import Network
 

@@ -6,8 +6,8 @@ import pytest
 
 from skipper.control import ActorMesh, HostMesh, this_proc
 from skipper.control.cluster.recovery import AttachedHosts, RecoveryPolicy, ReplaceHost, Restart
+from tests.control.cluster.recovery.owners import Owner
 from tests.control.conftest import PATIENCE_S, wait_until
-from tests.control.recovery.owners import Owner
 from tests.hosts.conftest import wait_for_nothing
 from tests.hosts.netns import Network
 

@@ -32,11 +32,11 @@ from skipper.control.wire.frames import encode_process
 from skipper.control.wire.handshake import WELCOME, Dial
 from skipper.control.wire.identity import MEMBERS, Role
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
+from tests.control.rpc.conftest import client_of
+from tests.control.rpc.parties import Calculator
 from tests.hosts.actors import Worker
 from tests.hosts.conftest import LocalAgents, environment
 from tests.hosts.netns import REPOSITORY, SKIPPER
-from tests.naming.conftest import client_of
-from tests.naming.parties import Calculator
 
 METHOD = "/skipper.control.v1.Link/Connect"
 HERE = "127.0.0.1"

@@ -8,7 +8,7 @@ from skipper.control.cluster.hosts import attach_to_hosts
 from skipper.control.observe import enable_tracing, job_status
 from skipper.control.runtime import tracing
 from tests.control.conftest import PATIENCE_S
-from tests.control.tools.spans import Link, bootstrap, provider, read
+from tests.control.observe.spans import Link, bootstrap, provider, read
 from tests.hosts.conftest import LocalAgents
 
 

@@ -13,8 +13,8 @@ from skipper.control.cluster.jobs import LocalJob
 from skipper.control.cluster.jobs.local import LocalEngine
 from skipper.control.cluster.recovery import RecoveryPolicy, ReplaceHost, Restart
 from skipper.control.model.settings import adopt, settings
+from tests.control.cluster.recovery.owners import Owner
 from tests.control.conftest import PATIENCE_S, Failures, alive, wait_until
-from tests.control.recovery.owners import Owner
 from tests.jobs.actors import Worker
 from tests.jobs.test_job import agents
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from skipper import torchstore as ts
 from skipper.torchstore.adapters.shards import mesh_of
 from skipper.torchstore.algebra.manifest import Mode
-from tests.torchstore.test_local_tensors import rank_of
+from tests.torchstore.tensors.test_local_tensors import rank_of
 
 pytestmark = pytest.mark.usefixtures("store")
 

@@ -20,7 +20,7 @@ from skipper.torchstore.errors import OutOfStepError
 from skipper.torchstore.protocol.messages import Published, StaleClientError
 from skipper.torchstore.protocol.origin import Origin, Turn
 from skipper.torchstore.support.process import this_process
-from tests.torchstore.test_history import process, shard
+from tests.torchstore.controller.test_history import process, shard
 
 LARGE = 1 << 20
 

@@ -1,0 +1,66 @@
+"""What the documentation says of the peers is what was measured last."""
+
+from pathlib import Path
+
+import pytest
+
+from skipper.benchmarks.errors import BenchmarkError
+from skipper.benchmarks.peers.summary import newest_page, renewed, summary
+
+REPOSITORY = Path(__file__).parents[3]
+DOCUMENT = REPOSITORY / "docs" / "performance.md"
+
+PAGE = """# Side by side with the peers
+
+## How Skipper stands
+
+| row | Skipper |
+|---|---|
+| a call | 3 µs |
+
+## Actors
+
+| row |
+|---|
+
+![a.png](a.png)
+
+![b.png](b.png)
+"""
+
+
+def test_the_documentation_has_the_summary_of_the_newest_results() -> None:
+    page = newest_page(REPOSITORY / "benchmarks" / "results")
+    assert page is not None
+    assert renewed(DOCUMENT, page) == DOCUMENT.read_text(encoding="utf-8")
+
+
+def test_a_summary_is_the_table_and_the_pictures(tmp_path: Path) -> None:
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    for folder in (results, docs):
+        folder.mkdir()
+    for day in ("2026-01-31", "2026-02-01"):
+        (results / f"{day}_x.md").write_text(PAGE.replace("3 µs", day), encoding="utf-8")
+    page = newest_page(results)
+    assert page is not None
+    assert summary(page, docs).splitlines() == [
+        "The last run: [2026-02-01_x](../results/2026-02-01_x.md).",
+        "",
+        "| row | Skipper |",
+        "|---|---|",
+        "| a call | 2026-02-01 |",
+        "",
+        "![a.png](../results/a.png)",
+        "",
+        "![b.png](../results/b.png)",
+    ]
+
+
+def test_what_is_no_page_and_what_has_no_place_is_told(tmp_path: Path) -> None:
+    assert newest_page(tmp_path) is None
+    other = tmp_path / "other.md"
+    other.write_text("# Something else\n", encoding="utf-8")
+    with pytest.raises(BenchmarkError, match="how Skipper stands"):
+        summary(other, tmp_path)
+    with pytest.raises(BenchmarkError, match="no place"):
+        renewed(other, other)
