@@ -107,6 +107,11 @@ def refuse_for(port: Port[Any], reason: str, failure: MeshFailure | None) -> Non
         port._send(Kind.ERROR, pack_supervision(f"the answer will not come: {reason}", failure))
 
 
+def answer_by_error(port: Port[Any], packed: Payload) -> None:
+    """Send an error that is packed already, for instance with the name of another actor than this one."""
+    port._send(Kind.ERROR, packed)
+
+
 class _Here(threading.local):
     passed: dict[Port[Any], bool] | None = None
     """Ports for answers that are among the arguments that this thread is pickling, and whether each owed its answer."""

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from skipper.control.api.actor import Actor, concurrent_endpoint
 from skipper.control.model.errors import ActorError, ControlError, SupervisionError
-from skipper.control.runtime.port import Port
+from skipper.control.runtime.port import Port, answer_by_error
 from skipper.control.runtime.replies import pack_error
-from skipper.control.wire.envelope import Kind
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh
@@ -50,4 +49,4 @@ class RequestSequencer(Actor):
         self._pass_on(port, method, SupervisionError(error.message, error.failure))
 
     def _pass_on(self, port: Port[Any], method: str, error: ControlError) -> None:
-        port._send(Kind.ERROR, pack_error(error, actor_id=self._actors.name, method=method))
+        answer_by_error(port, pack_error(error, actor_id=self._actors.name, method=method))
