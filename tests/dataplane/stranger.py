@@ -62,7 +62,7 @@ def main() -> None:
     ucp = load(find_library(None))
     chosen = options(Config(ucx={"NET_DEVICES": sys.argv[2], "TLS": "tcp,self"}), ucp.library_version())
     ucp.set_global_option("LOG_LEVEL", "fatal")
-    context = ucp.Context(chosen)
+    context = ucp.UcpContext(chosen)
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
@@ -71,11 +71,11 @@ def main() -> None:
     end = time.monotonic() + float(sys.argv[1])
     read = 0
     while time.monotonic() < end:
-        worker = ucp.Worker(context)
+        worker = ucp.UcpWorker(context)
         kept = []
         for number in range(8):
             with contextlib.suppress(ucp.UcxError):
-                endpoint = ucp.Endpoint(worker, bytes.fromhex(target["worker"]), 1 + number)
+                endpoint = ucp.UcpEndpoint(worker, bytes.fromhex(target["worker"]), 1 + number)
                 keys = tuple(ucp.RemoteKey(endpoint, bytes.fromhex(key)) for key in target["keys"])
                 where = into.ctypes.data, target["address"], into.nbytes
                 for by_message in (False, True):

@@ -281,13 +281,13 @@ PUT = [
     ("before", "skipper.torchstore.clients.batch_put:BatchWriter._fill", False),
     ("before", "skipper.torchstore.clients.arenas:execute", False),
     ("after", "skipper.torchstore.clients.arenas:execute", False),
-    ("before", "skipper.torchstore.clients.remote:Remote.publish", False),
-    ("after", "skipper.torchstore.clients.remote:Remote.publish", True),
+    ("before", "skipper.torchstore.clients.remote:RemoteStore.publish", False),
+    ("after", "skipper.torchstore.clients.remote:RemoteStore.publish", True),
 ]
 GET = [
-    ("after", "skipper.torchstore.clients.remote:Remote.acquire_values"),
+    ("after", "skipper.torchstore.clients.remote:RemoteStore.acquire_values"),
     ("after", "skipper.torchstore.clients.batch_get:execute"),
-    ("before", "skipper.torchstore.clients.remote:Remote.release_values"),
+    ("before", "skipper.torchstore.clients.remote:RemoteStore.release_values"),
 ]
 
 

@@ -21,26 +21,26 @@ SNAPSHOT_PUT = [
     ("after", "skipper.torchstore.clients.arenas:ArenaPool.take", OLD),
     ("before", "skipper.torchstore.clients.arenas:execute", OLD),
     ("after", "skipper.torchstore.clients.arenas:execute", OLD),
-    ("before", "skipper.torchstore.clients.remote:Remote.publish", OLD),
-    ("after", "skipper.torchstore.clients.remote:Remote.publish", NEW),
+    ("before", "skipper.torchstore.clients.remote:RemoteStore.publish", OLD),
+    ("after", "skipper.torchstore.clients.remote:RemoteStore.publish", NEW),
 ]
 DIRECT_PUT = [
     ("before", "skipper.torchstore.clients.direct_memory:DirectMemory.publish", OLD),
     ("after", "skipper.torchstore.clients.direct_memory:DirectMemory.publish", OLD),
-    ("before", "skipper.torchstore.clients.remote:Remote.publish", OLD),
-    ("after", "skipper.torchstore.clients.remote:Remote.publish", NEW),
+    ("before", "skipper.torchstore.clients.remote:RemoteStore.publish", OLD),
+    ("after", "skipper.torchstore.clients.remote:RemoteStore.publish", NEW),
 ]
 FENCE = [
-    ("before", "skipper.torchstore.clients.remote:Remote.fence"),
-    ("after", "skipper.torchstore.clients.remote:Remote.fence"),
+    ("before", "skipper.torchstore.clients.remote:RemoteStore.fence"),
+    ("after", "skipper.torchstore.clients.remote:RemoteStore.fence"),
     ("after", "skipper.torchstore.clients.publish:Publisher.withdraw"),
 ]
 GET = [
-    ("before", "skipper.torchstore.clients.remote:Remote.acquire"),
-    ("after", "skipper.torchstore.clients.remote:Remote.acquire"),
+    ("before", "skipper.torchstore.clients.remote:RemoteStore.acquire"),
+    ("after", "skipper.torchstore.clients.remote:RemoteStore.acquire"),
     ("before", "skipper.torchstore.clients.transfer:execute"),
     ("after", "skipper.torchstore.clients.transfer:execute"),
-    ("before", "skipper.torchstore.clients.remote:Remote.release"),
+    ("before", "skipper.torchstore.clients.remote:RemoteStore.release"),
 ]
 
 
@@ -55,7 +55,7 @@ OTHER_PUTS = [
 OTHER_GETS = [
     (QUANTIZED | {"delta": True}, {"delta": True}, "before", "skipper.torchstore.clients.transfer:_finish"),
     ({}, {"serve": True}, "after", "skipper.torchstore.clients.peer_source:PeerSource.offer"),
-    ({}, {"serve": True}, "after", "skipper.torchstore.clients.remote:Remote.finish"),
+    ({}, {"serve": True}, "after", "skipper.torchstore.clients.remote:RemoteStore.finish"),
     ({}, {"serve": True}, "before", "skipper.torchstore.clients.fetch:Fetcher._borrow"),
 ]
 

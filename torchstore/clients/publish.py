@@ -143,8 +143,9 @@ class Publisher:
             return await self._put_numbered(batch, parts, member, version, cost, timeout)
 
     async def _put_inline(self, key: str, value: bytes, cost: Cost, timeout: float) -> tuple[None, SyncRecord]:
-        with cost.spent_on("control"):
-            number = await self._remote.put_inline(key, value, timeout)
+        begin = time.perf_counter()
+        number = await self._remote.put_inline(key, value, timeout)
+        cost.control_s = time.perf_counter() - begin
         return None, cost.record(key, number, self._remote.take_calls())
 
     async def _put_sorted(

@@ -28,12 +28,21 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
         raise
     loop = asyncio.get_running_loop()
     clock = _clocks.get(loop) or _clock_of(loop)
-    async with asyncio.timeout(None) as limit:
-        clock.add(limit, loop.time() + seconds)
-        try:
-            return await work
-        finally:
-            clock.remove(limit)
+    task = asyncio.current_task(loop)
+    assert task is not None  # this is a coroutine, and a loop runs it
+    # As `asyncio.timeout` does it; to enter and to leave that costs several microseconds.
+    limit = _Limit(task)
+    cancelling = task.cancelling()
+    clock.add(limit, loop.time() + seconds)
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        if limit.take_back() <= cancelling:
+            raise TimeoutError from error
+        raise
+    finally:
+        clock.remove(limit)
+        limit.take_back()  # if the work ended otherwise in the very turn of the loop in which its time was up
 
 
 def check_timeout(seconds: object) -> None:
@@ -47,17 +56,39 @@ def check_timeout(seconds: object) -> None:
         raise ValueError(f"timeout is {seconds!r} seconds, in which nothing can be done: give more than 0")
 
 
+class _Limit:
+    """A wait of a task."""
+
+    __slots__ = ("has_expired", "task")
+
+    def __init__(self, task: asyncio.Task[object]) -> None:
+        self.task = task
+        self.has_expired = False
+
+    def expire(self) -> None:
+        """Cancel what the task waits for."""
+        self.has_expired = True
+        self.task.cancel()
+
+    def take_back(self) -> float:
+        """Take back the cancellation by `expire`; how many others the task has, without end if there was none."""
+        if not self.has_expired:
+            return math.inf
+        self.has_expired = False
+        return self.task.uncancel()
+
+
 class _Clock:
     """The deadlines of one event loop. Its timer stays when the wait that it was set for ends: the next may need it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._call_at = loop.call_at
         self._time = loop.time
-        self._ends: dict[asyncio.Timeout, float] = {}
+        self._ends: dict[_Limit, float] = {}
         self._rings_at = math.inf
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, limit: asyncio.Timeout, end: float) -> None:
+    def add(self, limit: _Limit, end: float) -> None:
         """Let ``limit`` expire then."""
         self._ends[limit] = end
         if end < self._rings_at:
@@ -65,7 +96,7 @@ class _Clock:
                 self._timer.cancel()
             self._set(end)
 
-    def remove(self, limit: asyncio.Timeout) -> None:
+    def remove(self, limit: _Limit) -> None:
         """Its wait is over."""
         self._ends.pop(limit, None)
 
@@ -77,7 +108,7 @@ class _Clock:
         now = self._time()
         for limit in [limit for limit, end in self._ends.items() if end <= now]:
             del self._ends[limit]
-            limit.reschedule(now)
+            limit.expire()
         self._rings_at, self._timer = math.inf, None
         if self._ends:
             self._set(min(self._ends.values()))

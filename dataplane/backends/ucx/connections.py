@@ -224,7 +224,7 @@ class UcxConnection:
         return endpoint
 
     def _new_endpoint(self) -> "_ucp.UcpEndpoint":
-        endpoint: _ucp.UcpEndpoint = self._ucp.Endpoint(
+        endpoint: _ucp.UcpEndpoint = self._ucp.UcpEndpoint(
             self._client.worker, self._worker_address, 1 + secrets.randbits(63)
         )
         return endpoint

@@ -181,10 +181,10 @@ class UcxEngine:
         try:
             if level is not None:
                 ucp.set_global_option(_LOG_LEVEL, level)
-            self._context: _ucp.UcpContext = ucp.Context(chosen)
+            self._context: _ucp.UcpContext = ucp.UcpContext(chosen)
             with _opening:
                 known = own_sockets.descriptors()
-                self._server: _ucp.UcpWorker = ucp.Worker(self._context)
+                self._server: _ucp.UcpWorker = ucp.UcpWorker(self._context)
                 self.address = self._server.address()
                 listeners = _listeners(known, self.address)
                 within_host = lacks_shared_memory(chosen, ucp.library_version())
@@ -289,7 +289,7 @@ class UcxEngine:
     def _new_client(self, number: int) -> ClientWorker:
         with _opening:
             known = own_sockets.descriptors()
-            worker = self.ucp.Worker(self._context)
+            worker = self.ucp.UcpWorker(self._context)
             sources = _stop_listening(_listeners(known, worker.address()))
         return ClientWorker(worker, f"dataplane-ucx-client-{number}", self.ucp.RUNNING, sources)
 

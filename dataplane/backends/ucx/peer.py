@@ -170,7 +170,7 @@ class UcxPeer(Peer):
                 by_message,
             )
             return ((client, batch),)
-        share = ucp.Share.single(local.address, address, nbytes)
+        share = ucp.UcpShare.single(local.address, address, nbytes)
         batches = []
         for number in numbers:
             connection, (endpoint, unpacked, client) = self.connections.connected(number, keys, deadline)

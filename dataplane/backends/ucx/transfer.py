@@ -106,7 +106,7 @@ class UcxTransfer(Transfer):
         numbers = self._owner.spread(self._nbytes)
         by_message = self._on_host and self._owner.connected(numbers[0], self._keys, deadline)[0].emulated
         rows = self._rows_by_word if by_message else self._rows
-        share = self._owner.engine.ucp.Share.many(rows, self._nbytes)
+        share = self._owner.engine.ucp.UcpShare.many(rows, self._nbytes)
         return [self._batch(number, share, by_message, deadline) for number in numbers]
 
     def _batch(
