@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from skipper.control import Actor, context, endpoint, this_host
-from skipper.dataplane import RDMABuffer, empty_array
+from skipper import Actor, RDMABuffer, context, endpoint, this_host
+from skipper.dataplane import empty_array
 
 
 class Worker(Actor):
