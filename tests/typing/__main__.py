@@ -46,8 +46,8 @@ def _check(files: list[Path], folder: Path, *options: str) -> int:
         for (file, number), what in sorted(missed + wrong):
             print(f"{file}:{number}: {name}: {what}", file=sys.stderr)
         faults += len(missed) + len(wrong)
-        found = f"{len(marked) - len(missed)} of {len(marked)} mistakes found, {len(wrong)} false alarms"
-        print(f"{name}{'' if folder == ROOT else ', outside of the checkout'}: {found}")
+        summary = f"{len(marked) - len(missed)} of {len(marked)} mistakes found, {len(wrong)} false alarms"
+        print(f"{name}{'' if folder == ROOT else ', outside of the checkout'}: {summary}")
     return faults
 
 
