@@ -78,7 +78,7 @@ from skipper.torchstore.protocol.strategy import (
     SingletonStrategy,
     TorchStoreStrategy,
 )
-from skipper.torchstore.spmd.initialize import initialize_spmd
+from skipper.torchstore.spmd.rank_store import initialize_spmd
 from skipper.torchstore.spmd.ranks import SPMDEnv
 from skipper.torchstore.support.exporter import MetricsServer, serve_metrics
 from skipper.torchstore.support.metrics import metrics_text

@@ -74,7 +74,7 @@ from skipper.torchstore.protocol.strategy import (
     SingletonStrategy,
     TorchStoreStrategy,
 )
-from skipper.torchstore.spmd import initialize as spmd
+from skipper.torchstore.spmd import rank_store
 from skipper.torchstore.spmd.ranks import SPMDEnv
 from skipper.torchstore.support.blocking import run as _run
 from skipper.torchstore.support.coroutines import P, R
@@ -118,7 +118,7 @@ rollback = _blocking(weights.rollback)
 fence = _blocking(weights.fence)
 wait_for_readers = _blocking(weights.wait_for_readers)
 client = _blocking(clients.client)
-initialize_spmd = _blocking(spmd.initialize_spmd)
+initialize_spmd = _blocking(rank_store.initialize_spmd)
 
 __all__ = [
     # a store

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from skipper import torchstore as ts
-from skipper.torchstore.spmd import initialize as spmd
+from skipper.torchstore.spmd import rank_store
 from skipper.torchstore.spmd.launch import Trust
 from skipper.torchstore.spmd.ranks import Launch, RankPlace, place_of
 
@@ -100,11 +100,11 @@ async def lose() -> str:
     return "never"
 
 
-def beginning() -> spmd._Beginning:
+def beginning() -> rank_store._Beginning:
     launch = Launch.find()
     deadline = time.monotonic() + PATIENCE_S
     trust = Trust(insecure=bool(os.environ.get("STORE_INSECURE"))).completed()
-    return spmd._Beginning(launch, trust, "default", strategy(), deadline)
+    return rank_store._Beginning(launch, trust, "default", strategy(), deadline)
 
 
 async def die() -> str:
@@ -116,7 +116,7 @@ async def die() -> str:
         except ts.StoreRendezvousError as error:
             return str(error)
     rendezvous = await beginning()._meet()
-    await rendezvous.arrive.call_one(spmd.arrival_of(victim), PATIENCE_S)
+    await rendezvous.arrive.call_one(rank_store.arrival_of(victim), PATIENCE_S)
     os._exit(DEATH)
 
 

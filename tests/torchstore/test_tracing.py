@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from skipper import torchstore as ts
+from skipper.control.observe.tracing import install
 from skipper.control.runtime import current_runtime, tracing
 from skipper.torchstore.errors import KeyNotFoundError
 from tests.control.conftest import wait_until
@@ -20,7 +21,7 @@ def exporter(store: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryS
     monkeypatch.setattr(tracing, "tracer", None)
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracing.install(current_runtime.current(), provider)
+    install(current_runtime.current(), provider)
     yield exporter
     provider.shutdown()
 

@@ -3,9 +3,9 @@
 from skipper.control import observe
 
 EXPORTED = """
-    Activity ActorStatus Dashboard Frame JobStatus LogOptions Logs PageServer ProcessReport ProcessStacks ProcessStatus
-    Report Table ThreadStacks Transfers cast_command collect_logs enable_tracing job_stacks job_status metrics_text
-    parked report_figures report_table serve_dashboard serve_metrics span
+    Activity ActorStatus BreakpointReport Dashboard Frame JobStatus LogOptions Logs PageServer ProcessReport
+    ProcessStacks ProcessStatus Table ThreadStacks Transfers cast_command collect_logs enable_tracing job_stacks
+    job_status metrics_text parked report_figures report_table serve_dashboard serve_metrics span
 """
 
 
