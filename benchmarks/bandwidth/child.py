@@ -51,7 +51,7 @@ _CLIENTS_TO_KNOW = (DataplaneError, ValueError, TypeError, OSError, RuntimeError
 def main(arguments: list[str]) -> int:
     """Serve one client over the socket that the parent left open here; end with it, or with the parent.
 
-    The secret of the handles, if there is one, comes by standard input. Without a name of the client, nothing is said
+    The secret of the handles comes by standard input. Without a name of the client, nothing is said
     of how it went: then the client is the parent itself.
     """
     fileno, parent, client = int(arguments[0]), int(arguments[1]), arguments[2]
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
     # Ctrl-C reaches the whole process group; the parent alone answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    secret = sys.stdin.buffer.read() or None
+    secret = sys.stdin.buffer.read()
     if os.getppid() != parent:  # it died before the line above could tie this process to it
         return 1
     with MessageChannel(socket.socket(fileno=fileno), peer=client or "the client", timeout=_TIMEOUT_S) as channel:
@@ -72,9 +72,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def serve_client(
-    channel: MessageChannel, *, net_devices: str | None, listen: str | None, secret: bytes | None = None
-) -> None:
+def serve_client(channel: MessageChannel, *, net_devices: str | None, listen: str | None, secret: bytes) -> None:
     """Do what one client asks for, until it says goodbye.
 
     Args:

@@ -93,8 +93,8 @@ def _measure(options: Options, typed: list[str], prog: str) -> int:
     if options.role == "local":
         nbytes += footprint(workload, client=False)
     require_feasible(workload, nbytes * options.pairs)
-    token = os.environ.get(TOKEN_VARIABLE, "")
-    if options.role == "client" and not token:
+    token = secrets.token_hex() if options.role == "local" else os.environ.get(TOKEN_VARIABLE, "")
+    if not token:
         raise UsageError(f"a client needs the server's token: set {TOKEN_VARIABLE}, as the server printed it")
 
     results: list[Result] = []
@@ -135,8 +135,7 @@ def _rows(options: Options, token: bytes) -> Generator[Result]:
         )
         return
     with _channel(options, token) as channel:
-        secret = None if options.role == "local" else handle_secret(token)
-        configure(options.workload, options.net_devices, secret=secret)
+        configure(options.workload, options.net_devices, secret=handle_secret(token))
         devices = options.net_devices
         yield from run(channel, options.workload, options.sizes, measure=options.measure, net_devices=devices)
 
@@ -145,7 +144,7 @@ def _rows(options: Options, token: bytes) -> Generator[Result]:
 def _channel(options: Options, token: bytes) -> Iterator[MessageChannel]:
     timeout = options.workload.timeout_s
     if options.role == "local":
-        with local_server(net_devices=options.net_devices, timeout=timeout) as channel:
+        with local_server(token, net_devices=options.net_devices, timeout=timeout) as channel:
             yield channel
     else:
         with connect(options.host, options.port, token, timeout=timeout) as channel:

@@ -127,7 +127,7 @@ def pair_main(pipe: Connection[Any, Any], setup: Setup) -> None:
 def _server(setup: Setup) -> Iterator[MessageChannel]:
     timeout = setup.workload.timeout_s
     if setup.host is None:
-        with local_server(net_devices=setup.net_devices, timeout=timeout) as channel:
+        with local_server(setup.token, net_devices=setup.net_devices, timeout=timeout) as channel:
             yield channel
     else:
         with connect(setup.host, setup.port, setup.token, timeout=timeout) as channel:
@@ -136,8 +136,7 @@ def _server(setup: Setup) -> Iterator[MessageChannel]:
 
 def _serve(pipe: Connection[Any, Any], setup: Setup, far: FarSide) -> None:
     workload = setup.workload
-    secret = None if setup.host is None else handle_secret(setup.token)
-    configure(workload, setup.net_devices, secret=secret)
+    configure(workload, setup.net_devices, secret=handle_secret(setup.token))
     offer, handles = far.open()
     with closing(Side(workload, exposes=False, transfers=True)) as near:
         scratch = allocate(workload.mem, workload.largest * workload.batch)

@@ -68,7 +68,7 @@ def run_pairs(
         pairs: How many.
         measure: How often, and whether to check.
         server: Where the servers are reached; ``None`` starts one here for each pair.
-        token: What the server wants to see proved.
+        token: What the server wants to see proved, and what handles are proved by.
         net_devices: As for `side.configure`.
 
     Yields:

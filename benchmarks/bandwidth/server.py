@@ -80,17 +80,18 @@ def serve(
 
 
 @contextlib.contextmanager
-def local_server(*, net_devices: str | None, timeout: float) -> Iterator[MessageChannel]:
+def local_server(token: bytes, *, net_devices: str | None, timeout: float) -> Iterator[MessageChannel]:
     """Start a server for this process alone, and see to its end.
 
-    There is no port to find and no token to prove, since nobody else can hold the other end.
+    There is no port to find, and nobody else can hold the other end.
 
     Args:
+        token: What handles are proved by.
         net_devices: As for `serve`.
         timeout: Default deadline of the channel, in seconds.
     """
     ours, theirs = socket.socketpair()
-    with ours, theirs, _server_process(theirs.fileno(), "", net_devices, None) as child:
+    with ours, theirs, _server_process(theirs.fileno(), "", net_devices, None, secret=handle_secret(token)) as child:
         theirs.close()
         with MessageChannel(ours, peer=f"the server process {child.pid}", timeout=timeout) as channel:
             yield channel
@@ -98,7 +99,7 @@ def local_server(*, net_devices: str | None, timeout: float) -> Iterator[Message
 
 @contextlib.contextmanager
 def _server_process(
-    fileno: int, client: str, net_devices: str | None, reachable: str | None, *, secret: bytes = b""
+    fileno: int, client: str, net_devices: str | None, reachable: str | None, *, secret: bytes
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start the process that owns the memory, give it the socket, and see to its end.
 

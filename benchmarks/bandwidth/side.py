@@ -207,17 +207,15 @@ class Side:
                 yield self.local, index * size, index * size
 
 
-def configure(
-    workload: Workload, net_devices: str | None, *, listen: str | None = None, secret: bytes | None = None
-) -> None:
+def configure(workload: Workload, net_devices: str | None, *, secret: bytes, listen: str | None = None) -> None:
     """Tell the data plane of this process what the run is to use.
 
     Args:
         workload: Names the backend and the copy threads.
         net_devices: Network devices that UCX may use, or RDMA devices that verbs uses; ``None`` for what this process
             uses anyway, and the first active port.
+        secret: By which handles are proved, see `channel.handle_secret`.
         listen: Address at which verbs lets peers of other hosts connect.
-        secret: By which handles are proved, see `channel.handle_secret`; ``None`` for that of the user.
     """
     ucx = None if net_devices is None else {"NET_DEVICES": net_devices}
     verbs: dict[str, object] = {}

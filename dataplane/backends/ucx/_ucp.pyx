@@ -139,12 +139,16 @@ def set_global_option(str name, str value):
     check("ucs_global_opts_set_value", ucs_global_opts_set_value(name.encode(), value.encode()))
 
 
-def takes(str name, str value):
-    """Whether the library knows an option of that name and, as far as it looks at once, takes the value."""
+def taken(dict options):
+    """The names of those options that the library knows and whose values it accepts, as far as it checks at once."""
     cdef ucp_config_t *config
     check("ucp_config_read", ucp_config_read(NULL, NULL, &config))
     try:
-        return ucp_config_modify(config, name.encode(), value.encode()) == UCS_OK
+        return {
+            name
+            for name, value in options.items()
+            if ucp_config_modify(config, name.encode(), value.encode()) == UCS_OK
+        }
     finally:
         ucp_config_release(config)
 

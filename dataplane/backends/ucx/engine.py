@@ -9,13 +9,14 @@ never pays for it.
 """
 
 import atexit
+import contextlib
 import ctypes
 import importlib.util
 import os
 import socket
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -138,8 +139,9 @@ def check_options(config: Config) -> None:
         ucp = load(find_library(config.ucx_library))
     except BackendUnavailableError:
         return  # the first use raises the reason
+    taken = {_LOG_LEVEL, *ucp.taken(dict(config.ucx))}
     for name, value in config.ucx.items():
-        if name != _LOG_LEVEL and not ucp.takes(name, value):
+        if name not in taken:
             version = ".".join(map(str, ucp.library_version()))
             raise ConfigurationError(f"UCX {version} has no option {name} that can be {value!r} (see ucx_info -cf)")
 
@@ -176,18 +178,16 @@ class UcxEngine:
         chosen = options(config, ucp.library_version())
         # UCX would repeat on stderr, once per request, what the typed errors say.
         level = chosen.pop(_LOG_LEVEL, None if "UCX_LOG_LEVEL" in os.environ else "fatal")
-        chosen = {name: value for name, value in chosen.items() if name in config.ucx or ucp.takes(name, value)}
+        taken = {*config.ucx, *ucp.taken(chosen)}
+        chosen = {name: value for name, value in chosen.items() if name in taken}
+        self._may_listen = chosen.get("TLS") != _WITHOUT_TCP
         self.segments = Segments.of(chosen)
         try:
             if level is not None:
                 ucp.set_global_option(_LOG_LEVEL, level)
             self._context: _ucp.UcpContext = ucp.UcpContext(chosen)
-            with _opening:
-                known = own_sockets.descriptors()
-                self._server: _ucp.UcpWorker = ucp.UcpWorker(self._context)
-                self.address = self._server.address()
-                listeners = _listeners(known, self.address)
-                within_host = lacks_shared_memory(chosen, ucp.library_version())
+            within_host = lacks_shared_memory(chosen, ucp.library_version())
+            with self._new_worker() as (self._server, self.address, listeners):
                 self._admission = _admission(listeners, wire_up_keys, within_host=within_host)
             self._exports: _ucp.Exports = ucp.Exports()
             self._server.answer(self._exports)
@@ -287,11 +287,22 @@ class UcxEngine:
         self._thread.join(_JOIN_S)
 
     def _new_client(self, number: int) -> ClientWorker:
+        with self._new_worker() as (worker, _, listeners):
+            sources = _stop_listening(listeners)
+        return ClientWorker(worker, f"dataplane-ucx-client-{number}", self.ucp.RUNNING, sources)
+
+    @contextlib.contextmanager
+    def _new_worker(self) -> "Iterator[tuple[_ucp.UcpWorker, bytes, dict[int, SocketPlace]]]":
+        """A worker, its address, and the descriptors at which it listens. The next worker waits for the block's end."""
+        if not self._may_listen:
+            worker = self.ucp.UcpWorker(self._context)
+            yield worker, worker.address(), {}
+            return
         with _opening:
             known = own_sockets.descriptors()
             worker = self.ucp.UcpWorker(self._context)
-            sources = _stop_listening(_listeners(known, worker.address()))
-        return ClientWorker(worker, f"dataplane-ucx-client-{number}", self.ucp.RUNNING, sources)
+            address = worker.address()
+            yield worker, address, _listeners(known, address)
 
     def _map(self, address: int, nbytes: int, kind: MemoryKind) -> "_MemoryHandle":
         try:
@@ -307,8 +318,9 @@ def _require_descriptors() -> None:
     """Check that descriptors are left: UCX ends the process if it finds none for its own thread."""
     found: list[int] = []
     try:
+        found.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
         while len(found) < _DESCRIPTORS:
-            found.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            found.append(os.dup(found[0]))
     except OSError as error:
         raise BackendUnavailableError(
             f"UCX needs some {_DESCRIPTORS} file descriptors to start: {error.strerror}{limit_hint(error)}"
