@@ -131,7 +131,7 @@ def test_the_place_of_a_node_that_fails_goes_to_another_node(
     finally:
         slurm.start_node(node)
     job.cancel()
-    wait_until(lambda: slurm.states() == {"idle"}, "the node is back", timeout=40)
+    wait_until(lambda: slurm.states() == {"idle"}, "the node is back", timeout=120)
 
 
 def test_a_place_in_the_queue_says_what_it_waits_for(make: Callable[..., SlurmJob]) -> None:
