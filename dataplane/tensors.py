@@ -93,12 +93,7 @@ class _DeviceMemory:
     """A range of device memory in the form that torch takes over without copying (CUDA array interface, version 3)."""
 
     def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 def _runs(place: Location, address: int, run: int, counts: list[int], strides: list[int]) -> "torch.Tensor":

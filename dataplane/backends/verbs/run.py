@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from skipper.dataplane.atomic import FetchOperation
 from skipper.dataplane.backends.base import Done, Remote
 from skipper.dataplane.backends.verbs.chain import Phase, RequestChain, VerbsProgram
 from skipper.dataplane.backends.verbs.connection import EXPIRED, FLUSHED, NO_WAY, VerbsConnection
 from skipper.dataplane.backends.verbs.connector import OwnerConnector
 from skipper.dataplane.copying import dropped
 from skipper.dataplane.errors import DataplaneError, OwnerDiedError, TransferError, TransferTimeoutError
+from skipper.dataplane.operation import FetchOperation
 from skipper.dataplane.regions import Region
 
 _WORD = struct.Struct("=Q")
