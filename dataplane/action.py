@@ -25,7 +25,7 @@ _FEW = 64  # so few transfers are compiled before the garbage collector would ru
 
 @dataclass(slots=True)
 class _RequestedCopy:
-    """One transfer as it was asked for, checked: a block of local memory, a box of a buffer of the same shape."""
+    """One transfer as requested, after its checks: a block of local memory, a box of a buffer of the same shape."""
 
     local: StridedRegion
     address: int

@@ -1,4 +1,4 @@
-"""The only file of this package that knows torch. It imports torch within functions, which only tensors lead to."""
+"""The only file of this package that knows torch. Only functions that get or make tensors import torch."""
 
 from typing import TYPE_CHECKING
 

@@ -35,7 +35,7 @@ class BackendStatus:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A peer's registration: where it begins, and what `key` (the backend's own) must be used to reach it."""
+    """A peer's registration: where it begins, and the backend's own `key` to reach it."""
 
     handle: Handle
     address: int

@@ -314,7 +314,7 @@ def _below(path: Path, uid: int) -> Iterator[Item]:
 def _of_path(kind: str, name: str, pids: tuple[int, ...], why: str, *, own: bool = True) -> Item:
     """A thing with a path: open to those whom its mode and the folders above it let in.
 
-    It is the process' `own` if its user has not redirected output to it.
+    `own` is false where the process' user has redirected input or output to it.
     """
     path = Path(name)
     status = path.lstat()

@@ -207,7 +207,7 @@ class AdmissionInitiator(Initiator):
 
 
 class AdmissionServer(HandshakeServer[AdmissionInitiator]):
-    """Lets others connect to UCX. Nobody can before somebody has proved itself."""
+    """Lets initiators that have proved themselves connect to UCX. The port is closed to all others."""
 
     def __init__(
         self, listeners: Sequence[socket.socket], address: str, wire_up_keys: WireUpKeys, *, within_host: bool
@@ -290,12 +290,12 @@ class AdmissionServer(HandshakeServer[AdmissionInitiator]):
         return False
 
     def _part(self, initiator: AdmissionInitiator) -> None:
-        """Close the port to it, end what it has not claimed."""
+        """Close the port to it, and end the connections that it has not claimed."""
         self._close_to(initiator)
         initiator.connection.close()
 
     def _close_to(self, initiator: AdmissionInitiator) -> None:
-        """Let nobody connect from its addresses any more, and end what it has not claimed. Idempotent."""
+        """Let nobody connect from its addresses any more, and end connections that are not claimed. Idempotent."""
         if initiator.sources:
             initiator.sources = frozenset()
             self._restrict()

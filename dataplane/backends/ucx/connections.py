@@ -1,6 +1,6 @@
 """The connections to one owner, one for each client worker in use.
 
-Each is made anew after it broke, and keeps the keys that were unpacked for it.
+A connection that broke is made anew. It keeps the keys that were unpacked for it.
 """
 
 import functools
