@@ -6,7 +6,6 @@ if __name__ != "skipper.dataplane":  # found by the folder's own name, beside th
 
 from skipper.dataplane.action import RDMAAction
 from skipper.dataplane.allocation import empty, empty_array, is_shared, memcpy, release_pages
-from skipper.dataplane.atomic import FetchOperation
 from skipper.dataplane.backends.base import BackendStatus
 from skipper.dataplane.buffer import RDMABuffer
 from skipper.dataplane.errors import (
@@ -23,7 +22,7 @@ from skipper.dataplane.errors import (
 from skipper.dataplane.identity import OwnerId
 from skipper.dataplane.layout import RemoteLayout
 from skipper.dataplane.metering import Traffic
-from skipper.dataplane.operation import Operation
+from skipper.dataplane.operation import FetchOperation, Operation
 from skipper.dataplane.settings import backends, configure, get_rdma_backend, is_ibverbs_available, traffic
 
 __all__ = [

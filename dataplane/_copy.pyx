@@ -341,11 +341,6 @@ def guarded_atomic(bint swap, uintptr_t at, uint64_t operand, uint64_t compare, 
     return OK_, previous
 
 
-def load_word(uintptr_t address):
-    """The 8-byte word at `address`, read with acquire order."""
-    return skipper_load(address)
-
-
 def store_word(uintptr_t address, uint64_t value):
     """Writes the 8-byte word at `address` so that every thread and process sees it before what follows."""
     skipper_store(address, value)

@@ -16,8 +16,8 @@ from skipper.dataplane.errors import DataplaneError
 from skipper.dataplane.layout import RemoteLayout, Row, as_rows, compile_box, extent, overlaps_itself, row_runs
 from skipper.dataplane.memory import require_writable, strided
 from skipper.dataplane.operation import DONE, Operation, require_timeout
+from skipper.dataplane.process import BackendSelector
 from skipper.dataplane.regions import MemoryKind, StridedRegion
-from skipper.dataplane.select import BackendSelector
 from skipper.dataplane.uncollected import uncollected
 
 _FEW = 64  # so few transfers are compiled before the garbage collector would run
@@ -25,7 +25,7 @@ _FEW = 64  # so few transfers are compiled before the garbage collector would ru
 
 @dataclass(slots=True)
 class _RequestedCopy:
-    """One transfer as it was asked for, checked: a block of local memory, a box of a buffer of the same shape."""
+    """One transfer as requested, after its checks: a block of local memory, a box of a buffer of the same shape."""
 
     local: StridedRegion
     address: int

@@ -66,7 +66,7 @@ class Arena:
         self._kept: list[tuple[int, int, memfd.Mapping]] = []  # (nbytes, address, mapping), idle and touched
         self._kept_bytes = 0  # of those, and roughly of the freed ranges of chunks
         # A block may die wherever the garbage collector runs, also below our own lock: its range is queued here and
-        # taken in by whoever can have the lock next.
+        # taken in by the next thread that gets the lock.
         self._returned: deque[tuple[memfd.Mapping, int, int]] = deque()
         self._disowned = False
 

@@ -4,13 +4,20 @@ from typing import Any
 
 from skipper.dataplane import handle as handles
 from skipper.dataplane import process
-from skipper.dataplane.atomic import Atomic, FetchOperation, require_word
 from skipper.dataplane.backends.base import Peer, Remote
 from skipper.dataplane.errors import DataplaneError
 from skipper.dataplane.handle import Handle
 from skipper.dataplane.identity import OwnerId
 from skipper.dataplane.memory import contiguous, require_range, require_writable
-from skipper.dataplane.operation import DONE, LONGEST_S, Operation, require_timeout
+from skipper.dataplane.operation import (
+    DONE,
+    LONGEST_S,
+    Atomic,
+    FetchOperation,
+    Operation,
+    require_timeout,
+    require_word,
+)
 from skipper.dataplane.registration import Registration
 
 

@@ -1,4 +1,4 @@
-"""How a process wants its data moved: one immutable record, replaced as a whole by `configure`."""
+"""How a process moves data: one immutable record, which `configure` replaces as a whole."""
 
 import os
 import re

@@ -40,17 +40,13 @@ STREAM_BYTES = 16 << 20
 
 
 class CopyPool:
-    """The copy threads of a process; daemons, started when first needed."""
+    """The copy threads of a process; daemons, started when first needed. `threads` may be changed for later copies."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._started = 0
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Helper] = SimpleQueue()
-
-    def resize(self, threads: int) -> None:
-        """Use that many threads from the next compiled copy on."""
-        self.threads = threads
 
     def offer(self, work: Helper, times: int) -> None:
         """Let up to `times` threads call `work`, which must not raise."""

@@ -4,7 +4,7 @@
     ├── ConfigurationError (ValueError)      configure() was asked for something that cannot be had
     ├── BackendUnavailableError              no usable backend reaches that memory from here
     ├── RegistrationError                    the memory cannot be registered or allocated
-    ├── DescriptorError (ValueError)         bytes that are no handle of this version, or of nobody whom we trust
+    ├── DescriptorError (ValueError)         bytes that are no handle of this version, or whose proof is not known here
     ├── BufferDroppedError                   the owner has dropped the buffer: its bytes mean nothing now
     └── TransferError                        the bytes did not arrive; `.status` holds the library's own code
         ├── OwnerDiedError                   the owning process is gone

@@ -9,9 +9,9 @@ they let a message with thousands of handles carry the card once, and the reader
     body    slot u32, epoch u64, base u64, total u64, offset u64, nbytes u64, flags u8, kind u8, device u16, sections
     section number u8, length u16, bytes
 
-All numbers are little-endian. The proof (see `keys`) is over every byte of card and body: what was altered, or comes
-from elsewhere, is not parsed. What is parsed is from a peer that may yet be wrong, so that every number is looked at.
-Whoever has a handle may use it: carry it over authenticated channels only.
+All numbers are little-endian. The proof (see `keys`) is over every byte of card and body: a handle that was altered, or
+comes from elsewhere, is not parsed. A peer whose proof is good may still be wrong, so every number is checked. Whoever
+has a handle may use it: carry it over authenticated channels only.
 """
 
 import struct

@@ -32,7 +32,7 @@ _CARDS = 1024  # whose keys are kept
 
 
 class Key:
-    """One secret, as the data plane uses it. Shows nothing of it.
+    """One secret, as the data plane uses it. Its representation does not show the secret.
 
     Attributes:
         name: Eight bytes that tell it from others.

@@ -1,4 +1,4 @@
-"""What a caller may hand over as memory, and every check of it that needs no transfer.
+"""What callers may pass as memory, and every check of it that needs no transfer.
 
 A `Region` is a contiguous range, a `StridedRegion` an N-dimensional view; both hold whatever keeps the memory where it
 is. Only this file and `tensors`, which it asks about tensors, look at the caller's objects.

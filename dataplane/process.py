@@ -1,4 +1,4 @@
-"""Everything that the data plane holds for one process, as one object: what builds all the parts from one another.
+"""Everything that the data plane holds for one process, as one object, which builds and connects all parts.
 
 There is no other global state. A forked child starts with an empty object: it owns none of its parent's memory, and
 reads that as any other process would.
@@ -8,7 +8,7 @@ import os
 import threading
 
 from skipper.dataplane.arena import Arena
-from skipper.dataplane.backends.base import Backend
+from skipper.dataplane.backends.base import Backend, Peer
 from skipper.dataplane.backends.local import LocalBackend
 from skipper.dataplane.backends.shared_memory import SharedMemoryBackend
 from skipper.dataplane.backends.ucx.backend import UcxBackend
@@ -18,11 +18,69 @@ from skipper.dataplane.copying import CopyPool
 from skipper.dataplane.epochs import EpochTable
 from skipper.dataplane.errors import BackendUnavailableError, BufferDroppedError
 from skipper.dataplane.handle import Card, Handle
-from skipper.dataplane.identity import new_owner
+from skipper.dataplane.identity import OwnerId, new_owner
 from skipper.dataplane.keys import Keys
 from skipper.dataplane.metering import Meter
 from skipper.dataplane.registration import Registration, RegistrationTable
-from skipper.dataplane.select import BackendSelector
+
+
+class BackendSelector:
+    """Picks backends by the configuration that it was made with, and keeps the connections."""
+
+    def __init__(self, owner: OwnerId, local: LocalBackend, transports: dict[str, Backend], config: Config) -> None:
+        self._owner = owner
+        self._local = local
+        self._transports = transports
+        self._order = config.order
+        self._far_order = config.far_order
+        self._lock = threading.Lock()
+        self._peers: dict[tuple[str, OwnerId], Peer] = {}
+
+    def backend_for(self, handle: Handle) -> Backend:
+        """The backend that would be used from here. Connects nothing.
+
+        Raises:
+            BackendUnavailableError: None can; says why for each.
+        """
+        if handle.card.owner == self._owner:
+            return self._local
+        obstacles = []
+        for name in self._order if handle.card.owner.host == self._owner.host else self._far_order:
+            backend = self._transports[name]
+            obstacle = backend.obstacle(handle)
+            if obstacle is None:
+                return backend
+            obstacles.append(f"{name}: {obstacle}")
+        raise BackendUnavailableError(f"no way to {handle}: {'; '.join(obstacles)}")
+
+    def peer_for(self, handle: Handle) -> Peer:
+        """The connection to the handle's owner, made if need be.
+
+        Raises:
+            BackendUnavailableError: No backend can reach it.
+            OwnerDiedError: The owner is gone.
+        """
+        backend = self.backend_for(handle)
+        key = (backend.name, handle.card.owner)
+        with self._lock:
+            peer = self._peers.get(key)
+            if peer is not None and peer.usable():
+                return peer
+            self._sweep()
+        # Without the lock: the first connection of a backend starts it, and nobody else should wait for that.
+        fresh = backend.connect(handle.card)
+        with self._lock:
+            peer = self._peers.setdefault(key, fresh)
+        if peer is not fresh:
+            fresh.close()
+        return peer
+
+    def _sweep(self) -> None:
+        """Let go of owners that have died since the last connection: each costs descriptors and mappings."""
+        for key, peer in list(self._peers.items()):
+            if not peer.usable():
+                del self._peers[key]
+                peer.close()
 
 
 class DataPlane:
@@ -140,7 +198,7 @@ class DataPlane:
             backend.check(config)
         for backend in self.transports.values():
             backend.configure(config)
-        self.pool.resize(config.threads)
+        self.pool.threads = config.threads
         if config.secret != self.config.secret:
             self.keys = Keys(config.secret)
         self.config = config

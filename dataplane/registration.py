@@ -1,4 +1,4 @@
-"""The owner's side of a buffer: memory made reachable, with the word that says until when.
+"""The owner's side of a buffer: memory that peers can reach, with the epoch word that says until when.
 
 A registration that has never left this process lasts as long as the objects that hold it. A registration whose handle
 has left (`RegistrationTable.let_out`) lasts until `drop`, or until the memory itself is freed, whichever is first. So a

@@ -1,4 +1,4 @@
-"""What users ask of the data plane of this process, and set for it: `dataplane.configure`, `backends` and so on."""
+"""What users set for the data plane of this process, and ask about it: `dataplane.configure`, `backends` and so on."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The only file of this package that knows torch. It imports torch within functions, which only tensors lead to."""
+"""The only file of this package that knows torch. Only functions that get or make tensors import torch."""
 
 from typing import TYPE_CHECKING
 
@@ -93,12 +93,7 @@ class _DeviceMemory:
     """A range of device memory in the form that torch takes over without copying (CUDA array interface, version 3)."""
 
     def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 def _runs(place: Location, address: int, run: int, counts: list[int], strides: list[int]) -> "torch.Tensor":

@@ -1,4 +1,4 @@
-"""Work that makes many objects, all of which stay."""
+"""The cyclic garbage collector, switched off while many objects are made that all stay."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ _was_enabled = False
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the cyclic garbage collector, which would look at all that has been made again and again, for nothing.
+    """Switch the collector off: it would scan the new objects again and again, and free none.
 
-    What is made within such a block is all of the youngest generation: the collector rests until the last block of all
-    threads has ended.
+    The collector runs again when the last such block of all threads has ended.
     """
     global _inside, _was_enabled
     with _lock:

@@ -1,6 +1,6 @@
 """The interface of a backend: a way to reach memory that was registered in another process (or in this one).
 
-Four nouns. A `Backend` knows whether it is usable, adds its section to exported handles, and connects. A `Peer` is one
+A `Backend` knows whether it is usable, adds its section to exported handles, and connects. A `Peer` is one
 owner as a backend reaches it. A `Remote` is one registration of a peer. A `Transfer` is a compiled batch to one peer,
 to be started any number of times.
 """
@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from skipper.dataplane.atomic import Atomic, FetchOperation
 from skipper.dataplane.config import Config
 from skipper.dataplane.handle import Card, Handle, Sections
 from skipper.dataplane.layout import Rows
-from skipper.dataplane.operation import Helper, Operation
+from skipper.dataplane.operation import Atomic, FetchOperation, Helper, Operation
 from skipper.dataplane.regions import MemoryKind, Region
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class BackendStatus:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A peer's registration: where it begins, and what `key` (the backend's own) must be used to reach it."""
+    """A peer's registration: where it begins, and the backend's own `key` to reach it."""
 
     handle: Handle
     address: int

@@ -4,13 +4,12 @@ import operator
 from collections.abc import Sequence
 
 from skipper.dataplane._copy import OK, guarded_atomic, guarded_copy
-from skipper.dataplane.atomic import Atomic, AtomicKind, FetchOperation
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
 from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
 from skipper.dataplane.errors import BackendUnavailableError
 from skipper.dataplane.handle import Card, Handle, Sections
 from skipper.dataplane.layout import Rows, single_stripes
-from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.operation import DONE, Atomic, AtomicKind, FetchOperation, Operation
 from skipper.dataplane.regions import HOST, MemoryKind, Region
 from skipper.dataplane.registration import Registration, RegistrationTable
 
@@ -102,11 +101,7 @@ class LocalPeer(Peer):
         return FetchOperation.failed(dropped(remote.handle))
 
     def _transfer(
-        self,
-        parts: list[Rows],
-        remotes: Sequence[Remote],
-        locals_: Sequence[Region],
-        to_remote: bool,
+        self, parts: list[Rows], remotes: Sequence[Remote], locals_: Sequence[Region], to_remote: bool
     ) -> CopyTransfer:
         registrations = [remote.key for remote in remotes]
 

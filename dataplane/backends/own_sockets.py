@@ -132,7 +132,7 @@ def hang_up_on(places: Collection[SocketPlace]) -> None:
 
 
 def shut(connection: socket.socket) -> None:
-    """End a connection, whoever else holds it."""
+    """End a connection, also where others hold its socket."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:

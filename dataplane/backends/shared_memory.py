@@ -1,7 +1,7 @@
 """Memory that its owner has put into memfds: a peer of the same host maps it once and copies at the speed of memory.
 
-The mapping would outlive its owner, and a copy from it would go on giving bytes. So every operation also looks at the
-owner's pidfd: a dead owner is the same error here as on any other backend.
+The mapping outlives its owner, and copies from it would still give bytes. So every operation also looks at the owner's
+pidfd: a dead owner is the same error here as on any other backend.
 """
 
 import struct
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from skipper.dataplane import memfd
 from skipper.dataplane._copy import CHANGED, OK, guarded_atomic, guarded_copy
 from skipper.dataplane.arena import HUGE_BLOCK
-from skipper.dataplane.atomic import Atomic, AtomicKind, FetchOperation
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer, Remote, Transfer
 from skipper.dataplane.copying import PART_BYTES, CopyPool, CopyTransfer, at_once, dropped, parts_of
 from skipper.dataplane.epochs import WORD
@@ -20,7 +19,7 @@ from skipper.dataplane.errors import DescriptorError, OwnerDiedError
 from skipper.dataplane.handle import SHM, Card, Handle, Sections, unpack_section
 from skipper.dataplane.identity import OwnerId, ProcessWatch
 from skipper.dataplane.layout import Rows, single_stripes
-from skipper.dataplane.operation import DONE, Operation
+from skipper.dataplane.operation import DONE, Atomic, AtomicKind, FetchOperation, Operation
 from skipper.dataplane.regions import HOST, MemoryKind, Region
 from skipper.dataplane.registration import Registration
 
@@ -136,13 +135,7 @@ class SharedMemoryPeer(Peer):
         """See `Peer`. Atomic also with what the CPU does to that word in any process that maps it."""
         swap = atomic.kind is AtomicKind.COMPARE_AND_SWAP
         status, previous = guarded_atomic(
-            swap,
-            remote.address + offset,
-            atomic.operand,
-            atomic.compare,
-            remote.word,
-            remote.handle.epoch,
-            self._pidfd,
+            swap, remote.address + offset, atomic.operand, atomic.compare, remote.word, remote.handle.epoch, self._pidfd
         )
         if status == OK:
             return FetchOperation.succeeded(previous)
@@ -151,11 +144,7 @@ class SharedMemoryPeer(Peer):
         return FetchOperation.failed(OwnerDiedError(f"{self._owner} is gone, and the word with it"))
 
     def _transfer(
-        self,
-        parts: list[Rows],
-        remotes: Sequence[Remote],
-        locals_: Sequence[Region],
-        to_remote: bool,
+        self, parts: list[Rows], remotes: Sequence[Remote], locals_: Sequence[Region], to_remote: bool
     ) -> CopyTransfer:
         return CopyTransfer(parts, remotes, locals_, to_remote=to_remote, pool=self._pool, watch=self._watch)
 

@@ -48,14 +48,14 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """All of it."""
+    """All checks, and the facts that they rest on."""
 
     checks: Sequence[Check]
     facts: Mapping[str, Any]
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all; what is absent counts as good."""
+        """The worst verdict of the checks; "absent" counts as "ok"."""
         found = {check.verdict for check in self.checks}
         return next((verdict for verdict in _BY_WEIGHT if verdict in found), Verdict.OK)
 

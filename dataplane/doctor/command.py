@@ -4,6 +4,7 @@ import argparse
 import json
 import pwd
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from skipper.dataplane.doctor.examine import examine
 from skipper.dataplane.doctor.exposure import Exposure, Item, expose
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 _STDOUT = "-"
@@ -111,24 +113,36 @@ def _write(report: dict[str, Any], where: str | None) -> None:
 
 
 def _show_exposure(exposure: Exposure, *, stderr: bool) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, stderr=stderr)
-    if not console.is_terminal:
-        console.width = _WIDTH
+    console = _console(stderr=stderr)
     console.print(_exposure_table(exposure.items))
     unseen = f", not looked at (of another user): {', '.join(map(str, exposure.unseen))}" if exposure.unseen else ""
     console.print(f"processes: {len(exposure.processes)}, open: {len(exposure.open)}{unseen}", markup=False)
 
 
-def _exposure_table(items: Sequence[Item]) -> "Table":
+def _console(*, stderr: bool) -> "Console":
+    from rich.console import Console
+
+    console = Console(highlight=False, stderr=stderr)
+    if not console.is_terminal:
+        console.width = _WIDTH  # a pipe has none
+    return console
+
+
+def _empty_table(*columns: str) -> "Table":
+    """A table without rows; only the last column wraps."""
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("", "kind", "owner", "mode", "who may reach it", "what, and why"):
-        table.add_column(column, no_wrap=not column.startswith("what"), overflow="fold")
+    for column in columns:
+        table.add_column(column, no_wrap=column != columns[-1], overflow="fold")
+    return table
+
+
+def _exposure_table(items: Sequence[Item]) -> "Table":
+    from rich.text import Text
+
+    table = _empty_table("", "kind", "owner", "mode", "who may reach it", "what, and why")
     alike: dict[tuple[object, ...], list[Item]] = {}
     for item in items:  # what is open has a line of its own
         name = "" if item.designed else item.name
@@ -152,27 +166,18 @@ def _name_of(uid: int) -> str:
 
 
 def _show(examination: Examination, *, stderr: bool) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, stderr=stderr)
-    if not console.is_terminal:
-        console.width = _WIDTH  # a pipe has none
+    console = _console(stderr=stderr)
     system = examination.facts["system"]
     console.print(f"{system['kernel']}, Python {system['python']}, {system['cores_usable']} cores", markup=False)
     console.print(_table(examination.checks))
-    counts = [sum(check.verdict is verdict for check in examination.checks) for verdict in Verdict]
-    told = dict(zip(Verdict, counts, strict=True))
+    told = Counter(check.verdict for check in examination.checks)
     console.print(f"problems: {told[Verdict.PROBLEM]}, warnings: {told[Verdict.WARNING]}", markup=False)
 
 
 def _table(checks: Sequence[Check]) -> "Table":
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("", "", "", "found, and what to do"):
-        table.add_column(column, no_wrap=column == "", overflow="fold")
+    table = _empty_table("", "", "", "found, and what to do")
     area = None
     for check in checks:
         word, style = _MARKS[check.verdict]

@@ -2,21 +2,30 @@
 
 import os
 import platform
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+import numpy as np
 
 from skipper import dataplane
 from skipper.dataplane.backends.base import BackendStatus
 from skipper.dataplane.doctor import limits
 from skipper.dataplane.doctor.checks import Check, Examination, Verdict
-from skipper.dataplane.doctor.gpu import gpu
-from skipper.dataplane.doctor.rdma import rdma
+from skipper.dataplane.doctor.devices import gpu, rdma
 from skipper.dataplane.doctor.sysfs import Interface, interfaces, rdma_ports
-from skipper.dataplane.doctor.trial import TrialError, trial
 from skipper.dataplane.doctor.ucx import ucx
 
 _DISTRIBUTIONS = ("skipper-mesh", "libucx-cu12", "numpy", "torch")
+_NBYTES = 1 << 20
+_BYTE = 0x5A
+_TIMEOUT_S = 20.0
+_TRANSFER_S = 10.0
 
 
 def examine(*, ucx_library: str | None = None, trials: bool = False) -> Examination:
@@ -40,12 +49,7 @@ def examine(*, ucx_library: str | None = None, trials: bool = False) -> Examinat
     rdma_checks, rdma_facts = rdma()
     gpu_checks, gpu_facts = gpu(rdma=bool(ports))
     ucx_checks, ucx_facts = ucx(
-        statuses["ucx"],
-        ucx_library,
-        cma=host_facts["cma"],
-        ports=ports,
-        networks=networks,
-        gpus=len(gpu_facts["gpus"]),
+        statuses["ucx"], ucx_library, cma=host_facts["cma"], ports=ports, networks=networks, gpus=len(gpu_facts["gpus"])
     )
     own = [_local(statuses["local"]), _tried("shm"), *ucx_checks[:1], _verbs(statuses["verbs"], needed=active)]
     if trials:
@@ -63,7 +67,7 @@ def examine(*, ucx_library: str | None = None, trials: bool = False) -> Examinat
     facts = {
         "system": _system(),
         "limits": {**host_facts, **memory_facts, **memlock_facts},
-        "network": [_interface_facts(item) for item in networks],
+        "network": [asdict(item) for item in networks],
         "rdma": rdma_facts,
         "ucx": ucx_facts,
         "gpu": gpu_facts,
@@ -101,10 +105,6 @@ def _network(item: Interface) -> Check:
     return Check("network", item.name, Verdict.OK, f"{item.state}, MTU {item.mtu}{speed}")
 
 
-def _interface_facts(item: Interface) -> dict[str, Any]:
-    return {name: getattr(item, name) for name in ("name", "state", "gbit_per_s", "mtu", "software")}
-
-
 def _system() -> dict[str, Any]:
     return {
         "kernel": f"{platform.system()} {platform.release()}",
@@ -129,3 +129,54 @@ def _by_area(checks: Sequence[Check]) -> list[Check]:
     """The same, those of one area together, areas in the order in which they first come."""
     areas = list(dict.fromkeys(check.area for check in checks))
     return sorted(checks, key=lambda check: areas.index(check.area))
+
+
+class TrialError(Exception):
+    """The backend did not deliver; says why."""
+
+
+def trial(backend: str, *, ucx_library: str | None = None) -> float:
+    """Start an owner, read its buffer, compare.
+
+    Args:
+        backend: "shm", "ucx" or "verbs". UCX and verbs listen for peers of this host while it runs, shm does not.
+        ucx_library: What the owner is to use, as this process does.
+
+    Returns:
+        Milliseconds of the first read, connecting included.
+
+    Raises:
+        TrialError: An error of the data plane or the other process, wrong bytes, or the deadline.
+    """
+    command = [sys.executable, "-m", "skipper.dataplane.doctor.trial_owner", backend, str(_NBYTES)]
+    command += [] if ucx_library is None else [ucx_library]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as owner:
+        deadline = threading.Timer(_TIMEOUT_S, owner.kill)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            return _read(backend, owner)
+        finally:
+            deadline.cancel()
+            owner.kill()
+
+
+def _read(backend: str, owner: subprocess.Popen[str]) -> float:
+    handle = owner.stdout.readline().strip() if owner.stdout is not None else ""
+    if not handle:
+        said = owner.stderr.read().strip() if owner.stderr is not None else ""
+        raise TrialError(said.rpartition("\n")[2] or f"the owner said nothing within {_TIMEOUT_S:.0f} s")
+    dataplane.configure(backend=backend)
+    mine = np.zeros(_NBYTES, np.uint8)
+    begin = time.perf_counter()
+    try:
+        dataplane.RDMABuffer.deserialize(bytes.fromhex(handle)).read_into(mine, timeout=_TRANSFER_S).get()
+    except dataplane.DataplaneError as error:
+        raise TrialError(f"{type(error).__name__}: {error}") from error
+    finally:
+        dataplane.configure(backend="auto")
+    took_ms = (time.perf_counter() - begin) * 1e3
+    if not (mine == _BYTE).all():
+        raise TrialError("what was read is not what the owner wrote")
+    return took_ms

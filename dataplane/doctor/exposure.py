@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import ipaddress
 import os
+import re
 import stat
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skipper.dataplane.doctor import proc_sockets
-from skipper.dataplane.doctor.proc_sockets import PROC, Socket
-
 SCHEMA_VERSION = 1
 
+PROC = Path("/proc")
 _SHM = "/dev/shm/"
 _MARKS = ("@skipper-", "memfd:skipper")
 _DELETED = " (deleted)"
@@ -35,6 +36,12 @@ _PROOF = "asks for a proof first"
 _SAME_USER = "takes this user's processes only"
 _UCX_WAKES = "UCX's bell within a host: a datagram wakes its owner and is not read"
 _BY_DESIGN = (("@skipper-logs-", _SAME_USER), ("@skipper-", _PROOF))
+
+_LISTENS = "0A"  # TCP_LISTEN of include/net/tcp_states.h
+_UNCONNECTED = "07"  # a socket of UDP that was bound and takes from everybody
+_ACCEPTS = 1 << 16  # __SO_ACCEPTCON of include/uapi/linux/net.h
+_DATAGRAM = 2
+_AUTOBOUND = re.compile(r"@[0-9a-f]{5}")  # unix(7): a name that the kernel chose
 
 
 class Reach(enum.StrEnum):
@@ -87,7 +94,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """All of it.
+    """What was found.
 
     Attributes:
         processes: What was looked at.
@@ -161,7 +168,7 @@ def _processes_of_skipper() -> list[int]:
 
 def _is_marked(pid: int) -> bool:
     names = [link.removeprefix("/") for _, link in _descriptors(pid)]
-    bound = proc_sockets.of_process(pid, _socket_inodes(pid))
+    bound = sockets_of(pid, _socket_inodes(pid))
     return any(name.startswith(_MARKS) for name in (*names, *(item.name for item in bound)))
 
 
@@ -180,7 +187,7 @@ def _with_descendants(pids: Collection[int]) -> list[int]:
 
 
 def _items_of(pid: int) -> Iterator[Item]:
-    for item in proc_sockets.of_process(pid, _socket_inodes(pid)):
+    for item in sockets_of(pid, _socket_inodes(pid)):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # nobody finds a socket whose file is gone
             yield _of_socket(item)
     for number, link in _descriptors(pid):
@@ -199,7 +206,7 @@ def _of_socket(item: Socket) -> Item:
         return _of_path("unix", name, (item.pid,), "a unix socket that this process has bound")
     if item.kind == "abstract":
         why = next((why for name, why in _BY_DESIGN if item.name.startswith(name)), "")
-        if not why and item.is_datagram and proc_sockets.is_autobound(item.name):
+        if not why and item.is_datagram and _is_autobound(item.name):
             why = _UCX_WAKES
         return Item(
             item.kind, item.name, (item.pid,), item.uid, None, Reach.HOST, bool(why), why or "nothing of Skipper's"
@@ -307,12 +314,7 @@ def _below(path: Path, uid: int) -> Iterator[Item]:
 def _of_path(kind: str, name: str, pids: tuple[int, ...], why: str, *, own: bool = True) -> Item:
     """A thing with a path: open to those whom its mode and the folders above it let in.
 
-    Args:
-        kind: Of item.
-        name: The path.
-        pids: Of item.
-        why: Of item.
-        own: Whether it is the process' own, and not what its user has redirected output to.
+    `own` is false where the process' user has redirected input or output to it.
     """
     path = Path(name)
     status = path.lstat()
@@ -373,3 +375,66 @@ def _environment(pid: int) -> dict[str, str]:
 
 def _command(pid: int) -> str:
     return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """A socket that listens, or that is bound and takes datagrams.
+
+    Attributes:
+        kind: tcp, udp, unix or abstract.
+        name: ``IP:PORT``, a path, or a name of an abstract socket with its "@".
+        pid: Of the process.
+        uid: Of its owner.
+        is_loopback: Whether it is at an address that this host alone reaches; False for unix sockets.
+        is_datagram: Whether it is a unix socket without connections.
+    """
+
+    kind: str
+    name: str
+    pid: int
+    uid: int
+    is_loopback: bool = False
+    is_datagram: bool = False
+
+
+def sockets_of(pid: int, inodes: Collection[int]) -> Iterator[Socket]:
+    """Those among the sockets of a process, by their inodes, in its network namespace."""
+    owner = (PROC / str(pid)).stat().st_uid
+    for table, kind, wanted in (("tcp", "tcp", _LISTENS), ("udp", "udp", _UNCONNECTED), ("raw", "raw", _UNCONNECTED)):
+        for version in ("", "6"):
+            yield from _internet(pid, f"{table}{version}", kind, wanted, inodes)
+    for fields in _rows(pid, "unix"):
+        if len(fields) == 8 and int(fields[6]) in inodes:
+            is_datagram = int(fields[4], 16) == _DATAGRAM
+            if is_datagram or int(fields[3], 16) & _ACCEPTS:
+                kind = "abstract" if fields[7].startswith("@") else "unix"
+                yield Socket(kind, fields[7], pid, owner, is_datagram=is_datagram)
+
+
+def _is_autobound(name: str) -> bool:
+    """Whether the kernel chose the name of an abstract socket."""
+    return bool(_AUTOBOUND.fullmatch(name))
+
+
+def _internet(pid: int, table: str, kind: str, wanted: str, inodes: Collection[int]) -> Iterator[Socket]:
+    for fields in _rows(pid, table):
+        if fields[3] == wanted and int(fields[9]) in inodes:
+            host, _, port = fields[1].partition(":")
+            ip = _ip(host)
+            text = f"[{ip}]" if ip.version == 6 else str(ip)
+            yield Socket(kind, f"{text}:{int(port, 16)}", pid, int(fields[7]), is_loopback=ip.is_loopback)
+
+
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address as the kernel prints it: words of 32 bits in hexadecimal, each in this host's order of bytes."""
+    words = (int(text[at : at + 8], 16) for at in range(0, len(text), 8))
+    ip = ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
+    return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
+
+
+def _rows(pid: int, table: str) -> Iterator[list[str]]:
+    path = PROC / str(pid) / "net" / table
+    if path.exists():  # not every kernel has IPv6
+        for line in path.read_text(errors="replace").splitlines()[1:]:
+            yield line.split(maxsplit=7 if table == "unix" else -1)

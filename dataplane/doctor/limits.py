@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skipper.dataplane.doctor.checks import Check, Verdict
-from skipper.dataplane.doctor.child import ProbeError, ask
+from skipper.dataplane.doctor.probes import ProbeError, ask
 
 _CAP_IPC_LOCK = 14  # linux/capability.h
 _FEW_FILES = 1024

@@ -1,10 +1,9 @@
 """RDMA ports and network interfaces as /sys shows them. Opens no device; the root can be another for tests."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from skipper.dataplane.backends.verbs.sysfs import SYS, Gid, PortFolder, port_folders, text_of
+from skipper.dataplane.backends.verbs.port import SYS, Gid, PortFolder, port_folders, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +27,6 @@ class RdmaPort:
     gbit_per_s: float | None
     software: bool
     gids: tuple[Gid, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {**asdict(self), "gids": [asdict(gid) for gid in self.gids]}
 
 
 @dataclass(frozen=True, slots=True)

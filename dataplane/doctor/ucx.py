@@ -8,7 +8,7 @@ from typing import Any
 from skipper.dataplane.backends.base import BackendStatus
 from skipper.dataplane.backends.ucx.engine import find_library, load
 from skipper.dataplane.doctor.checks import Check, Verdict
-from skipper.dataplane.doctor.child import ProbeError, ask
+from skipper.dataplane.doctor.probes import ProbeError, ask
 from skipper.dataplane.doctor.sysfs import Interface, RdmaPort
 
 _TRIED = ((1, 13), (1, 22))

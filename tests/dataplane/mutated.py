@@ -24,8 +24,7 @@ import numpy as np
 
 from skipper.dataplane import DataplaneError, DescriptorError, RDMABuffer
 from skipper.dataplane import handle as handles
-from skipper.dataplane.backends.ucx import packed
-from skipper.dataplane.backends.ucx.card import HEAD
+from skipper.dataplane.backends.ucx.card import HEAD, pack_parts, unpack_parts
 from skipper.dataplane.handle import SHM, UCX, Card
 from skipper.dataplane.keys import Keys
 from skipper.dataplane.regions import MemoryKind
@@ -167,8 +166,8 @@ class Mutator:
 
     def _of_body(self, number: int, content: bytes) -> bytes:
         if number == UCX:
-            (key,) = packed.unpack(content, 1) if content == self.handle.sections.get(UCX) else (b"",)
-            return packed.pack(key[: self.chosen.randrange(len(key) + 1)])
+            (key,) = unpack_parts(content, 1) if content == self.handle.sections.get(UCX) else (b"",)
+            return pack_parts(key[: self.chosen.randrange(len(key) + 1)])
         at = self.chosen.choice((0, 4, 12))
         size = 4 if at == 0 else 8
         value = self._number(int.from_bytes(content[at : at + size], "little"), 8 * size)

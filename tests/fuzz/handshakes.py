@@ -25,10 +25,8 @@ from skipper.dataplane.backends.handshake import (
 )
 from skipper.dataplane.backends.own_sockets import SocketPlace, as_ipv6
 from skipper.dataplane.backends.ucx import admission as ucx_admission
-from skipper.dataplane.backends.ucx.admission import FOUND, PLACES, Admission, Contact, pack_places
-from skipper.dataplane.backends.ucx.admission_server import AdmissionServer
+from skipper.dataplane.backends.ucx.admission import FOUND, PLACES, Admission, AdmissionServer, Contact, pack_places
 from skipper.dataplane.backends.verbs import handshake
-from skipper.dataplane.backends.verbs import handshake_server as verbs_server
 from skipper.dataplane.backends.verbs.device import ENDPOINT
 from skipper.dataplane.backends.verbs.handshake import NOBODY, Endpoints, by_rail, dial
 from skipper.dataplane.errors import TransferError, TransferTimeoutError
@@ -78,7 +76,7 @@ class _Pairs:
 def _verbs_owner() -> tuple[str, _Pairs]:
     pairs = _Pairs()
     listener, address = bind(None, f"skipper-fuzz-{os.getpid()}")
-    verbs_server.QueuePairServer(listener, address, TOKEN, lambda: KEYS, _RAILS, pairs)
+    handshake.QueuePairServer(listener, address, TOKEN, lambda: KEYS, _RAILS, pairs)
     return address, pairs
 
 
@@ -183,7 +181,7 @@ def _verbs_owner_behind() -> tuple[str, _Pairs]:
     """Whose handles name the place of who sits in between."""
     pairs = _Pairs()
     listener, address = bind(None, f"skipper-fuzz-behind-{os.getpid()}")
-    verbs_server.QueuePairServer(listener, f"unix:{_BETWEEN}", TOKEN, lambda: KEYS, _RAILS, pairs)
+    handshake.QueuePairServer(listener, f"unix:{_BETWEEN}", TOKEN, lambda: KEYS, _RAILS, pairs)
     return address, pairs
 
 

@@ -12,9 +12,7 @@ from skipper.dataplane import RDMABuffer, memfd, process
 from skipper.dataplane import handle as handles
 from skipper.dataplane.backends.handshake import TOKEN_BYTES
 from skipper.dataplane.backends.ucx import admission as ucx_admission
-from skipper.dataplane.backends.ucx import packed
-from skipper.dataplane.backends.ucx.card import UcxCard
-from skipper.dataplane.backends.ucx.segments import Segments
+from skipper.dataplane.backends.ucx.card import Segments, UcxCard, pack_parts, unpack_parts
 from skipper.dataplane.backends.verbs import card as verbs_card
 from skipper.dataplane.backends.verbs.device import Atomics
 from skipper.dataplane.handle import SHM, UCX, VERBS, Card, Handle
@@ -58,7 +56,7 @@ def read_signed_handle(data: bytes) -> None:
     if UCX in handle.card.sections:
         Segments.after(UcxCard.of(handle.card).worker).obstacle(Segments(1, 1))
     if UCX in handle.sections:
-        packed.unpack(handle.sections[UCX], 1)
+        unpack_parts(handle.sections[UCX], 1)
     if VERBS in handle.card.sections and VERBS in handle.sections:
         verbs_card.remote_of(handle)
 
@@ -94,7 +92,7 @@ def _handles() -> Iterator[Handle]:
     }
     bodies = {
         SHM: struct.pack("<IQQ", 5, 6, 7),
-        UCX: packed.pack(b"r" * 40),
+        UCX: pack_parts(b"r" * 40),
         VERBS: verbs_card.pack_body(0x3000, (1, 2)),
     }
     for numbers in ((SHM,), (UCX,), (VERBS,), (SHM, UCX, VERBS)):

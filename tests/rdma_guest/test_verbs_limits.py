@@ -14,7 +14,7 @@ import pytest
 from skipper import dataplane
 from skipper.dataplane import RDMABuffer, RegistrationError, process
 from skipper.dataplane.backends.verbs.device import Access
-from skipper.dataplane.backends.verbs.dmabuf import register_cuda
+from skipper.dataplane.backends.verbs.memory import register_cuda
 from skipper.dataplane.backends.verbs.staging import StagedTransfer
 from skipper.dataplane.layout import single
 from skipper.dataplane.regions import MemoryKind, Region

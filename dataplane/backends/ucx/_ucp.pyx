@@ -11,7 +11,7 @@ it calls `step` through `Batch.advance` or `UcpWorker.drive`; one thread at a ti
 Several batches on several workers may share one list of rows, of which each takes what it can carry.
 
 This file has the context and its memory; included are what peers may reach of it, the connections, the state machine,
-messages for what UCX cannot do by itself, the answers to them, the batches, and their short way.
+messages for what UCX cannot do by itself, and the batches.
 """
 
 cimport cython
@@ -238,6 +238,4 @@ include "_ucp_exports.pxi"
 include "_ucp_connection.pxi"
 include "_ucp_steps.pxi"
 include "_ucp_messages.pxi"
-include "_ucp_answers.pxi"
 include "_ucp_batch.pxi"
-include "_ucp_way.pxi"

@@ -12,8 +12,7 @@ import weakref
 
 from skipper.dataplane.backends.base import Backend, BackendStatus, Peer
 from skipper.dataplane.backends.handshake import WireUpKeys
-from skipper.dataplane.backends.ucx import packed
-from skipper.dataplane.backends.ucx.card import UcxCard
+from skipper.dataplane.backends.ucx.card import UcxCard, pack_parts
 from skipper.dataplane.backends.ucx.engine import UcxEngine, check_options, find_library, has_cuda_modules, load
 from skipper.dataplane.backends.ucx.peer import UcxPeer
 from skipper.dataplane.config import Config
@@ -132,7 +131,7 @@ class UcxBackend(Backend):
                 self._registrations.at_end(registration, functools.partial(engine.conceal, epoch))
             address = engine.address + engine.segments.pack()
             card = UcxCard(page.address, page.fd, page_key, engine.contact, address)
-            known = self._exports[registration] = ((card.pack(), packed.pack(memory.key)), memory)
+            known = self._exports[registration] = ((card.pack(), pack_parts(memory.key)), memory)
         return known[0]
 
 

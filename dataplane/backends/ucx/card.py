@@ -1,16 +1,30 @@
 """What a handle's card says for UCX: how to reach the owner's worker, and its page of epoch words."""
 
+import os
+import re
 import struct
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from skipper.dataplane.backends.ucx import packed
 from skipper.dataplane.backends.ucx.admission import Contact
 from skipper.dataplane.epochs import PAGE_BYTES
 from skipper.dataplane.errors import DescriptorError
 from skipper.dataplane.handle import ADDRESSES, UCX, Card, unpack_section
 
-HEAD = struct.Struct("<QI")  # the page's address and descriptor; then, by `packed`, its key, the contact, the worker
+HEAD = struct.Struct(
+    "<QI"
+)  # the page's address and descriptor; then, by `pack_parts`, its key, the contact, the worker
+_PART = struct.Struct("<HI")  # length, CRC-32; then the bytes
+# As `ucp_rkey_pack` of UCX 1.11 to 1.22 writes it: the map of memory domains, the type of memory, then for each domain
+# a length of one byte and as many bytes; more may follow.
+_KEY = struct.Struct("<QB")
+_MARKED = struct.Struct("<4sII")
+_MARK = b"segs"
+_SIZE = re.compile(r"(\d+)([kmg]?)b?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SENDS, _TAKES = "TCP_TX_SEG_SIZE", "TCP_RX_SEG_SIZE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +36,7 @@ class UcxCard:
         page_fd: Its descriptor there.
         page_key: Its packed key.
         contact: Where to ask before connecting over TCP; None where UCX does not listen on TCP.
-        worker: Address of the owner's worker, with its segments (see `segments`).
+        worker: Address of the owner's worker, with its `Segments`.
     """
 
     page_address: int
@@ -34,7 +48,7 @@ class UcxCard:
     def pack(self) -> bytes:
         """The section."""
         contact = b"" if self.contact is None else self.contact.pack()
-        return HEAD.pack(self.page_address, self.page_fd) + packed.pack(self.page_key, contact, self.worker)
+        return HEAD.pack(self.page_address, self.page_fd) + pack_parts(self.page_key, contact, self.worker)
 
     @classmethod
     def of(cls, card: Card) -> Self:
@@ -47,8 +61,111 @@ class UcxCard:
         page_address, page_fd = unpack_section(HEAD, section, "UCX")
         if page_address + PAGE_BYTES > ADDRESSES:
             raise DescriptorError(f"this buffer handle has its epoch page at {page_address:#x}, where no memory can be")
-        key, contact, worker = packed.unpack(section[HEAD.size :], 3)
-        packed.require_key(key)
+        key, contact, worker = unpack_parts(section[HEAD.size :], 3)
+        require_key(key)
         if not worker:
             raise DescriptorError("this buffer handle has a damaged section for UCX")
         return cls(page_address, page_fd, key, Contact.parse(contact), worker)
+
+
+def pack_parts(*parts: bytes) -> bytes:
+    """Bytes that UCX has packed for peers, one after the other, each with its length and a checksum.
+
+    UCX takes such bytes without a length and believes what they say. The handle's own proof keeps strangers out. The
+    checksum keeps out what a peer itself has cut short or damaged before it proved the handle.
+    """
+    return b"".join([_PART.pack(len(part), zlib.crc32(part)) + part for part in parts])
+
+
+def unpack_parts(packed: bytes, count: int) -> list[bytes]:
+    """The parts, of which there must be `count`.
+
+    Raises:
+        DescriptorError: They are cut short or damaged.
+    """
+    parts = []
+    at = 0
+    for _ in range(count):
+        if len(packed) - at < _PART.size:
+            raise DescriptorError(_DAMAGED)
+        length, checksum = _PART.unpack_from(packed, at)
+        at += _PART.size
+        part = packed[at : at + length]
+        if len(part) < length or zlib.crc32(part) != checksum:
+            raise DescriptorError(_DAMAGED)
+        parts.append(part)
+        at += length
+    if at != len(packed):
+        raise DescriptorError(_DAMAGED)
+    return parts
+
+
+def require_key(key: bytes) -> None:
+    """Check that a packed key is as long as it says. For a key without a domain UCX emulates each access.
+
+    Raises:
+        DescriptorError: It is cut short.
+    """
+    at = _KEY.size
+    if len(key) < at:
+        raise DescriptorError(_DAMAGED)
+    domains: int = _KEY.unpack_from(key)[0]
+    for _ in range(domains.bit_count()):
+        if at >= len(key):
+            raise DescriptorError(_DAMAGED)
+        at += 1 + key[at]
+    if at > len(key):
+        raise DescriptorError(_DAMAGED)
+
+
+_DAMAGED = "this buffer handle has a damaged section for UCX"
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The largest pieces that a process sends and takes over TCP.
+
+    UCX does not tell its peers, and ends a process that gets a larger piece than its own size. So handles carry both.
+
+    Attributes:
+        sends: Bytes of the largest piece that it sends; 0 where that is not known.
+        takes: Bytes of the largest that it can take; likewise.
+    """
+
+    sends: int
+    takes: int
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, str]) -> Self:
+        """The sizes of this process, from the options that are set in code and those of the environment."""
+        return cls(*(_size(chosen.get(name) or os.environ.get(f"UCX_{name}", "")) for name in (_SENDS, _TAKES)))
+
+    @classmethod
+    def after(cls, address: bytes) -> Self:
+        """Read what `pack` has put behind a worker's address, if it has."""
+        if len(address) >= _MARKED.size:
+            mark, sends, takes = _MARKED.unpack_from(address, len(address) - _MARKED.size)
+            if mark == _MARK:
+                return cls(sends, takes)
+        return cls(0, 0)
+
+    def pack(self) -> bytes:
+        """As bytes behind the worker's address; UCX itself knows where the address ends."""
+        return _MARKED.pack(_MARK, self.sends, self.takes)
+
+    def obstacle(self, peer: "Segments") -> str | None:
+        """Why the two cannot talk over TCP; None where they can, as far as is known."""
+        ways = (self.sends, peer.takes, "here", "there"), (peer.sends, self.takes, "there", "here")
+        for sends, takes, one, other in ways:
+            if 0 < takes < sends:
+                return (
+                    f"{_SENDS} is {sends} bytes {one} and {_TAKES} {takes} {other}, where a larger piece would end the "
+                    "process; set both to the same wherever one talks to the other (dataplane.configure(ucx={...}))"
+                )
+        return None
+
+
+def _size(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    size = int(found[1]) * _UNITS[found[2].lower()] if found else 0
+    return size if size < 1 << 32 else 0

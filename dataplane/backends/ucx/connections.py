@@ -1,6 +1,6 @@
 """The connections to one owner, one for each client worker in use.
 
-Each is made anew after it broke, and keeps the keys that were unpacked for it.
+A connection that broke is made anew. It keeps the keys that were unpacked for it.
 """
 
 import functools
@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 from skipper.dataplane import memfd
 from skipper.dataplane.backends.handshake import WireUpKeys
 from skipper.dataplane.backends.ucx.admission import Admission, Contact
-from skipper.dataplane.backends.ucx.card import UcxCard
-from skipper.dataplane.backends.ucx.client import ClientWorker
-from skipper.dataplane.backends.ucx.engine import UcxEngine
-from skipper.dataplane.backends.ucx.segments import Segments
+from skipper.dataplane.backends.ucx.card import Segments, UcxCard
+from skipper.dataplane.backends.ucx.engine import ClientWorker, UcxEngine
 from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
 from skipper.dataplane.handle import Card
 from skipper.dataplane.identity import OwnerId, ProcessWatch, host_id

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from skipper.dataplane.atomic import FetchOperation
 from skipper.dataplane.backends.base import Done, Remote
-from skipper.dataplane.backends.ucx.client import ClientWorker
 from skipper.dataplane.backends.ucx.connections import OwnerConnections
+from skipper.dataplane.backends.ucx.engine import ClientWorker
 from skipper.dataplane.copying import dropped
 from skipper.dataplane.errors import OwnerDiedError, TransferError, TransferTimeoutError
-from skipper.dataplane.operation import Helper
+from skipper.dataplane.operation import FetchOperation, Helper
 from skipper.dataplane.regions import Region
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ class RunPart:
         self._handed_over = False
 
     def claim(self) -> bool:
-        """See `client.Driven`: true for a part that no thread has begun, or that was handed over."""
+        """See `engine.Driven`: true for a part that no thread has begun, or that was handed over."""
         if self._handed_over:
             self._handed_over = False  # it may have been queued before it was claimed, too: it counts once
             return True
@@ -197,16 +196,16 @@ class RunPart:
         self._settle_or_hand_over()
 
     def settle(self) -> None:
-        """See `client.Driven`."""
+        """See `engine.Driven`."""
         self._run.part_over()
 
     def look(self) -> None:
-        """See `client.Driven`. UCX may try a device for as long as it is told to before it reports a failure."""
+        """See `engine.Driven`. UCX may try a device for as long as it is told to before it reports a failure."""
         if self._run.owner_lost():
             self._run.cut(self.batch)
 
     def expire(self) -> None:
-        """See `client.Driven`.
+        """See `engine.Driven`.
 
         UCX cannot cancel a transfer, but to close the connection by force completes all that is on it.
         """

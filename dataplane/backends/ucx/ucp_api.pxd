@@ -9,7 +9,6 @@ cdef extern from "ucs/type/status.h" nogil:
     bint UCS_PTR_IS_ERR(ucs_status_ptr_t pointer)
     ucs_status_t UCS_PTR_RAW_STATUS(ucs_status_ptr_t pointer)
     ucs_status_t UCS_OK
-    ucs_status_t UCS_ERR_BUSY
     ucs_status_t UCS_ERR_CANCELED
     ucs_status_t UCS_ERR_CONNECTION_RESET
     ucs_status_t UCS_ERR_NO_MEMORY
@@ -21,7 +20,6 @@ cdef extern from "ucs/type/thread_mode.h" nogil:
 cdef extern from "ucs/memory/memory_type.h" nogil:
     ctypedef enum ucs_memory_type_t:
         UCS_MEMORY_TYPE_HOST
-        UCS_MEMORY_TYPE_CUDA
 
 cdef extern from "ucs/config/global_opts.h" nogil:
     ucs_status_t ucs_global_opts_set_value(const char *name, const char *value)
@@ -142,7 +140,6 @@ cdef extern from "ucp/api/ucp.h" nogil:
     void ucp_config_release(ucp_config_t *config)
     ucs_status_t ucp_init_version(unsigned major, unsigned minor, const ucp_params_t *params,
                                   const ucp_config_t *config, ucp_context_h *context)
-    void ucp_cleanup(ucp_context_h context)
     ucs_status_t ucp_context_query(ucp_context_h context, ucp_context_attr_t *attr)
     ucs_status_t ucp_worker_create(ucp_context_h context, const ucp_worker_params_t *params, ucp_worker_h *worker)
     void ucp_worker_destroy(ucp_worker_h worker)

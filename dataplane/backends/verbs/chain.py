@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from skipper.dataplane.atomic import Atomic, AtomicKind
 from skipper.dataplane.backends.base import Remote
 from skipper.dataplane.backends.verbs.device import Device, pyverbs
 from skipper.dataplane.backends.verbs.memory import RegisteredMemory, WordRoom, Words
 from skipper.dataplane.layout import Rows
+from skipper.dataplane.operation import Atomic, AtomicKind
 
 STRIPE_BYTES = 2 << 20
 """From here on a transfer is dealt out over all rails; a smaller one takes one of them, in turn."""

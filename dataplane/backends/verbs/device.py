@@ -8,6 +8,7 @@ import errno
 import functools
 import importlib
 import importlib.util
+import os
 import resource
 import secrets
 import struct
@@ -30,6 +31,8 @@ _RNR_TIMER = 12
 ENDPOINT = struct.Struct("<II16sHBBH")
 """One end, as the other must know it: queue pair number, first packet number, GID, LID, path MTU code, reads, and the
 port of the connection manager that it wants to be connected by (0: none)."""
+
+_CHANNEL = "anon_inode:[infinibandevent]"
 
 
 def require_pyverbs() -> None:
@@ -164,14 +167,6 @@ class Device:
             )
         return RegistrationError(text)
 
-    def queue_pair(self, completions: Any, *, depth: int) -> "QueuePair":
-        """A new, unconnected queue pair.
-
-        Raises:
-            TransferError: The device has none left.
-        """
-        return QueuePair(self, completions, depth)
-
     def endpoint(self, number: int, first_packet: int) -> bytes:
         """This end of a queue pair, for the other end."""
         return ENDPOINT.pack(number, first_packet, self.gid, self._lid, self._mtu, self.reads, self.manager_port)
@@ -219,7 +214,12 @@ class Device:
 class QueuePair:
     """A reliable connection of a device; `connect` takes it from reset to ready to send."""
 
-    def __init__(self, device: Device, completions: Any, depth: int) -> None:
+    def __init__(self, device: Device, completions: Any, *, depth: int) -> None:
+        """Make it, unconnected.
+
+        Raises:
+            TransferError: The device has none left.
+        """
         self._device = device
         self._first_packet = secrets.randbits(24)
         qp = pyverbs("qp")
@@ -293,3 +293,47 @@ def _gid_bytes(gid: Any) -> bytes:
 
 def _gid_text(gid: bytes) -> str:
     return ":".join(gid[at : at + 2].hex() for at in range(0, 16, 2))
+
+
+class Completions:
+    """A completion queue with its channel. For one thread at a time.
+
+    Attributes:
+        queue: pyverbs' own object, for queue pairs to complete on.
+        events: Readable while there is an event to be taken by `acknowledge`.
+    """
+
+    def __init__(self, device: Device) -> None:
+        cq = pyverbs("cq")
+        known = descriptors_of(_CHANNEL)
+        self._channel = cq.CompChannel(device.context)
+        (self.events,) = descriptors_of(_CHANNEL) - known
+        # Whoever finds the event gone, because another thread took it, must not block.
+        os.set_blocking(self.events, False)
+        self.queue = cq.CQ(device.context, device.completions, None, self._channel)
+
+    def poll(self, most: int) -> list[Any]:
+        """What has completed, at most `most`; never waits."""
+        found: list[Any] = self.queue.poll(most)[1]
+        return found
+
+    def arm(self) -> None:
+        """Let the next completion be an event. What completed before is none: `poll` once more before sleeping."""
+        self.queue.req_notify()
+
+    def acknowledge(self) -> None:
+        """Take the event."""
+        self._channel.get_cq_event(self.queue)
+        self.queue.ack_events(1)
+
+
+def descriptors_of(file: str) -> set[int]:
+    """Descriptors of this process that are open on such a file: pyverbs tells no other way which one is an object's."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == file:
+                found.add(int(name))
+        except FileNotFoundError:
+            continue  # closed since, as that of the listing itself is
+    return found

@@ -2,7 +2,7 @@
 
 Waiting threads take turns. One leads: it sleeps on the file descriptors of the completion channels without the GIL, and
 hands out what completes, while the others sleep. A thread that waits for a result leads by itself. One daemon thread
-looks after the runs that nobody waits for, and after all deadlines (see `poll_interval`).
+looks after the runs that nobody waits for, and after all deadlines.
 """
 
 import atexit
@@ -11,15 +11,19 @@ import os
 import select
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from skipper.dataplane.backends.handshake import WireUpKeys
+from skipper.dataplane.backends.verbs.chain import RequestChain
 from skipper.dataplane.backends.verbs.connection import (
     EXPIRED,
     FLUSHED,
     NO_WAY,
     PostedRun,
+    Rail,
+    Rails,
     SendQueue,
     SoleRun,
     VerbsConnection,
@@ -28,19 +32,71 @@ from skipper.dataplane.backends.verbs.connection import (
     tell_failed,
 )
 from skipper.dataplane.backends.verbs.lock import Mutex
-from skipper.dataplane.backends.verbs.poll_interval import PollInterval, lead_from
 from skipper.dataplane.backends.verbs.port import VerbsPort
-from skipper.dataplane.backends.verbs.posting import Posting
-from skipper.dataplane.backends.verbs.rails import Rails
+from skipper.dataplane.errors import TransferError
 from skipper.dataplane.identity import OwnerId
 
+_POLL = 64
+_GRACE_S = 0.01  # a run that is this old and that nobody waits for is led by the daemon thread
+_SLOWEST_S = 0.08
 _SPINS = 8  # looks before a sleep: a short transfer is over before the device could have told
 _LEAD_S = 0.05  # a waiting thread hands over after so long, to look at its own timeout
 _RETRY_S = 0.005  # between two looks at whether a run that failed is under way again, or over
 
 
-class VerbsEngine(Posting):
-    """Verbs, started. Thread-safe.
+class PollInterval:
+    """How often the daemon thread looks after the runs that nobody waits for. All methods are for holders of the lock.
+
+    To wake the thread for each run would cost that run more than the device does. So the thread looks by itself. It
+    looks less often the longer it finds that other threads do all the work, and rests when nothing happens at all.
+
+    Attributes:
+        seconds: To sleep between two looks; infinity until the thread is called.
+    """
+
+    def __init__(self, lock: Any) -> None:
+        """Begin with short sleeps; the lock must be one that conditions can have."""
+        self._called = threading.Condition(lock)
+        self.seconds = _GRACE_S
+        self._busy = False  # whether a run has begun since the last look
+
+    def begun(self, run: PostedRun) -> None:
+        """A run is under way."""
+        self._busy = True
+        if self.seconds > _SLOWEST_S or not run.attended or run.timeout < self.seconds:
+            self.call()
+
+    def left_alone(self) -> None:
+        """A thread that has led for others does not lead any more."""
+        if self.seconds > _GRACE_S:
+            self.call()
+
+    def call(self) -> None:
+        """Have the thread look soon, and often."""
+        self.seconds = _GRACE_S
+        self._called.notify()
+
+    def quicken(self) -> None:
+        """Look often again: the thread has had something to do."""
+        self.seconds = _GRACE_S
+
+    def rest(self, most: float, *, idle: bool) -> None:
+        """Sleep until the next look, or a call, for `most` seconds; `idle` when no run is under way."""
+        if idle and not self._busy and self.seconds == _SLOWEST_S:
+            self.seconds = math.inf
+        self._busy = False
+        seconds = min(self.seconds, most)
+        if not self._called.wait(None if seconds == math.inf else max(0.0, seconds)):
+            self.seconds = min(2 * self.seconds, _SLOWEST_S)
+
+
+def lead_from(run: PostedRun) -> float:
+    """When the daemon thread leads a run that no thread waits for."""
+    return deadline_of(run) - run.timeout + (_GRACE_S if run.attended else 0.0)
+
+
+class VerbsEngine:
+    """Verbs, started. Thread-safe; what posts and takes completions is for holders of the lock.
 
     Attributes:
         rails: The ports in use, and what was opened with them.
@@ -55,7 +111,6 @@ class VerbsEngine(Posting):
         Raises:
             BackendUnavailableError: A port cannot be opened, or the address to listen on is taken.
         """
-        super().__init__()
         self._pid = os.getpid()
         self.rails = Rails(ports, options, owner, wire_up_keys)
         self._all = self.rails.rails
@@ -63,6 +118,9 @@ class VerbsEngine(Posting):
         for rail in self._all:
             self._sleeper.register(rail.completions.events, select.POLLIN)
         self._connections: set[VerbsConnection] = set()
+        self._runs: set[PostedRun] = set()  # under way
+        self._starting: PostedRun | None = None  # whose thread sees by itself that it is over
+        self._finished: deque[Callable[[], None]] = deque()  # what is to be called without the lock
         lock: Any = Mutex()  # that one thread may take twice: a finalizer may run below us
         self.lock = lock
         self._changed = threading.Condition(lock)
@@ -113,6 +171,41 @@ class VerbsEngine(Posting):
                 self._interval.begun(run)
         self.report()
         return over
+
+    def post_sole(self, queue: SendQueue, chain: RequestChain) -> SoleRun | None:
+        """Post the only chain of a run before the run is made, if nothing else is under way there.
+
+        The caller holds the lock. If the transfer is not over, the caller gives `adopt` a run before it lets go of the
+        lock. Then it calls `report`.
+
+        Returns:
+            What stands for the run; None if nothing was posted.
+        """
+        rail = queue.rail
+        if not queue.connection.alive or queue.in_flight or queue.waiting or chain.count > min(queue.room, rail.room):
+            return None
+        chain.last.wr_id = queue.serial
+        try:
+            queue.pair.post(chain.first)
+        except TransferError:
+            return None  # the next attempt raises it
+        sole = SoleRun()
+        queue.room -= chain.count
+        rail.room -= chain.count
+        queue.in_flight.append((sole, chain.count))
+        self._starting = sole
+        self._reap(rail)
+        self._starting = None
+        return sole
+
+    def report(self) -> None:
+        """Tell what has finished, without the lock: what is called may submit again."""
+        while self._finished:
+            try:
+                tell = self._finished.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            tell()
 
     def adopt(self, run: PostedRun, sole: SoleRun, queue: SendQueue) -> None:
         """Put a run in the place of its `SoleRun`; the connection may have failed meanwhile."""
@@ -176,6 +269,82 @@ class VerbsEngine(Posting):
             self._connections.clear()
         if not self._thread.is_alive():
             self.rails.close()
+
+    def _enter(self, run: PostedRun, connection: VerbsConnection) -> None:
+        """Post the chains of a run's phase, as far as there is room."""
+        run.connection = connection
+        for rail in run.rails():
+            if connection.alive:
+                queue = connection.queues[rail]
+                queue.waiting.append(run)
+                self._pump(queue)
+
+    def _pump(self, queue: SendQueue) -> None:
+        """Post chains in the order in which their runs came, while there are credits."""
+        connection, rail = queue.connection, queue.rail
+        while connection.alive and queue.waiting:
+            run = queue.waiting[0]
+            chain = run.next_chain(rail.index)
+            if chain is None:
+                queue.waiting.popleft()
+                continue
+            if chain.count > queue.room:
+                return
+            if chain.count > rail.room:
+                rail.starved.append(queue)
+                return
+            chain.last.wr_id = queue.serial
+            try:
+                queue.pair.post(chain.first)
+            except TransferError:
+                self._break(connection, run, FLUSHED)
+                return
+            queue.room -= chain.count
+            rail.room -= chain.count
+            queue.in_flight.append((run, chain.count))
+            run.outstanding += 1
+            run.posted(rail.index)
+
+    def _reap(self, rail: Rail) -> None:
+        """Hand out all completions of a rail that are there."""
+        while True:
+            found = rail.completions.poll(_POLL)
+            for completion in found:
+                queue = rail.queues.get(completion.qp_num)
+                # A number is given again to a later queue pair, and requests that do not complete bear no serial.
+                if queue is None or completion.wr_id not in (queue.serial, 0):
+                    continue
+                if completion.status == 0:
+                    self._complete(queue)
+                else:
+                    culprit = queue.in_flight[0][0] if queue.in_flight else None
+                    self._break(queue.connection, culprit, completion.status, queue)
+            if len(found) < _POLL:
+                return
+
+    def _complete(self, queue: SendQueue) -> None:
+        run, count = queue.in_flight.popleft()
+        queue.room += count
+        queue.rail.room += count
+        run.outstanding -= 1
+        if run.outstanding == 0 and run.all_posted():
+            if run.phase_over():
+                self._enter(run, queue.connection)
+            else:
+                run.over = True
+                self._runs.discard(run)
+                if run is not self._starting:
+                    self._finished.append(run.finish)
+        if queue.waiting:
+            self._pump(queue)
+        if queue.rail.starved:
+            self._feed(queue.rail)
+
+    def _feed(self, rail: Rail) -> None:
+        """Post what waited for the credits of other send queues."""
+        starved, rail.starved = rail.starved, []
+        for queue in starved:
+            self._pump(queue)
 
     def _break(
         self, connection: VerbsConnection, culprit: PostedRun | None, status: int, queue: SendQueue | None = None

@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from skipper.dataplane.atomic import Atomic, FetchOperation
 from skipper.dataplane.backends.base import Done, Peer, Remote, Transfer
 from skipper.dataplane.backends.verbs.card import remote_of
 from skipper.dataplane.backends.verbs.chain import VerbsProgram, compile_atomic, compile_program, reuse_atomic
@@ -17,14 +16,10 @@ from skipper.dataplane.backends.verbs.memory import RegisteredMemory
 from skipper.dataplane.backends.verbs.run import VerbsAtomicRun, VerbsRun, epochs_of
 from skipper.dataplane.backends.verbs.staging import HostStage, StagedTransfer
 from skipper.dataplane.copying import dropped
-from skipper.dataplane.errors import (
-    BackendUnavailableError,
-    DataplaneError,
-    RegistrationError,
-)
+from skipper.dataplane.errors import BackendUnavailableError, DataplaneError, RegistrationError
 from skipper.dataplane.handle import Card, Handle
 from skipper.dataplane.layout import Rows, single
-from skipper.dataplane.operation import DONE, Helper, Operation
+from skipper.dataplane.operation import DONE, Atomic, FetchOperation, Helper, Operation
 from skipper.dataplane.regions import HOST, Region
 
 _PROGRAMS = 256  # kept for the same copy to come again
@@ -146,14 +141,7 @@ class VerbsPeer(Peer):
         """
         here = self.engine.rails
         return compile_program(
-            here.devices,
-            rails,
-            rows,
-            remotes,
-            memories,
-            here.words,
-            to_remote=to_remote,
-            turn=next(here.turns),
+            here.devices, rails, rows, remotes, memories, here.words, to_remote=to_remote, turn=next(here.turns)
         )
 
     def _run(

@@ -1,11 +1,11 @@
 """Queue pairs connected by the RDMA connection manager (rdma_cm) instead of by hand.
 
-Some fabrics must be asked for the path to a peer, which is what it does. Who may connect is decided in the same
-handshake as ever (`handshake`): it ends with a *ticket* that both sides compute and nobody else can, good for
-one connection of one queue pair. The request of the connection manager carries it as private data.
+On some fabrics the path to a peer must be asked for, which the connection manager does. The usual handshake
+(`handshake`) decides who may connect: it ends with a *ticket*, which only these two sides can compute, good for one
+connection of one queue pair. The request of the connection manager carries it as private data.
 
-The queue pairs stay our own, "external" to the manager. pyverbs' calls that wait for an event would hold the GIL, so
-that they are made on a descriptor that does not block, once it has an event.
+The queue pairs stay our own, "external" to the manager. pyverbs' calls that wait for an event hold the GIL. So they are
+made on a descriptor that does not block, once it has an event.
 """
 
 import hmac
@@ -18,8 +18,7 @@ import threading
 import time
 from typing import Any
 
-from skipper.dataplane.backends.verbs.completions import descriptors_of
-from skipper.dataplane.backends.verbs.device import ENDPOINT, Device, QueuePair, pyverbs
+from skipper.dataplane.backends.verbs.device import ENDPOINT, Device, QueuePair, descriptors_of, pyverbs
 from skipper.dataplane.errors import BackendUnavailableError, TransferError, TransferTimeoutError
 
 _LOG = logging.getLogger(__name__)

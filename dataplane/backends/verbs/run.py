@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from skipper.dataplane.atomic import FetchOperation
 from skipper.dataplane.backends.base import Done, Remote
 from skipper.dataplane.backends.verbs.chain import Phase, RequestChain, VerbsProgram
 from skipper.dataplane.backends.verbs.connection import EXPIRED, FLUSHED, NO_WAY, VerbsConnection
 from skipper.dataplane.backends.verbs.connector import OwnerConnector
 from skipper.dataplane.copying import dropped
 from skipper.dataplane.errors import DataplaneError, OwnerDiedError, TransferError, TransferTimeoutError
+from skipper.dataplane.operation import FetchOperation
 from skipper.dataplane.regions import Region
 
 _WORD = struct.Struct("=Q")
@@ -93,7 +93,7 @@ class VerbsRun:
         self._tries = 0
 
     def begin(self) -> bool:
-        """Post it; whether it is over already, with `error` or well.
+        """Post it. Returns whether it is over already, in success or with `error`.
 
         Raises:
             DataplaneError: There is no connection, or no room for the words.
@@ -108,7 +108,7 @@ class VerbsRun:
         self._left = {rail: [] for rail in program.data}
 
     def due(self) -> float:
-        """Its deadline, from now on fixed."""
+        """Its deadline, which is fixed from now on."""
         if self.deadline is None:
             self.deadline = time.monotonic() + self.timeout
         return self.deadline
@@ -178,7 +178,7 @@ class VerbsRun:
         self._left = {rail: [*reversed(chains)] for rail, chains in self._phases[-1].items()}
 
     def _again(self) -> None:
-        """Over a new connection: first the words, and only if they are as they should be, the rest."""
+        """Begin again over a new connection: fetch the words first; the rest follows only if they are as expected."""
         try:
             connection = self._connector.connected(self.needs, self.due)
             self._prepare(connection, probe=True)

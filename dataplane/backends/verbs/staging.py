@@ -1,4 +1,4 @@
-"""Moves GPU memory that no RDMA device can register by way of host memory.
+"""Moves GPU memory by way of host memory, where no RDMA device can register it.
 
 Only this side of a transfer can be staged. A buffer that peers are to reach must be registered itself.
 """
@@ -64,7 +64,7 @@ class StagedTransfer(Transfer):
         self._to_remote = to_remote
 
     def start(self, deadline: float, done: Done) -> Helper | None:
-        """See `Transfer`. What is written is copied before this returns, what is read by whoever finds it complete."""
+        """See `Transfer`. A write fills the stage before this returns; the thread that ends a read empties it."""
         if not self._to_remote:
             return self._inner.start(deadline, lambda error: self._arrived(error, done))
         try:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from skipper.dataplane.backends.base import BackendStatus
-from skipper.dataplane.backends.verbs.sysfs import Gid
-from skipper.dataplane.doctor import child, gpu, limits, rdma
+from skipper.dataplane.backends.verbs.port import Gid
+from skipper.dataplane.doctor import devices, limits, probes
 from skipper.dataplane.doctor.checks import Check, Examination, Verdict
-from skipper.dataplane.doctor.child import ProbeError, ask
 from skipper.dataplane.doctor.command import main
+from skipper.dataplane.doctor.examine import TrialError, trial
+from skipper.dataplane.doctor.probes import ProbeError, ask
 from skipper.dataplane.doctor.sysfs import Interface, RdmaPort
-from skipper.dataplane.doctor.trial import TrialError, trial
 from skipper.dataplane.doctor.ucx import of_version, ucx
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,7 +76,7 @@ def test_a_probe_that_hangs_or_crashes_costs_its_deadline_and_no_more(
     program: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bad.py").write_text(program)
-    monkeypatch.setattr(child, "_PROBES", tmp_path)
+    monkeypatch.setattr(probes, "_PROGRAM", str(tmp_path / "bad.py"))
     with pytest.raises(ProbeError, match=says):
         ask("bad", timeout=0.5 if "sleep" in program else 30)
 
@@ -151,7 +151,7 @@ def test_without_cma_there_is_a_warning_that_says_what_to_change(
     ],
 )
 def test_a_port_is_judged_by_what_it_can_do(port: RdmaPort, asked: dict[str, Any], verdict: Verdict, says: str) -> None:
-    check = rdma.port_check(port, asked)
+    check = devices.port_check(port, asked)
     assert check.verdict is verdict
     assert says in f"{check.found} {check.advice}"
 
@@ -169,7 +169,7 @@ def test_pyverbs_is_missed_where_a_port_is_active(
     found: bool, error: str | None, debian: str | None, needed: bool, verdict: Verdict, says: str
 ) -> None:
     facts = {"found": found, "rdma_core": "44.0", "debian_module": debian, "error": error}
-    check = rdma.pyverbs_check(facts, needed=needed)
+    check = devices.pyverbs_check(facts, needed=needed)
     assert check.verdict is verdict
     assert says in f"{check.found} {check.advice}"
 
@@ -193,7 +193,7 @@ def test_pyverbs_is_missed_where_a_port_is_active(
 def test_a_gpu_whose_memory_no_card_reaches_is_a_warning(
     answer: dict[str, Any], module: bool, verdicts: list[Verdict], says: str
 ) -> None:
-    checks = gpu.checks_of(answer, None, rdma=True, module=module)
+    checks = devices.gpu_checks(answer, None, rdma=True, module=module)
     assert [check.verdict for check in checks] == verdicts
     assert any(says in f"{check.found} {check.advice}" for check in checks)
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from skipper.dataplane.backends import handshake, handshake_server, own_sockets, socket_filter
+from skipper.dataplane.backends import handshake, own_sockets, socket_filter
 from skipper.dataplane.backends.own_sockets import SocketPlace, as_ipv6
-from skipper.dataplane.backends.ucx.admission import HELLO, MAGIC, Admission, Contact
-from skipper.dataplane.backends.ucx.admission_server import AdmissionServer
+from skipper.dataplane.backends.ucx.admission import HELLO, MAGIC, Admission, AdmissionServer, Contact
 from skipper.dataplane.errors import DescriptorError, OwnerDiedError, TransferError, TransferTimeoutError
 
 KEYS = (b"of the job" + bytes(22), b"of the user" + bytes(21))
@@ -258,7 +257,7 @@ def test_garbage_is_hung_up_on(library: Library, server: AdmissionServer, messag
 def test_strangers_that_say_nothing_leave_room_for_others(library: Library, server: AdmissionServer) -> None:
     where = handshake.target(server.contact.address)
     with contextlib.ExitStack() as stack:
-        for _ in range(3 * handshake_server.MOST_ALIKE):
+        for _ in range(3 * handshake.MOST_ALIKE):
             stack.enter_context(socket.create_connection(where, source_address=("127.0.0.9", 0)))
         with Admission(server.contact, KEYS, [own_address(library)], soon()):
             pass

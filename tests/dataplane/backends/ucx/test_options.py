@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from skipper.dataplane import RDMABuffer, TransferError
-from skipper.dataplane.backends.ucx.segments import Segments
+from skipper.dataplane.backends.ucx.card import Segments
 from tests.conformance.owner import RemoteOwner
 from tests.dataplane.scripts import run
 

@@ -12,10 +12,8 @@ import pytest
 from skipper.dataplane.backends import handshake
 from skipper.dataplane.backends.handshake import TOKEN_BYTES, bind
 from skipper.dataplane.backends.verbs import handshake as verbs_handshake
-from skipper.dataplane.backends.verbs import handshake_server as verbs_server
 from skipper.dataplane.backends.verbs.device import ENDPOINT
-from skipper.dataplane.backends.verbs.handshake import Endpoints, dial, hung_up
-from skipper.dataplane.backends.verbs.handshake_server import QueuePairServer
+from skipper.dataplane.backends.verbs.handshake import Endpoints, QueuePairServer, dial, hung_up
 from skipper.dataplane.errors import BackendUnavailableError, OwnerDiedError, TransferError, TransferTimeoutError
 
 TOKEN = b"0123456789abcdef"
@@ -212,7 +210,7 @@ def test_strangers_are_hung_up_on(address: str, pairs: Pairs, message: bytes) ->
 
 
 def test_a_silent_stranger_holds_nobody_up_and_is_hung_up_on(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verbs_server, "GREETING_S", 0.2)
+    monkeypatch.setattr(verbs_handshake, "GREETING_S", 0.2)
     with connect_raw(address) as silent:
         connection, *_ = dial(address, TOKEN, KEYS, {0: MINE}, soon())
         connection.close()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from skipper.dataplane.backends.verbs.engine import PollInterval
 from skipper.dataplane.backends.verbs.lock import Mutex
-from skipper.dataplane.backends.verbs.poll_interval import PollInterval
 
 PATIENCE_S = 10.0
 

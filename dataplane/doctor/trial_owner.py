@@ -1,7 +1,6 @@
-"""The owner of a trial: ``python -m skipper.dataplane.doctor.probes.owner BACKEND NBYTES [LIBUCP]``.
+"""The owner of a trial: ``python -m skipper.dataplane.doctor.trial_owner BACKEND NBYTES [LIBUCP]``.
 
-Unlike its neighbours it is run as a module: it is the data plane itself that is tried. Prints the handle of a buffer
-that is full of 0x5A, in hexadecimal, and keeps it until standard input ends.
+Prints the handle of a buffer that is full of 0x5A, in hexadecimal, and keeps the buffer until standard input ends.
 """
 
 import sys
@@ -12,7 +11,7 @@ from skipper import dataplane
 
 
 def main() -> None:
-    """Own the buffer."""
+    """Make the buffer, print its handle, wait."""
     backend, nbytes = sys.argv[1], int(sys.argv[2])
     dataplane.configure(backend=backend, ucx_library=sys.argv[3] if len(sys.argv) > 3 else None)
     data = dataplane.empty_array(nbytes, np.uint8) if backend == "shm" else np.empty(nbytes, np.uint8)
