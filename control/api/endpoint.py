@@ -20,9 +20,8 @@ from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime import tracing
 from skipper.control.runtime.context import current_context, local_actor
 from skipper.control.runtime.interfaces import Reply
-from skipper.control.runtime.notices import notice_number
 from skipper.control.runtime.port import Port, link_port, pack_with_ports
-from skipper.control.runtime.ports import Awaited, MeshReply, OneReply, ResponseStream, StreamReply
+from skipper.control.runtime.ports import Awaited, MeshReply, OneReply, ResponseStream, StreamReply, notice_number
 from skipper.control.wire.envelope import Envelope, Kind, Payload
 
 if TYPE_CHECKING:

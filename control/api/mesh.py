@@ -20,14 +20,13 @@ from skipper.control.model.actor import ActorInterface, check_construction, inte
 from skipper.control.model.bounds import MAX_PROCESSES, check_count, check_seconds
 from skipper.control.model.errors import ControlError, PayloadError
 from skipper.control.model.future import Future, Promise
-from skipper.control.model.mesh_layout import MeshLayout
-from skipper.control.model.shape import Extent, Point, Shape
+from skipper.control.model.shape import Extent, MeshLayout, Point, Shape
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime import tracing
 from skipper.control.runtime.context import context, local_actor
-from skipper.control.runtime.death_watch import watch
 from skipper.control.runtime.interfaces import OwnedMesh
 from skipper.control.runtime.messages import ROOT_UID, ActorRef, LaunchOrder, OwnerRef, SpawnRequest
+from skipper.control.runtime.ports import watch
 from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.requests import PING, READY, SPAWN, STOP_ACTOR, STOP_MESH
 from skipper.control.runtime.stops import HANDED_DOWN, OWNED
@@ -523,7 +522,7 @@ def this_proc() -> ProcMesh:
     """This process, as a mesh of one on which actors can be spawned; each gets a thread of its own."""
     process = runtime.current()
     whole = Shape.whole(Extent())
-    return ProcMesh(process.uid, process.me.name, (process.me,), Extent(), whole, process.me)
+    return ProcMesh(process.state.uid, process.me.name, (process.me,), Extent(), whole, process.me)
 
 
 def joined(meshes: Sequence[HostMesh]) -> HostMesh:

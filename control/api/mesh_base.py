@@ -7,8 +7,7 @@ from itertools import repeat
 from typing import Any, cast
 
 from skipper.control.model.future import Future, Promise
-from skipper.control.model.mesh_layout import MeshLayout
-from skipper.control.model.shape import Extent, Shape
+from skipper.control.model.shape import Extent, MeshLayout, Shape
 from skipper.control.runtime import current_runtime as runtime
 from skipper.control.runtime.messages import ActorRef
 from skipper.control.runtime.ports import Awaited, MeshReply

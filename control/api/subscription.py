@@ -10,8 +10,8 @@ from skipper.control.api.mesh_base import actors_of
 from skipper.control.model.failure import MeshFailure
 from skipper.control.model.future import Future
 from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime.death_watch import watch
 from skipper.control.runtime.port import PortReceiver, open_channel
+from skipper.control.runtime.ports import watch
 
 if TYPE_CHECKING:
     from skipper.control.api.views import ActorMesh

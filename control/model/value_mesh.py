@@ -6,8 +6,7 @@ import builtins
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
 
-from skipper.control.model.mesh_layout import MeshLayout
-from skipper.control.model.shape import Extent, Point, Shape
+from skipper.control.model.shape import Extent, MeshLayout, Point, Shape
 
 T_co = TypeVar("T_co", covariant=True)
 

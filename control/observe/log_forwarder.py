@@ -124,7 +124,7 @@ class LogForwarder(LogReader):
 
 def answer(process: Process, redirection: Redirection) -> bool:
     """For a survey: send the output of this process, and of those that it launches from now on, somewhere else."""
-    process.redirect(passed_on(process, redirection))
+    process.state.redirection = passed_on(process, redirection)
     if process.root_actor is not None or process.remote_launch.is_host:
         # A script's own output is where that of others goes; who has joined has a place for its own, and an agent, too.
         return True

@@ -24,7 +24,7 @@ from skipper.control.observe.job_query import survey
 from skipper.control.observe.log_reader import LogSource
 from skipper.control.runtime import current_runtime
 from skipper.control.runtime.procs.output_capture import Redirection
-from skipper.control.support.log_files import make_folder, open_log
+from skipper.control.support.private_file import make_folder, open_log
 
 if TYPE_CHECKING:
     from skipper.control.runtime.process import Process

@@ -21,7 +21,7 @@ from skipper.control.model.errors import (
 from skipper.control.model.exception_text import describe, summarize_fully
 from skipper.control.rpc.concurrency_limit import BusyError, LateError
 from skipper.control.rpc.wire.calls import CallFailure, CallResult, Code, MethodCall, Segments
-from skipper.control.runtime.exception_causes import open_chain, pack_chain
+from skipper.control.runtime.replies import open_chain, pack_chain
 from skipper.control.wire.payload import pack_inert, pack_inert_arguments, unpack
 
 _MAX_CAUSE_NBYTES = 1 << 20

@@ -24,9 +24,9 @@ from skipper.control.model.future import Future, Promise, raising
 from skipper.control.model.shape import Point
 from skipper.control.runtime import tracing
 from skipper.control.runtime.context import context_class, current_context, new_instance
+from skipper.control.runtime.interfaces import OwnedMeshes
 from skipper.control.runtime.interruption import is_of_users
 from skipper.control.runtime.messages import ActorRef, Mail, OwnerRef, ReplyAddress, SpawnRequest
-from skipper.control.runtime.owned_meshes import OwnedMeshes
 from skipper.control.runtime.port import Port, refuse_for
 from skipper.control.runtime.replies import first_exception, pack_exception, refuse
 from skipper.control.runtime.stops import OWNED, Bound, Stage
@@ -560,7 +560,7 @@ class ActorState:
         """Leave a tombstone, and tell those who wait for the end."""
         self._host.actors.forget(self)
         self._host.stops.constructed(self)
-        for number in self.meshes.notices():
+        for number in list(self.meshes.notices.values()):
             self._host.ports.close(number)
         self.over.settle_by(lambda: self.failure)
         self.ended.settle_by(raising(outcome) if outcome else lambda: None)

@@ -18,7 +18,8 @@ from skipper.control.wire.envelope import Kind
 
 if TYPE_CHECKING:
     from skipper.control.runtime.begin_log import BeginAddress
-    from skipper.control.runtime.interfaces import Credit, Replier
+    from skipper.control.runtime.flow_control import Flow
+    from skipper.control.runtime.interfaces import Replier
     from skipper.control.runtime.process_state import ProcessState
     from skipper.control.runtime.request_server import RequestServer
 
@@ -40,14 +41,14 @@ class ActorTable:
         self,
         state: ProcessState,
         loop: asyncio.AbstractEventLoop,
-        credit: Credit,
+        flow: Flow,
         replier: Replier,
         requests: RequestServer,
     ) -> None:
         self.stops = Stops(state, loop, self.ending)
         self._state = state
         self._loop = loop
-        self._credit = credit
+        self._flow = flow
         self._replier = replier
         self._requests = requests
         self._lock = threading.Lock()
@@ -156,14 +157,14 @@ class ActorTable:
         elif ending is not None:
             ending.answer_dead(mail)
         elif gone is not None:
-            refuse(self._credit, self._replier, mail, *gone)
+            refuse(self._flow, self._replier, mail, *gone)
 
     def _give_up_on(self, uid: int) -> None:
         with self._lock:
             early = self._early.pop(uid, [])
         for mail in early:
             reason = f"there is no such actor in process {self._state.me.name}"
-            refuse(self._credit, self._replier, mail, reason, None)
+            refuse(self._flow, self._replier, mail, reason, None)
 
     # What is asked of this process
 

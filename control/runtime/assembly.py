@@ -12,7 +12,6 @@ from skipper.control.model.future import Future
 from skipper.control.runtime.actor_table import ActorTable
 from skipper.control.runtime.cast.relays import Relays
 from skipper.control.runtime.cast.sender import CastSender
-from skipper.control.runtime.death_watch import DeathWatch
 from skipper.control.runtime.flow_control import Flow
 from skipper.control.runtime.history import FaultHistory
 from skipper.control.runtime.join_members import JoinedProcesses
@@ -123,7 +122,7 @@ def build_process(
 
     def link(mail: Mail, change: tuple[tuple[ActorRef, ...], tuple[ActorRef, ...]]) -> None:
         """Change what a port of this process is linked to."""
-        ports.link(mail.envelope.target, mail.envelope.rank, *change, lambda end: DeathWatch(messenger, end))
+        ports.link(mail.envelope.target, mail.envelope.rank, *change, messenger)
 
     requests.serve(LINK, link)
     messenger.connect(

@@ -22,8 +22,7 @@ from skipper.control.model.failure import FailureKind
 from skipper.control.model.future import set_safe_point
 from skipper.control.runtime import interruption
 from skipper.control.runtime.actor_state import CALLERS_OF_USERS, ActorEndedError, ActorState
-from skipper.control.runtime.context import current_context
-from skipper.control.runtime.log_records import name_actors_in_records
+from skipper.control.runtime.context import current_context, name_actors_in_records
 from skipper.control.runtime.messages import Mail
 from skipper.control.runtime.procs import thread_limit
 

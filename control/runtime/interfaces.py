@@ -13,7 +13,6 @@ from skipper.control.runtime.messages import ActorRef, Loss, Mail, OwnerRef
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
 
 if TYPE_CHECKING:
-    from skipper.control.runtime.owned_meshes import OwnedMeshes
     from skipper.control.runtime.requests import Request
 
 A = TypeVar("A")
@@ -105,30 +104,6 @@ class Reply(Protocol):
         """Note that every actor linked for this rank is dead; True where nothing more is expected."""
 
 
-# Receiving
-
-
-class Receiver(Protocol):
-    """Whoever takes messages for actors; for any thread."""
-
-    def deliver(self, mail: Mail) -> None:
-        """Bring a message to its actor, or answer it."""
-
-
-class Requests(Protocol):
-    """Whoever serves requests."""
-
-    def handle(self, sender: ProcessRef, envelope: Envelope) -> None:
-        """Do what the envelope asks for."""
-
-
-class Credit(Protocol):
-    """Whoever counts which messages are handled."""
-
-    def handled(self, mail: Mail) -> None:
-        """Note that a message has left its mailbox, to be handled or refused."""
-
-
 # Owning
 
 
@@ -157,6 +132,39 @@ class OwnedMesh(Protocol):
 
     def stop(self, timeout: float | None = None) -> Future[None]:
         """Stop every member, in so many seconds."""
+
+
+class OwnedMeshes:
+    """The meshes of one owner. For any thread.
+
+    Attributes:
+        by_number: those that it owns.
+        notices: the number of the port where it is told of broadcasts that were not delivered, by the number of the
+            mesh that they were for, which it need not own.
+    """
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, OwnedMesh] = {}
+        self.notices: dict[int, int] = {}
+        self._spawned: set[int] = set()
+        """Numbers of all meshes that it has ever owned."""
+
+    def add(self, mesh: OwnedMesh) -> None:
+        """Take a mesh that has just been spawned."""
+        self.by_number[mesh.uid] = mesh
+        self._spawned.add(mesh.uid)
+
+    def all(self) -> list[OwnedMesh]:
+        """Those that it owns, oldest first."""
+        return list(self.by_number.values())
+
+    def has_spawned(self, uid: int) -> bool:
+        """Whether it has ever owned this mesh."""
+        return uid in self._spawned
+
+    def forget(self, uid: int) -> None:
+        """Forget a mesh that has ended."""
+        self.by_number.pop(uid, None)
 
 
 class Owner(Protocol):

@@ -48,14 +48,15 @@ class Ownership:
 
     def find(self, uid: int) -> OwnedMesh | None:
         """A mesh that an actor of this process owns."""
-        return _mesh_of(self._owners(), uid)
+        meshes = (owner.meshes.by_number.get(uid) for owner in self._owners())
+        return next((mesh for mesh in meshes if mesh is not None), None)
 
     def disown(self, uid: int) -> None:
         """Forget a mesh that has ended, whichever actor of this process owns it."""
         self._close_casts(uid)
         for owner in self._owners():
             owner.meshes.forget(uid)
-            if (number := owner.meshes.take_notice(uid)) is not None:
+            if (number := owner.meshes.notices.pop(uid, None)) is not None:
                 self._caller.ports.close(number)
 
     def report(self, owner: OwnerRef | None, failure: MeshFailure) -> None:
@@ -122,11 +123,6 @@ class Ownership:
     def _handled(self, mail: Mail, source: str) -> None:
         if self.root is not None:
             self.root.faults.hear(source)
-
-
-def _mesh_of(owners: Iterable[Owner], uid: int) -> OwnedMesh | None:
-    """The owned mesh with this number."""
-    return next((owner.meshes.by_number[uid] for owner in owners if uid in owner.meshes.by_number), None)
 
 
 def _failures_of(owners: Iterable[Owner], process: ProcessRef, loss: Loss) -> Iterator[tuple[Owner, MeshFailure]]:

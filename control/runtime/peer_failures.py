@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ControlError
 from skipper.control.model.future import Future, peek
-from skipper.control.runtime.exit_reasons import ExitReasons
 from skipper.control.runtime.interfaces import Requester
 from skipper.control.runtime.messages import Loss, Mail
 from skipper.control.runtime.requests import EXIT_REASON
@@ -31,6 +31,37 @@ EXIT_REASON_S = 1.0
 """How long this process waits, after a link to another host has broken, to be told why the other process ended."""
 
 
+_KEPT_REASONS = 512
+"""A script may start and lose processes for as long as it runs; what is known of them must not grow with it."""
+
+
+class _ExitReasons:
+    """Why the latest few hundred processes are gone. Written on the loop thread, read on any.
+
+    Args:
+        forget: told, on the loop thread, of every process that nothing needs to be known of any more.
+    """
+
+    def __init__(self, forget: Callable[[str], None]) -> None:
+        self._forget = forget
+        self._known: dict[str, Loss] = {}
+
+    def __contains__(self, process_id: str) -> bool:
+        return process_id in self._known
+
+    def get(self, process_id: str) -> Loss | None:
+        """Why this process is gone, if it is and that is still known."""
+        return self._known.get(process_id)
+
+    def write(self, process_id: str, loss: Loss) -> None:
+        """Note the end of a process."""
+        self._known[process_id] = loss
+        while len(self._known) > _KEPT_REASONS:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._forget(oldest)
+
+
 class PeerFailures:
     """The ends of other processes, as one process sees them. On the loop thread, unless a method says otherwise.
 
@@ -44,7 +75,7 @@ class PeerFailures:
         self._state = state
         self._loop = loop
         self._requester = requester
-        self._exit_reasons = ExitReasons(self._forget)
+        self._exit_reasons = _ExitReasons(self._forget)
         self._watched: set[str] = set()
         self._late: dict[str, asyncio.TimerHandle] = {}
         """Processes whose link is lost, until it is known why."""

@@ -1,4 +1,4 @@
-"""The ports of a process: numbered places where replies arrive, and what becomes of them there."""
+"""The ports of a process: numbered places where replies arrive, what becomes of them there, and why one is missing."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
-from skipper.control.model.errors import LinkError, SupervisionError
-from skipper.control.model.failure import MeshFailure
-from skipper.control.model.future import Future, Pending, Promise, raising
+from skipper.control.model.errors import ControlError, LinkError, SupervisionError
+from skipper.control.model.failure import FailureKind, MeshFailure
+from skipper.control.model.future import Future, Pending, Promise, peek, raising
 from skipper.control.model.shape import Extent
 from skipper.control.model.value_mesh import ValueMesh
-from skipper.control.runtime.inquiry import ask, name_all
-from skipper.control.runtime.interfaces import Reply
+from skipper.control.runtime import running
+from skipper.control.runtime.interfaces import Caller, LocalActor, Ports, Reply
 from skipper.control.runtime.messages import ActorRef, Loss
-from skipper.control.runtime.notices import Notice
 from skipper.control.runtime.replies import open_reply
-from skipper.control.runtime.requests import AnyRequest
-from skipper.control.wire.envelope import Kind, Payload, ProcessRef
+from skipper.control.runtime.requests import ACTIVITY, WATCH, AnyRequest
+from skipper.control.runtime.running import RunningProcess
+from skipper.control.wire.envelope import NOTICE, Kind, Payload, ProcessRef
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -77,23 +77,13 @@ class Awaited:
         return SupervisionError(f"{self.who} cannot answer {self.endpoint}: {loss.reason}", failure)
 
 
-class _Links(Protocol):
-    """The actors that a port is linked to (see `DeathWatch`)."""
-
-    def change(self, add: Iterable[ActorRef], remove: Iterable[ActorRef]) -> None:
-        """Link some actors and unlink others, as one step."""
-
-    def error(self) -> LinkError | None:
-        """What a receiver is told: an error once every linked actor is dead."""
-
-
 class PortTable:
     """The open ports of a process; safe to use from any thread."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._open: dict[int, Reply] = {}
-        self._links: dict[int, dict[int, _Links]] = {}
+        self._links: dict[int, dict[int, DeathWatch]] = {}
         self._link_lock = threading.Lock()
 
     def open(self, reply: Reply) -> int:
@@ -132,7 +122,7 @@ class PortTable:
         rank: int,
         add: Iterable[ActorRef],
         remove: Iterable[ActorRef],
-        new_links: Callable[[Callable[[LinkError], object]], _Links],
+        caller: Caller,
     ) -> None:
         """Change what a port, or one rank of those who share it, is linked to.
 
@@ -141,7 +131,7 @@ class PortTable:
             rank: of those who share it.
             add: actors to link.
             remove: actors to unlink.
-            new_links: makes the links of a port that has none, which tell a function of the end of all.
+            caller: asks the processes of the actors.
         """
         with self._link_lock:
             reply = self._open.get(number)
@@ -150,7 +140,7 @@ class PortTable:
             of_port = self._links.setdefault(number, {})
             links = of_port.get(rank)
             if links is None:
-                links = of_port[rank] = new_links(lambda error: self._lapse(number, rank, error))
+                links = of_port[rank] = DeathWatch(caller, lambda error: self._lapse(number, rank, error))
                 reply.entrust(rank)
         links.change(add, remove)
 
@@ -162,7 +152,7 @@ class PortTable:
 
     def owed_by(self, ids: Collection[str]) -> bool:
         """Whether somebody waits for an answer of one of these actors or processes."""
-        replies = (OneReply, MeshReply, StreamReply)
+        replies = (OneReply, _MeshReplies)
         return any(isinstance(reply, replies) and reply.is_owed_by(ids) for reply in list(self._open.values()))
 
     def link_error(self, number: int) -> LinkError | None:
@@ -228,10 +218,40 @@ class OneReply:
         return self._awaited.is_one_of(ids)
 
 
-class MeshReply:
+class _MeshReplies:
+    """The replies of the members of a mesh, as far as some are missing."""
+
+    __slots__ = ("_awaited", "_entrusted", "_missing")
+
+    def __init__(self, awaited: Sequence[Awaited]) -> None:
+        self._awaited = awaited
+        self._missing = set(range(len(awaited)))
+        self._entrusted: set[int] = set()
+
+    def describe(self) -> str:
+        """Who has not answered."""
+        return name_all(self._not_answered(), len(self._awaited))
+
+    def inquire(self) -> Callable[[], str]:
+        """Ask what they do instead."""
+        return ask(self._not_answered(), len(self._awaited))
+
+    def entrust(self, rank: int) -> None:
+        """The reply of this rank may come from elsewhere."""
+        self._entrusted.add(rank)
+
+    def is_owed_by(self, ids: Collection[str]) -> bool:
+        """Whether a reply is to come from one of these actors or processes."""
+        return any(self._awaited[rank].is_one_of(ids) for rank in list(self._missing))
+
+    def _not_answered(self) -> list[Awaited]:
+        return [self._awaited[rank] for rank in sorted(self._missing)]
+
+
+class MeshReply(_MeshReplies):
     """A reply from each member of a mesh, for one future; the first error settles it."""
 
-    __slots__ = ("_awaited", "_entrusted", "_extent", "_kind", "_missing", "_payloads", "_promise")
+    __slots__ = ("_extent", "_kind", "_payloads", "_promise")
 
     def __init__(
         self,
@@ -240,22 +260,12 @@ class MeshReply:
         awaited: Sequence[Awaited],
         kind: type[ValueMesh[Any]] = ValueMesh,
     ) -> None:
+        super().__init__(awaited)
         self._promise = promise
         self._kind = kind
         self._extent = extent
-        self._awaited = awaited
         self._payloads: list[Payload | None] = [None] * len(awaited)
-        self._missing = set(range(len(awaited)))
-        self._entrusted: set[int] = set()
         promise.pending = self
-
-    def describe(self) -> str:
-        """Who has not answered."""
-        return name_all(_missing(self._awaited, self._missing), len(self._awaited))
-
-    def inquire(self) -> Callable[[], str]:
-        """Ask what they do instead."""
-        return ask(_missing(self._awaited, self._missing), len(self._awaited))
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
@@ -279,18 +289,10 @@ class MeshReply:
                 return True
         return False
 
-    def entrust(self, rank: int) -> None:
-        """The reply of this rank may come from elsewhere."""
-        self._entrusted.add(rank)
-
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
         self._fail(raising(error))
         return True
-
-    def is_owed_by(self, ids: Collection[str]) -> bool:
-        """Whether a reply is to come from one of these actors or processes."""
-        return any(self._awaited[rank].is_one_of(ids) for rank in list(self._missing))
 
     def _fail(self, open_error: Callable[[], Any]) -> None:
         """End in the first error; whoever hears of it has heard of those of the other members, too."""
@@ -342,25 +344,15 @@ class ResponseStream(Generic[T_co]):
         (promise.fail_by if is_error else promise.settle_by)(open_result)
 
 
-class StreamReply:
+class StreamReply(_MeshReplies):
     """A reply from each member of a mesh, for a stream."""
 
-    __slots__ = ("_awaited", "_entrusted", "_missing", "_stream")
+    __slots__ = ("_stream",)
 
     def __init__(self, stream: ResponseStream[Any], awaited: Sequence[Awaited]) -> None:
+        super().__init__(awaited)
         self._stream = stream
-        self._awaited = awaited
-        self._missing = set(range(len(awaited)))
-        self._entrusted: set[int] = set()
         stream.await_from(self)
-
-    def describe(self) -> str:
-        """Who has not answered."""
-        return name_all(_missing(self._awaited, self._missing), len(self._awaited))
-
-    def inquire(self) -> Callable[[], str]:
-        """Ask what they do instead."""
-        return ask(_missing(self._awaited, self._missing), len(self._awaited))
 
     def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
         """Take a reply."""
@@ -375,19 +367,11 @@ class StreamReply:
                 self._stream.push(raising(self._awaited[rank].error(loss)), is_error=True)
         return not self._missing
 
-    def entrust(self, rank: int) -> None:
-        """The reply of this rank may come from elsewhere."""
-        self._entrusted.add(rank)
-
     def lapse(self, rank: int, error: LinkError) -> bool:
         """Whoever might have replied is dead."""
         if self._claim(rank):
             self._stream.push(raising(error), is_error=True)
         return not self._missing
-
-    def is_owed_by(self, ids: Collection[str]) -> bool:
-        """Whether a reply is to come from one of these actors or processes."""
-        return any(self._awaited[rank].is_one_of(ids) for rank in list(self._missing))
 
     def _claim(self, rank: int) -> bool:
         """Whether it is for the calling thread to fill this rank's place: it is so once."""
@@ -431,5 +415,191 @@ class Acknowledgements:
         return not self._missing
 
 
-def _missing(awaited: Sequence[Awaited], ranks: Iterable[int]) -> list[Awaited]:
-    return [awaited[rank] for rank in sorted(ranks)]
+_numbers = itertools.count(NOTICE)
+
+
+def notice_number(ports: Ports, sender: LocalActor, mesh_uid: int, mesh_name: str) -> int:
+    """What broadcasts of this actor to that mesh have for `Envelope.reply_to`."""
+    number = sender.meshes.notices.get(mesh_uid)
+    if number is None:
+        number = sender.meshes.notices.setdefault(mesh_uid, next(_numbers))
+        ports.open_at(number, Notice(sender, mesh_uid, mesh_name))
+    return number
+
+
+class Notice:
+    """The port for what comes back when a broadcast was not delivered: its sender fails."""
+
+    __slots__ = ("_mesh_name", "_mesh_uid", "_sender")
+
+    def __init__(self, sender: LocalActor, mesh_uid: int, mesh_name: str) -> None:
+        self._sender = sender
+        self._mesh_uid = mesh_uid
+        self._mesh_name = mesh_name
+
+    def deliver(self, rank: int, kind: Kind, payload: Payload) -> bool:
+        """Take the reason why it was not delivered."""
+        try:
+            open_reply(kind, payload)
+        except ControlError as error:
+            cause = error.failure if isinstance(error, SupervisionError) else None
+            self._undelivered(error, cause)
+        return False
+
+    def lost(self, loss: Loss) -> None:
+        """Note that the process is gone that a broadcast was for."""
+        cause = None
+        if loss.kind is not None:
+            cause = MeshFailure(self._mesh_name, self._mesh_name, None, loss.kind, loss.reason, source=loss.process_id)
+        self._undelivered(SupervisionError(loss.reason, cause), cause)
+
+    def process_lost(self, process_id: str, loss: Loss) -> bool:
+        """Nothing ends here: the next broadcast to the process is what counts."""
+        return False
+
+    def entrust(self, rank: int) -> None:
+        """Nothing to do: this port is never passed on."""
+
+    def lapse(self, rank: int, error: LinkError) -> bool:
+        """Nothing to do: no actor is linked to this port."""
+        return False
+
+    def _undelivered(self, error: ControlError, cause: MeshFailure | None) -> None:
+        if cause is not None and self._sender.meshes.has_spawned(self._mesh_uid):
+            return  # it owns the mesh and is told of that failure: once is enough
+        message = f"a broadcast to {self._mesh_name} was not delivered: {str(error).splitlines()[0]}"
+        self._sender.fail_by_itself(FailureKind.UNDELIVERED, message, cause, error)
+
+
+_MOST_ASKED = 3
+"""How many of those that have not answered are named and asked."""
+
+
+def name_all(missing: Sequence[Awaited], expected: int) -> str:
+    """Who has not answered, in short."""
+    if not missing:
+        return "all have answered"
+    if expected == 1:
+        return missing[0].not_done()
+    some = ", ".join(awaited.who for awaited in missing[:_MOST_ASKED])
+    more = f" and {len(missing) - _MOST_ASKED} more" if len(missing) > _MOST_ASKED else ""
+    return f"{len(missing)} of {expected} have not answered {missing[0].endpoint}: {some}{more}"
+
+
+def ask(missing: Sequence[Awaited], expected: int) -> Callable[[], str]:
+    """Ask those who have not answered what they are doing.
+
+    Returns:
+        What is known when it is called: `name_all`, and what has come by then.
+    """
+    if not running.is_running():
+        return lambda: name_all(missing, expected)
+    process = running.current()
+    asked = [(awaited, _ask_one(process, awaited)) for awaited in missing[:_MOST_ASKED]]
+
+    def known() -> str:
+        found = [(awaited.who, _outcome(awaited, answer)) for awaited, answer in asked]
+        doing = (said if expected == 1 else f"{who}: {said}" for who, said in found)
+        return "; ".join([name_all(missing, expected), *doing])
+
+    return known
+
+
+def _ask_one(process: RunningProcess, awaited: Awaited) -> Future[str] | None:
+    """The question, as a future for its answer; None where it would only wait for a connection, as the call does."""
+    link = process.transport.find(awaited.process_id)
+    if awaited.process_id != process.me.id and not (link is not None and link.connected):
+        return None
+    return process.request(awaited.process, ACTIVITY, target=0 if awaited.actor is None else awaited.actor.uid)
+
+
+def _outcome(awaited: Awaited, answer: Future[str] | None) -> str:
+    where = f"its process ({awaited.process.name})"
+    if answer is None:
+        return f"{where} is not connected yet: it is being started, or cannot be reached"
+    if not answer.done():
+        return f"{where} does not say what it does: it is frozen, starved, or holds the interpreter lock"
+    try:
+        return answer.get(0)
+    except ControlError as error:
+        return str(error)
+
+
+_Key = tuple[str, int]
+
+
+def watch(caller: Caller, actor: ActorRef) -> Future[MeshFailure | None]:
+    """Wait for the end of an actor anywhere in the job: its failure, or None when it was stopped.
+
+    It is told by the actor's process, or by the end of that: nothing is polled.
+    """
+    answer: Promise[MeshFailure | None] = Promise()
+    awaited = Awaited(actor.process, str(actor), WATCH.name, actor, request=WATCH)
+    port = caller.ports.open(OneReply(answer, awaited))
+    caller.send(actor.process, WATCH.envelope(None, target=actor.uid, port=port))
+    ended: Promise[MeshFailure | None] = Promise()
+
+    def outcome() -> MeshFailure | None:
+        try:
+            return peek(answer)
+        except SupervisionError as error:
+            return error.failure  # the actor was dead before, or its process is
+
+    answer.add_done_callback(lambda _: ended.settle_by(outcome))
+    return ended
+
+
+class DeathWatch:
+    """The actors that a port is linked to. Safe to use from any thread.
+
+    Args:
+        caller: asks the processes of the actors.
+        on_dead: told, perhaps several times, once all of them have ended.
+    """
+
+    def __init__(self, caller: Caller, on_dead: Callable[[LinkError], object]) -> None:
+        self._caller = caller
+        self._on_dead = on_dead
+        self._lock = threading.Lock()
+        self._alive: dict[_Key, ActorRef] = {}
+        self._dead: dict[_Key, tuple[ActorRef, MeshFailure | None]] = {}
+
+    def change(self, add: Iterable[ActorRef], remove: Iterable[ActorRef]) -> None:
+        """Link some actors and unlink others, as one step."""
+        added: list[ActorRef] = []
+        with self._lock:
+            for actor in add:
+                key = (actor.process.id, actor.uid)
+                if key not in self._alive and key not in self._dead:
+                    self._alive[key] = actor
+                    added.append(actor)
+            for actor in remove:
+                self._alive.pop((actor.process.id, actor.uid), None)
+                self._dead.pop((actor.process.id, actor.uid), None)
+        for actor in added:
+            watch(self._caller, actor).add_done_callback(lambda ended, actor=actor: self._ended(actor, ended))  # type: ignore[misc]
+        self._tell()
+
+    def error(self) -> LinkError | None:
+        """What a receiver is told: an error once every linked actor is dead; None before, and without any links."""
+        with self._lock:
+            if self._alive or not self._dead:
+                return None
+            ends = list(self._dead.values())
+        reasons = [failure.root_cause().message if failure else f"{actor} has stopped" for actor, failure in ends]
+        first = next((failure for _, failure in ends if failure is not None), None)
+        return LinkError(
+            f"nothing more will come: every actor linked to this port is dead: {'; '.join(reasons)}", first
+        )
+
+    def _ended(self, actor: ActorRef, ended: Future[Any]) -> None:
+        key = (actor.process.id, actor.uid)
+        with self._lock:
+            if self._alive.pop(key, None) is None:
+                return  # it has been unlinked
+            self._dead[key] = (actor, ended.get(0))
+        self._tell()
+
+    def _tell(self) -> None:
+        if (error := self.error()) is not None:
+            self._on_dead(error)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skipper.control.model.settings import Settings
-from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.runtime.supervision import RootActor
 from skipper.control.wire.envelope import ProcessRef
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from skipper.control.wire.transport import Transport
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Process:
     """One process of a job: its transport, its actors, its open ports and its children.
 
-    What it sends it sends by the methods of its `Messenger`, which are its own, too.
+    It sends by the methods of its `Messenger`, which it has as its own.
 
     Attributes:
         state: what it knows of itself, which its parts share.
-        root_actor: the script, where this process is a script's, or has joined; None in a process of an actor.
         loop: the event loop of everything asynchronous.
+        messenger: what it sends leaves through it.
         transport: the links to other processes.
-        ports: where answers arrive.
         actors: those of this process.
         stops: by when those of them have to end that do.
         flow: back-pressure.
@@ -54,52 +54,35 @@ class Process:
         children: the processes launched here.
         remote_launch: launching for others, and by others.
         history: what has gone wrong.
+        root_actor: the script, where this process is a script's, or has joined; None in a process of an actor.
+        ports: where answers arrive.
     """
 
-    def __init__(
-        self,
-        *,
-        state: ProcessState,
-        loop: asyncio.AbstractEventLoop,
-        messenger: Messenger,
-        transport: Transport,
-        actors: ActorTable,
-        stops: Stops,
-        flow: Flow,
-        loans: Loans,
-        casts: CastSender,
-        requests: RequestServer,
-        members: JoinedProcesses,
-        owners: Ownership,
-        ending: Ending,
-        peer_failures: PeerFailures,
-        children: Children,
-        remote_launch: RemoteLaunch,
-        history: FaultHistory,
-    ) -> None:
-        self.root_actor: RootActor | None = None
-        self.loop = loop
-        self.transport = transport
-        self.ports = messenger.ports
-        self.actors = actors
-        self.stops = stops
-        self.flow = flow
-        self.loans = loans
-        self.casts = casts
-        self.requests = requests
-        self.members = members
-        self.owners = owners
-        self.ending = ending
-        self.peer_failures = peer_failures
-        self.children = children
-        self.remote_launch = remote_launch
-        self.history = history
-        self.state = state
-        self._messenger = messenger
+    state: ProcessState
+    loop: asyncio.AbstractEventLoop
+    messenger: Messenger
+    transport: Transport
+    actors: ActorTable
+    stops: Stops
+    flow: Flow
+    loans: Loans
+    casts: CastSender
+    requests: RequestServer
+    members: JoinedProcesses
+    owners: Ownership
+    ending: Ending
+    peer_failures: PeerFailures
+    children: Children
+    remote_launch: RemoteLaunch
+    history: FaultHistory
+    root_actor: RootActor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.ports = self.messenger.ports
         self._take_methods()
 
     def _take_methods(self) -> None:
-        messenger = self._messenger
+        messenger = self.messenger
         self.send = messenger.send
         self.cast = messenger.cast
         self.reply_to = messenger.reply_to
@@ -125,38 +108,14 @@ class Process:
         return self.state.secret
 
     @property
-    def certs(self) -> str | None:
-        """The folder of the certificates for TLS with other hosts; None: none."""
-        return self.state.certs
-
-    @property
-    def data_plane_is_open(self) -> bool:
-        """Whether the data plane may be used with other hosts."""
-        return self.state.data_plane_is_open
-
-    @property
     def settings(self) -> Settings:
         """The bounds that hold for what this process does."""
         return self.state.settings
 
     @property
-    def uid(self) -> int:
-        """The number of this process among its actors."""
-        return self.state.uid
-
-    @property
     def closing(self) -> bool:
         """Whether it ends."""
         return self.state.closing
-
-    @property
-    def redirection(self) -> Redirection | None:
-        """Where the processes that this one launches write to; None: to where this one does."""
-        return self.state.redirection
-
-    def redirect(self, redirection: Redirection) -> None:
-        """Have the processes that are launched from now on write somewhere else."""
-        self.state.redirection = redirection
 
     def running(self) -> list[str]:
         """The names of the processes that this one has launched, and that stand for its job on other hosts."""
@@ -194,11 +153,11 @@ class Process:
         self.state.certs = certs
         self.state.data_plane_is_open = data_plane_is_open
         self.state.me = self.state.root = self.transport.me
-        self._messenger.note_address()
+        self.messenger.note_address()
         if self.root_actor is not None:
             self.root_actor.note_address()
 
     def fall_silent(self) -> None:
         """Send nothing any more: this is a forked copy, and the connections are those of the original."""
-        self._messenger.fall_silent()
+        self.messenger.fall_silent()
         self._take_methods()

@@ -1,18 +1,36 @@
-"""Values and errors as they travel back to a port."""
+"""Values and errors as they travel back to a port.
+
+An exception travels behind its description, with its causes, its notes and the members of its groups. Each exception of
+that chain is pickled apart from the others: one that cannot be pickled, or not be unpickled where it arrives, costs
+nothing but itself. An `ActorError` in the chain leaves its remote traceback behind, since the text that the chain
+belongs to has it. So each actor that passes an error on adds only its own part.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import contextvars
+import threading
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from skipper.control.model.endpoint_spec import WRAPPED
-from skipper.control.model.errors import ActorError, ControlError, StopTimeoutError, SupervisionError
-from skipper.control.model.exception_text import describe, summarize_fully
+from skipper.control.model.errors import ActorError, ControlError, PayloadError, StopTimeoutError, SupervisionError
+from skipper.control.model.exception_text import (
+    MOST_HEADLINE,
+    MOST_MESSAGE,
+    describe,
+    is_interrupt,
+    shorten,
+    summarize,
+    summarize_fully,
+)
 from skipper.control.model.failure import MeshFailure
-from skipper.control.runtime.exception_causes import open_chain, pack_chain
-from skipper.control.runtime.interfaces import Credit, Replier
+from skipper.control.runtime.interfaces import Replier
 from skipper.control.runtime.messages import Mail
 from skipper.control.wire.envelope import Kind, Payload
-from skipper.control.wire.payload import pack, unpack
+from skipper.control.wire.payload import pack, pack_inert, unpack
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.flow_control import Flow
 
 _ACTOR, _SUPERVISION, _STOP_TIMEOUT = "actor", "supervision", "stop timeout"
 
@@ -51,17 +69,11 @@ def pack_supervision(message: str, failure: MeshFailure | None, *, is_unhandled:
 
 
 def refuse(
-    credit: Credit,
-    replier: Replier,
-    mail: Mail,
-    reason: str,
-    failure: MeshFailure | None,
-    *,
-    delivered: bool = False,
+    flow: Flow, replier: Replier, mail: Mail, reason: str, failure: MeshFailure | None, *, delivered: bool = False
 ) -> None:
     """Answer a message that no actor will handle, or that was ``delivered`` and not finished."""
     if mail.envelope.kind is Kind.CALL:
-        credit.handled(mail)
+        flow.handled(mail)
     if mail.envelope.reply_to and not (delivered and not mail.envelope.wants_reply):
         is_call = mail.envelope.kind is Kind.CALL
         message = f"cannot answer {mail.envelope.method.removesuffix(WRAPPED)}: {reason}" if is_call else reason
@@ -71,9 +83,10 @@ def refuse(
 def open_supervision(payload: Payload) -> SupervisionError | None:
     """What has arrived if it says that an actor cannot answer; None for an exception of its endpoint."""
     content = unpack(payload)
-    if content[0] != _SUPERVISION:
-        return None
-    _, message, failure, is_unhandled = content
+    return _supervision_error(*content[1:]) if content[0] == _SUPERVISION else None
+
+
+def _supervision_error(message: str, failure: MeshFailure | None, is_unhandled: bool) -> SupervisionError:
     return SupervisionError(message, failure, is_unhandled=is_unhandled)
 
 
@@ -89,9 +102,162 @@ def open_reply(kind: Kind, payload: Payload) -> Any:
     if kind is Kind.REPLY:
         return content
     if content[0] == _SUPERVISION:
-        _, message, failure, is_unhandled = content
-        raise SupervisionError(message, failure, is_unhandled=is_unhandled)
+        raise _supervision_error(*content[1:])
     if content[0] == _STOP_TIMEOUT:
         raise StopTimeoutError(*content[1:])
     _, actor_id, endpoint, summary, remote_traceback, causes = content
     raise ActorError(actor_id, endpoint, summary, remote_traceback, open_chain(causes, remote_traceback))
+
+
+MOST_NBYTES = 4 << 20
+"""An exception whose pickle is larger than this does not travel."""
+OPEN_TIMEOUT_S = 5.0
+"""An exception that takes longer to be unpickled is given up."""
+_MOST_LINKS = 64
+"""Causes of causes, and members of groups, that are brought along."""
+
+Link: TypeAlias = "tuple[Any, ...]"
+"""What kind it is, its notes, and what makes it."""
+Chain: TypeAlias = "tuple[Link, ...]"
+"""An exception and its causes, the first one being what was raised."""
+
+_PICKLED, _GROUP, _TEXT = "pickled", "group", "text"
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+def pack_chain(error: BaseException) -> Chain | None:
+    """An exception and its causes; None where the exception itself cannot be pickled, or is too large."""
+    try:
+        chain = _pack(error, [_MOST_LINKS])
+    except BaseException as raised:  # all of it belongs to a user
+        if is_interrupt(raised):
+            raise
+        return None
+    return None if chain[0][0] == _TEXT else chain
+
+
+def open_chain(chain: Chain | None, text: str) -> BaseException | None:
+    """The exception that has arrived, with its causes; None where it cannot be unpickled here.
+
+    Args:
+        chain: what `pack_chain` made of it.
+        text: the remote traceback that came with it.
+    """
+    if chain is None:
+        return None
+    if all(_is_harmless(link) for link in chain):
+        return _open(chain, text)
+    # Unpickling runs code of a user, which may take for ever. Who waits for a call is not to wait for that.
+    opened: list[BaseException | None] = []
+    here = contextvars.copy_context()
+    thread = threading.Thread(
+        target=lambda: opened.append(here.run(_open, chain, text)), name="control-unpickle", daemon=True
+    )
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be started
+        return _open(chain, text)
+    thread.join(OPEN_TIMEOUT_S)
+    return opened[0] if opened else None
+
+
+def _pack(error: BaseException, room: list[int]) -> Chain:
+    links: list[Link] = []
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen and (room[0] > 0 or not links):
+        seen.add(id(cause))
+        room[0] -= 1
+        links.append(_pack_one(cause, room))
+        cause = _cause_of(cause)
+    return tuple(links)
+
+
+def _cause_of(error: BaseException) -> BaseException | None:
+    if type(error) is ActorError:
+        return error.cause
+    found: BaseException | None = vars(BaseException)["__cause__"].__get__(error)  # whatever its class says
+    return found
+
+
+def _pack_one(error: BaseException, room: list[int]) -> Link:
+    notes, kind = _notes_of(error), type(error)
+    if kind is ActorError:
+        return (_ACTOR, notes, error.actor_id, error.endpoint, error.summary)  # type: ignore[attr-defined]
+    if kind is ExceptionGroup or kind is BaseExceptionGroup:
+        members = error.exceptions[: max(room[0], 1)]  # type: ignore[attr-defined]
+        return (_GROUP, notes, error.message, tuple(_pack(member, room) for member in members))  # type: ignore[attr-defined]
+    summary = shorten(summarize(error), MOST_HEADLINE)
+    try:
+        packed = pack_inert(error)
+    except PayloadError as failed:
+        return (_TEXT, notes, f"{summary} (which cannot be pickled: {failed})")
+    nbytes = sum(map(len, packed))
+    if nbytes > MOST_NBYTES:
+        return (_TEXT, notes, f"{summary} (whose pickle of {nbytes} bytes does not travel)")
+    is_harmless = kind.__module__ in ("builtins", "skipper.control.model.errors") and all(
+        type(arg) in _PLAIN for arg in error.args
+    )
+    return (_PICKLED, notes, is_harmless, packed, summary)
+
+
+def _notes_of(error: BaseException) -> tuple[str, ...]:
+    try:
+        notes = list(getattr(error, "__notes__", ()))
+    except BaseException as raised:  # it belongs to a user
+        if is_interrupt(raised):
+            raise
+        return ()
+    return tuple(shorten(note, MOST_MESSAGE) for note in notes[:_MOST_LINKS] if type(note) is str)
+
+
+def _is_harmless(link: Link) -> bool:
+    """Whether opening it runs no code of a user."""
+    if link[0] == _GROUP:
+        return all(_is_harmless(inner) for member in link[3] for inner in member)
+    return link[0] != _PICKLED or bool(link[2])
+
+
+def _open(chain: Chain, text: str) -> BaseException | None:
+    error: BaseException | None = None
+    for place, link in reversed(list(enumerate(chain))):
+        error = _open_one(link, error, text, may_stand_in=place > 0)
+    return error
+
+
+def _open_one(link: Link, cause: BaseException | None, text: str, *, may_stand_in: bool) -> BaseException | None:
+    try:
+        error = _made(link, cause, text)
+        if cause is not None:
+            error.__cause__ = cause
+        if link[1] and not getattr(error, "__notes__", None):
+            for note in link[1]:
+                error.add_note(note)
+    except BaseException as raised:  # it belongs to a user
+        if is_interrupt(raised):
+            raise
+        if not may_stand_in:
+            return None
+        error = PayloadError(f"in place of an exception that cannot be unpickled here: {link[-1]}")
+        error.__cause__ = cause
+    return error
+
+
+def _made(link: Link, cause: BaseException | None, text: str) -> BaseException:
+    kind, data = link[0], link[2:]
+    if kind == _ACTOR:
+        actor_id, endpoint, summary = data
+        passed_on = ActorError(actor_id, endpoint, summary, text, cause)
+        passed_on.is_shown_by_another = True
+        return passed_on
+    if kind == _GROUP:
+        message, members = data
+        return BaseExceptionGroup(
+            message, [_open(member, text) or PayloadError(str(member[0][-1])) for member in members]
+        )
+    if kind == _TEXT:
+        return PayloadError(f"in place of {data[0]}")
+    error = unpack(data[1])
+    if not isinstance(error, BaseException):
+        raise PayloadError(f"what was an exception is unpickled as a value of type {type(error).__qualname__}")
+    return error

@@ -21,9 +21,8 @@ from skipper.control.model.shape import Extent, Point
 from skipper.control.runtime import front_end, running, script_exit
 from skipper.control.runtime.context import new_instance
 from skipper.control.runtime.faults import Faults
-from skipper.control.runtime.interfaces import OwnedMesh
+from skipper.control.runtime.interfaces import OwnedMesh, OwnedMeshes
 from skipper.control.runtime.messages import ROOT_UID, ActorRef
-from skipper.control.runtime.owned_meshes import OwnedMeshes
 from skipper.control.runtime.replies import first_exception
 
 if TYPE_CHECKING:

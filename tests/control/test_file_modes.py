@@ -13,7 +13,7 @@ import pytest
 from skipper.control import UnsafeFileError
 from skipper.control.cluster.jobs.folder import JobFolder, start_into
 from skipper.control.runtime import join_file
-from skipper.control.support.log_files import make_folder, open_log
+from skipper.control.support.private_file import make_folder, open_log
 from tests.strangers import STRANGER, as_stranger, meeting_place, needs_root
 
 from .conftest import PATIENCE_S, REPOSITORY

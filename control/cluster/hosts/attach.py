@@ -89,7 +89,7 @@ def attach_to_hosts(
     if certificates is not None:
         certificates.require(Role.SCRIPT, "attach_to_hosts")
     secret = read_secret(Path(secret_file) if secret_file is not None else Path(folder or "") / SECRET)
-    if (process.certs != folder) and addresses.host_of(process.me.address):
+    if (process.state.certs != folder) and addresses.host_of(process.me.address):
         raise CertificateError("this job uses other certificates already, or none: attach all of its hosts alike")
     opened = (certs is None) if data_plane is None else data_plane
     if not addresses.host_of(process.me.address):

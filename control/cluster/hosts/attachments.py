@@ -75,10 +75,10 @@ def attach_one(process: Process, link: AgentLink, options: AttachOptions, timeou
     process.remote_launch.attached(host)
     try:
         process.request(host, PING).get(max(deadline - time.monotonic(), 0))
-        if process.redirection is not None and process.redirection.sink:
+        if process.state.redirection is not None and process.state.redirection.sink:
             from skipper.control.observe.job_query import ask_below  # few jobs attach hosts when their logs are read
 
-            ask_below(process, host, "logs", process.redirection, timeout=max(deadline - time.monotonic(), 0))
+            ask_below(process, host, "logs", process.state.redirection, timeout=max(deadline - time.monotonic(), 0))
     except ControlError as error:
         raise HostUnreachableError(f"the job's process on {options!r} cannot be reached: {error}") from error
     return host

@@ -184,8 +184,8 @@ def _stay(lifeline: int, ranks: Sequence[int]) -> None:
 def _when_root_is_gone(over: int) -> None:
     from skipper.control.model.shape import Extent, Point
     from skipper.control.runtime import current_runtime
-    from skipper.control.runtime.death_watch import watch
     from skipper.control.runtime.messages import ROOT_UID, ActorRef
+    from skipper.control.runtime.ports import watch
 
     process = current_runtime.current()
     root = ActorRef(process.root, ROOT_UID, process.root.name, Point(0, Extent()))

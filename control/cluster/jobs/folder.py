@@ -14,7 +14,7 @@ from pathlib import Path
 from skipper.control.cluster.hosts import announcement
 from skipper.control.cluster.jobs.engine import Place, PlaceState
 from skipper.control.model.errors import HostError, JobError
-from skipper.control.support.log_files import make_folder, open_log
+from skipper.control.support.private_file import make_folder, open_log
 
 _SECRET = "secret"
 _ANNOUNCEMENTS = "agents"

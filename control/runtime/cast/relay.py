@@ -14,14 +14,18 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from skipper.control.model.errors import ProtocolError
 from skipper.control.runtime.cast.messages import Answer, CastHeader, Opening, host_starts, pack_answers
 from skipper.control.runtime.cast.tree import RankSpan
-from skipper.control.runtime.interfaces import Receiver, Sender
+from skipper.control.runtime.interfaces import Sender
 from skipper.control.runtime.messages import Cast, Mail
 from skipper.control.wire.bulk import Incoming, Outgoing
 from skipper.control.wire.envelope import Envelope, Kind, Payload, ProcessRef
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.actor_table import ActorTable
 
 _SHORTEST_HOLD_S = 0.005
 _LONGEST_HOLD_S = 0.1
@@ -97,7 +101,7 @@ class Relay:
     def __init__(
         self,
         sender: Sender,
-        actors: Receiver,
+        actors: ActorTable,
         loop: asyncio.AbstractEventLoop,
         opening: Opening,
         parent: ProcessRef,

@@ -11,14 +11,18 @@ import contextlib
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from skipper.control.runtime.cast.messages import CastHeader, Opening, plain
 from skipper.control.runtime.cast.relay import Relay, tree_message
-from skipper.control.runtime.interfaces import Receiver, Requests, Sender
+from skipper.control.runtime.interfaces import Sender
 from skipper.control.runtime.messages import CastNode, Loss, Mail
 from skipper.control.runtime.replies import pack_supervision
 from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
+
+if TYPE_CHECKING:
+    from skipper.control.runtime.actor_table import ActorTable
+    from skipper.control.runtime.request_server import RequestServer
 
 T = TypeVar("T")
 
@@ -35,7 +39,9 @@ _ALL_MARKS = 1 << 63
 class Relays:
     """The relays of one process. Public methods may be called from any thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sender: Sender, actors: Receiver, requests: Requests) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, sender: Sender, actors: ActorTable, requests: RequestServer
+    ) -> None:
         self._loop = loop
         self._sender = sender
         self._actors = actors

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from skipper.control.model.future import Future, Promise
 from skipper.control.runtime.process_state import ProcessState
 from skipper.control.runtime.procs import thread_limit
-from skipper.control.runtime.procs.worker_command import EXIT_BINDING, EXIT_BOOTSTRAP, EXIT_THREADS
-from skipper.control.runtime.procs.worker_config import WorkerConfig
+from skipper.control.runtime.procs.worker_config import EXIT_BINDING, EXIT_BOOTSTRAP, EXIT_THREADS, WorkerConfig
 from skipper.control.support.cgroup import OomWatch
 from skipper.control.wire.envelope import NO_SIGN_OF_LIFE, ProcessRef
 

@@ -19,7 +19,7 @@ from skipper.control.runtime.procs import guard
 from skipper.control.runtime.procs.fork_messages import Birth, Born, Prepare, Unable, receive, send
 from skipper.control.runtime.procs.guards import Guards, Kept, is_readable, wait_for
 from skipper.control.runtime.procs.inheritance import Surroundings, of_the_kernel
-from skipper.control.runtime.procs.worker_command import command_of_fork_server
+from skipper.control.runtime.procs.worker_config import command_of_fork_server
 
 MOST_SERVERS = 4
 """Of one process, those that must stay because of their offspring included."""

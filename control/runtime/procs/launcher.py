@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from skipper.control.runtime.procs import guard, thread_limit, worker_command
+from skipper.control.runtime.procs import guard, thread_limit
 from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.procs.fork_servers import ForkServers
 from skipper.control.runtime.procs.guards import AnswerError, Guards, Kept
 from skipper.control.runtime.procs.inheritance import Surroundings
-from skipper.control.runtime.procs.worker_config import WorkerConfig
+from skipper.control.runtime.procs.worker_config import WorkerConfig, command_of_worker
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -114,7 +114,7 @@ class Launcher:
             return self._servers.fork(modules, config.me.name, pipe, surroundings, timeout)
 
         def execute(pipe: int) -> Kept:
-            command = worker_command.command(guard.FIRST_FD, guard.PARENT, config.me.name)
+            command = command_of_worker(guard.FIRST_FD, guard.PARENT, config.me.name)
             return self._guards.start(command, surroundings, (pipe,), timeout)
 
         launched = None

@@ -26,14 +26,14 @@ _leaves = False
 
 def main() -> None:
     """Be a child, executed or forked from the server that this process is."""
+    take_care_of_signals_and_streams()
     from skipper.control.runtime.procs.guard import die_with
-    from skipper.control.runtime.procs.worker_command import FORK_SERVER
+    from skipper.control.runtime.procs.worker_config import FORK_SERVER
 
     if sys.argv[1] == FORK_SERVER:
         be_forked(int(sys.argv[2]), int(sys.argv[3]))
     else:
         die_with(int(sys.argv[2]))
-        take_care_of_signals_and_streams()
     live(int(sys.argv[1]))
 
 
@@ -43,15 +43,14 @@ def be_forked(connection: int, parent_pid: int) -> None:
 
     from skipper.control.runtime.procs.fork_server import ForkServer, settle
     from skipper.control.runtime.procs.guard import die_with
-    from skipper.control.runtime.procs.worker_command import command
+    from skipper.control.runtime.procs.worker_config import command_of_worker
 
     die_with(parent_pid)
-    take_care_of_signals_and_streams()
     os.set_inheritable(connection, False)
     server = ForkServer(socket.socket(fileno=connection))
     server.prepare()
     newborn = server.serve()
-    settle(newborn, command(newborn.pipe, os.getppid(), newborn.birth.name))
+    settle(newborn, command_of_worker(newborn.pipe, os.getppid(), newborn.birth.name))
 
 
 def take_care_of_signals_and_streams() -> None:
@@ -80,8 +79,8 @@ def live(pipe: int) -> None:
 
     from skipper.control.model.errors import ThreadLimitError
     from skipper.control.runtime import current_runtime
-    from skipper.control.runtime.procs.leaving import Leaving
-    from skipper.control.runtime.procs.worker_command import EXIT_THREADS
+    from skipper.control.runtime.procs.ending import Leaving
+    from skipper.control.runtime.procs.worker_config import EXIT_THREADS
 
     collect_garbage()
     if config.bootstrap:
@@ -142,7 +141,7 @@ def end_behind_all_others() -> None:
 
 def bind(binding: CpuBinding) -> None:
     """Bind this process before it starts any thread."""
-    from skipper.control.runtime.procs.worker_command import EXIT_BINDING
+    from skipper.control.runtime.procs.worker_config import EXIT_BINDING
 
     try:
         binding.apply()
@@ -168,7 +167,7 @@ def run_bootstrap(packed: tuple[bytes, ...]) -> None:
     import traceback
 
     from skipper.control.model import forked
-    from skipper.control.runtime.procs.worker_command import EXIT_BOOTSTRAP
+    from skipper.control.runtime.procs.worker_config import EXIT_BOOTSTRAP
     from skipper.control.wire.payload import unpack
 
     me = os.getpid()

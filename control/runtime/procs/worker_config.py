@@ -1,16 +1,38 @@
-"""`WorkerConfig`: what a child is told by its launcher. A child needs this of the launcher, and nothing else."""
+"""How a worker is executed, what its exit statuses say, and `WorkerConfig`: what its launcher tells it."""
 
 from __future__ import annotations
 
 import os
 import pickle
 import struct
+import sys
 from dataclasses import dataclass
 
 from skipper.control.model.settings import Settings
 from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.procs.output_capture import Redirection
 from skipper.control.wire.envelope import ProcessRef
+
+FORK_SERVER = "fork-server"
+EXIT_BOOTSTRAP = 97
+"""Exit status of a child whose bootstrap callable raised."""
+EXIT_BINDING = 98
+"""Exit status of a child that the kernel did not let be bound as asked for."""
+EXIT_THREADS = 99
+"""Exit status of a child that could not start the threads that it needs."""
+
+_WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
+
+
+def command_of_worker(pipe: int, parent: int | str, name: str) -> list[str]:
+    """What to execute for a child that reads its config from ``pipe``."""
+    return [sys.executable, _WORKER, str(pipe), str(parent), name]
+
+
+def command_of_fork_server(connection: int, parent: int | str) -> list[str]:
+    """What to execute for a fork server that is asked over the socket ``connection``."""
+    return [sys.executable, _WORKER, FORK_SERVER, str(connection), str(parent)]
+
 
 _LENGTH = struct.Struct("<Q")
 

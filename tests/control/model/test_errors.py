@@ -7,7 +7,7 @@ from skipper import control
 from skipper.control import ActorError, ControlError, FailureKind, MeshFailure, SupervisionError
 from skipper.control.model import errors
 from skipper.control.model.shape import Extent
-from skipper.control.runtime.exception_causes import open_chain, pack_chain
+from skipper.control.runtime.replies import open_chain, pack_chain
 
 EXPORTED = """
     AbsentError

@@ -8,7 +8,7 @@ from skipper.control import ProcMesh, SupervisionError, this_host
 from skipper.control.runtime.procs import binding
 from skipper.control.runtime.procs.binding import CpuBinding
 from skipper.control.runtime.procs.children import describe_exit
-from skipper.control.runtime.procs.worker_command import EXIT_BINDING
+from skipper.control.runtime.procs.worker_config import EXIT_BINDING
 from tests.control.actors import Echo
 from tests.control.conftest import PATIENCE_S, Failures
 

@@ -6,7 +6,7 @@ import pytest
 
 from skipper.control import Actor, ProcMesh, SupervisionError, endpoint
 from skipper.control.runtime import current_runtime as runtime
-from skipper.control.runtime import exit_reasons
+from skipper.control.runtime import peer_failures
 from tests.control.conftest import PATIENCE_S, wait_until
 
 
@@ -19,7 +19,7 @@ class Worker(Actor):
 def test_records_of_dead_processes_are_bounded(
     own_procs: Callable[..., ProcMesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exit_reasons, "KEPT", 2)
+    monkeypatch.setattr(peer_failures, "_KEPT_REASONS", 2)
     process = runtime.current()
     dead = []
     for _ in range(4):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from skipper.control import Actor, ActorError, ActorMesh, PayloadError, ProcMesh, concurrent_endpoint, endpoint
-from skipper.control.runtime import exception_causes
-from skipper.control.runtime.exception_causes import open_chain, pack_chain
+from skipper.control.runtime import replies
+from skipper.control.runtime.replies import open_chain, pack_chain
 from tests.control.actors import AsyncEcho, Echo
 from tests.control.conftest import PATIENCE_S
 
@@ -157,7 +157,7 @@ def test_an_exception_that_resists_is_an_actor_error_and_the_actor_lives(
 
 
 def test_an_exception_whose_unpickling_hangs_is_given_up(echo: ActorMesh[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exception_causes, "OPEN_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(replies, "OPEN_TIMEOUT_S", 0.05)
     monkeypatch.setattr(time, "sleep", lambda seconds: released.wait(PATIENCE_S))
     released = threading.Event()
     error = raised_by(echo, EndlessError)
