@@ -15,7 +15,7 @@ TensorEngineError
 ├── RemoteError             (also RuntimeError)  an operation failed on a worker, or depends on one that did
 ├── CommunicationError      (also RuntimeError)  workers could not exchange what an operation needs
 │   ├── CommunicationTimeoutError                the others did not come in time (also TimeoutError)
-│   ├── MemberLostError                          a worker has ended before those that wait for it could meet it
+│   ├── MemberLostError                          a worker has ended that other workers wait for
 │   └── UnreachableMembersError                  members of a group are on several hosts, or in several networks
 └── EngineClosedError       (also RuntimeError)  the engine, or the workers behind it, are gone
 
@@ -28,27 +28,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from skipper.control.api import tensor_engine_plugin
-
-__all__ = [
-    "BorrowedTensorError",
-    "CommunicationError",
-    "CommunicationTimeoutError",
-    "CompileError",
-    "DroppedTensorError",
-    "EngineClosedError",
-    "LocalTensorError",
-    "MemberLostError",
-    "MeshMismatchError",
-    "MisuseError",
-    "NoActiveMeshError",
-    "NotPropagatableError",
-    "PickleError",
-    "ReductionError",
-    "RemoteError",
-    "StreamMismatchError",
-    "TensorEngineError",
-    "UnreachableMembersError",
-]
 
 
 class TensorEngineError(Exception):
@@ -108,7 +87,7 @@ class CommunicationTimeoutError(CommunicationError, TimeoutError):
 
 
 class MemberLostError(CommunicationError):
-    """A worker has ended, so that those that wait for it will not meet it.
+    """A worker has ended that other workers wait for.
 
     Attributes:
         worker: its process.

@@ -201,7 +201,6 @@ class _Work:
             instruction_stream=instruction_stream,
             mesh=mesh,
             constant=constant,
-            has_constant=constant is not None,
         )
 
     def _ask(self, function: str, argument: int | None) -> int:

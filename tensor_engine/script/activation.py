@@ -1,10 +1,11 @@
-"""The active mesh and stream: where the tensors go that are made from nothing."""
+"""The active mesh and stream: they get the tensors that are not made from others."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,9 +18,10 @@ from skipper.tensor_engine.script.streams import Stream, stream_of
 from skipper.tensor_engine.script.tensor import Tensor
 
 Dispatch = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
-"""What is done with an operation of torch: called with the overload and its arguments."""
+"""Runs an operation of torch: called with the overload and its arguments."""
 
 
+@dataclass(eq=False, slots=True)
 class Active:
     """An active mesh.
 
@@ -28,11 +30,8 @@ class Active:
         instruction_stream: to its workers, on the active stream.
     """
 
-    __slots__ = ("instruction_stream", "mesh")
-
-    def __init__(self, mesh: ProcMesh, instruction_stream: InstructionStream) -> None:
-        self.mesh = mesh
-        self.instruction_stream = instruction_stream
+    mesh: ProcMesh
+    instruction_stream: InstructionStream
 
 
 class _ThreadState(threading.local):

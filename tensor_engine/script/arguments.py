@@ -1,4 +1,4 @@
-"""Arguments of remote functions: tensors of a mesh, wherever they are in them, and everything else, pickled."""
+"""Arguments of remote functions: tensors of a mesh travel as numbers, and everything else is pickled."""
 
 from __future__ import annotations
 
@@ -62,12 +62,9 @@ class PackedArguments:
         self.values: list[Value] = []
         self.tensors: list[Tensor | None] = []
         self.groups: list[RemoteProcessGroup] = []
-        self._sink_to(args, dict(kwargs))
-
-    def _sink_to(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         sink = io.BytesIO()
         try:
-            _ArgumentPickler(sink, self).dump((tuple(args), kwargs))
+            _ArgumentPickler(sink, self).dump((tuple(args), dict(kwargs)))
         except LocalTensorError:
             raise
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -86,32 +83,38 @@ class PackedArguments:
             StreamMismatchError: they are not all of one stream.
             NoActiveMeshError: there are none, and no mesh is active.
         """
-        instruction_stream, mesh = place_of(self.values, what)
+        instruction_stream, mesh = _place_of(self.values, what)
         for group in self.groups:
             group.check(instruction_stream, mesh)
         return instruction_stream, mesh
+
+    def place_on_one(
+        self, rank: int, instruction_stream: InstructionStream, mesh: ProcMesh
+    ) -> tuple[InstructionStream, ProcMesh]:
+        """The same for a function that runs on one rank of the place only.
+
+        Raises:
+            MeshMismatchError: a process group has more members.
+        """
+        one = mesh.slice(**mesh.extent.point(rank))
+        alone = instruction_stream.session.instruction_stream(one, instruction_stream.stream)
+        for group in self.groups:
+            group.check(alone, one)
+        return alone, one
 
     def pattern(self) -> tuple[object, ...]:
         """Everything on which the metadata of results can depend; hashable."""
         numbers: dict[int, int] = {}
         storages: dict[int, int] = {}
         alike = tuple(
-            (
-                value.meta,
-                numbers.setdefault(value.ref, index),
-                storages.setdefault(id(value.storage), index),
-            )
+            (value.meta, numbers.setdefault(value.ref, index), storages.setdefault(id(value.storage), index))
             for index, value in enumerate(self.values)
         )
         return (self.data, alike)
 
 
-def place_of(values: Sequence[Value], what: str) -> tuple[InstructionStream, ProcMesh]:
-    """The instruction stream and the mesh that values have in common; those that are active if there are none.
-
-    Raises:
-        As `PackedArguments.place`.
-    """
+def _place_of(values: Sequence[Value], what: str) -> tuple[InstructionStream, ProcMesh]:
+    """The instruction stream and the mesh that values have in common; those that are active if there are none."""
     if not values:
         active = activation.require_active(what)
         return active.instruction_stream, active.mesh

@@ -35,18 +35,17 @@ def borrow(stream: StreamKey, tensor: torch.Tensor, *, mutable: bool) -> Borrow:
     session = source.instruction_stream.session
     number = next(_numbers)
     _tell("lend", source.instruction_stream, source, number)
-    # What waits for it must not hold it up.
+    # The borrower waits for this instruction, so it must not stay in the batch.
     with session.lock:
         source.instruction_stream.flush()
     (taken,) = issue_call(
-        "skipper.tensor_engine.worker.lending:take",
+        "skipper.tensor_engine.worker.handover:take",
         (),
         (source.meta,),
         instruction_stream=session.instruction_stream(source.mesh, stream),
         mesh=source.mesh,
         name="borrow",
         constant=number,
-        has_constant=True,
         sees_poison=True,
     )
     borrowed = taken.remote_value
@@ -90,7 +89,7 @@ def _give_back(source: Value, borrowed: Value, number: int) -> None:
     borrowed.storage.barred = BorrowedTensorError("the tensor was borrowed, and has been given back")
     session = borrower.session
     if session.is_closed or borrower.lost is not None:
-        return  # there is nobody left to whom it matters
+        return  # no worker is left to tell
     _tell("give_back", borrower, borrowed, number)
     borrower.freed.append(borrowed.ref)
     with session.lock:
@@ -100,14 +99,13 @@ def _give_back(source: Value, borrowed: Value, number: int) -> None:
 
 def _tell(what: str, instruction_stream: InstructionStream, value: Value, number: int) -> None:
     issue_call(
-        f"skipper.tensor_engine.worker.lending:{what}",
+        f"skipper.tensor_engine.worker.handover:{what}",
         (value,),
         (),
         instruction_stream=instruction_stream,
         mesh=value.mesh,
         name="borrow",
         constant=number,
-        has_constant=True,
         sees_poison=True,
     )
 

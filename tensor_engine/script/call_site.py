@@ -23,23 +23,14 @@ class CallSite:
         form: how its instructions look.
         description: what makes the worker's part of it.
         outputs: what is known of each new value, and the input that it is a view of, or None.
-        single: the one element of ``outputs`` where the result is that and nothing else.
+        single: the one element of ``outputs``, where the result is that new value alone; else None.
+        same: the input that is the result, where there is no new value; else None.
         result: how the result is put together.
         reshaped: inputs whose shape the operation changes in place: their index, and the output that they become.
-        is_in_use: whether it has been used since it was last looked over for one to forget.
+        is_in_use: whether it has been used since the last search for a site to forget.
     """
 
-    __slots__ = (
-        "description",
-        "form",
-        "is_in_use",
-        "number",
-        "outputs",
-        "reshaped",
-        "result",
-        "same",
-        "single",
-    )
+    __slots__ = ("description", "form", "is_in_use", "number", "outputs", "reshaped", "result", "same", "single")
 
     def __init__(
         self,

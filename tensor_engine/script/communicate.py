@@ -222,16 +222,13 @@ def _reduction(
 
 
 def _issue_reduce(value: Value, plan: Reduction, onto: ProcMesh | None) -> Tensor:
-    owner = (
-        None
-        if onto is None
-        else value.instruction_stream.session.instruction_stream(onto, value.instruction_stream.stream)
-    )
+    here = value.instruction_stream
+    owner = None if onto is None else here.session.instruction_stream(onto, here.stream)
     return issue_call(
         "skipper.tensor_engine.worker.communication:reduce",
         (value,),
         (metadata(plan.result_shape(), value.meta.dtype, value.meta.device),),
-        instruction_stream=value.instruction_stream,
+        instruction_stream=here,
         mesh=value.mesh if onto is None else onto,
         owner=owner,
         name=_name(plan),
@@ -248,11 +245,9 @@ def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
             "do it under torch.no_grad()"
         )
     into = value_of(out)
-    if into.instruction_stream is not value.instruction_stream:
-        if (
-            into.instruction_stream.ranks == value.instruction_stream.ranks
-            and into.instruction_stream.session is value.instruction_stream.session
-        ):
+    here, there = value.instruction_stream, into.instruction_stream
+    if here is not there:
+        if here.ranks == there.ranks and here.session is there.session:
             raise StreamMismatchError("out= belongs to another stream than the tensor: borrow one of them")
         raise MeshMismatchError(f"out= is a tensor of {into.mesh!r}, and the reduced one of {value.mesh!r}")
     shape = plan.result_shape()
@@ -262,7 +257,7 @@ def _write(value: Value, plan: Reduction, out: torch.Tensor) -> Tensor:
         "skipper.tensor_engine.worker.communication:reduce",
         (value, into),
         (),
-        instruction_stream=value.instruction_stream,
+        instruction_stream=here,
         mesh=value.mesh,
         name=_name(plan),
         static=plan,

@@ -85,7 +85,7 @@ class CompiledFunction(Generic[P, R]):
         if self._backend is not None:
             for instruction_stream in traced.instruction_streams:
                 self._require_backend(instruction_stream, self._backend)
-        # The first call may make what later ones find, as the state of optimizers: trace the second one, too.
+        # The first call may make what later ones find, as the state of optimizers, so the second one is traced again.
         if traced.leaves_more and key not in self._unsettled:
             self._unsettled.add(key)
             return made
@@ -153,18 +153,18 @@ def compile(
     A call is of the same kind if its tensors agree in shape, dtype, strides, mesh, stream, ``requires_grad`` and in
     which of them share memory; its other arguments are equal; and grad mode, autocast, the active mesh and stream, the
     modes of the modules and the settings of the optimizers that it uses, and which of the tensors that it uses require
-    or have a gradient, are the same. Other calls are traced in their turn. What else the function takes from the script
-    remains as it was in the trace: numbers in variables, ``torch.tensor(data)``, and which tensors are attributes of
-    what. Python code of the function, such as a counter, runs at a trace only.
+    or have a gradient, are the same. The first call of another kind is traced as well. All else that the function takes
+    from the script stays as it was in the trace: numbers in variables, ``torch.tensor(data)``, and the attributes that
+    hold tensors. Python code of the function, such as a counter, runs at a trace only.
 
     Tensors that the function finds outside, as parameters and the state of optimizers, are the same ones in each
     replay, and changed in place as usual. What it returns is new each time. Other tensors that it leaves behind, as
-    the ``grad`` of parameters, are overwritten by each replay; a trace that makes such other than gradients is done
-    once more, since state may be made at the first call only.
+    the ``grad`` of parameters, are overwritten by each replay. If a trace leaves tensors behind that are no gradients,
+    the next call is traced once more: state may be made at the first call only.
 
     Args:
         function: to be compiled. It must not fetch values.
-        programs: how many kinds of calls are remembered; the oldest one goes first, here and on the workers.
+        programs: how many kinds of calls are remembered; the oldest one is forgotten first, here and on the workers.
         worker_compile: a backend of `torch.compile`, such as ``"inductor"``, by which each worker compiles the program:
             regions of operations between collectives, remote functions, random numbers and changes of tensors that
             were there before. Memory is shared as without it; numbers are those of the backend, equal but for

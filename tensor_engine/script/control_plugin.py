@@ -8,9 +8,8 @@ import torch
 
 from skipper.control import ProcMesh
 from skipper.tensor_engine.script import activation
+from skipper.tensor_engine.script.actor_calls import rref, send, spawn
 from skipper.tensor_engine.script.issue import dispatch, issue_call
-from skipper.tensor_engine.script.rref import rref
-from skipper.tensor_engine.script.sending import send, spawn
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.script.tensor import Tensor
 from skipper.tensor_engine.shared.metadata import metadata

@@ -59,7 +59,7 @@ def expect(what: str, function: Callable[..., Any], packed: PackedArguments, *, 
         what: for people.
         function: gets the arguments with fake tensors in place of those of the mesh.
         packed: the arguments.
-        is_real: whether this is what the workers run: results that share memory with inputs do so there, too.
+        is_real: whether this is what the workers run: results that share memory with inputs also do so there.
 
     Raises:
         NotPropagatableError: what it returns depends on values that only the workers have.

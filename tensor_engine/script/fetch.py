@@ -71,8 +71,8 @@ def fetch_shard(
     Args:
         tensor: a tensor of a mesh.
         shard: coordinates in its mesh; an axis that is not named counts as 0.
-        strict: wait until every rank of the mesh is as far, and raise if any of them has no value; else only the rank
-            that is fetched from is waited for.
+        strict: wait until every rank of the mesh has reached this place, and raise if any of them has no value; else
+            wait only for the rank that is fetched from.
         **coordinates: the same as ``shard``, by name: ``fetch_shard(t, gpus=1)``.
 
     Returns:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Hashable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ def look_at(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallKey, li
 
     Raises:
         LocalTensorError: an argument is a tensor of the script.
-        CompileError: an argument cannot be compared, or hangs on autograd's graph of something outside.
+        CompileError: an argument cannot be compared, or comes from operations outside that autograd has recorded.
         DroppedTensorError: an argument has been dropped.
         BorrowedTensorError: an argument is lent, or was borrowed and given back.
     """
@@ -144,9 +143,7 @@ class TraceSurroundings:
         ]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

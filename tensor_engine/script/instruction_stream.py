@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from skipper.control import ActorMesh, ControlError, Future
 from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.script.call_site import CallSite
-from skipper.tensor_engine.shared.encoding import FREE, Definition, pack_code, pack_constants, pack_definitions
+from skipper.tensor_engine.shared.encoding import FREE, Definition, pack, pack_code
 from skipper.tensor_engine.shared.stacks import Stack, capture
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ class IssueOrder:
     one for that worker has to leave. So all instruction streams of a session share one lock, which is here.
 
     Attributes:
-        lock: held by whoever issues or sends.
+        lock: held while instructions are issued or sent.
         newest: the instruction stream that got the last instruction. Read and written under the lock.
         streams: all of them, by the ranks and the stream that they are for. Added to under the lock.
-        is_flushing: whether the flusher is awake, so that nobody has to wake it. Written under the lock.
+        is_flushing: whether the flusher is awake, and need not be woken. Written under the lock.
         is_closed: whether the engine has been shut down. Written under the lock.
     """
 
@@ -120,8 +120,8 @@ class _Batch:
 class _Progress:
     """How far the workers are with what has been sent, and where it was issued.
 
-    Whoever sends holds the lock of the `IssueOrder`. Acknowledgements come on a thread of control's, which must not
-    wait for that lock: they only raise two numbers, and whoever reads an old one of these keeps more than it has to.
+    The sending thread holds the lock of the `IssueOrder`. Acknowledgements come on a thread of control's, which must
+    not wait for that lock: they only raise two numbers. A thread that reads an old number keeps more than it has to.
 
     Attributes:
         sent: the number of the instruction that is sent next.
@@ -182,7 +182,7 @@ class _Progress:
         return None
 
     def acknowledge(self, upto: int, operations: int) -> None:
-        """The workers are so far. For any thread."""
+        """Note how far the workers are. For any thread."""
         self._acknowledged = max(self._acknowledged, upto)
         self._done = max(self._done, operations)
 
@@ -197,9 +197,8 @@ class _Progress:
 class InstructionStream:
     """Instructions to some workers, on one stream.
 
-    Everything happens under the lock of the session's `IssueOrder`, but for this: ``freed`` and ``unused`` are filled
-    by finalizers, in any thread, without a lock; `stack_of` and `remembered` can be called from any thread; ``lost`` is
-    set once, by any thread.
+    Everything happens under the lock of the session's `IssueOrder`, except for this: finalizers fill ``freed`` and
+    ``unused`` in any thread, without a lock; any thread may call `stack_of` and `remembered`, and set ``lost``, once.
 
     Attributes:
         number: unique in the script.
@@ -208,7 +207,7 @@ class InstructionStream:
         ranks: of the workers, in the root mesh.
         members: the same as a set.
         actors: the workers.
-        freed: numbers of values that nobody in the script needs any more.
+        freed: numbers of values that the script does not need any more.
         unused: numbers of sites that are not going to be used again.
         known: numbers of the sites that these workers know.
         lost: why nothing can be sent any more, or None.
@@ -258,8 +257,8 @@ class InstructionStream:
             site: what is done.
             outputs: numbers of the values that come out.
             inputs: numbers of those that go in.
-            constants: numbers, or whatever can be pickled if they are not plain.
-            depth: how many frames up the line is that is to blame.
+            constants: numbers; if they are not plain, anything that can be pickled.
+            depth: how many frames up the line is that issued it.
             replayed: the stack, where it has been taken already.
             weight: how many operations it stands for: those ahead of the workers are limited.
             is_plain: whether all constants are numbers.
@@ -282,7 +281,7 @@ class InstructionStream:
                 self._batch.definitions.append((site.number, site.form, site.description))
             code = (site.number, *outputs, *inputs)
             stack = capture(depth) if replayed is None else replayed
-            # Only now: what has been allocated above may have run a finalizer of the user's that issues, too.
+            # Only now: what has been allocated above may have run a finalizer of the user's, which may issue as well.
             batch = self._batch
             batch.code += code
             if constants:
@@ -332,8 +331,7 @@ class InstructionStream:
             self._limit = self._smallest
         if not self._batch.code and not self._forgotten:
             return None
-        fresh = _Batch()
-        batch, self._batch = self._batch, fresh
+        batch, self._batch = self._batch, _Batch()
         definitions = batch.definitions
         if self._forgotten:
             definitions += [(number, None, None) for number in self._forgotten]
@@ -342,9 +340,9 @@ class InstructionStream:
         arguments = (
             self.number,
             first,
-            pack_definitions(definitions),
+            pack(definitions),
             pack_code(batch.code),
-            pack_constants(batch.constants) if batch.is_plain else batch.constants,
+            pack(batch.constants) if batch.is_plain else batch.constants,
         )
         try:
             return self._send(arguments, is_last=is_last)

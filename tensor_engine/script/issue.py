@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from skipper.control import ProcMesh
-from skipper.tensor_engine.errors import LocalTensorError
+from skipper.tensor_engine.errors import LocalTensorError, NotPropagatableError
 from skipper.tensor_engine.script import activation, recording
 from skipper.tensor_engine.script.call_site import NEW, SAME, SEQUENCE, CallSite
-from skipper.tensor_engine.script.dispatch_key import PLAIN, Facts, Special, note_aliases, walk
 from skipper.tensor_engine.script.fetch import fetch_first
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.propagation import propagate
@@ -24,13 +23,51 @@ from skipper.tensor_engine.shared.encoding import Form
 from skipper.tensor_engine.shared.metadata import TensorMetadata, metadata_of
 from skipper.tensor_engine.worker.calls import FunctionCall
 
+Special = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+"""What is done in place of issuing an operation: called with the overload and its arguments."""
+
+_PLAIN = frozenset(
+    {int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, complex, float}
+)
+"""Types whose values may be part of a key, with the type beside them: 1, 1.0 and True are equal."""
+
 _MOST_SITES = 4096
 """How many call sites are remembered."""
 
 new_ref: Callable[[], int] = itertools.count(1).__next__
 """The number of a new value."""
 
-_facts: dict[int, Facts] = {}
+
+class _Facts:
+    """What the script knows of an overload of torch.
+
+    Attributes:
+        by_type: the arguments, by position and by name, whose numbers do not change the shape of the result.
+        writes: the arguments that it changes.
+        special: what is done in place of issuing it.
+    """
+
+    __slots__ = ("by_type", "special", "writes")
+
+    def __init__(self, func: Any, special: Special | None) -> None:
+        self.by_type: frozenset[int | str] = frozenset()
+        if not func._schema.name.removeprefix("aten::").startswith(("arange", "linspace", "logspace", "range")):
+            self.by_type = frozenset(
+                where
+                for index, argument in enumerate(func._schema.arguments)
+                if str(argument.type).removeprefix("Optional[").removesuffix("]") in ("number", "float", "Tensor")
+                or str(argument.type) == "List[number]"
+                for where in (index, argument.name)
+            )
+        self.writes = tuple(
+            argument.name if argument.kwarg_only else index
+            for index, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        self.special = special
+
+
+_facts: dict[int, _Facts] = {}
 """By the identity of the overload: torch has one object for each, and keeps it."""
 
 _sites: dict[tuple[Hashable, ...], CallSite] = {}
@@ -58,17 +95,17 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if kind is Tensor:
             key.append(argument.remote_value.meta)
             tensors.append(argument)
-        elif kind in PLAIN:
+        elif kind in _PLAIN:
             key.append(kind)
             if position in by_type and argument is not None:
                 constants.append(argument)
             else:
                 key.append(argument)
-        elif not walk(func, argument, position in by_type, key, tensors, constants):
+        elif not _walk(func, argument, position in by_type, key, tensors, constants):
             return _local(func, args, kwargs)
     for name, argument in kwargs.items():
         key.append(name)
-        if not walk(func, argument, name in by_type, key, tensors, constants):
+        if not _walk(func, argument, name in by_type, key, tensors, constants):
             return _local(func, args, kwargs)
 
     if tensors:
@@ -81,7 +118,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
             if value.barred is not None or value.storage.barred is not None:
                 value.check()
         if len(tensors) > 2 or (len(tensors) == 2 and value.storage is tensors[0].remote_value.storage):
-            note_aliases(tensors, key)
+            _note_aliases(tensors, key)
     else:
         active = activation.current()
         if active is None:
@@ -128,9 +165,55 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return _assemble(site.result, outputs, tensors)
 
 
-def _learn(func: Any) -> Facts:
+def _learn(func: Any) -> _Facts:
     special = _here if func.namespace == "profiler" else _specials.get(func)
-    return _facts.setdefault(id(func), Facts(func, special))
+    return _facts.setdefault(id(func), _Facts(func, special))
+
+
+def _walk(func: Any, argument: Any, by_type: bool, key: list[Any], tensors: list[Tensor], constants: list[Any]) -> bool:
+    """Add an argument of any type to a key.
+
+    Returns:
+        False where it holds a tensor of the script.
+    """
+    kind = type(argument)
+    if kind is Tensor:
+        key.append(argument.remote_value.meta)
+        tensors.append(argument)
+    elif kind in _PLAIN:
+        key.append(kind)
+        if by_type and isinstance(argument, int | float | complex):
+            constants.append(argument)
+        else:
+            key.append(argument)
+    elif kind is list or kind is tuple:
+        key.append(kind)
+        key.append(len(argument))
+        return all(_walk(func, item, by_type, key, tensors, constants) for item in argument)
+    elif isinstance(argument, torch.Tensor):
+        return False
+    elif isinstance(argument, list | tuple):
+        return _walk(func, list(argument), by_type, key, tensors, constants)  # such as torch.Size
+    elif isinstance(argument, torch.Generator):
+        raise NotPropagatableError(
+            f"{func._schema.name}: a generator of the script is not there on the workers: use tensor_engine.random"
+        )
+    else:
+        raise NotPropagatableError(f"{func._schema.name} takes {argument!r:.80}, which cannot be sent to the workers")
+    return True
+
+
+def _note_aliases(tensors: Sequence[Tensor], key: list[Any]) -> None:
+    """Add to a key which tensors are the same, or share their storage."""
+    storages: dict[int, int] = {}
+    for index, each in enumerate(tensors):
+        storages.setdefault(id(each.remote_value.storage), index)
+    if len(storages) < len(tensors):
+        refs: dict[int, int] = {}
+        for index, each in enumerate(tensors):
+            refs.setdefault(each.remote_value.ref, index)
+        key.append(tuple(storages[id(each.remote_value.storage)] for each in tensors))
+        key.append(tuple(refs[each.remote_value.ref] for each in tensors))
 
 
 def _remember(key: tuple[Hashable, ...], site: CallSite) -> CallSite:
@@ -195,7 +278,6 @@ def issue_call(
     name: str | None = None,
     static: Hashable = None,
     constant: object = None,
-    has_constant: bool = False,
     sees_poison: bool = False,
     writes: Sequence[int] = (),
 ) -> list[Tensor]:
@@ -210,8 +292,7 @@ def issue_call(
         owner: the instruction stream of the outputs, where only some workers have any; ``mesh`` is of these then.
         name: for people; the function's own when None.
         static: for `calls.FunctionCall.static`; sent once, and part of the key by which the site is remembered.
-        constant: sent with the instruction; anything that can be pickled.
-        has_constant: whether there is one.
+        constant: sent with the instruction, anything that can be pickled; None for nothing.
         sees_poison: for `calls.FunctionCall.sees_poison`.
         writes: which inputs it changes.
 
@@ -230,7 +311,7 @@ def issue_call(
         len(values),
         tuple(outputs),
         static,
-        has_constant,
+        constant is not None,
         sees_poison,
         tuple(writes),
     )
@@ -242,7 +323,7 @@ def issue_call(
             call.name,
             len(outputs),
             len(values),
-            int(has_constant),
+            int(call.has_constant),
             call.writes,
         )
         site = _remember(key, CallSite(form, call, [(meta, None) for meta in outputs], (SEQUENCE, (list, ()))))
@@ -250,7 +331,7 @@ def issue_call(
         site.is_in_use = True
     made = [Value(new_ref(), meta, owner or instruction_stream, mesh) for meta in outputs]
     refs, given = [value.ref for value in made], [value.ref for value in values]
-    constants = (constant,) if has_constant else ()
+    constants = (constant,) if call.has_constant else ()
     stack = instruction_stream.put(site, refs, given, constants, 3, is_plain=False)
     if recorder is not None:
         recorder.note(instruction_stream, site, made, given, constants, stack)
@@ -273,7 +354,6 @@ def ship(data: torch.Tensor, *, instruction_stream: InstructionStream, mesh: Pro
         name="a tensor from the script",
         static=(meta.dtype, meta.shape, device.type),
         constant=raw,
-        has_constant=True,
     )[0]
 
 
@@ -312,7 +392,7 @@ def _local(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation on tensors of the script here.
 
     Raises:
-        LocalTensorError: there are tensors of a mesh among the arguments, too.
+        LocalTensorError: there are also tensors of a mesh among the arguments.
     """
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
     if not any(isinstance(leaf, Tensor) for leaf in leaves):

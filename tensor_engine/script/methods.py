@@ -1,32 +1,31 @@
-"""What methods of `Tensor` and `Stream` do. The modules that do it need these classes, so they lie above them."""
+"""What methods of `Tensor` and `Stream` do. The modules that do it import these classes, so they register here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from skipper.tensor_engine.script.streams import Borrow
+    from skipper.tensor_engine.script.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Methods:
-    """The functions behind them, of `issue`, `fetch`, `communicate`, `activation` and `borrow`, by their names."""
+    """The functions behind them, from `issue`, `fetch`, `communicate`, `activation` and `borrow`, by their names."""
 
     dispatch: Callable[..., Any]
     fetch_first: Callable[..., Any]
-    reduce: Callable[..., Any]
-    reduce_: Callable[..., Any]
-    all_to_all: Callable[..., Any]
-    to_mesh: Callable[..., Any]
-    slice_mesh: Callable[..., Any]
-    activate_stream: Callable[..., Any]
-    borrow: Callable[..., Any]
+    reduce: Callable[..., Tensor]
+    reduce_: Callable[..., Tensor]
+    all_to_all: Callable[..., Tensor]
+    to_mesh: Callable[..., Tensor]
+    slice_mesh: Callable[..., Tensor]
+    activate_stream: Callable[..., AbstractContextManager[None]]
+    borrow: Callable[..., Borrow]
 
 
 wired: Methods
 """Set by `wiring.wire`, before the import of the package has ended."""
-
-
-def wire(methods: Methods) -> None:
-    """Set what the methods do."""
-    global wired
-    wired = methods

@@ -130,8 +130,8 @@ class OpaqueModule:
 
         Args:
             *args: for it.
-            propagator: a function of the same arguments, called on fake tensors, that returns the like of what the
-                module returns. None waits for the first worker to tell.
+            propagator: a function of the same arguments, called on fake tensors, that returns tensors like those
+                that the module returns. None waits until the first worker tells.
             **kwargs: for it.
         """
         parameters = list(self.parameters())

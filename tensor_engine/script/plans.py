@@ -11,7 +11,7 @@ from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.worker.communication import Move, Reduction, worker_number
 
 _PLANS = 1024
-"""How many reductions and moves are remembered. The workers are told again of those that have been forgotten."""
+"""How many reductions and moves are remembered. A forgotten one is sent to the workers again."""
 
 
 def mesh_axes(mesh: ProcMesh, axes: str | Sequence[str]) -> tuple[str, ...]:
@@ -30,6 +30,15 @@ def mesh_axes(mesh: ProcMesh, axes: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+def ranks_along(mesh: ProcMesh, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """For each place on the other axes the ranks along ``axes``, the last one fastest."""
+    groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+    for rank, point in zip(mesh.ranks, mesh.extent.points(), strict=True):
+        others = tuple(point[axis] for axis in mesh.extent if axis not in axes)
+        groups.setdefault(others, []).append((tuple(point[axis] for axis in axes), rank))
+    return tuple(tuple(rank for _, rank in sorted(members)) for members in groups.values())
+
+
 @functools.lru_cache(maxsize=_PLANS)
 def plan_reduction(
     session: int,
@@ -40,16 +49,7 @@ def plan_reduction(
     expected: TensorMetadata,
     onto: ProcMesh | None,
 ) -> Reduction:
-    """Who reduces with whom.
-
-    Args:
-        session: number of the session of ``mesh``.
-        mesh: that the values are on.
-        axes: over which, the last one fastest.
-        kind: the reduction.
-        scatter: whether each gets a part of the result.
-        expected: metadata of the values.
-        onto: the slice that gets the result, None for all.
+    """Who reduces with whom, along ``axes``, the last one fastest; ``onto`` is the slice that gets the result.
 
     Raises:
         MeshMismatchError: ``onto`` is no part of ``mesh``.
@@ -57,12 +57,7 @@ def plan_reduction(
     """
     if onto is not None and not (onto.uid == mesh.uid and set(onto.ranks) <= set(mesh.ranks)):
         raise MeshMismatchError(f"mesh= has to be a slice of the tensor's mesh, {mesh!r}; {onto!r} is none")
-    groups: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
-    for rank, point in zip(mesh.ranks, mesh.extent.points(), strict=True):
-        others = tuple(point[axis] for axis in mesh.extent if axis not in axes)
-        along = tuple(point[axis] for axis in axes)
-        groups.setdefault(others, []).append((along, worker_number(session, rank)))
-    ordered = tuple(tuple(number for _, number in sorted(members)) for members in groups.values())
+    ordered = tuple(tuple(worker_number(session, rank) for rank in ranks) for ranks in ranks_along(mesh, axes))
     if scatter and (not expected.shape or expected.shape[0] % len(ordered[0])):
         raise ValueError(f"scatter= cuts dim 0 of {expected!r} into {len(ordered[0])} parts, which does not go evenly")
     to = None if onto is None else frozenset(worker_number(session, rank) for rank in onto.ranks)
@@ -71,14 +66,7 @@ def plan_reduction(
 
 @functools.lru_cache(maxsize=_PLANS)
 def plan_move(here: int, source: ProcMesh, there: int, target: ProcMesh, expected: TensorMetadata) -> Move:
-    """Who gets what from whom.
-
-    Args:
-        here: number of the session of ``source``.
-        source: that the values are on.
-        there: number of the session of ``target``.
-        target: where they go.
-        expected: metadata of the values.
+    """Who gets what from whom; ``here`` and ``there`` are the numbers of the sessions of the two meshes.
 
     Raises:
         MeshMismatchError: ``target`` lacks an axis of ``source``, or has it in another size.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from skipper.control import ProcMesh
 from skipper.tensor_engine.errors import MeshMismatchError
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
-from skipper.tensor_engine.script.plans import mesh_axes
+from skipper.tensor_engine.script.plans import mesh_axes, ranks_along
 from skipper.tensor_engine.script.session import session_of
 from skipper.tensor_engine.shared.remote_functions import ProcessGroupSpec
 from skipper.tensor_engine.worker.communication import worker_number
@@ -28,33 +28,31 @@ class RemoteProcessGroup:
 
     Once an operation of it has failed, or a worker could not take part since its inputs had failed, the group is broken
     and its operations fail on every member: make a new one.
+
+    Attributes:
+        spec: what workers are told of it.
     """
 
     def __init__(self, spec: ProcessGroupSpec, mesh: ProcMesh) -> None:
-        self._spec = spec
+        self.spec = spec
         self._mesh = mesh
-
-    @property
-    def spec(self) -> ProcessGroupSpec:
-        """What workers are told of it."""
-        return self._spec
 
     def size(self) -> int:
         """The number of members."""
-        return len(self._spec.groups[0])
+        return len(self.spec.groups[0])
 
     def check(self, instruction_stream: InstructionStream, mesh: ProcMesh) -> None:
         """See whether a function that runs on an instruction stream can use it.
 
         Raises:
-            MeshMismatchError: a member does not take part, or somebody who takes part is no member.
+            MeshMismatchError: a member does not take part, or a worker that takes part is no member.
         """
         here = {worker_number(instruction_stream.session.number, rank) for rank in instruction_stream.ranks}
-        members = [set(group) for group in self._spec.groups]
+        members = [set(group) for group in self.spec.groups]
         if any(group & here and not group <= here for group in members) or not here <= set().union(*members):
             raise MeshMismatchError(
                 f"the process group is of {self._mesh!r}, and the function runs on {mesh!r}: all its members have to "
-                "take part, and nobody else can"
+                "take part, and no other workers can"
             )
 
     def __repr__(self) -> str:
@@ -76,11 +74,7 @@ def process_group(mesh: ProcMesh, axes: str | Sequence[str] | None = None) -> Re
     """
     names = mesh_axes(mesh, tuple(mesh.extent) if axes is None else axes)
     session = session_of(mesh).number
-    grouped: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
-    for rank, point in zip(mesh.ranks, mesh.extent.points(), strict=True):
-        others = tuple(point[axis] for axis in mesh.extent if axis not in names)
-        grouped.setdefault(others, []).append((tuple(point[axis] for axis in names), rank))
-    ranks = tuple(tuple(rank for _, rank in sorted(members)) for members in grouped.values())
+    ranks = ranks_along(mesh, names)
     groups = tuple(tuple(worker_number(session, rank) for rank in members) for members in ranks)
     return RemoteProcessGroup(ProcessGroupSpec(next(_numbers), groups, ranks), mesh)
 

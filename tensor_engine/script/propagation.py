@@ -68,14 +68,10 @@ def propagate(
     by_type: frozenset[int | str],
     writes: Sequence[int | str],
 ) -> CallSite:
-    """Run an operation on fake tensors.
+    """Run an operation on fake tensors in place of those of a mesh.
 
-    Args:
-        func: the overload.
-        args: its arguments, with tensors of a mesh among them.
-        kwargs: those given by name.
-        by_type: the arguments whose numbers do not matter for the shape of the result: they travel as constants.
-        writes: the arguments that it changes.
+    The numbers of the arguments ``by_type`` do not matter for the shape of the result, and travel as constants.
+    ``writes`` are the arguments that the operation changes.
 
     Raises:
         NotPropagatableError: what it returns depends on values that only the workers have.
@@ -170,7 +166,7 @@ def _reshaped(
 
 
 def fake_inputs(values: Sequence[Value]) -> list[torch.Tensor]:
-    """A fake tensor for each value; those that share a storage do so here, too."""
+    """A fake tensor for each value; values that share a storage get fake tensors that share one."""
     extents: dict[tuple[int, torch.dtype, torch.device], int] = {}
     for value in values:
         key = (id(value.storage), value.meta.dtype, value.meta.device)

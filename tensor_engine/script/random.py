@@ -1,7 +1,7 @@
 """Random numbers: each worker draws from torch's default generator of its process, and each differs from the others.
 
 A worker's generator begins with torch's default seed plus its rank, so that runs of a script repeat. All streams of a
-worker, and actors in its process, share it: where they draw at the same time, who gets what is left to chance.
+worker, and actors in its process, share it: where they draw at the same time, each may get any of the numbers.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _on(mesh: ProcMesh | None) -> Any:
 @functools.cache
 def _state_nbytes(device: str) -> int:
     with no_mesh():
-        # Of CUDA's generators a seed and an offset; the script may be without such a device.
+        # The state of a CUDA generator is a seed and an offset. The script may have no such device.
         return torch.get_rng_state().numel() if device == "cpu" else 16
 
 

@@ -48,7 +48,7 @@ class TraceRecorder:
         storages: of all of these, by number of the value.
         met: tensors that were used, and the value that each stood for when it was first met.
         leaves: tensors that may get a gradient, by identity.
-        foreign: whether an input hangs on autograd's graph of something outside of the function.
+        foreign: whether an input comes from operations outside of the function that autograd has recorded.
         refusal: why this cannot be compiled, where an error has been raised that may have been caught.
     """
 
@@ -77,16 +77,7 @@ class TraceRecorder:
         constants: Sequence[Any],
         stack: Stack,
     ) -> None:
-        """An instruction has been issued.
-
-        Args:
-            instruction_stream: for `Noted`.
-            site: for `Noted`.
-            made: the values that it makes.
-            inputs: for `Noted`.
-            constants: for `Noted`.
-            stack: for `Noted`.
-        """
+        """An instruction has been issued, which makes some values; the other arguments are those of `Noted`."""
         if not self.is_here:
             return
         for value in made:
@@ -118,7 +109,7 @@ class TraceRecorder:
 
 
 current: TraceRecorder | None = None
-"""The recorder of the function that is being traced: one at a time, in whatever thread; None if there is none."""
+"""The recorder of the function that is being traced: one at a time, in any thread; None if there is none."""
 
 
 def is_tracing() -> bool:

@@ -1,4 +1,4 @@
-"""RemoteFunction functions: the user's own code runs on the workers, in its turn among the operations."""
+"""Remote functions: the user's own code runs on the workers, in its turn among the operations."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ from skipper.tensor_engine.script.fetch import Fetched, ask, mesh_rank, open_ans
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.issue import issue_call
 from skipper.tensor_engine.shared.opaque_ref import OPAQUE_META
-from skipper.tensor_engine.shared.remote_functions import (
-    ANSWER,
-    EXPECTED,
-    IGNORED,
-    INPUT,
-    TENSOR,
-    WHOLE,
-    Source,
-    Task,
-)
+from skipper.tensor_engine.shared.remote_functions import ANSWER, EXPECTED, IGNORED, INPUT, TENSOR, WHOLE, Source, Task
 from skipper.tensor_engine.worker.user_code import is_worker, resolve
 
 Propagate = Callable[..., Any] | Literal["cached", "mocked", "inspect"] | None
@@ -64,7 +55,7 @@ class RemoteFunction:
             TypeError: an argument cannot be pickled.
         """
         if is_worker():
-            return resolve_given(self.__remote_function__)(*args, **kwargs)
+            return resolve(self.__remote_function__)(*args, **kwargs)
         packed = PackedArguments(args, kwargs)
         instruction_stream, mesh = packed.place(self.name)
         if self.propagate is None:
@@ -94,10 +85,7 @@ class RemoteFunction:
         """See `call_on_shard_and_fetch`."""
         packed = PackedArguments(args, kwargs)
         instruction_stream, mesh = packed.place(self.name)
-        one = mesh.slice(**mesh.extent.point(mesh_rank(mesh, shard or {})))
-        alone = instruction_stream.session.instruction_stream(one, instruction_stream.stream)
-        for group in packed.groups:
-            group.check(alone, one)
+        alone, one = packed.place_on_one(mesh_rank(mesh, shard or {}), instruction_stream, mesh)
         task = Task(self.source, ANSWER, (), bool(packed.groups))
         (answer,) = self._issue(packed, (OPAQUE_META,), alone, one, task)
         session = instruction_stream.session
@@ -126,7 +114,6 @@ class RemoteFunction:
             name=self.name,
             static=task,
             constant=packed.data,
-            has_constant=True,
             sees_poison=True,
             writes=writes,
         )
@@ -134,7 +121,7 @@ class RemoteFunction:
     def _expect(self, packed: PackedArguments) -> Expected:
         if callable(self.propagate):
             return expect(self.name, self.propagate, packed, is_real=False)
-        run = resolve_given(self.__remote_function__)
+        run = resolve(self.__remote_function__)
         if self.propagate == "mocked":
             return expect(self.name, run, packed, is_real=True)
         key = packed.pattern()
@@ -155,11 +142,6 @@ class RemoteFunction:
 
     def __repr__(self) -> str:
         return f"<remote function {self.name}>"
-
-
-def resolve_given(function: Callable[..., Any] | str) -> Callable[..., Any]:
-    """A function, given by its path or as it is."""
-    return resolve(function) if isinstance(function, str) else function
 
 
 def look_at(whole: Any) -> Expected:
@@ -222,9 +204,9 @@ def remote(
     everything else is pickled. It runs where its tensors are, or else on the active mesh. Gradients do not pass through
     it by themselves: see `grad_function`.
 
-    What workers can import is imported there, so that globals of its module are state of the worker; functions of the
-    script itself, and lambdas, are sent by value, with a copy of the globals that they use. If it raises, what it
-    returns is poison, and so are those of its tensors that it has changed.
+    A function that workers can import is imported there, so that globals of its module are state of the worker.
+    Functions of the script itself, and lambdas, are sent by value, with a copy of the globals that they use. If the
+    function raises, its results are poison, and so are those of its tensors that it has changed.
 
     Args:
         function: the function, or the path to it: ``"module.name"``.
@@ -232,7 +214,7 @@ def remote(
 
             - None: it is run for its effect, and returns nothing;
             - a function, called in the script with the same arguments, where tensors are fake ones without data: it
-              returns the like of what the function returns;
+              returns tensors like those that the function returns;
             - ``"cached"``: the function itself is run on fake tensors, once for each kind of arguments;
             - ``"mocked"``: the same at each call;
             - ``"inspect"``: the script waits until the first rank has run it and tells what came out, whose shapes may

@@ -1,27 +1,34 @@
-"""`EngineSession`: the workers of one mesh of processes, and what the script knows of them."""
+"""`EngineSession`: the workers of one mesh of processes, and what the script knows of them, failures included."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import functools
+import logging
 import secrets
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from skipper.control import ActorMesh, Channel, ControlError, Future, ProcMesh
+from skipper.control.api.tensor_engine_plugin import failed_unseen
 from skipper.control.model.future import unheard
-from skipper.tensor_engine.errors import EngineClosedError
-from skipper.tensor_engine.script.failures import Failures
+from skipper.tensor_engine.errors import EngineClosedError, RemoteError
 from skipper.tensor_engine.script.instruction_stream import MAIN, InstructionStream, IssueOrder, StreamKey
 from skipper.tensor_engine.shared.rendezvous import watch
-from skipper.tensor_engine.shared.stacks import Stack
+from skipper.tensor_engine.shared.stacks import Stack, describe
 from skipper.tensor_engine.worker.communication import worker_number
 from skipper.tensor_engine.worker.heap import Poison
 from skipper.tensor_engine.worker.worker import Worker
+
+_log = logging.getLogger("skipper.tensor_engine")
+
+_KEPT = 1000
+"""Failed instructions that are remembered one by one; later ones are counted."""
 
 _FLUSH_S = 0.0002
 """What waits is sent when nothing has followed for about this long."""
@@ -31,6 +38,82 @@ _QUIET = 20
 
 _IDLE_S = 0.1
 """How often the sleeping flusher looks for values to free."""
+
+
+@dataclass(slots=True)
+class _Failure:
+    """One failed instruction, on any number of ranks."""
+
+    first: Poison
+    stack: Stack | None
+    ranks: set[int] = field(default_factory=set)
+    is_observed: bool = False
+
+
+class Failures:
+    """The failed instructions of a session. Safe to use from any thread.
+
+    Args:
+        stack_of: where the script issued an instruction, by the number of its instruction stream and its own.
+
+    Attributes:
+        next_report: what the workers are going to report next.
+    """
+
+    def __init__(self, stack_of: Callable[[int, int], Stack | None]) -> None:
+        self.next_report: Future[Poison] | None = None
+        self._stack_of = stack_of
+        self._lock = threading.Lock()
+        self._failed: dict[tuple[int, int, int | None], _Failure] = {}
+        self._more = 0
+
+    def add(self, poison: Poison) -> _Failure | None:
+        """Take note of what a worker reports; None if this is counted only."""
+        key = (poison.instruction_stream, poison.sequence, poison.step)
+        with self._lock:
+            failure = self._failed.get(key)
+            if failure is None:
+                if len(self._failed) >= _KEPT:
+                    self._more += 1
+                    return None
+                stack = self._stack_of(poison.instruction_stream, poison.sequence)
+                failure = self._failed[key] = _Failure(poison, stack)
+            failure.ranks.add(poison.rank)
+            return failure
+
+    def error(self, poison: Poison) -> RemoteError:
+        """What to raise where the script meets poison. The failure counts as seen from then on."""
+        failure = self.add(poison)
+        if failure is None:
+            return _remote_error(poison, None)
+        with self._lock:
+            failure.is_observed = True
+        return _remote_error(poison, failure.stack)
+
+    def report_unobserved(self) -> None:
+        """Log the failures that nobody has seen: the first in full. The script then ends with code 1."""
+        with self._lock:
+            unseen = [failure for failure in self._failed.values() if not failure.is_observed]
+            for failure in unseen:
+                failure.is_observed = True
+            more, self._more = self._more, 0
+        if unseen:
+            failed_unseen()
+        for index, failure in enumerate(unseen):
+            first = failure.first
+            if index == 0:
+                error = _remote_error(first, failure.stack)
+                _log.error("an operation failed, and nothing that depends on it was fetched: %s", error)
+                continue
+            ranks = ", ".join(map(str, sorted(failure.ranks)))
+            _log.error("%s failed on ranks %s, also unseen: %s", first.operation, ranks, first.summary)
+        if more:
+            _log.error("%d more reports of failures are not listed", more)
+
+
+def _remote_error(poison: Poison, stack: Stack | None) -> RemoteError:
+    text = describe(stack, poison.step) if stack is not None else ""
+    return RemoteError(poison.rank, poison.operation, poison.summary, text, poison.traceback)
 
 
 class EngineSession:
@@ -175,7 +258,7 @@ class EngineSession:
         def listen() -> None:
             kept = failures()
             if kept is not None:
-                # If nobody held the future, it would be collected, and nothing received.
+                # Without a reference the future would be collected, and nothing received.
                 kept.next_report = receiver.recv()
                 kept.next_report.add_done_callback(take)
 
@@ -204,7 +287,7 @@ def _keep_flushing(session: weakref.ref[EngineSession], wake: threading.Event) -
             quiet = 0 if _flush(here, seen) else quiet + 1
             if quiet == _QUIET:
                 with here.lock:
-                    # From now on whoever issues wakes this thread, which nobody has done since the last look.
+                    # From now on an issued instruction wakes this thread. None has been issued since the last look.
                     here.order.is_flushing = any(each.count for each in here.instruction_streams.values())
                     quiet = 0 if here.order.is_flushing else quiet
             del here

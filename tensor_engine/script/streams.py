@@ -32,7 +32,7 @@ class Stream:
 
     A tensor belongs to the stream on which it was made, and operations on it run there. For another stream it has to be
     borrowed. Each stream is a thread of every worker, made with its first use, and communicates by itself: collectives
-    of two streams run beside each other, too.
+    of two streams run beside each other as well.
 
     Args:
         name: for people.
@@ -54,8 +54,7 @@ class Stream:
 
     def activate(self) -> AbstractContextManager[None]:
         """Make it the active one: tensors that are made from nothing belong to it. May be nested."""
-        active: AbstractContextManager[None] = methods.wired.activate_stream(self._key)
-        return active
+        return methods.wired.activate_stream(self._key)
 
     def borrow(self, tensor: torch.Tensor, *, mutable: bool = False) -> Borrow:
         """Lend this stream a tensor of another one, without a copy. Returns at once.
@@ -79,8 +78,7 @@ class Stream:
             LocalTensorError: this is no tensor of a mesh.
             RuntimeError: it is to be changed, and autograd would not see it.
         """
-        borrowed: Borrow = methods.wired.borrow(self._key, tensor, mutable=mutable)
-        return borrowed
+        return methods.wired.borrow(self._key, tensor, mutable=mutable)
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r}>"

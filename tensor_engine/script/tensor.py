@@ -83,28 +83,23 @@ class Tensor(torch.Tensor):
         out: torch.Tensor | None = None,
     ) -> Tensor:
         """Combine the values that ranks have along axes of the mesh: see `communicate.reduce`."""
-        result: Tensor = methods.wired.reduce(self, axes, reduction, scatter=scatter, mesh=mesh, out=out)
-        return result
+        return methods.wired.reduce(self, axes, reduction, scatter=scatter, mesh=mesh, out=out)
 
     def reduce_(self, axes: str | Sequence[str], reduction: str = "sum") -> Tensor:
         """`reduce` into this tensor."""
-        result: Tensor = methods.wired.reduce_(self, axes, reduction)
-        return result
+        return methods.wired.reduce_(self, axes, reduction)
 
     def all_to_all(self, axes: str | Sequence[str]) -> Tensor:
         """Give the parts along dim 0 to the ranks along axes of the mesh: see `communicate.all_to_all`."""
-        result: Tensor = methods.wired.all_to_all(self, axes)
-        return result
+        return methods.wired.all_to_all(self, axes)
 
     def to_mesh(self, mesh: ProcMesh) -> Tensor:
         """The same values on another mesh: see `communicate.to_mesh`."""
-        result: Tensor = methods.wired.to_mesh(self, mesh)
-        return result
+        return methods.wired.to_mesh(self, mesh)
 
     def slice_mesh(self, **selection: int | slice) -> Tensor:
         """The same tensor on a part of its mesh: see `communicate.slice_mesh`."""
-        result: Tensor = methods.wired.slice_mesh(self, **selection)
-        return result
+        return methods.wired.slice_mesh(self, **selection)
 
     def tolist(self) -> Any:
         """The values of the first rank, as (lists of) numbers: a fetch, like `item`."""
@@ -156,12 +151,7 @@ def wrap(value: Value) -> Tensor:
 
 
 def refuse_mixture(what: str, first: Value, other: Value) -> NoReturn:
-    """Say why two values cannot meet that are not of one instruction stream.
-
-    Args:
-        what: the operation, and what of it does not go together: ``add: tensors``.
-        first: the one.
-        other: the other.
+    """Say why two values of different instruction streams cannot meet in an operation: ``what``, as ``add: tensors``.
 
     Raises:
         StreamMismatchError: they are of different streams.

@@ -14,20 +14,22 @@ from skipper.tensor_engine.script.call_site import GIVEN, CallSite
 from skipper.tensor_engine.script.guards import TraceSurroundings
 from skipper.tensor_engine.script.instruction_stream import InstructionStream
 from skipper.tensor_engine.script.recording import Noted, TraceRecorder
-from skipper.tensor_engine.script.results import (
+from skipper.tensor_engine.script.tensor import Tensor, wrap
+from skipper.tensor_engine.script.traced import (
     ARGUMENT,
     AS_IT_IS,
     MADE,
     MAPPING,
     NAMED,
     SEQUENCE,
+    Gradients,
     Made,
+    ReplayPart,
     ReplayResult,
+    Traced,
     put_together,
     seal,
 )
-from skipper.tensor_engine.script.tensor import Tensor, wrap
-from skipper.tensor_engine.script.traced import Gradients, ReplayPart, Traced
 from skipper.tensor_engine.script.value import TensorStorage, Value
 from skipper.tensor_engine.shared.encoding import Form
 from skipper.tensor_engine.shared.program import CompiledProgram, ProgramStep
@@ -47,17 +49,9 @@ def compile_trace(
 ) -> tuple[Traced, Any]:
     """Make of a recorded call what replays it.
 
-    Which tensors the call has left behind shows by who is still alive when nobody here holds them. So none of the steps
-    may hold on to what another one has looked at: ``result`` and ``before`` are emptied on the way.
-
-    Args:
-        name: of the function.
-        recorder: what it has noted.
-        tensors: the tensors that went in.
-        result: what came out, alone in a list, from which it is taken.
-        before: the gradients before the call.
-        surroundings: what else replays depend on.
-        backend: of `torch.compile`, for the workers; None for none.
+    A tensor that is still alive although nothing here holds it is one that the call has left behind. So no step may
+    keep what another one has looked at: ``result``, which holds what came out, and ``before``, the gradients before the
+    call, are emptied on the way. ``tensors`` went in; ``backend`` is one of `torch.compile`, for the workers.
 
     Returns:
         What replays it, and the result of the call.
@@ -69,9 +63,9 @@ def compile_trace(
     given = tuple(tensor.remote_value.ref for tensor in tensors)
     gradients, new_on_arguments = _read_gradients(recorder, tensors, before)
     reading = _ResultReading(recorder, tensors, given)
-    reading.read_result(result.pop())
+    template = reading.read(result.pop())
     reading.take_gradients(new_on_arguments, gradients)
-    read = ReplayResult(reading.template, reading.made)
+    read = ReplayResult(template, reading.made)
     kept, results = _find_kept(recorder, reading.take_values())
     _require_alive(recorder)
     grads = {leaf.grad.remote_value.ref for leaf in recorder.leaves.values() if isinstance(leaf.grad, Tensor)}
@@ -150,12 +144,10 @@ class _ResultReading:
     """Takes apart what a call has returned.
 
     Attributes:
-        template: how it is put together, for `results.put_together`.
         made: the tensors in it that each replay makes anew, gradients of arguments among them.
     """
 
     def __init__(self, recorder: TraceRecorder, tensors: Sequence[Tensor], given: Sequence[int]) -> None:
-        self.template: tuple[int, Any] = (AS_IT_IS, None)
         self.made: list[Made] = []
         self._recorder = recorder
         self._found: list[Tensor] = []
@@ -168,16 +160,8 @@ class _ResultReading:
         self._arguments = {id(tensor): index for index, tensor in enumerate(tensors)}
         self._given = {ref: index for index, ref in enumerate(given)}
 
-    def read_result(self, result: Any) -> None:
-        """Read the result.
-
-        Raises:
-            CompileError: there is a tensor of the script in it.
-        """
-        self.template = self._read(result)
-
     def take_gradients(self, new_on_arguments: list[tuple[int, Tensor]], gradients: Gradients) -> None:
-        """Take the new gradients from the arguments, as results, so that who else holds them can be seen."""
+        """Take the new gradients from the arguments, as results: then only those held elsewhere stay alive."""
         for index, tensor in new_on_arguments:
             grad = tensor.grad
             gradients.left_on_arguments.append((index, self._note(grad) if isinstance(grad, Tensor) else None))
@@ -190,7 +174,12 @@ class _ResultReading:
         self._found.clear()
         return values
 
-    def _read(self, item: Any) -> tuple[int, Any]:
+    def read(self, item: Any) -> tuple[int, Any]:
+        """How an item of the result is put together, for `put_together`.
+
+        Raises:
+            CompileError: there is a tensor of the script in it.
+        """
         if isinstance(item, Tensor):
             if id(item) in self._arguments:
                 return ARGUMENT, self._arguments[id(item)]
@@ -201,9 +190,9 @@ class _ResultReading:
             raise CompileError("a compiled function returns a tensor of the script, which replays cannot make")
         if isinstance(item, list | tuple):
             kind = NAMED if hasattr(item, "_fields") else SEQUENCE
-            return kind, (type(item), [self._read(each) for each in item])
+            return kind, (type(item), [self.read(each) for each in item])
         if isinstance(item, dict):
-            return MAPPING, (type(item), {name: self._read(each) for name, each in item.items()})
+            return MAPPING, (type(item), {name: self.read(each) for name, each in item.items()})
         return AS_IT_IS, item
 
     def _note(self, tensor: Tensor) -> int:
@@ -222,7 +211,7 @@ def _find_kept(recorder: TraceRecorder, results: list[Value]) -> tuple[list[Valu
 
     Args:
         recorder: what the call has noted.
-        results: the values of the results, which nobody else but this list has to hold; it is emptied.
+        results: the values of the results, which only this list may hold; it is emptied.
 
     Returns:
         These values, and those of the results by number, whether they are left behind or not.
@@ -293,7 +282,7 @@ def _cut(
     Returns:
         What goes to the workers; and the values that go from one program to a later one, and whose they are.
     """
-    segments = segments_of(recorder.instructions)
+    segments = _segments_of(recorder.instructions)
     results = {each.slot for each in result.made if each.argument is None}
     maker: dict[int, int] = {}
     passing: dict[int, InstructionStream] = {}
@@ -315,7 +304,7 @@ def _cut(
     return parts, list(passing.items())
 
 
-class Segment:
+class _Segment:
     """Instructions of a trace that go to one instruction stream in one message.
 
     Attributes:
@@ -332,12 +321,8 @@ class Segment:
     ) -> CompiledProgram:
         """What the workers of the instruction stream are told.
 
-        Args:
-            name: for people.
-            given: values that come anew with each replay.
-            wanted: values that are needed elsewhere, in a replay or after it.
-            kept: values that stay under the number that they have in the trace.
-            backend: for `CompiledProgram.backend`.
+        Each replay brings ``given`` values anew, ``wanted`` ones are needed elsewhere in a replay or after it, and
+        ``kept`` ones stay under the number that they have in the trace.
         """
         sites: dict[int, int] = {}
         descriptions: list[tuple[Form, Any]] = []
@@ -367,26 +352,23 @@ class Segment:
         )
 
 
-def segments_of(instructions: Sequence[Noted]) -> list[Segment]:
+def _segments_of(instructions: Sequence[Noted]) -> list[_Segment]:
     """Cut a trace into as few segments as keep the order of instructions on every worker."""
-    segments: list[Segment] = []
+    segments: list[_Segment] = []
     for each in instructions:
         place = _place(segments, each.instruction_stream)
         if place is None:
-            place = Segment(each.instruction_stream)
-            segments.append(place)
+            segments.append(place := _Segment(each.instruction_stream))
         place.instructions.append(each)
     return segments
 
 
-def _place(segments: Sequence[Segment], instruction_stream: InstructionStream) -> Segment | None:
+def _place(segments: Sequence[_Segment], instruction_stream: InstructionStream) -> _Segment | None:
     """The segment to which the next instruction may be added: no later one concerns the same workers."""
     for segment in reversed(segments):
-        if segment.instruction_stream is instruction_stream:
+        other = segment.instruction_stream
+        if other is instruction_stream:
             return segment
-        if (
-            segment.instruction_stream.session is instruction_stream.session
-            and segment.instruction_stream.members & instruction_stream.members
-        ):
+        if other.session is instruction_stream.session and other.members & instruction_stream.members:
             return None
     return None

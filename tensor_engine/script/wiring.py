@@ -12,16 +12,14 @@ from skipper.tensor_engine.script.issue import dispatch
 
 def wire() -> None:
     """Give the methods of `Tensor` and `Stream` what they do. The package calls it once, when it is imported."""
-    methods.wire(
-        methods.Methods(
-            dispatch=dispatch,
-            fetch_first=fetch_first,
-            reduce=reduce,
-            reduce_=reduce_,
-            all_to_all=all_to_all,
-            to_mesh=to_mesh,
-            slice_mesh=slice_mesh,
-            activate_stream=activate_stream,
-            borrow=borrow,
-        )
+    methods.wired = methods.Methods(
+        dispatch=dispatch,
+        fetch_first=fetch_first,
+        reduce=reduce,
+        reduce_=reduce_,
+        all_to_all=all_to_all,
+        to_mesh=to_mesh,
+        slice_mesh=slice_mesh,
+        activate_stream=activate_stream,
+        borrow=borrow,
     )

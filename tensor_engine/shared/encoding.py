@@ -45,18 +45,19 @@ class Form:
 
 Definition = tuple[int, Form | None, Any]
 
-_NOTHING = b""
+
+def pack(items: Sequence[Any]) -> bytes:
+    """Definitions or constants as bytes, empty for none. What they describe has to be importable on the workers."""
+    return pickle.dumps(items, protocol=5) if items else b""
 
 
-def pack_definitions(definitions: Sequence[Definition]) -> bytes:
-    """Definitions as bytes, empty for none. What they describe has to be importable on the workers."""
-    return pickle.dumps(definitions, protocol=5) if definitions else _NOTHING
-
-
-def unpack_definitions(packed: bytes) -> list[Definition]:
-    """What `pack_definitions` packed."""
-    definitions: list[Definition] = pickle.loads(packed) if packed else []
-    return definitions
+def unpack(packed: Any) -> Sequence[Any]:
+    """What `pack` packed; what was not packed passes as it is."""
+    if not isinstance(packed, bytes):
+        plain: Sequence[Any] = packed
+        return plain
+    items: Sequence[Any] = pickle.loads(packed) if packed else ()
+    return items
 
 
 def pack_code(code: Sequence[int]) -> bytes:
@@ -67,17 +68,3 @@ def pack_code(code: Sequence[int]) -> bytes:
 def unpack_code(packed: bytes) -> list[int]:
     """What `pack_code` packed."""
     return memoryview(packed).cast("q").tolist()
-
-
-def pack_constants(constants: Sequence[Any]) -> bytes:
-    """Numbers as bytes, empty for none."""
-    return pickle.dumps(constants, protocol=5) if constants else _NOTHING
-
-
-def unpack_constants(packed: Any) -> Sequence[Any]:
-    """What `pack_constants` packed; what was not packed passes as it is."""
-    if isinstance(packed, bytes):
-        numbers: Sequence[Any] = pickle.loads(packed) if packed else ()
-        return numbers
-    plain: Sequence[Any] = packed
-    return plain

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 _known: weakref.WeakValueDictionary[tuple[object, ...], TensorMetadata] = weakref.WeakValueDictionary()
 
 
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class TensorMetadata:
     """Shape, strides, storage offset, dtype and device of a tensor.
 
@@ -17,29 +20,16 @@ class TensorMetadata:
     identity.
     """
 
-    __slots__ = ("__weakref__", "device", "dtype", "offset", "shape", "stride")
-
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        stride: tuple[int, ...],
-        offset: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.shape = shape
-        self.stride = stride
-        self.offset = offset
-        self.dtype = dtype
-        self.device = device
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
 
     @property
     def numel(self) -> int:
         """The number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:

@@ -30,7 +30,7 @@ _GRACE_S = 10.0
 """How long an answer may be on its way, beyond the time of the wait itself."""
 
 _MOST_LOST = 100_000
-"""How many ended workers are remembered: nobody waits for those that ended long ago."""
+"""How many ended workers are remembered: no worker waits for one that ended long ago."""
 
 
 class RendezvousServer(Actor):
@@ -39,7 +39,7 @@ class RendezvousServer(Actor):
     def __init__(self) -> None:
         self._gatherings: Gatherings[Any] = Gatherings()
         self._stores: dict[str, HashStore] = {}
-        self._left: dict[str, int] = {}  # members that have not done with a store yet, by its name
+        self._left: dict[str, int] = {}  # members that still use a store, by its name
         self._changed = asyncio.Condition()
         self._waiting: dict[object, tuple[str, tuple[int, ...]]] = {}  # by call: the gathering, and who is to come
         self._lost: dict[int, str] = {}  # workers that have ended, and their processes
@@ -47,7 +47,7 @@ class RendezvousServer(Actor):
 
     @concurrent_endpoint
     async def watch(self, first: int, procs: ProcMesh) -> None:
-        """When one of these processes ends, tell those who wait for its worker.
+        """When one of these processes ends, tell the workers that wait for its worker.
 
         Args:
             first: the number of the first worker; those of the others follow it.
@@ -106,7 +106,7 @@ class RendezvousServer(Actor):
 
     @concurrent_endpoint
     async def forget(self, store: str, members: int) -> None:
-        """A member has done with a store. When all of so many members have, the store is forgotten."""
+        """A member does not need a store any more. When all of ``members`` have said so, the store is forgotten."""
         left = self._left.pop(store, members) - 1
         if left:
             self._left[store] = left
@@ -139,7 +139,7 @@ class RendezvousServer(Actor):
 
 
 def watch(first: int, procs: ProcMesh) -> None:
-    """When one of these processes ends, have those told who wait for its worker. Returns at once.
+    """When one of these processes ends, have the workers told that wait for its worker. Returns at once.
 
     Args:
         first: the number of the worker in the first of the processes; those of the others follow it.
@@ -252,23 +252,23 @@ class JobStore(Store):
         return bool(self._change("check", list(keys)))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number; what it is then."""
+        """Add to a number; the sum."""
         return int(self._change("add", key, amount))
 
     def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
-        """Put a value in place of the expected one; what is there then."""
+        """Put a value in place of the expected one; the value after that."""
         return bytes(self._change("compare_set", key, expected, desired))
 
     def append(self, key: str, value: bytes | str) -> None:
-        """Put more behind a value."""
+        """Append to a value."""
         self._change("append", key, value)
 
     def delete_key(self, key: str) -> bool:
-        """Take it away; whether it was there."""
+        """Delete a key; whether it was there."""
         return bool(self._change("delete_key", key))
 
     def num_keys(self) -> int:
-        """How many there are."""
+        """How many keys there are."""
         return int(self._change("num_keys"))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -285,11 +285,11 @@ class JobStore(Store):
         return True
 
     def clone(self) -> JobStore:
-        """Another one of the same keys."""
+        """Another client of the same store."""
         return JobStore(self._rendezvous, self._name, self._members, is_written_once=self._is_written_once)
 
     def forget(self) -> None:
-        """This member has done with the store. When all members have, all keys are forgotten."""
+        """This member does not need the store any more. When all have said so, all keys are forgotten."""
         answer(self._rendezvous.actor.forget.call_one(self._name, len(self._members)), self._rendezvous.timeout_s)
 
     def _change(self, operation: str, *arguments: Any) -> Any:

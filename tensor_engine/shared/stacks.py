@@ -1,4 +1,4 @@
-"""Where the script issued an operation: captured in a microsecond or two, written out only when somebody asks."""
+"""Where the script issued an operation: captured in a microsecond or two, turned into text only when it is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 Stack = list[Any]
-"""Code objects and positions in them by turns, the innermost first. Frames would keep their variables alive."""
+"""Pairs of a code object and a position in it, the innermost first. Frames would keep their variables alive."""
 
 
 class Replayed(Stack):

@@ -25,7 +25,7 @@ class FunctionCall:
         name: for people.
         inputs: how many inputs it takes.
         outputs: what the script takes the outputs to be.
-        static: whatever else it has to know; hashable and picklable.
+        static: what else it has to know; hashable and picklable.
         has_constant: whether each instruction brings a constant; else it is None.
         sees_poison: whether it is called with `Poison` among the inputs, and may return some. Otherwise poison in the
             inputs is the outputs', and it is not called.
@@ -77,7 +77,7 @@ def invoke(
     if not call.outputs:
         return ()
     if results is None or len(results) != len(call.outputs):
-        raise RuntimeError(f"{call.name} owes {len(call.outputs)} outputs and has returned {results!r:.100}")
+        raise RuntimeError(f"{call.name} has to return {len(call.outputs)} outputs, and has returned {results!r:.100}")
     return [
         result.detach() if isinstance(result, torch.Tensor) and result.requires_grad else result for result in results
     ]

@@ -1,11 +1,18 @@
 """What the workers of a group do together: reductions, gathering, all-to-all.
 
-Each function takes this worker's value: a tensor, or poison if the operation that should have made the tensor failed. A
-worker with poison takes part all the same (see `exchange`), so nobody waits for it. The result on every member is then
-the poison of the member of lowest rank.
+Each function takes the group, this worker's value, and the metadata that the script expects of the value on every
+member. The value is a tensor, or poison if the operation that should have made the tensor failed. A worker with poison
+takes part all the same, so nobody waits for it. The result on every member is then the poison of the member of lowest
+rank.
 
 The script has checked the arguments before it sent anything. Only a user's function that returns something else than it
-promised can give a value that is not as the script expects. That is an error on all members.
+promised can give a value that is not as the script expects. Then all members raise a `CommunicationError`. They also
+raise one if a member is gone or late.
+
+All collectives are made of `exchange`, in which every worker gives every other one a row: elements of one dtype. In the
+same message goes a flag which says that the sender has no value. Small rows travel inside the messages. Within a host
+large ones do not: each worker copies its rows to a block of shared memory, the messages carry flags and handles, and
+each worker reads its rows from the blocks of the others.
 """
 
 from __future__ import annotations
@@ -19,8 +26,8 @@ import torch
 from skipper.tensor_engine.errors import CommunicationError
 from skipper.tensor_engine.shared.metadata import TensorMetadata
 from skipper.tensor_engine.shared.reductions import combine
-from skipper.tensor_engine.worker.exchange import exchange
 from skipper.tensor_engine.worker.groups import Group
+from skipper.tensor_engine.worker.staging import CARD_NBYTES, Peers, StagingBlock
 
 MemberValue = Any
 """A tensor, or a picklable object that stands for one that could not be made."""
@@ -28,7 +35,10 @@ MemberValue = Any
 SEGMENT_NBYTES = 16 << 20
 """Larger values go in pieces of this size: shared memory for them stays bounded, and in the caches."""
 ONE_PHASE_NBYTES = 64 << 10
-"""Up to this size everybody gets everything and reduces it: one message in place of two."""
+"""Up to this size each member gets all values and reduces them: one message in place of two."""
+STAGED_FROM_NBYTES = 64 << 10
+"""Size of what a worker has to give from which shared memory is faster than messages."""
+_ALIGNMENT = 16  # of the rows in a message: no dtype needs more
 
 
 def all_reduce(
@@ -36,15 +46,8 @@ def all_reduce(
 ) -> MemberValue:
     """The values of all members reduced to one of the same shape, contiguous and fresh.
 
-    Args:
-        group: this worker and the others.
-        value: of this worker.
-        expected: metadata of the value on every member.
-        reduction: any of `reductions` but ``"stack"``.
-        to: the ranks that need the result, None for all. The others get None.
-
-    Raises:
-        CommunicationError: a member is gone or late, or has a value of another shape or dtype.
+    The reduction is any of `reductions` but ``"stack"``. ``to`` are the ranks that need the result, None for all; the
+    others get None.
     """
     with group.guard(f"{reduction} of {expected}"):
         flat, fault = _flat(group, value, expected)
@@ -60,17 +63,7 @@ def all_reduce(
 def all_gather(
     group: Group, value: MemberValue, expected: TensorMetadata, *, to: Sequence[int] | None = None
 ) -> MemberValue:
-    """The values of all members in the order of their ranks, along a new outermost dim.
-
-    Args:
-        group: this worker and the others.
-        value: of this worker.
-        expected: metadata of the value on every member.
-        to: the ranks that need the result, None for all. The others get None.
-
-    Raises:
-        CommunicationError: a member is gone or late, or has a value of another shape or dtype.
-    """
+    """The values of all members in the order of their ranks, along a new outermost dim; ``to`` as of `all_reduce`."""
     with group.guard(f"stack of {expected}"):
         flat, fault = _flat(group, value, expected)
         wanted = _wanted(group, to)
@@ -88,17 +81,7 @@ def all_gather(
 
 
 def reduce_scatter(group: Group, value: MemberValue, expected: TensorMetadata, reduction: str) -> MemberValue:
-    """Part i of the reduced values for the member of rank i; dim 0 is cut into one part for each member.
-
-    Args:
-        group: this worker and the others.
-        value: of this worker.
-        expected: metadata of the value on every member; dim 0 is a multiple of the number of members.
-        reduction: any of `reductions` but ``"stack"``.
-
-    Raises:
-        CommunicationError: a member is gone or late, or has a value of another shape or dtype.
-    """
+    """Part i of the reduced values for the member of rank i; dim 0 is cut into one part for each member, evenly."""
 
     def reduce(rows: torch.Tensor, begin: int, end: int) -> None:
         combine(reduction, rows, out.view(-1)[begin:end])
@@ -115,15 +98,7 @@ def reduce_scatter(group: Group, value: MemberValue, expected: TensorMetadata, r
 def all_to_all(group: Group, value: MemberValue, expected: TensorMetadata) -> MemberValue:
     """Part j of every member's value for the member of rank j, put together in the order of the ranks.
 
-    Dim 0 is cut into as many parts as there are members; the result has the shape of the value.
-
-    Args:
-        group: this worker and the others.
-        value: of this worker.
-        expected: metadata of the value on every member; dim 0 is a multiple of the number of members.
-
-    Raises:
-        CommunicationError: a member is gone or late, or has a value of another shape or dtype.
+    Dim 0 is cut evenly into as many parts as there are members; the result has the shape of the value.
     """
 
     def put(rows: torch.Tensor, begin: int, end: int) -> None:
@@ -140,7 +115,7 @@ def all_to_all(group: Group, value: MemberValue, expected: TensorMetadata) -> Me
 def checked(
     value: MemberValue, expected: TensorMetadata, device: torch.device
 ) -> tuple[torch.Tensor | None, MemberValue]:
-    """The value if it is as the script expects; else None, and what is there in place of it."""
+    """The value if it is as the script expects, else None; and what stands in place of the value, or None."""
     if not isinstance(value, torch.Tensor):
         return None, value
     if (tuple(value.shape), value.dtype, value.device.type) != (expected.shape, expected.dtype, device.type):
@@ -176,7 +151,7 @@ def _rows(group: Group, n: int, dtype: torch.dtype) -> torch.Tensor:
 def _reduce_in_one_phase(
     group: Group, flat: torch.Tensor | None, out: torch.Tensor, reduction: str, wanted: bool
 ) -> list[int]:
-    """Everybody gets all values and reduces them."""
+    """Each member gets all values and reduces them."""
     for begin, end in _segments(out.numel(), out.itemsize):
         rows = _rows(group, end - begin, out.dtype)
         missing = exchange(group, None if flat is None else flat[None, begin:end], rows, wanted=wanted)
@@ -188,7 +163,7 @@ def _reduce_in_one_phase(
 
 
 def _reduce_in_two_phases(group: Group, flat: torch.Tensor | None, out: torch.Tensor, reduction: str) -> list[int]:
-    """Everybody reduces a part of the values, and gives it to all."""
+    """Each member reduces a part of the values, and gives it to all."""
     for begin, end in _segments(out.numel(), out.itemsize):
         part = -(-(end - begin) // group.size)
         padding = part * group.size - (end - begin)
@@ -210,7 +185,7 @@ def _reduce_in_two_phases(group: Group, flat: torch.Tensor | None, out: torch.Te
 def _cross(
     group: Group, flat: torch.Tensor | None, expected: TensorMetadata, use: Callable[[torch.Tensor, int, int], None]
 ) -> list[int]:
-    """Give part i to member i, and use what comes, piece by piece."""
+    """Give part i to member i, and use what the others give, piece by piece."""
     part = expected.numel // group.size
     parts = None if flat is None else flat.view(group.size, part)
     for begin, end in _segments(part, expected.dtype.itemsize * group.size):
@@ -245,3 +220,95 @@ def settled(result: MemberValue) -> MemberValue:
     if isinstance(result, CommunicationError):
         raise result
     return result
+
+
+class _Stages:
+    """The blocks of one member, used in turn.
+
+    Two are enough, and no member has to say when it has read. Messages of an exchange reach a worker only after all
+    members have begun it. By then they have ended the exchange before, and no longer read what was written for that.
+    """
+
+    def __init__(self) -> None:
+        self._stages = (StagingBlock(), StagingBlock())
+        self.peers = Peers()
+        self.turn = 0
+
+    def next(self) -> StagingBlock:
+        self.turn = 1 - self.turn
+        return self._stages[self.turn]
+
+
+def exchange(group: Group, rows: torch.Tensor | None, out: torch.Tensor, *, wanted: bool = True) -> list[int]:
+    """Give each member a row and get one from each. Called under `Group.guard`, by all members.
+
+    Args:
+        group: this worker and the others.
+        rows: what to give: row i of shape (size, n) goes to member i; all get the same of shape (1, n). None if this
+            worker has no value.
+        out: where row i of member i is put, of shape (size, n), the same n and dtype for all members; each row
+            contiguous. Undefined if any member had no value.
+        wanted: False if this worker has no use for what it gets: ``out`` is undefined then.
+
+    Returns:
+        The ranks of the members that had no value.
+    """
+    n, size, nbytes = out.shape[1], group.size, out.shape[1] * out.itemsize
+    count = size if rows is None else rows.shape[0]
+    if size == 1:
+        if rows is None:
+            return [0]
+        out.copy_(rows)
+        return []
+    # All members have to choose the same way, so the choice cannot depend on `count`, which differs between them.
+    if group.same_host and nbytes * size >= STAGED_FROM_NBYTES:
+        return _staged(group, rows, out, count, wanted)
+    end = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    outgoing = torch.empty((size, end + _ALIGNMENT), dtype=torch.uint8, device=group.device)
+    incoming = torch.empty_like(outgoing)
+    outgoing[:, end] = rows is None
+    if rows is not None and n:
+        outgoing[:, :nbytes].view(out.dtype).copy_(rows)
+    group.swap(outgoing, incoming)
+    missing = _ranks(incoming[:, end])
+    if not missing and wanted and n:
+        out.copy_(incoming[:, :nbytes].view(out.dtype))
+    return missing
+
+
+def _staged(group: Group, rows: torch.Tensor | None, out: torch.Tensor, count: int, wanted: bool) -> list[int]:
+    stages = group.scratch.get("exchange")
+    if stages is None:
+        stages = group.scratch["exchange"] = _Stages()
+    stage, nbytes, rank = stages.next(), out.shape[1] * out.itemsize, group.rank
+    if rows is not None:
+        stage.room(count * nbytes).view(out.dtype).view(count, out.shape[1]).copy_(rows)
+    # Byte 0 says that there is no value, byte 1 that all members read the same row.
+    outgoing = torch.zeros((group.size, 2 + CARD_NBYTES), dtype=torch.uint8)
+    outgoing[:, 0], outgoing[:, 1], outgoing[:, 2:] = rows is None, count == 1, stage.card
+    incoming = torch.empty_like(outgoing)
+    group.swap(outgoing, incoming)
+    missing = _ranks(incoming[:, 0])
+    if missing or not wanted or rows is None:
+        return missing
+    same = incoming[:, 1].tolist()
+    reads = [
+        stages.peers.read(
+            peer,
+            stages.turn,
+            incoming[peer, 2:],
+            0 if same[peer] else rank * nbytes,
+            out[peer],
+            timeout_s=group.timeout_s,
+        )
+        for peer in range(group.size)
+        if peer != rank
+    ]
+    out[rank].copy_(rows[0 if count == 1 else rank])
+    for read in reads:
+        read.get()
+    return []
+
+
+def _ranks(flags: torch.Tensor) -> list[int]:
+    return [rank for rank, flag in enumerate(flags.tolist()) if flag]

@@ -28,14 +28,14 @@ def worker_number(session: int, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reduction:
-    """What workers are told of a reduction, once. Equal only to itself: the script makes each of them once, too.
+    """What workers are told of a reduction, once. Equal only to itself: the script makes each of them once.
 
     Attributes:
-        groups: the numbers of those who reduce with each other.
+        groups: the numbers of the workers that reduce with each other.
         kind: the reduction.
         scatter: whether each gets a part of the result.
         expected: metadata of the values.
-        to: the numbers of those who need the result; None for all.
+        to: the numbers of the workers that need the result; None for all.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -57,7 +57,7 @@ class Move:
     """What workers are told of a move from one mesh to another, once. Equal only to itself.
 
     Attributes:
-        groups: a sender, and after it those who get what it has, itself not among them.
+        groups: for each sender its number, and after it those of its receivers, without its own.
         expected: metadata of the values.
     """
 
@@ -83,7 +83,7 @@ def reduce(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], const
 
 
 def send(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """Send ``inputs[0]`` to its receivers, without waiting for them."""
+    """Send ``inputs[0]`` to the receivers, without waiting for them."""
     plan: Move = call.static
     for group in _meet(worker, plan):
         if group.rank == 0:
@@ -92,7 +92,7 @@ def send(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constan
 
 
 def receive(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: None) -> list[Any]:
-    """Receive what a sender has. A worker that has the value already copies ``inputs[0]``."""
+    """Receive the value of a sender. A worker that already has the value copies ``inputs[0]``."""
     plan: Move = call.static
     for group in _meet(worker, plan):
         if group.rank:

@@ -1,7 +1,7 @@
 """Regions of a program that `torch.compile` makes one function of, on a worker.
 
 A region is a run of operations that change no memory but what they have made themselves, and draw no random numbers.
-So it can be run twice without anybody noticing: its compiled function is tried beside the plain steps first, and where
+So it can be run twice without any effect: its compiled function is tried beside the plain steps first, and where
 it fails later on, the plain steps say which operation is to blame. Everything else runs as it does in other programs:
 collectives, calls, changes of tensors from outside, random numbers.
 """
@@ -31,14 +31,9 @@ _SHORTEST = 2
 class CompiledRegion:
     """Some steps of a program, one after the other.
 
-    Args:
-        program: the program.
-        begin: its first step here.
-        end: its first step that is not here any more.
-
     Attributes:
-        begin: as given.
-        end: as given.
+        begin: its first step.
+        end: the step after its last one.
         inputs: slots that it uses and does not make.
         outputs: slots that it makes and that are needed after it.
         is_compiled: whether `run` can be called.
@@ -76,7 +71,7 @@ class CompiledRegion:
         try:
             function = torch.compile(self._graph(), backend=backend, fullgraph=True, dynamic=False)
             found = function(*inputs)
-        except Exception as error:  # noqa: BLE001  (compilers raise whatever they like; the steps have run)
+        except Exception as error:  # noqa: BLE001  (compilers raise anything; the steps have run)
             why = _reason(error)
         else:
             again = _compare(inputs, outputs, found)
@@ -138,7 +133,7 @@ def _refusal(backend: str, device: str) -> str | None:
     try:
         with torch.no_grad():
             torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(torch.ones(8, device=device))
-    except Exception as error:  # noqa: BLE001  (compilers raise whatever they like)
+    except Exception as error:  # noqa: BLE001  (compilers raise anything)
         return _reason(error)
     return None
 

@@ -12,9 +12,15 @@ import torch.utils._pytree as pytree
 
 
 def choose(rank: int) -> None:
-    """Give a worker its GPU, where there are any: those that the process sees go round by rank."""
+    """Give a worker its GPU, where there are any: ranks take the GPUs that the process sees in turn."""
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
+
+
+def use_own_cuda_stream() -> None:
+    """Give this thread, which runs a stream of the script, a CUDA stream of its own, if there is a GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
 
 
 def local(device: torch.device) -> torch.device:
@@ -45,7 +51,7 @@ def move_to(event: torch.cuda.Event | None) -> None:
 
 
 def adopt(result: Any) -> None:
-    """Keep the memory of tensors of another thread until this thread's work on them is done, too."""
+    """Keep the memory of tensors of another thread until this thread's work on them is done."""
     for leaf in pytree.tree_leaves(result):
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
             leaf.record_stream(torch.cuda.current_stream(leaf.device))

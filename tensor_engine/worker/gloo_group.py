@@ -41,16 +41,11 @@ _MOST_LOOKS_S = 0.05
 
 
 def make_gloo(rendezvous: RendezvousClient, name: str, rank: int, members: tuple[int, ...]) -> Any:
-    """Gloo's backend for a group. All members call it, and it returns once they are connected.
+    """Gloo's backend for a group, whose ``members`` are in the order of their ranks.
 
-    They exchange four things over the job's links, however many they are: that all have come; the addresses for gloo;
-    who has connected from which port; and that these connections are open for data.
-
-    Args:
-        rendezvous: where they find each other.
-        name: of the group.
-        rank: of this member.
-        members: the numbers of the workers, in the order of their ranks.
+    All members call it, and it returns once they are connected. They exchange four things over the job's links: that
+    all have come; the addresses for gloo; from which port each has connected; and that these connections are open for
+    data.
 
     Raises:
         CommunicationTimeoutError: others did not come in time; the message names them.
@@ -137,12 +132,6 @@ class _Addresses(JobStore):
     """The store that gloo's constructor uses: each member sets one key that ends in its rank, and reads all of them.
 
     So these keys go in one gathering. Other keys, which gloo of older torch uses, go as in any store.
-
-    Args:
-        rendezvous: by which the script is asked.
-        name: of what the members are making.
-        rank: of this member.
-        members: the numbers of all.
     """
 
     def __init__(self, rendezvous: RendezvousClient, name: str, rank: int, members: tuple[int, ...]) -> None:
@@ -175,7 +164,7 @@ class _Addresses(JobStore):
             self.get(key)
 
     def forget_all(self) -> None:
-        """This member has done with the store."""
+        """This member does not need the store any more."""
         if self._has_others:
             self.forget()
 
@@ -194,14 +183,7 @@ class _Admission:
 
     Attributes:
         failure: why the group has failed.
-
-    Args:
-        rendezvous: where members meet.
-        name: of what they are making.
-        port: of this member.
-        places: where all of them listen, in the order of their ranks.
-        rank: of this member.
-        members: the numbers of all.
+        rendezvous: where the members meet.
     """
 
     def __init__(
@@ -235,7 +217,7 @@ class _Admission:
             raise self.failure
 
     def give_up(self) -> None:
-        """Let nobody in any more."""
+        """Stop letting members in."""
         self._is_given_up = True
         self._wakes.set()
 

@@ -3,7 +3,7 @@
 gloo does not authenticate who connects. So from its first moment the listener has a filter in the kernel that drops
 what comes to it (`dataplane.backends.socket_filter`). While members connect, the filter lets connections through, but
 no data. The members tell each other over the job's links which connections are theirs. The filter is lifted on those
-only, and all others are closed. Then nobody has to connect any more, and the port is closed.
+only, and all others are closed. Then no member has to connect any more, and the port is closed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GlooPort:
 
     @classmethod
     def open(cls, address: str = LOOPBACK) -> GlooPort:
-        """Make one that lets nobody in.
+        """Make one that lets no connection in.
 
         Args:
             address: of the loopback. Whichever it is, connections to it come from `LOOPBACK`.
@@ -110,8 +110,8 @@ class GlooPort:
     def close(self) -> None:
         """Listen no more, and end the connections on which no data was taken. Idempotent.
 
-        gloo aborts the process if its listener is shut down. So another socket takes its place, one that nobody can
-        reach, and gloo waits for that.
+        gloo aborts the process if its listener is shut down. So another socket takes its place, which no process
+        can reach, and gloo waits for that.
 
         Raises:
             CommunicationError: the system refuses, as without a descriptor left, or room for temporary files. The port
@@ -158,7 +158,7 @@ class GlooPort:
             ) from error
 
     def _is_touched(self) -> bool:
-        """Whether somebody has connected before there was a filter."""
+        """Whether there was a connection before there was a filter."""
         assert self._fd is not None  # it was opened just now
         with contextlib.closing(socket.socket(fileno=os.dup(self._fd))) as listener:
             told = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _QUEUED_AT + 4)
@@ -167,7 +167,7 @@ class GlooPort:
 
 
 def _unreachable_listener() -> socket.socket:
-    """A socket that listens under a name that is gone: whoever accepts from it is told that nobody is there.
+    """A socket that listens under a name that is gone: accepting from it fails at once, since no connection comes.
 
     Raises:
         OSError: there is no descriptor left for it, or no folder for temporary files.

@@ -28,7 +28,7 @@ class Group:
     """Some workers that communicate, seen from one of them.
 
     For one thread: the workers' streams have groups of their own. All members call the same operations in the same
-    order. Once one has failed the group is broken: its connections are closed, so that the others fail at once, too.
+    order. Once one has failed the group is broken: its connections are closed, so that it fails on the others at once.
 
     Attributes:
         members: the numbers of the workers; their order gives the ranks.
@@ -84,8 +84,8 @@ class Group:
     def swap(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
         """Send row i of ``outgoing`` to member i, whose row for this one becomes row i of ``incoming``.
 
-        Both contiguous uint8 on the group's device, of shape (size, n). Everything that goes to several members at
-        once is made of this: of gloo's collectives it is the fastest by far, and the one without gaps.
+        Both contiguous uint8 on the group's device, of shape (size, n). All communication with several members at
+        once uses this: of gloo's collectives it is the fastest by far, and the only one that covers all cases.
         """
         self.backend.alltoall_base(incoming, outgoing, [], [], dist.AllToAllOptions()).wait()
 
@@ -154,7 +154,7 @@ class Groups:
         if group is None:
             if self.number not in members:
                 raise ValueError(f"worker {self.number} is not one of {members}")
-            # One worker has nobody to talk to, and needs no backend for that.
+            # One worker needs no backend.
             backend = self.new_backend(members)[1] if len(members) > 1 else None
             rank = members.index(self.number)
             group = self._groups[members] = Group(backend, members, rank, self.device, self.timeout_s)
@@ -201,6 +201,6 @@ class Groups:
 
 
 def _is_late(error: Exception) -> bool:
-    """Whether a deadline has passed: torch tells by its message alone."""
+    """Whether a deadline has passed: torch says so only in its message."""
     text = str(error).lower()
     return isinstance(error, TimeoutError) or "timed out" in text or "timeout" in text

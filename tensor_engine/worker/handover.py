@@ -1,4 +1,4 @@
-"""How a worker hands tensors to an actor of its process, which calls its method with them."""
+"""How tensors pass between threads of a process: between streams of a worker, and from a worker to an actor."""
 
 from __future__ import annotations
 
@@ -6,18 +6,114 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future as Promise
+from concurrent.futures import InvalidStateError
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from skipper.control import ActorMesh, Channel, ControlError, Future, PortReceiver, context
+from skipper.tensor_engine.errors import EngineClosedError
 from skipper.tensor_engine.shared.remote_functions import Task, unpack
 from skipper.tensor_engine.worker.calls import FunctionCall
 from skipper.tensor_engine.worker.device import adopt, follow, mark, move_to
 from skipper.tensor_engine.worker.heap import Poison
 from skipper.tensor_engine.worker.interpreter import Interpreter
 from skipper.tensor_engine.worker.process_groups import WorkerGroups
-from skipper.tensor_engine.worker.rendezvous_point import PointKey, RendezvousPoint, fail, forget, point_of, settle
 from skipper.tensor_engine.worker.user_code import use
+
+PointKey = tuple[int, int]
+"""A session, and a number that is unique in the script."""
+
+
+@dataclass(slots=True)
+class _RendezvousPoint:
+    """Where two threads meet.
+
+    Attributes:
+        given: what the first one brings.
+        returned: what the second one makes of it, or raises.
+    """
+
+    given: Promise[Any] = field(default_factory=Promise)
+    returned: Promise[Any] = field(default_factory=Promise)
+
+
+_points: dict[PointKey, _RendezvousPoint] = {}
+_ended: set[int] = set()
+_lock = threading.Lock()
+
+
+def _point_of(key: PointKey) -> _RendezvousPoint:
+    """The rendezvous point of this number. The first thread that asks for it makes it.
+
+    Raises:
+        EngineClosedError: the session has ended.
+    """
+    with _lock:
+        if key[0] in _ended:
+            raise EngineClosedError("the tensor engine has been shut down")
+        return _points.setdefault(key, _RendezvousPoint())
+
+
+def _forget(key: PointKey) -> None:
+    """Forget the rendezvous point: the last thread that needs it calls this."""
+    with _lock:
+        _points.pop(key, None)
+
+
+def _settle(point: _RendezvousPoint, result: Any) -> None:
+    """Return a result at a rendezvous point."""
+    with contextlib.suppress(InvalidStateError):  # the worker has given up
+        point.returned.set_result(result)
+
+
+def _fail(point: _RendezvousPoint, error: BaseException) -> None:
+    """Return an error at a rendezvous point."""
+    with contextlib.suppress(InvalidStateError):  # the result was first
+        point.returned.set_exception(error)
+
+
+def end_session(session: int) -> None:
+    """End a session: threads that wait for something to be given get `EngineClosedError`."""
+    with _lock:
+        _ended.add(session)
+        left = [_points.pop(key) for key in list(_points) if key[0] == session]
+    for point in left:
+        if not point.given.done():
+            point.given.set_exception(EngineClosedError("the tensor engine has been shut down"))
+
+
+def lend(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
+    """On the owner's stream: everything before has been issued, so the borrower may begin."""
+    _point_of((worker.session, constant)).given.set_result((inputs[0], _event(inputs[0])))
+    return []
+
+
+def take(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
+    """On the borrower's stream: wait until the owner has lent the tensor, and take it."""
+    value, event = _point_of((worker.session, constant)).given.result()
+    follow(event)
+    return [value.detach() if isinstance(value, torch.Tensor) else value]
+
+
+def give_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
+    """On the borrower's stream: nothing follows that uses the tensor."""
+    _point_of((worker.session, constant)).returned.set_result(_event(inputs[0]))
+    return []
+
+
+def get_back(worker: Interpreter, call: FunctionCall, inputs: Sequence[Any], constant: int) -> list[Any]:
+    """On the owner's stream: wait for the borrower to be done. Until then the rendezvous point holds the memory."""
+    key = (worker.session, constant)
+    follow(_point_of(key).returned.result())
+    _forget(key)
+    return []
+
+
+def _event(value: Any) -> torch.cuda.Event | None:
+    return mark() if isinstance(value, torch.Tensor) and value.is_cuda else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +133,7 @@ def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constan
     """Give the inputs to the actor of this process and wait for what its method makes of them."""
     order: EndpointTask = told.static
     key = (worker.session, constant)
-    point = point_of(key)
+    point = _point_of(key)
     poison = next((value for value in inputs if isinstance(value, Poison)), None)
     if poison is not None:
         point.given.set_result(poison)
@@ -54,7 +150,7 @@ def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constan
     try:
         result, there = point.returned.result()
     finally:
-        forget(key)
+        _forget(key)
     follow(there)
     adopt(result)
     return use(order.task, told.outputs, result, inputs)
@@ -62,10 +158,10 @@ def call(worker: Interpreter, told: FunctionCall, inputs: Sequence[Any], constan
 
 def in_actor(method: Callable[..., Any], key: PointKey, data: bytes) -> None:
     """In place of an endpoint: call its method when the worker gives the tensors, and give the result to the worker."""
-    point = point_of(key)
+    point = _point_of(key)
     fill_in = point.given.result()
     if isinstance(fill_in, Poison):
-        forget(key)
+        _forget(key)
         return
     with _answering(point) as give:
         args, kwargs = fill_in(data)
@@ -74,10 +170,10 @@ def in_actor(method: Callable[..., Any], key: PointKey, data: bytes) -> None:
 
 async def in_async_actor(method: Callable[..., Awaitable[Any]], key: PointKey, data: bytes) -> None:
     """`in_actor` for an ``async`` endpoint."""
-    point = point_of(key)
+    point = _point_of(key)
     fill_in = await asyncio.wrap_future(point.given)
     if isinstance(fill_in, Poison):
-        forget(key)
+        _forget(key)
         return
     with _answering(point) as give:
         args, kwargs = fill_in(data)
@@ -85,14 +181,14 @@ async def in_async_actor(method: Callable[..., Awaitable[Any]], key: PointKey, d
 
 
 def as_plain(method: Callable[..., Any], key: PointKey, data: bytes) -> Any:
-    """In place of an endpoint that is called plainly: the caller gets what it returns, and the worker goes on then."""
+    """In place of an endpoint of an ordinary call: the caller gets what it returns, and then the worker goes on."""
     with arguments(key, data) as (args, kwargs):
         return method(*args, **kwargs)
 
 
 async def as_plain_async(method: Callable[..., Awaitable[Any]], key: PointKey, data: bytes) -> Any:
     """`as_plain` for an ``async`` endpoint."""
-    given = asyncio.wrap_future(point_of(key).given)
+    given = asyncio.wrap_future(_point_of(key).given)
     await asyncio.wait((given,))
     given.exception()  # seen: `arguments` raises it
     with arguments(key, data) as (args, kwargs):
@@ -101,32 +197,32 @@ async def as_plain_async(method: Callable[..., Awaitable[Any]], key: PointKey, d
 
 @contextlib.contextmanager
 def arguments(key: PointKey, data: bytes) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Wait for the worker to be as far, and give the arguments with its tensors; it goes on when this is left.
+    """Wait until the worker gives its tensors, and give the arguments; the worker goes on when the block ends.
 
     Raises:
         PoisonedError: one of them could not be made.
         EngineClosedError: the engine has been shut down.
     """
-    point = point_of(key)
+    point = _point_of(key)
     fill_in = point.given.result()
     if isinstance(fill_in, Poison):
-        forget(key)
+        _forget(key)
         raise PoisonedError(f"an argument could not be made: {fill_in.operation} failed: {fill_in.summary}")
     try:
         yield fill_in(data)
     finally:
-        settle(point, (None, mark()))
+        _settle(point, (None, mark()))
 
 
 @contextlib.contextmanager
-def _answering(point: RendezvousPoint) -> Iterator[Callable[[Any], None]]:
+def _answering(point: _RendezvousPoint) -> Iterator[Callable[[Any], None]]:
     """Tell the waiting worker how a method ends. The caller gives what it returns to the function that this yields."""
     try:
-        yield lambda result: settle(point, (result, mark()))
-    except Exception as error:  # noqa: BLE001  (whatever it raises is its result's poison)
-        fail(point, error)
+        yield lambda result: _settle(point, (result, mark()))
+    except Exception as error:  # noqa: BLE001  (what it raises becomes its result's poison)
+        _fail(point, error)
     except BaseException as error:
-        fail(point, ActorGoneError(f"the method has ended with {type(error).__name__}: {error}"))
+        _fail(point, ActorGoneError(f"the method has ended with {type(error).__name__}: {error}"))
         raise
 
 
@@ -146,7 +242,7 @@ class _Watch:
         index = next(index for index, member in enumerate(actors.members) if member.id == here)
         self._name = actors.name
         self._error: Exception | None = None
-        self._expected: RendezvousPoint | None = None
+        self._expected: _RendezvousPoint | None = None
         self._guard = threading.Lock()
         port, receiver = Channel[None].open()
         self._receiver: PortReceiver[None] = receiver
@@ -163,12 +259,12 @@ class _Watch:
             watch = worker.own[key] = _Watch(actors)
         return watch
 
-    def expect(self, point: RendezvousPoint) -> None:
+    def expect(self, point: _RendezvousPoint) -> None:
         """Fail this call if the actor ends, or has ended."""
         with self._guard:
             self._expected = point
         if self._error is not None:
-            fail(point, self._error)
+            _fail(point, self._error)
 
     def close(self) -> None:
         """Stop watching."""
@@ -182,4 +278,4 @@ class _Watch:
                 self._error = ActorGoneError(f"actor {self._name!r} of this process has ended: {error}")
                 expected = self._expected
             if expected is not None:
-                fail(expected, self._error)
+                _fail(expected, self._error)

@@ -32,7 +32,7 @@ class Poison:
 
 
 Heap = dict[int, Any]
-"""Tensors, poison, and whatever else an instruction has made, by number."""
+"""Tensors, poison, and anything else that an instruction has made, by number."""
 
 _heaps: dict[int, Heap] = {}
 

@@ -52,7 +52,7 @@ class Interpreter:
         rank: of this worker in the root mesh of the session.
         extent: axes and sizes of that mesh.
         heap: values by number, shared by the streams of the session in this process.
-        own: for whatever else the functions of instructions keep, by a name of their choice.
+        own: what else the functions of instructions keep, by names that they choose.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Interpreter:
                 self.sequence = sequence
                 try:
                     site.run(heap, code, at, constants, constant)
-                except Exception as error:  # noqa: BLE001  (whatever an operation raises is its outputs' poison)
+                except Exception as error:  # noqa: BLE001  (what an operation raises becomes its outputs' poison)
                     self.fail(site, code, at, error)
                 at += site.width
                 constant += site.constants

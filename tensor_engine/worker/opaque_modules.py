@@ -14,7 +14,7 @@ from skipper.tensor_engine.worker.user_code import resolve
 
 def construct(constructor: Callable[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpaqueRef:
     """Make the object."""
-    return OpaqueRef((resolve(constructor) if isinstance(constructor, str) else constructor)(*args, **kwargs))
+    return OpaqueRef(resolve(constructor)(*args, **kwargs))
 
 
 def call_method_of(ref: OpaqueRef, name: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -49,10 +49,7 @@ class _Graph:
         if not pairs:
             return [None] * len(self._inputs)
         return torch.autograd.grad(
-            [edge for edge, _ in pairs],
-            self._inputs,
-            [grad for _, grad in pairs],
-            allow_unused=True,
+            [edge for edge, _ in pairs], self._inputs, [grad for _, grad in pairs], allow_unused=True
         )
 
 

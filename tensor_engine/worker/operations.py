@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,7 @@ INPUT, CONSTANT, FIXED, LIST, TUPLE = range(5)
 Node = tuple[int, Any]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Description:
     """An operation as the worker has to know it; picklable.
 
@@ -28,27 +30,42 @@ class Description:
         kwargs: a template for each argument that is given by name.
         outputs: for each new value, where in the result it is, and what the script expects of it.
         views: which of these are views.
-        reshapes: which inputs get another shape in place; a fresh alias is changed in their stead.
+        reshapes: which inputs get another shape in place; the worker changes a fresh alias instead.
     """
 
-    __slots__ = ("args", "kwargs", "operation", "outputs", "reshapes", "views")
+    operation: tuple[str, str]
+    args: Sequence[Node]
+    kwargs: dict[str, Node]
+    outputs: Sequence[tuple[tuple[int, ...], TensorMetadata]]
+    views: frozenset[int]
+    reshapes: frozenset[int]
 
-    def __init__(
+    def written(
         self,
-        operation: tuple[str, str],
-        args: Sequence[Node],
-        kwargs: dict[str, Node],
-        *,
-        outputs: Sequence[tuple[tuple[int, ...], TensorMetadata]],
-        views: frozenset[int],
-        reshapes: frozenset[int],
-    ) -> None:
-        self.operation = operation
-        self.args = args
-        self.kwargs = kwargs
-        self.outputs = outputs
-        self.views = views
-        self.reshapes = reshapes
+        operation: str,
+        input_at: Callable[[int], str],
+        constant_at: Callable[[int], str],
+        fixed: Callable[[Any], str],
+    ) -> str:
+        """The call of the operation as Python's source, given how to write its name and the leaves of its arguments."""
+
+        def text(node: Node) -> str:
+            kind, value = node
+            if kind == INPUT:
+                return f"alias({input_at(value)})" if value in self.reshapes else input_at(value)
+            if kind == CONSTANT:
+                return constant_at(value)
+            if kind == FIXED:
+                return fixed(local(value) if isinstance(value, torch.device) else value)
+            inner = ", ".join(map(text, value))
+            return f"[{inner}]" if kind == LIST else f"({inner},)" if value else "()"
+
+        arguments = [text(node) for node in self.args]
+        if self.kwargs:
+            # By position in a dictionary: a name of an argument may be one of Python's own words, such as "from".
+            named = ", ".join(f"{name!r}: {text(node)}" for name, node in self.kwargs.items())
+            arguments.append(f"**{{{named}}}")
+        return f"{operation}({', '.join(arguments)})"
 
     def packed(self) -> bytes:
         """As bytes, once for all workers."""
@@ -57,10 +74,7 @@ class Description:
     @classmethod
     def unpacked(cls, packed: bytes) -> Description:
         """What `packed` gave."""
-        description = cls.__new__(cls)
-        for name, value in zip(cls.__slots__, pickle.loads(packed), strict=True):
-            setattr(description, name, value)
-        return description
+        return cls(*pickle.loads(packed))
 
 
 def operation_site(worker: Interpreter, site: Site, packed: bytes) -> Run:
@@ -117,25 +131,15 @@ def _compile(description: Description, *, checked: bool) -> Run:
 
     def fixed(value: object) -> str:
         name = f"v{len(namespace)}"
-        namespace[name] = local(value) if isinstance(value, torch.device) else value
+        namespace[name] = value
         return name
 
-    def text(node: Node) -> str:
-        kind, value = node
-        if kind == INPUT:
-            found = f"heap[code[at + {first + value}]]"
-            return f"alias({found})" if value in description.reshapes else found
-        if kind == CONSTANT:
-            return f"constants[constant + {value}]"
-        if kind == FIXED:
-            return fixed(value)
-        inner = ", ".join(map(text, value))
-        return f"[{inner}]" if kind == LIST else f"({inner},)" if value else "()"
-
-    arguments = [text(node) for node in description.args]
-    # By position in a dictionary: a name of an argument may be one of Python's own words, such as "from".
-    named = ", ".join(f"{name!r}: {text(node)}" for name, node in description.kwargs.items())
-    call = f"op({', '.join([*arguments, f'**{{{named}}}'] if named else arguments)})"
+    call = description.written(
+        "op",
+        lambda index: f"heap[code[at + {first + index}]]",
+        lambda index: f"constants[constant + {index}]",
+        fixed,
+    )
     lines = ["def run(heap, code, at, constants, constant):"]
     if len(description.outputs) == 1 and not description.outputs[0][0] and not checked:
         lines.append(f"    heap[code[at + 1]] = {call}")

@@ -1,8 +1,8 @@
 """`transfer`: a tensor from one worker to one other, or down a tree to several.
 
 The sender does not wait for its readers. A small tensor goes in one message, with a flag that says whether there is
-one. Within a host a larger one is copied to a block of shared memory; the message says where, each reader reads it from
-there one-sidedly, and tells the sender when it has: only then is the block used again. There are two blocks for each
+one. Within a host a larger one is copied to a block of shared memory, and the message says where. Each reader reads it
+from there one-sidedly, and then tells the sender, which only then uses the block again. There are two blocks for each
 group, so a sender is at most two large tensors, or a few small ones, ahead of its slowest reader.
 """
 
@@ -52,7 +52,7 @@ def transfer(group: Group, value: MemberValue, expected: TensorMetadata) -> Memb
 
 
 class _Post:
-    """What one member keeps between transfers: messages that nobody has received yet, and the shared blocks."""
+    """What one member keeps between transfers: messages that have not been received yet, and the shared blocks."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

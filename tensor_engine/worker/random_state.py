@@ -17,12 +17,7 @@ def seed_worker(rank: int) -> None:
 
 
 def seed_generator(seed: int | torch.Tensor, places: dict[int, int] | None) -> None:
-    """Seed the worker's generators with a number, to which its place is added.
-
-    Args:
-        seed: the number, or a tensor of one.
-        places: of the workers by their rank in the root mesh; None to give all the same seed.
-    """
+    """Seed the worker's generators with a number plus its place, by its rank in the root mesh; None adds nothing."""
     offset = 0 if places is None else places[int(context().actor_instance.rank.rank)]
     torch.manual_seed(int(seed) + offset)
 

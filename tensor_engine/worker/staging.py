@@ -14,11 +14,16 @@ _CARD_MAX = CARD_NBYTES - 2
 
 
 class StagingBlock:
-    """A block that this worker writes, and others read one-sidedly. It grows as needed."""
+    """A block that this worker writes, and others read one-sidedly. It grows as needed.
+
+    Attributes:
+        memory: the block.
+        card: its handle, as `CARD_NBYTES` of uint8, to be sent to readers.
+    """
 
     def __init__(self) -> None:
         self.memory = torch.empty(0, dtype=torch.uint8)
-        self._card = torch.zeros(CARD_NBYTES, dtype=torch.uint8)
+        self.card = torch.zeros(CARD_NBYTES, dtype=torch.uint8)
         self._buffer: RDMABuffer | None = None
 
     def room(self, nbytes: int) -> torch.Tensor:
@@ -33,13 +38,8 @@ class StagingBlock:
                     "dataplane.configure export fewer backends"
                 )
             raw = len(handle).to_bytes(2, "little") + handle
-            self._card[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+            self.card[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         return self.memory[:nbytes]
-
-    @property
-    def card(self) -> torch.Tensor:
-        """The handle as `CARD_NBYTES` of uint8, to be sent to readers."""
-        return self._card
 
 
 class Peers:
@@ -51,15 +51,9 @@ class Peers:
     def read(
         self, peer: int, slot: int, card: torch.Tensor, offset: int, into: torch.Tensor, *, timeout_s: float
     ) -> Operation:
-        """Begin to read from the block of ``peer`` that is its number ``slot``.
+        """Begin to read from the block number ``slot`` of the member of rank ``peer``, whose handle is in ``card``.
 
-        Args:
-            peer: rank of the owner.
-            slot: which of its blocks; together with ``peer`` the place in the cache of handles.
-            card: as received from it.
-            offset: in bytes from the begin of the block.
-            into: contiguous; as many bytes are read as it has, which must not be 0.
-            timeout_s: for the read.
+        The read begins ``offset`` bytes into the block and fills ``into``, which is contiguous and not empty.
         """
         raw = card.numpy().tobytes()
         known = self._known.get((peer, slot))

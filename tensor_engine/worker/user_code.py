@@ -97,7 +97,7 @@ def use(task: Task, outputs: Sequence[TensorMetadata], result: Any, inputs: Sequ
     if task.use == IGNORED:
         return []
     if task.use == ANSWER:
-        return [cloudpickle.dumps(_detached(result))]
+        return [cloudpickle.dumps(pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), result))]
     if task.use == WHOLE:
         return [OpaqueRef(result)]
     return parts_of(task.kinds, outputs, result, inputs)
@@ -164,14 +164,16 @@ def parts_of(kinds: Sequence[Kind], outputs: Sequence[TensorMetadata], result: A
     return taken
 
 
-def resolve(source: Source) -> Callable[..., Any]:
-    """The function.
+def resolve(source: Source | Callable[..., Any]) -> Callable[..., Any]:
+    """The function: by its path, unpickled, or as it is.
 
     Raises:
         ImportError: there is no such module.
         AttributeError: it has no such function.
     """
-    return _by_path(source) if isinstance(source, str) else _by_value(source)
+    if isinstance(source, str):
+        return _by_path(source)
+    return _by_value(source) if isinstance(source, bytes) else source
 
 
 @functools.cache
@@ -212,10 +214,6 @@ def _leave(worker: Interpreter, constant: bytes, inputs: Sequence[Any]) -> None:
 
 def _no_group(spec: ProcessGroupSpec) -> None:
     raise RuntimeError(f"the process group {spec.number} was not announced")
-
-
-def _detached(result: Any) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), result)
 
 
 def _storage(tensor: torch.Tensor) -> int:

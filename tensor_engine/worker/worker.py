@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from skipper.control import Actor, Port, context, endpoint
-from skipper.tensor_engine.shared.encoding import unpack_code, unpack_constants, unpack_definitions
-from skipper.tensor_engine.worker import rendezvous_point
-from skipper.tensor_engine.worker.device import choose
+from skipper.tensor_engine.shared.encoding import unpack, unpack_code
+from skipper.tensor_engine.worker.device import choose, use_own_cuda_stream
+from skipper.tensor_engine.worker.handover import end_session
 from skipper.tensor_engine.worker.heap import Poison, forget_heap, heap_of
 from skipper.tensor_engine.worker.interpreter import Interpreter, resolve
-from skipper.tensor_engine.worker.lending import use_own_cuda_stream
 from skipper.tensor_engine.worker.random_state import seed_worker
 
 
@@ -36,10 +35,8 @@ class Worker(Actor):
     def run(self, instruction_stream: int, first: int, definitions: bytes, code: bytes, constants: Any) -> int:
         """Run a batch of instructions (see `Interpreter.execute`)."""
         interpreter = self._interpreter
-        forgotten: list[int] = []
-        if definitions:
-            forgotten = interpreter.define(unpack_definitions(definitions))
-        reached = interpreter.execute(instruction_stream, first, unpack_code(code), unpack_constants(constants))
+        forgotten = interpreter.define(unpack(definitions)) if definitions else ()
+        reached = interpreter.execute(instruction_stream, first, unpack_code(code), unpack(constants))
         if forgotten:
             interpreter.forget(forgotten)
         return reached
@@ -63,5 +60,5 @@ class Worker(Actor):
         """Let go of the values of the session."""
         self._interpreter.close()
         if self._interpreter.stream == 0:
-            rendezvous_point.end(self._interpreter.session)
+            end_session(self._interpreter.session)
             forget_heap(self._interpreter.session)

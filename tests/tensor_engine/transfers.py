@@ -3,7 +3,7 @@
     python -m tests.tensor_engine.transfers
 
 prints, by size, the median time of a transfer (half a round trip) and of an all-reduce, each way, beside a memcpy and
-what gloo's own all-reduce takes. The ways take turns within a run. The thresholds in `point_to_point` and `exchange`
+what gloo's own all-reduce takes. The ways take turns within a run. The thresholds in `point_to_point` and `collectives`
 come from here.
 """
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from skipper.control import this_host
 from skipper.tensor_engine.shared.metadata import metadata
-from skipper.tensor_engine.worker import collectives, exchange, point_to_point
+from skipper.tensor_engine.worker import collectives, point_to_point
 from skipper.tensor_engine.worker.groups import Group
 from tests.tensor_engine.members import Members, members_of
 
@@ -50,13 +50,13 @@ def measure(group: Group, there_and_back: Group, nbytes: int, repeats: int) -> d
         group.backend.allreduce([tensor.clone()], dist.AllreduceOptions()).wait()
 
     def by(threshold: int, work: Callable[[], None]) -> float:
-        before = point_to_point.STAGED_FROM_NBYTES, exchange.STAGED_FROM_NBYTES
-        point_to_point.STAGED_FROM_NBYTES = exchange.STAGED_FROM_NBYTES = threshold
+        before = point_to_point.STAGED_FROM_NBYTES, collectives.STAGED_FROM_NBYTES
+        point_to_point.STAGED_FROM_NBYTES = collectives.STAGED_FROM_NBYTES = threshold
         began = time.perf_counter()
         try:
             work()
         finally:
-            point_to_point.STAGED_FROM_NBYTES, exchange.STAGED_FROM_NBYTES = before
+            point_to_point.STAGED_FROM_NBYTES, collectives.STAGED_FROM_NBYTES = before
         return time.perf_counter() - began
 
     times: dict[str, list[float]] = {}

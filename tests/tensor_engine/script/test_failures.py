@@ -87,7 +87,6 @@ def test_a_call_gives_each_rank_what_it_returns_and_nothing_where_it_returns_non
         instruction_stream=instruction_stream,
         mesh=procs,
         constant=[3.0, 4.0],
-        has_constant=True,
     )
     assert [inspect(both, gpus=rank).tolist() for rank in range(2)] == [[0, 0], [2, 2]]
     assert inspect(first).tolist() == [3, 4]
@@ -134,9 +133,7 @@ def test_the_engine_ends_after_a_failure_and_starts_anew(procs: ProcMesh) -> Non
 def test_what_cannot_be_sent_ends_the_engine_since_what_follows_would_miss_it(procs: ProcMesh) -> None:
     instruction_stream = session_of(procs).instruction_stream(procs)
     where = "tests.tensor_engine.on_workers:transposed"
-    issue_call(
-        where, (), (), instruction_stream=instruction_stream, mesh=procs, constant=threading.Lock(), has_constant=True
-    )
+    issue_call(where, (), (), instruction_stream=instruction_stream, mesh=procs, constant=threading.Lock())
     with pytest.raises(EngineClosedError, match=r"cannot go on.*pickle"):
         session_of(procs).flush()
     with procs.activate(), pytest.raises(EngineClosedError, match=r"cannot go on.*pickle"):
