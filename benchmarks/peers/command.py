@@ -8,39 +8,28 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from skipper.benchmarks.arguments import Parser, number, whole
 from skipper.benchmarks.environment import gather_environment
 from skipper.benchmarks.errors import BenchmarkError, UsageError
+from skipper.benchmarks.output import check_can_plot
 from skipper.benchmarks.peers.environments import ROOT, versions
-from skipper.benchmarks.peers.page import machine_label, page
+from skipper.benchmarks.peers.page import machine_label, page, renewed
 from skipper.benchmarks.peers.pictures import draw
 from skipper.benchmarks.peers.results import figures, results, standings
 from skipper.benchmarks.peers.roster import OURS, ROSTER, PeerLibrary
 from skipper.benchmarks.peers.runner import Outcome, PeersPlan, run
-from skipper.benchmarks.peers.summary import renewed
 from skipper.benchmarks.peers.work import ROWS, Row
-from skipper.benchmarks.plot import check_can_plot
+from skipper.benchmarks.program import INTERRUPTED, Parser, number, whole
 from skipper.benchmarks.report import Report
 
 __all__ = ["main"]
 
-_INTERRUPTED = 130
 _RESULTS = ROOT / "benchmarks" / "results"
 _QUICK_RESULTS = _RESULTS / "local"  # which git ignores
 _DOCUMENT = ROOT / "docs" / "performance.md"
 
 
 def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.peers") -> int:
-    """Measure, and write the page, the report and the pictures.
-
-    Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them; shown in messages.
-
-    Returns:
-        The exit code: 0 all is well, also where peers failed; 1 no figure at all, 2 a wrong command line, 130
-        interrupted.
-    """
+    """Measure, and write the page, the report and the pictures; returns the exit code, as ``--help`` lists them."""
     given = _parser(prog).read(argv)
     if isinstance(given, int):
         return given
@@ -62,7 +51,7 @@ def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.peers
         run(plan, outcome, tell)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted; what was measured is written", file=sys.stderr)
-        exit_code = _INTERRUPTED
+        exit_code = INTERRUPTED
     except BenchmarkError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         exit_code = error.exit_code
