@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from skipper.benchmarks.bandwidth import ceiling
 from skipper.benchmarks.bandwidth.messages import Wire, Workload
 from skipper.benchmarks.bandwidth.timing import KERNEL, MEMCPY, ONE, TRANSFER, Timed, Together
-from skipper.benchmarks.output import significant
+from skipper.benchmarks.output import plain_table, significant
 from skipper.benchmarks.report import Reference, Result, Scalar
 from skipper.benchmarks.sizes import format_size
 from skipper.benchmarks.statistics import median_interval, percentile, stretches
@@ -196,20 +196,9 @@ def _speeds(times_us: Sequence[float], average: float, peak: float) -> dict[str,
 
 def table(results: Sequence[Result], *, title: str) -> Table:
     """Lay the rows out. ``ratio`` compares medians, and more than 1 is always faster than memcpy."""
-    from rich import box
-    from rich.table import Table
-
-    out = Table(
-        title=title,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-        pad_edge=False,
-    )
-    for column in _COLUMNS:
-        out.add_column(column, justify="right", no_wrap=True)
+    out = plain_table(title, *_COLUMNS)
+    out.padding = (0, 1, 0, 0)
+    out.caption_justify = "left"
     notes = []
     for result in results:
         if result.name == "first_use":

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from skipper.benchmarks.environment import gather_environment
 from skipper.benchmarks.errors import BenchmarkError, UsageError
@@ -26,6 +27,8 @@ __all__ = ["main"]
 _RESULTS = ROOT / "benchmarks" / "results"
 _QUICK_RESULTS = _RESULTS / "local"  # which git ignores
 _DOCUMENT = ROOT / "docs" / "performance.md"
+
+T = TypeVar("T", PeerLibrary, Row)
 
 
 def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.peers") -> int:
@@ -106,8 +109,8 @@ def _plan(given: argparse.Namespace) -> PeersPlan:
     if given.torchstore is not None and not (Path(given.torchstore) / "torchstore" / "__init__.py").is_file():
         raise UsageError(f"{given.torchstore} is no checkout of torchstore: it has no torchstore/__init__.py")
     return PeersPlan(
-        peers=_chosen_peers(given.peers),
-        rows=_chosen_rows(given.rows),
+        peers=_chosen(given.peers, ROSTER, "peer"),
+        rows=_chosen(given.rows, ROWS, "row"),
         rounds=1 if given.quick else given.rounds,
         minutes=given.minutes,
         quick=given.quick,
@@ -115,21 +118,15 @@ def _plan(given: argparse.Namespace) -> PeersPlan:
     )
 
 
-def _chosen_peers(names: str | None) -> list[PeerLibrary]:
-    wanted = None if names is None else _words(names, [peer.name for peer in ROSTER], "peer")
-    return [peer for peer in ROSTER if wanted is None or peer.name in wanted]
-
-
-def _chosen_rows(names: str | None) -> list[Row]:
-    wanted = None if names is None else _words(names, [row.name for row in ROWS], "row")
-    return [row for row in ROWS if wanted is None or row.name in wanted]
-
-
-def _words(text: str, known: Sequence[str], kind: str) -> set[str]:
-    words = set(text.split(","))
-    if unknown := words - set(known):
-        raise UsageError(f"there is no {kind} {sorted(unknown)[0]!r}; there are {', '.join(known)}")
-    return words
+def _chosen(names: str | None, known: Sequence[T], kind: str) -> list[T]:
+    """Those of ``known`` that the user named, or all."""
+    if names is None:
+        return list(known)
+    words = set(names.split(","))
+    if unknown := words - {each.name for each in known}:
+        there_are = ", ".join(each.name for each in known)
+        raise UsageError(f"there is no {kind} {sorted(unknown)[0]!r}; there are {there_are}")
+    return [each for each in known if each.name in words]
 
 
 def _parser(prog: str) -> Parser:
