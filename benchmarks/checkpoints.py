@@ -1,7 +1,7 @@
 """``python -m skipper.benchmarks.checkpoints``: a state dict into the store and out of it, by its own calls and by DCP.
 
-Beside them `torch.distributed.checkpoint` with files in memory (tmpfs), and a memcpy of as many bytes. All of it in one
-process, which is what a rank does; the volumes are processes of their own.
+Beside them run `torch.distributed.checkpoint` with files in memory (tmpfs), and a memcpy of as many bytes. All of it
+runs in one process, as in a rank of a job; the volumes are processes of their own.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from skipper import dataplane
 from skipper import torchstore as ts
 from skipper.benchmarks import output, program
-from skipper.benchmarks.arguments import Parser
 from skipper.benchmarks.errors import BenchmarkError
-from skipper.benchmarks.program import EXIT_CODES, add_report_options
-from skipper.benchmarks.report import Reference, Result
+from skipper.benchmarks.program import report_parser
+from skipper.benchmarks.report import Result
 from skipper.benchmarks.statistics import Contestant, Schedule, interleave
 from skipper.control import ControlError, shutdown
 from skipper.dataplane.errors import DataplaneError
@@ -46,9 +45,9 @@ class _Workload:
     """How much is saved and loaded, and how often.
 
     Attributes:
-        tensors: Of the state dict.
-        tensor_nbytes: Of each of them.
-        rounds: In which every way is timed once.
+        tensors: How many the state dict has.
+        tensor_nbytes: Bytes of each tensor.
+        rounds: How often each way is timed.
     """
 
     tensors: int
@@ -71,17 +70,8 @@ _QUICK = _Workload(4, 1 << 18, 2)
 
 
 def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.checkpoints") -> int:
-    """Run the benchmark.
-
-    Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them.
-
-    Returns:
-        The exit code: 0 all is well, 1 a failure, 2 a wrong command line, 130 interrupted.
-    """
-    parser = Parser(prog=prog, description=__doc__, epilog=EXIT_CODES, allow_abbrev=False)
-    add_report_options(parser)
+    """Run the benchmark; returns the exit code, as ``--help`` lists them."""
+    parser = report_parser(prog, __doc__)
     given = parser.read(argv, "json", "csv")
     if isinstance(given, int):
         return given
@@ -89,9 +79,10 @@ def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.check
     try:
         return program.run(
             argv,
-            given,
             lambda rows: rows.extend(_measure(workload)),
             prog=prog,
+            json=given.json,
+            csv=given.csv,
             tables=lambda rows: [_table(rows)],
             config=lambda: {"tool": "checkpoints", "quick": given.quick, **asdict(workload)},
             failures=(ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError),
@@ -125,11 +116,8 @@ def _measure(workload: _Workload) -> list[Result]:
         raise BenchmarkError("what was loaded is not what was saved")
     asyncio.run(ts.shutdown())
     rates = {name: [workload.nbytes / ns for ns in taken.kept_ns()] for name, taken in samples.items()}
-    ceiling = Result.from_samples("memcpy", "GB/s", rates["memcpy"])
-    return [
-        Result.from_samples(name, "GB/s", rate, reference=Reference("memcpy", ceiling.value))
-        for name, rate in rates.items()
-    ]
+    ceiling = Result.from_samples("memcpy", "GB/s", rates["memcpy"]).as_reference()
+    return [Result.from_samples(name, "GB/s", rate, reference=ceiling) for name, rate in rates.items()]
 
 
 def _files(directory: str) -> FileSystemWriter:
@@ -137,18 +125,13 @@ def _files(directory: str) -> FileSystemWriter:
 
 
 def _done(make: Callable[[], Coroutine[Any, Any, object]]) -> Callable[[], object]:
-    """Run what it makes to its end, as scripts without an event loop do."""
+    """A call that runs the coroutine of ``make`` to its end, as a script without an event loop does."""
     return lambda: asyncio.run(make())
 
 
 def _table(rows: Sequence[Result]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title="checkpoints, each a state dict", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("what", no_wrap=True)
-    for column in ("n", "p50 GB/s", "of memcpy"):
-        table.add_column(column, justify="right", no_wrap=True)
+    title = "checkpoints, each a state dict"
+    table = output.plain_table(title, "what", "n", "p50 GB/s", "of memcpy", left=("what",))
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         table.add_row(row.name, str(row.n), output.significant(row.value), ratio)

@@ -19,8 +19,8 @@ _GIT_TIMEOUT_S = 5.0
 def gather_environment() -> Environment:
     """Describe the machine and the software of this run, in plain values.
 
-    Costs some milliseconds and imports nothing heavy: versions come from package metadata. What cannot
-    be found out is ``None``.
+    It takes some milliseconds and imports nothing heavy: versions come from package metadata. What cannot be found out
+    is ``None``.
     """
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -46,7 +46,7 @@ def _cpu_model() -> str | None:
 
 
 def _version(distribution: str) -> str | None:
-    # Takes a tenth of the start of a process, and the actors of a benchmark do without.
+    # This import takes a tenth of the start of a process, and the actors of a benchmark do not need it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -5,7 +5,7 @@
     ├── ReportError(ValueError)        exit 1   a document that is not a benchmark report
     ├── PeerError(ConnectionError)     exit 1   the process at the other end
     │   ├── PeerLostError                       it ended, or its host did
-    │   ├── PeerTimeoutError(TimeoutError)      it lives, perhaps, and said nothing in time
+    │   ├── PeerTimeoutError(TimeoutError)      it sent nothing in time, and may still live
     │   ├── PeerRefusedError                    it answered, with an error of its own
     │   └── TokenRefusedError                   the two sides do not share a token
     ├── IntegrityError                 exit 3   --check found wrong bytes, or missed planted ones
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class BenchmarkError(Exception):
-    """Root of this package's errors."""
+    """Root of the errors of the benchmarks."""
 
     exit_code: ClassVar[int] = 1
 
@@ -49,7 +49,7 @@ class ReportError(BenchmarkError, ValueError):
 
 
 class PeerError(BenchmarkError, ConnectionError):
-    """The process at the other end of the side channel failed us."""
+    """The process at the other end of the side channel failed."""
 
 
 class PeerLostError(PeerError):

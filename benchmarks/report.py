@@ -14,29 +14,30 @@ beside the fixed keys, reports may add plain values beside the fixed top-level o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeGuard
 
 from skipper.benchmarks.environment import gather_environment
 from skipper.benchmarks.errors import ReportError
-from skipper.benchmarks.schema import (
-    REPORT_KEYS,
-    RESULT_KEYS,
-    RESULT_NUMBERS,
-    SCHEMA_VERSION,
-    Scalar,
-    report_problems,
-    result_problems,
-)
 from skipper.benchmarks.statistics import median_interval, stretches, summarize
 
-__all__ = ["Reference", "Report", "Result", "Scalar"]
+__all__ = ["Reference", "Report", "Result", "Scalar", "latency", "rate", "report_problems"]
+
+SCHEMA_VERSION = 1
+
+Scalar = str | int | float | bool | None
+"""What a row's own parameter may be."""
+
+RESULT_NUMBERS = ("value", "n", "min", "max", "p50", "p99")
+RESULT_KEYS = frozenset({"name", "unit", *RESULT_NUMBERS, "reference", "ratio"})
+REPORT_KEYS = frozenset({"schema_version", "argv", "environment", "config", "results", "errors"})
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a figure is held against: measured in the same run, given in the same unit."""
+    """What a figure is compared with: measured in the same run, and given in the same unit."""
 
     name: str
     value: float
@@ -55,8 +56,8 @@ class Result:
         max: Largest sample.
         p50: Median, nearest rank.
         p99: 99th percentile, nearest rank. For a rate this is the fast end.
-        reference: What to hold the figure against, if anything.
-        parameters: What tells this row from the others: sizes, backend, operation. Plain values.
+        reference: What the figure is compared with, if anything.
+        parameters: What distinguishes this row from the others: sizes, backend, operation. Plain values.
     """
 
     name: str
@@ -98,7 +99,7 @@ class Result:
             unit: Its unit.
             samples: At least one, in the order in which they were taken: the interval is that of stretches of them.
             n: How many samples were taken, where ``samples`` holds only an evenly spaced part of them.
-            reference: What to hold the median against.
+            reference: What to compare the median with.
             parameters: The row's own parameters.
 
         Raises:
@@ -130,8 +131,12 @@ class Result:
         reference: Reference | None = None,
         parameters: Mapping[str, Scalar] | None = None,
     ) -> Result:
-        """A figure that was taken once."""
+        """A row for a figure that was measured once."""
         return cls.from_samples(name, unit, [value], reference=reference, parameters=parameters)
+
+    def as_reference(self) -> Reference:
+        """This row as what another row is held against."""
+        return Reference(self.name, self.value)
 
     @property
     def ratio(self) -> float | None:
@@ -142,14 +147,11 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain JSON values."""
-        reference = None
-        if self.reference is not None:
-            reference = {"name": self.reference.name, "value": self.reference.value}
         return {
             "name": self.name,
             "unit": self.unit,
             **{key: getattr(self, key) for key in RESULT_NUMBERS},
-            "reference": reference,
+            "reference": None if self.reference is None else asdict(self.reference),
             "ratio": self.ratio,
             **self.parameters,
         }
@@ -174,12 +176,40 @@ class Result:
         )
 
 
+def latency(
+    name: str,
+    durations_ns: Sequence[float],
+    beside: Result | None = None,
+    parameters: Mapping[str, Scalar] | None = None,
+) -> Result:
+    """A row of times in µs, with the row ``beside`` as its reference."""
+    samples = [ns / 1e3 for ns in durations_ns]
+    reference = None if beside is None else beside.as_reference()
+    return Result.from_samples(name, "us", samples, reference=reference, parameters=parameters)
+
+
+def rate(
+    name: str,
+    durations_ns: Sequence[float],
+    amount: int,
+    beside: Result | None = None,
+    *,
+    unit: str = "1/s",
+    parameters: Mapping[str, Scalar] | None = None,
+) -> Result:
+    """A row of ``amount`` per second, or per ns where the unit is GB/s; the percentiles are those of the rate."""
+    per = 1.0 if unit == "GB/s" else 1e9
+    samples = [amount * per / ns for ns in durations_ns]
+    reference = None if beside is None else beside.as_reference()
+    return Result.from_samples(name, unit, samples, reference=reference, parameters=parameters)
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that one run of a benchmark has to say.
+    """Everything that one run of a benchmark reports.
 
     Attributes:
-        argv: The command as one would type it; no absolute paths, no secrets.
+        argv: The command as a user would type it; no absolute paths, no secrets.
         config: What the run did, defaults filled in.
         results: The rows, in the order in which they were measured.
         errors: One sentence for each thing that failed; empty when the run is whole.
@@ -220,7 +250,7 @@ class Report:
         """Read a report back.
 
         Raises:
-            ReportError: ``document`` does not have the shape; the message lists every departure.
+            ReportError: ``document`` does not have the shape; the message lists every problem.
         """
         problems = report_problems(document)
         if problems:
@@ -248,3 +278,68 @@ class Report:
         if not isinstance(document, dict):
             raise ReportError("not a benchmark report: the document is no object")
         return cls.from_dict(document)
+
+
+def report_problems(document: Mapping[str, Any]) -> list[str]:
+    """Everything that keeps ``document``, written by any program, from being a report; empty when it is one."""
+    problems = [
+        f"{key} must be an object" for key in ("environment", "config") if not isinstance(document.get(key), dict)
+    ]
+    if document.get("schema_version") != SCHEMA_VERSION:
+        problems.append(f"schema_version is {document.get('schema_version')!r}, not {SCHEMA_VERSION}")
+    problems += [
+        f"{key} must be an array of strings"
+        for key in ("argv", "errors")
+        if not isinstance(document.get(key), list) or not all(isinstance(item, str) for item in document[key])
+    ]
+    results = document.get("results")
+    if isinstance(results, list):
+        for index, row in enumerate(results):
+            problems += [f"results[{index}]: {problem}" for problem in result_problems(row)]
+    else:
+        problems.append("results must be an array")
+    return problems
+
+
+def result_problems(row: object) -> Iterator[str]:
+    """Everything that keeps ``row`` from being an entry of ``results``."""
+    if not isinstance(row, Mapping):
+        yield "not an object"
+        return
+    for key in ("name", "unit"):
+        if not isinstance(row.get(key), str) or not row[key]:
+            yield f"{key} must be a non-empty string"
+    wrong = [key for key in RESULT_NUMBERS if not _is_number(row.get(key))]
+    if wrong:
+        yield f"{', '.join(wrong)} must be finite numbers"
+    else:
+        if not isinstance(row["n"], int) or row["n"] < 1:
+            yield f"n must be a whole number of samples, at least one, not {row['n']}"
+        if not row["min"] <= row["p50"] <= row["p99"] <= row["max"]:
+            yield "min <= p50 <= p99 <= max does not hold"
+        if row["value"] != row["p50"]:
+            yield "value must be the median, p50"
+        yield from _reference_problems(row["value"], row.get("reference"), row.get("ratio"))
+    for key in row.keys() - RESULT_KEYS:
+        if not isinstance(row[key], Scalar) or (isinstance(row[key], float) and not math.isfinite(row[key])):
+            yield f"parameter {key} must be a plain value"
+
+
+def _reference_problems(value: float, reference: object, ratio: object) -> Iterator[str]:
+    if reference is None:
+        if ratio is not None:
+            yield "a ratio needs a reference"
+        return
+    named = isinstance(reference, Mapping) and isinstance(reference.get("name"), str)
+    if not isinstance(reference, Mapping) or not named or not _is_number(reference.get("value")):
+        yield "reference must be null or {name, value}"
+        return
+    if reference["value"] == 0:
+        if ratio is not None:
+            yield "there is no ratio to zero"
+    elif not _is_number(ratio) or not math.isclose(ratio, value / reference["value"], rel_tol=1e-9):
+        yield "ratio must be value / reference.value"
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

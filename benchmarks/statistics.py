@@ -1,11 +1,10 @@
 """How every benchmark here measures: warm, interleaved, and by order statistics.
 
-A figure of a shared machine says little; the ratio of two figures says much, provided that both met
-the same weather. So the things to be compared take turns within one run (`interleave`), each is warmed
-first, and what is reported is a percentile that was really observed (nearest rank), never a mean that a
-single interruption can move.
+A figure of a shared machine says little. The ratio of two figures says much, provided that the load of the machine was
+the same for both. So the things to be compared take turns within one run (`interleave`), each is warmed first, and the
+report has a percentile that was really observed (nearest rank), not a mean, which a single interruption can move.
 
-Pure: no I/O, no threads, no third-party imports. Durations are whole nanoseconds throughout.
+Pure: no I/O, no threads, no third-party imports. Durations are whole nanoseconds.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ __all__ = [
     "percentile",
     "stretches",
     "summarize",
+    "time_runs",
+    "timed",
 ]
 
 Clock = Callable[[], int]
@@ -61,8 +62,8 @@ STRETCHES = 32
 def stretches(samples: Sequence[float]) -> list[float]:
     """Medians of consecutive stretches of the samples, at most `STRETCHES` of them.
 
-    Neighbouring samples met the same weather and are no independent witnesses; stretches of a run come closer.
-    Cut two contestants that took turns alike, and the stretches of one number happened side by side.
+    Neighbouring samples were taken under the same load, so they are not independent; stretches of a run are closer to
+    that. If two contestants took turns, their stretches of the same number were measured side by side.
     """
     count = min(STRETCHES, len(samples))
     cuts = [len(samples) * i // count for i in range(count + 1)] if count else []
@@ -70,11 +71,11 @@ def stretches(samples: Sequence[float]) -> list[float]:
 
 
 def median_interval(samples: Sequence[float], *, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Where the median lies, by ranks: no assumption about how the samples are distributed.
+    """A confidence interval of the median, by ranks: it assumes nothing about how the samples are distributed.
 
     Args:
-        samples: Independent ones, in any order.
-        confidence: That the true median lies within.
+        samples: Independent samples, in any order.
+        confidence: Probability that the true median lies within.
 
     Returns:
         Two of the samples, the k-th smallest and the k-th largest, k as large as the binomial distribution of the
@@ -160,7 +161,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One of the things that take turns: a name, and a call that does it once, to its end."""
+    """One of the things that take turns: its name, and a call that does it once, to its end."""
 
     name: str
     run: Callable[[], object]
@@ -172,8 +173,8 @@ class Schedule:
 
     Attributes:
         iterations: Timed runs of each contestant; ``None`` leaves it to ``duration_s``.
-        duration_s: Go on in whole rounds until this much time has passed; ``None`` leaves it to
-            ``iterations``. With both, whichever comes first ends the measurement.
+        duration_s: Measure whole rounds until this much time has passed; ``None`` leaves it to ``iterations``. With
+            both, the limit that is reached first ends the measurement.
         block: Timed runs of one contestant in a row before the next has its turn. A block of more than
             one begins with one run that is not timed: it brings the contestant's own memory back into
             the caches, where the others have just been. Choose 1 for what no cache can hold.
@@ -207,8 +208,8 @@ def interleave(
 ) -> dict[str, Samples]:
     """Run the contestants in turns, and time each run.
 
-    A round gives every contestant one block; who begins rotates from round to round, so that nobody
-    always follows the same neighbour. All contestants get the same number of timed runs.
+    A round gives every contestant one block. A different contestant begins each round, so that none always follows the
+    same neighbour. All contestants get the same number of timed runs.
 
     Args:
         contestants: At least one, with names that differ.
@@ -239,8 +240,9 @@ def interleave(
         runs = min(schedule.block, left)
         for position in range(len(contestants)):
             contestant = contestants[(turn + position) % len(contestants)]
-            block = _time_block(contestant, runs, lead_in=schedule.block > 1, clock=clock)
-            samples[contestant.name].extend(block)
+            if schedule.block > 1:
+                contestant.run()
+            samples[contestant.name].extend(time_runs(contestant.run, runs, clock=clock))
         done += runs
         turn += 1
         if after_round is not None:
@@ -256,11 +258,16 @@ def _finished(schedule: Schedule, done: int, elapsed_ns: int) -> bool:
     return schedule.duration_s is not None and elapsed_ns >= schedule.duration_s * 1e9
 
 
-def _time_block(contestant: Contestant, runs: int, *, lead_in: bool, clock: Clock) -> list[int]:
-    run = contestant.run
+def timed(action: Callable[[], object]) -> int:
+    """How long ``action`` takes, in ns."""
+    begin_ns = time.perf_counter_ns()
+    action()
+    return time.perf_counter_ns() - begin_ns
+
+
+def time_runs(run: Callable[[], object], runs: int, *, clock: Clock = time.perf_counter_ns) -> list[int]:
+    """Durations of ``runs`` calls of ``run``, one after another, in ns."""
     durations: list[int] = []
-    if lead_in:
-        run()
     for _ in range(runs):
         begin_ns = clock()
         run()

@@ -1,33 +1,34 @@
-"""``skipper actors`` from the command line to the exit code."""
+"""``skipper actors`` from the command line to the exit code: which rows there are, and what each is held against."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from skipper.benchmarks.actors.rounds import FANOUT, MESSAGE_NBYTES, PIPELINED, ActorsPlan, measure
-from skipper.benchmarks.actors.rows import rows
-from skipper.benchmarks.actors.table import table
-from skipper.benchmarks.arguments import Parser
-from skipper.benchmarks.program import EXIT_CODES, add_report_options, run
+from skipper.benchmarks.actors.rounds import (
+    BULK_NBYTES,
+    FANOUT,
+    MESSAGE_NBYTES,
+    PIPELINED,
+    REPLICAS,
+    ActorsPlan,
+    Times,
+    measure,
+)
+from skipper.benchmarks.output import figures_table
+from skipper.benchmarks.program import report_parser, run
+from skipper.benchmarks.report import Result, latency, rate
 from skipper.control import ControlError
 
-__all__ = ["main"]
+__all__ = ["main", "rows"]
 
 _QUICK = ActorsPlan(rounds=2, calls=20, broadcasts=200, spawns=1, warmup=1)
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
-    """Measure the control plane.
-
-    Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them; shown in messages.
-
-    Returns:
-        The exit code: 0 all is well, 1 the run could not be finished, 2 a wrong command line, 130 interrupted.
-    """
-    given = _parser(prog).read(argv, "json", "csv")
+    """Measure the control plane; returns the exit code, as ``--help`` lists them."""
+    parser = report_parser(prog, "Latency and throughput of actor calls, beside raw gRPC and memcpy in the same run.")
+    given = parser.read(argv, "json", "csv")
     if isinstance(given, int):
         return given
     plan = _QUICK if given.quick else ActorsPlan()
@@ -40,21 +41,37 @@ def main(argv: Sequence[str], *, prog: str = "skipper actors") -> int:
     }
     return run(
         argv,
-        given,
         lambda results: results.extend(rows(measure(plan), plan)),
         prog=prog,
-        tables=lambda results: [table(results)],
+        json=given.json,
+        csv=given.csv,
+        tables=lambda results: [figures_table(results, title="control plane")],
         config=lambda: config,
         failures=(ControlError,),
     )
 
 
-def _parser(prog: str) -> Parser:
-    parser = Parser(
-        prog=prog,
-        description="Latency and throughput of actor calls, beside raw gRPC and memcpy in the same run.",
-        epilog=EXIT_CODES,
-        allow_abbrev=False,
-    )
-    add_report_options(parser)
-    return parser
+def rows(times: Times, plan: ActorsPlan) -> list[Result]:
+    """The rows of a run, references first."""
+    unary = latency("grpc_aio_unary_p50_us", times["grpc_unary"])
+    stream = rate("grpc_aio_bidi_msgs_per_s", times["grpc_stream"], PIPELINED)
+    bulk = {"nbytes": BULK_NBYTES}
+    memcpy = rate("memcpy_64MiB_gb_per_s", times["memcpy"], BULK_NBYTES, unit="GB/s", parameters=bulk)
+    call_one = latency("call_one_p50_us", times["call_one"], unary)
+    spawn_s = [ns / 1e9 for ns in times["spawn"]]
+    return [
+        unary,
+        stream,
+        memcpy,
+        call_one,
+        latency("service_route_p50_us", times["service_route"], call_one, {"replicas": REPLICAS}),
+        latency("rpc_client_call_p50_us", times["rpc_call"], unary, {"form": "sync"}),
+        latency("rpc_client_future_p50_us", times["rpc_future"], unary, {"form": "future"}),
+        latency("actor_to_actor_p50_us", times["actor_to_actor"], unary, {"actors": "sync"}),
+        latency("actor_to_actor_async_p50_us", times["async_actor_to_actor"], unary, {"actors": "async"}),
+        latency("call_fanout4_p50_us", times["fanout"], unary, {"actors": FANOUT}),
+        rate("pipelined_calls_per_s", times["pipelined"], PIPELINED, stream, parameters={"calls": PIPELINED}),
+        rate("broadcast_msgs_per_s", times["broadcast"], FANOUT * plan.broadcasts, parameters={"actors": FANOUT}),
+        rate("call_64MiB_gb_per_s", times["bulk"], BULK_NBYTES, memcpy, unit="GB/s", parameters=bulk),
+        Result.from_samples("spawn_4_procs_s", "s", spawn_s, parameters={"processes": FANOUT}),
+    ]

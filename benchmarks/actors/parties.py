@@ -1,4 +1,4 @@
-"""The actors that take part. Nothing heavy is imported here, since every process of the run imports it."""
+"""The actors that take part. Every process of a run imports this module, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["AsyncCaller", "AsyncEcho", "CallingActor", "Echo"]
 
 
 class Echo(Actor):
-    """Answers at once; what is measured is the way."""
+    """Answers at once, so that a call measures nothing but the way there and back."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -22,23 +22,23 @@ class Echo(Actor):
 
     @endpoint
     def nbytes(self, value: bytes) -> int:
-        """Say how much came."""
+        """The number of bytes that came."""
         return len(value)
 
     @endpoint
     def note(self, value: int) -> None:
-        """Take a message that nobody waits for."""
+        """Count a message that nobody waits for."""
         self.count += 1
 
     @endpoint
     def noted(self) -> int:
-        """Say how many of them came since the last question."""
+        """How many such messages have come since the last call of this endpoint."""
         count, self.count = self.count, 0
         return count
 
 
 class AsyncEcho(Actor):
-    """The async kind of `Echo`."""
+    """`Echo` with an async endpoint."""
 
     @endpoint
     async def echo(self, value: bytes) -> bytes:
@@ -47,7 +47,7 @@ class AsyncEcho(Actor):
 
 
 class CallingActor(Actor):
-    """Calls another actor and times that itself."""
+    """Calls another actor and times the calls itself."""
 
     @endpoint
     def time_calls(self, other: ActorMesh[Echo], count: int, value: bytes, timeout: float) -> list[int]:
@@ -61,7 +61,7 @@ class CallingActor(Actor):
 
 
 class AsyncCaller(Actor):
-    """The async kind of `CallingActor`."""
+    """`CallingActor` with an async endpoint."""
 
     @endpoint
     async def time_calls(self, other: ActorMesh[AsyncEcho], count: int, value: bytes) -> list[int]:

@@ -1,7 +1,7 @@
-"""What gRPC itself does, in two processes of their own: ``grpc.aio`` as it comes, over TCP on this host.
+"""The reference for calls: plain ``grpc.aio`` over TCP on this host, in a client and a server process of its own.
 
-The processes are apart from the ones that run actors, since one process has one event loop for gRPC, and since what
-control chooses for its own channels must not tint the reference.
+These processes run no actors: a process has one event loop for gRPC, and the options that `control` chooses for its own
+channels must not change the reference.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any
 
 from skipper.benchmarks.errors import PeerLostError
 
-__all__ = ["RawGrpc"]
+__all__ = ["RawGrpc", "read_line", "start_process"]
 
 _SERVICE = "skipper.benchmarks.Echo"
 _UNARY, _STREAM = f"/{_SERVICE}/Unary", f"/{_SERVICE}/Stream"
+_MODULE, _ENDED = "skipper.benchmarks.actors.raw_grpc", "a raw gRPC process has ended"
 _EXIT_S = 5.0
 
 
 class RawGrpc:
-    """The client process, told what to do over its pipes, and the server process behind it."""
+    """The client process, which takes orders over its pipes, and the server process that it calls."""
 
     def __init__(self, client: subprocess.Popen[str]) -> None:
         self._client = client
@@ -39,9 +40,11 @@ class RawGrpc:
         Raises:
             PeerLostError: One of them did not start.
         """
-        with _process("server") as server:
-            port = _line(server)
-            with _process("client", port) as client:
+        # Skipper sets this variable for itself; the reference is gRPC as it comes.
+        env = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+        with start_process(_MODULE, "server", env=env) as server:
+            port = read_line(server, _ENDED)
+            with start_process(_MODULE, "client", port, env=env) as client:
                 yield cls(client)
 
     def unary(self, count: int, nbytes: int) -> list[int]:
@@ -49,7 +52,7 @@ class RawGrpc:
         return self._ask("unary", count, nbytes)
 
     def stream(self, count: int, nbytes: int) -> list[int]:
-        """How long ``count`` messages took on one bidirectional stream, written as fast as it takes them, in ns."""
+        """Time in ns for ``count`` messages on one bidirectional stream, written as fast as it accepts them."""
         return self._ask("stream", count, nbytes)
 
     def _ask(self, what: str, count: int, nbytes: int) -> list[int]:
@@ -58,31 +61,38 @@ class RawGrpc:
             print(json.dumps([what, count, nbytes]), file=self._client.stdin, flush=True)
         except BrokenPipeError as error:
             raise PeerLostError("the raw gRPC client has ended") from error
-        durations: list[int] = json.loads(_line(self._client))
+        durations: list[int] = json.loads(read_line(self._client, _ENDED))
         return durations
 
 
 @contextlib.contextmanager
-def _process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "skipper.benchmarks.actors.raw_grpc", *arguments]
-    env = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+def start_process(
+    module: str, *arguments: str, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs ``module`` and ends when its standard input closes, which the end of the block does."""
+    command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:
             yield process
         finally:
             assert process.stdin is not None
-            process.stdin.close()  # which ends it
+            process.stdin.close()
             try:
                 process.wait(_EXIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
 
 
-def _line(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str], ended: str) -> str:
+    """The next line that the process prints.
+
+    Raises:
+        PeerLostError: It prints no more; ``ended`` is the message.
+    """
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     if not line:
-        raise PeerLostError("a raw gRPC process has ended")
+        raise PeerLostError(ended)
     return line
 
 

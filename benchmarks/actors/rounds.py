@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 from collections import defaultdict
 from collections.abc import Callable
@@ -11,28 +10,31 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
+
 from skipper import control
 from skipper.benchmarks.actors.parties import AsyncCaller, AsyncEcho, CallingActor, Echo
 from skipper.benchmarks.actors.raw_grpc import RawGrpc
 from skipper.benchmarks.actors.rpc import RpcEcho
 from skipper.benchmarks.errors import BenchmarkError
-from skipper.benchmarks.statistics import Contestant, Schedule, interleave
+from skipper.benchmarks.machine import memcpy
+from skipper.benchmarks.statistics import Contestant, Schedule, interleave, time_runs, timed
 from skipper.control import ActorMesh
 from skipper.control.services import Service
 
-__all__ = ["BULK_NBYTES", "FANOUT", "MESSAGE_NBYTES", "PIPELINED", "REPLICAS", "ActorsPlan", "measure"]
+__all__ = ["BULK_NBYTES", "FANOUT", "MESSAGE_NBYTES", "PIPELINED", "REPLICAS", "ActorsPlan", "Times", "measure"]
 
 FANOUT = 4
 """Processes, with an actor each."""
 
 REPLICAS = 1
-"""Of the service: with several, processes would take turns, as no `call_one` does."""
+"""Replicas of the service. With several of them the processes would take turns, which `call_one` does not."""
 
 PIPELINED = 1000
 """Calls of which none waits for another."""
 
 MESSAGE_NBYTES = 100
-"""Of what every call carries there and back, raw or not."""
+"""Bytes of the message that every call carries there and back, through actors as through raw gRPC."""
 
 BULK_NBYTES = 64 << 20
 TIMEOUT_S = 60.0
@@ -97,7 +99,6 @@ class _Work:
 
     def __init__(self, plan: ActorsPlan, raw: RawGrpc, rpc: RpcEcho, times: Times) -> None:
         self._plan = plan
-        self._raw = raw
         self._times = times
         procs = control.this_host().spawn_procs({"procs": FANOUT})
         self._all: ActorMesh[Echo] = procs.spawn("echo", Echo)
@@ -109,7 +110,10 @@ class _Work:
         self._service.initialized.get(TIMEOUT_S)
         self._message = bytes(MESSAGE_NBYTES)
         self._bulk = bytes(bytearray(b"x") * BULK_NBYTES)
-        self._copy = _memcpy(self._bulk)
+        self._target, self._source = (
+            np.frombuffer(memory, np.uint8) for memory in (bytearray(BULK_NBYTES), self._bulk)
+        )
+        copy = functools.partial(memcpy(), self._target.ctypes.data, self._source.ctypes.data, BULK_NBYTES)
         self.blocks: dict[str, Callable[[], list[int]]] = {
             "grpc_unary": lambda: raw.unary(plan.calls, MESSAGE_NBYTES),
             "call_one": lambda: self._each(lambda: self._one.echo.call_one(self._message)),
@@ -123,7 +127,7 @@ class _Work:
             "pipelined": self._pipeline,
             "broadcast": self._broadcast,
             "bulk": self._send_bulk,
-            "memcpy": lambda: [_timed(self._copy) for _ in range(3)],
+            "memcpy": lambda: time_runs(copy, 3),
         }
 
     def run(self, name: str) -> None:
@@ -131,7 +135,7 @@ class _Work:
         self._times[name] += self.blocks[name]()
 
     def _each(self, call: Callable[[], control.Future[Any]]) -> list[int]:
-        return [_timed(lambda: call().get(TIMEOUT_S)) for _ in range(self._plan.calls)]
+        return time_runs(lambda: call().get(TIMEOUT_S), self._plan.calls)
 
     def _from_actor(self) -> list[int]:
         future: control.Future[list[int]] = self._caller.time_calls.call_one(
@@ -146,11 +150,11 @@ class _Work:
         return future.get(TIMEOUT_S)
 
     def _pipeline(self) -> list[int]:
-        begin = perf_counter_ns()
-        futures = [self._one.echo.call_one(self._message) for _ in range(PIPELINED)]
-        for future in futures:
-            future.get(TIMEOUT_S)
-        return [perf_counter_ns() - begin]
+        def calls() -> None:
+            for future in [self._one.echo.call_one(self._message) for _ in range(PIPELINED)]:
+                future.get(TIMEOUT_S)
+
+        return [timed(calls)]
 
     def _broadcast(self) -> list[int]:
         begin = perf_counter_ns()
@@ -167,24 +171,4 @@ class _Work:
             if self._one.nbytes.call_one(self._bulk).get(TIMEOUT_S) != BULK_NBYTES:
                 raise BenchmarkError("the bulk argument did not arrive whole")
 
-        return [_timed(send) for _ in range(2)]
-
-
-def _timed(action: Callable[[], object]) -> int:
-    begin = perf_counter_ns()
-    action()
-    return perf_counter_ns() - begin
-
-
-def _memcpy(source: bytes) -> Callable[[], object]:
-    """A call of the C library's memcpy into memory of its own; warm after the first."""
-    function = ctypes.CDLL(None).memcpy
-    function.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
-    function.restype = ctypes.c_void_p
-    destination = bytearray(len(source))
-    address = ctypes.addressof((ctypes.c_char * len(source)).from_buffer(destination))
-
-    def copy(keep: bytearray = destination) -> None:
-        function(address, source, len(keep))
-
-    return copy
+        return time_runs(send, 2)

@@ -1,21 +1,19 @@
-"""A plain object on an actor server, in a process of its own, and a client of it in this one."""
+"""An actor server with one plain object, in a process of its own, and its client in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-import subprocess
 import sys
 from collections.abc import Iterator
-from time import perf_counter_ns
 
-from skipper.benchmarks.errors import PeerLostError
+from skipper.benchmarks.actors.raw_grpc import read_line, start_process
+from skipper.benchmarks.statistics import time_runs
 from skipper.control.rpc import ActorServer, FixedResolver, RpcClient, RpcOptions
 
 __all__ = ["RpcEcho"]
 
 _NAME = "echo"
-_EXIT_S = 5.0
 
 
 class _Echo:
@@ -25,7 +23,7 @@ class _Echo:
 
 
 class RpcEcho:
-    """The client, and the server process behind it."""
+    """The client, and the server process that it calls."""
 
     def __init__(self, client: RpcClient[_Echo]) -> None:
         self._client = client
@@ -42,42 +40,20 @@ class RpcEcho:
             PeerLostError: It did not start.
         """
         secret = secrets.token_bytes(32)
-        command = [sys.executable, "-m", "skipper.benchmarks.actors.rpc"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            try:
-                print(secret.hex(), file=process.stdin, flush=True)  # not in its arguments, which others can read
-                address = process.stdout.readline().strip()
-                if not address:
-                    raise PeerLostError("the actor server has not started")
-                resolver = FixedResolver(f"actor://{address}/{_NAME}")
-                with RpcClient(resolver, _Echo, RpcOptions(timeout=timeout), name=_NAME, secret=secret) as client:
-                    yield cls(client)
-            finally:
-                process.stdin.close()  # which ends it
-                try:
-                    process.wait(_EXIT_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+        with start_process("skipper.benchmarks.actors.rpc") as process:
+            print(secret.hex(), file=process.stdin, flush=True)  # not an argument, which other users could read
+            address = read_line(process, "the actor server has not started")
+            resolver = FixedResolver(f"actor://{address}/{_NAME}")
+            with RpcClient(resolver, _Echo, RpcOptions(timeout=timeout), name=_NAME, secret=secret) as client:
+                yield cls(client)
 
     def call(self, count: int, value: bytes) -> list[int]:
         """Durations of ``count`` calls in this thread, one after another, in ns."""
-        durations = []
-        for _ in range(count):
-            begin = perf_counter_ns()
-            self._client.echo.sync(value)
-            durations.append(perf_counter_ns() - begin)
-        return durations
+        return time_runs(lambda: self._client.echo.sync(value), count)
 
     def call_by_future(self, count: int, value: bytes) -> list[int]:
-        """The same by way of a future."""
-        durations = []
-        for _ in range(count):
-            begin = perf_counter_ns()
-            self._client.echo(value).get()
-            durations.append(perf_counter_ns() - begin)
-        return durations
+        """The same, each call by way of a future."""
+        return time_runs(lambda: self._client.echo(value).get(), count)
 
 
 def _serve() -> None:

@@ -1,19 +1,23 @@
-"""What the kernel's own one-sided copy does: ``process_vm_readv`` or ``_writev`` of the server's buffers.
+"""Ceilings of a transfer: the kernel's own one-sided copy within a host, and the wire between hosts.
 
-UCX moves bytes between processes of one host with that very system call (its CMA transport), so its rate,
-taken in turns with ours, says how much of a gap is ours and how much is the kernel's.
+UCX moves bytes between processes of one host by ``process_vm_readv`` and ``_writev`` (its CMA transport). The rate of
+the same system call, taken in turns with ours, tells how much of a gap is ours and how much is the kernel's.
+
+Each end knows the rate of its own link from /sys; the slower of the two is the ceiling of the wire. Where no wire is
+crossed, or no driver states its rate, a reason stands in place of the ceiling.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from skipper.benchmarks.bandwidth.messages import Offer
+from skipper.benchmarks.bandwidth.messages import Offer, Wire
+from skipper.dataplane.doctor.sysfs import interfaces, rdma_ports
 
-__all__ = ["boot_id", "kernel_copier", "name", "started"]
+__all__ = ["boot_id", "kernel_copier", "link", "name", "started", "wire_ceiling"]
 
 _MOST_IOVECS = 1024  # IOV_MAX of Linux, limits.h
 _MOST_BYTES = 1 << 30  # one call moves at most 2**31 - 4096 bytes, read(2)
@@ -52,8 +56,8 @@ def kernel_copier(op: str, offer: Offer, size: int, *, local: int) -> Callable[[
         op: ``read`` or ``write``.
         offer: Says where the buffers are.
         size: Bytes of each.
-        local: Address to read to or write from: the very memory that the transfers use, so that both move the same
-            bytes between the same places.
+        local: Address to read to or write from: that of the transfers' own memory, so that both move the same bytes
+            between the same places.
 
     Returns:
         The call, after it worked once; ``None`` where the server is no process of this kernel that
@@ -101,3 +105,68 @@ def _bind(call: str, pid: int, calls: list[tuple[_IoVec, list[_IoVec]]]) -> Call
                 raise OSError(error, f"{call}: {os.strerror(error)}")
 
     return copy
+
+
+def link(backend: str, net_devices: str | None) -> Wire:
+    """The link by which transfers of ``backend`` leave this end.
+
+    Args:
+        backend: The one in use, not ``auto``.
+        net_devices: As given to ``--net-devices``. Without: the first active RDMA port for verbs, and what UCX
+            is told by its environment, else the loopback, for ucx.
+    """
+    if backend == "verbs":
+        ports = [f"{port.device}:{port.number}" for port in rdma_ports() if port.state == "ACTIVE"]
+        return _joined(net_devices.split(",") if net_devices else ports[:1])
+    if backend == "ucx":
+        return _joined((net_devices or os.environ.get("UCX_NET_DEVICES", "lo")).split(","))
+    return Wire(None, "memory is copied within one host: no wire is crossed")
+
+
+def wire_ceiling(backend: str, near: Wire, far: Wire, *, one_host: bool) -> Wire:
+    """What bounds a transfer between two ends.
+
+    Args:
+        backend: The one in use.
+        near: The link of this end.
+        far: The link of the other.
+        one_host: Both ends run on one kernel. Then only an RDMA device sends the bytes over a link.
+    """
+    if one_host and backend != "verbs":
+        return Wire(None, "both ends are on one host: no wire is crossed")
+    for wire in (near, far):
+        if wire.gbit_per_s is None:
+            return wire
+    return min((near, far), key=lambda wire: wire.gbit_per_s or 0.0)
+
+
+def _joined(names: Sequence[str]) -> Wire:
+    """Several links used at once."""
+    links = [_named(name) for name in names]
+    unknown = next((one for one in links if one.gbit_per_s is None), None)
+    if unknown is not None or not links:
+        return unknown or Wire(None, "no RDMA port is active")
+    told = " and ".join(one.told for one in links)
+    return Wire(sum(one.gbit_per_s or 0.0 for one in links), told)
+
+
+def _named(name: str) -> Wire:
+    """One link: an RDMA port as ``DEVICE`` or ``DEVICE:PORT``, or a network interface."""
+    device, _, number = name.partition(":")
+    for port in rdma_ports():
+        if port.device == device and number in ("", str(port.number)):
+            if port.software:
+                return Wire(None, f"{device} is made of software: its {port.gbit_per_s:g} Gb/s are nominal")
+            return _stated(f"{device} port {port.number}", port.gbit_per_s)
+    for interface in interfaces():
+        if interface.name == name:
+            if interface.software:
+                return Wire(None, f"{name} has no wire behind it")
+            return _stated(name, interface.gbit_per_s)
+    return Wire(None, f"{name} names no single link here")
+
+
+def _stated(name: str, gbit_per_s: float | None) -> Wire:
+    if gbit_per_s is None:
+        return Wire(None, f"the driver of {name} states no rate")
+    return Wire(gbit_per_s, f"{name}, {gbit_per_s:g} Gb/s")

@@ -1,7 +1,7 @@
 """The side channel between client and server: small framed messages with deadlines, proved by a token.
 
-Whatever crosses it is bytes: JSON for requests and answers, `RDMABuffer.serialize()` for handles. Nothing
-that arrives is ever unpickled. The payload of the benchmark itself does not pass through here.
+Messages are bytes: JSON for requests and answers, `RDMABuffer.serialize()` for handles. Nothing that arrives is ever
+unpickled. The payload of the benchmark itself does not pass through here.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_MESSAGE = 4 << 20
 class MessageChannel:
     """Messages over one connected socket, which it owns.
 
-    Every wait ends: with a message, with the peer's end (`PeerLostError`), or with the deadline
-    (`PeerTimeoutError`), also when the peer stops half-way through a message. Not for several threads.
+    Every wait ends: with a message, with the end of the peer (`PeerLostError`), or with the deadline
+    (`PeerTimeoutError`), also when the peer stops within a message. One thread at a time may use it.
     """
 
     def __init__(self, sock: socket.socket, *, peer: str, timeout: float) -> None:
@@ -114,7 +114,7 @@ class MessageChannel:
 
     @contextlib.contextmanager
     def _closed_after(self, seconds: float) -> Iterator[None]:
-        """Shut the socket down when the block takes longer, however little at a time the peer sends."""
+        """Shut the socket down when the block takes longer, also if the peer sends a little at a time."""
         with socket.socket(fileno=os.dup(self._connection.fileno())) as sock:
             timer = threading.Timer(seconds, _shut_down, (sock,))
             timer.daemon = True
@@ -127,7 +127,7 @@ class MessageChannel:
 
 
 def handle_secret(token: bytes) -> bytes:
-    """What both sides prove their handles by: whoever may connect may use them, and nobody else."""
+    """The secret that proves handles on both sides: only a peer that holds the token can use them."""
     return hmac.digest(token, b"handles of the bandwidth benchmark", "sha256")
 
 
@@ -141,7 +141,7 @@ def connect(host: str, port: int, token: bytes, *, timeout: float) -> MessageCha
         timeout: Default deadline of the channel, in seconds. Connecting has `CONNECT_TIMEOUT_S`.
 
     Raises:
-        PeerLostError: Nobody listens there, or the name means nothing.
+        PeerLostError: Nobody listens there, or there is no such host.
         PeerTimeoutError: No answer.
         TokenRefusedError: The server holds another token.
     """
@@ -165,7 +165,7 @@ def accept(listener: socket.socket, token: bytes, *, timeout: float) -> MessageC
     """Wait for the next client, without limit, and let it prove the token.
 
     Raises:
-        PeerError: This client failed to; the listener goes on.
+        PeerError: This client did not prove it; the listener goes on.
     """
     sock, address = listener.accept()
     channel = MessageChannel(sock, peer=f"the client at {address[0]}:{address[1]}", timeout=timeout)

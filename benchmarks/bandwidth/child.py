@@ -1,7 +1,7 @@
 """The process that owns the memory, started with ``FD PARENT CLIENT NET_DEVICES LISTEN``.
 
-Each client gets one of its own, so that each pays, and measures, what first use really costs, and so that no
-client can leave anything behind for the next: not memory, not settings, not a crash.
+Each client gets a process of its own. So each client measures what first use really costs, and no client leaves
+memory, settings or a crash behind for the next one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import sys
 
 from skipper.benchmarks.bandwidth import ceiling
 from skipper.benchmarks.bandwidth.channel import CONNECT_TIMEOUT_S, MessageChannel
-from skipper.benchmarks.bandwidth.far_side import patience
-from skipper.benchmarks.bandwidth.feasible import require_feasible
 from skipper.benchmarks.bandwidth.messages import (
     Alive,
     Connect,
@@ -36,23 +34,22 @@ from skipper.benchmarks.bandwidth.messages import (
     read_request,
     refuse,
 )
-from skipper.benchmarks.bandwidth.side import Side, configure, footprint
-from skipper.benchmarks.bandwidth.wire import link
+from skipper.benchmarks.bandwidth.side import Side, configure, footprint, patience, require_feasible
 from skipper.benchmarks.errors import PeerError
 from skipper.dataplane.errors import DataplaneError
 
 _TIMEOUT_S = 60.0
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
-# Bad input, a failed transfer, no memory: told to the client.
+# Bad input, a failed transfer, no memory: the client is told.
 _CLIENTS_TO_KNOW = (DataplaneError, ValueError, TypeError, OSError, RuntimeError, MemoryError)
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one client over the socket that the parent left open here; end with it, or with the parent.
+    """Serve one client over the inherited socket; ends with the client, or with the parent.
 
-    The secret of the handles comes by standard input. Without a name of the client, nothing is said
-    of how it went: then the client is the parent itself.
+    The secret of the handles comes by standard input. Without a name of the client, the client is the parent itself,
+    and failures are not printed.
     """
     fileno, parent, client = int(arguments[0]), int(arguments[1]), arguments[2]
     net_devices, listen = (argument or None for argument in arguments[3:])
@@ -147,7 +144,7 @@ def _handle(channel: MessageChannel, side: Side, request: Request, net_devices: 
         case TransferOrder(size, runs):
             answer(channel, Elapsed(side.transfer(size, runs=runs)))
         case Which(backend):
-            answer(channel, link(backend, net_devices))
+            answer(channel, ceiling.link(backend, net_devices))
         case Alive():
             pass
         case _:

@@ -8,53 +8,47 @@ import secrets
 import socket
 import sys
 from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from skipper.benchmarks import output
-from skipper.benchmarks.bandwidth.channel import MessageChannel, connect, handle_secret
-from skipper.benchmarks.bandwidth.compare_command import COMPARE, compare_main
-from skipper.benchmarks.bandwidth.feasible import require_feasible
+from skipper.benchmarks import output, program
+from skipper.benchmarks.bandwidth.channel import handle_secret
+from skipper.benchmarks.bandwidth.compare import COMPARE, compare_main
 from skipper.benchmarks.bandwidth.options import LOOPBACK, TOKEN_VARIABLE, Options, parse
 from skipper.benchmarks.bandwidth.pairs import run_pairs
-from skipper.benchmarks.bandwidth.server import listen, local_server, serve
+from skipper.benchmarks.bandwidth.rows import table
+from skipper.benchmarks.bandwidth.server import listen, reach, serve
 from skipper.benchmarks.bandwidth.session import run
-from skipper.benchmarks.bandwidth.side import configure, footprint
-from skipper.benchmarks.bandwidth.table import table
+from skipper.benchmarks.bandwidth.side import configure, footprint, require_feasible
 from skipper.benchmarks.errors import BelowMinimumError, BenchmarkError, UsageError
-from skipper.benchmarks.plot import plot_rates
-from skipper.benchmarks.report import Report, Result
+from skipper.benchmarks.output import plot_rates
+from skipper.benchmarks.report import Result
 from skipper.benchmarks.sizes import format_size
 from skipper.dataplane.errors import DataplaneError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["main"]
 
 _EVERYWHERE = ("0.0.0.0", "::")
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper bw") -> int:
-    """Run the bandwidth benchmark.
-
-    Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them; shown in messages, and in the command for the client.
-
-    Returns:
-        The exit code; ``--help`` lists them.
-    """
+    """Run the bandwidth benchmark; returns the exit code, as ``--help`` lists them."""
     if list(argv[:1]) == [COMPARE]:
         return compare_main(argv[1:], prog=f"{prog} {COMPARE}")
     try:
         options = parse(argv, prog=prog)
         if options.role == "server":
             return _serve(options, prog)
-        return _measure(options, [*prog.split(), *argv], prog)
+        return _measure(options, argv, prog)
     except SystemExit as leave:  # argparse's, after --help
         return leave.code if isinstance(leave.code, int) else 0
     except BenchmarkError as error:
         _complain(prog, error)
         return error.exit_code
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return program.INTERRUPTED
 
 
 def _serve(options: Options, prog: str) -> int:
@@ -87,7 +81,7 @@ def _greeting(options: Options, token: str, port: int, prog: str) -> str:
     return f"Waiting for clients on {peer}, until Ctrl-C. On the client, type:\n\n    {command}\n"
 
 
-def _measure(options: Options, typed: list[str], prog: str) -> int:
+def _measure(options: Options, argv: Sequence[str], prog: str) -> int:
     workload = options.workload
     nbytes = footprint(workload, client=True)
     if options.role == "local":
@@ -97,58 +91,43 @@ def _measure(options: Options, typed: list[str], prog: str) -> int:
     if not token:
         raise UsageError(f"a client needs the server's token: set {TOKEN_VARIABLE}, as the server printed it")
 
-    results: list[Result] = []
-    errors: list[str] = []
-    exit_code = 0
-    try:
+    def measure(results: list[Result]) -> None:
         with contextlib.closing(_rows(options, token.encode())) as rows:
             for row in rows:
                 results.append(row)
                 _show_progress(row)
         _require_minimum(results, options)
-    except BenchmarkError as error:
-        errors.append(str(error))
-        exit_code = error.exit_code
-    except (DataplaneError, OSError, MemoryError) as error:
-        errors.append(f"{type(error).__name__}: {error}")
-        exit_code = 1
-    except KeyboardInterrupt:
-        errors.append("interrupted")
-        exit_code = _INTERRUPTED
-    for sentence in errors:
-        _complain(prog, sentence)
-    _publish(Report(argv=typed, config=options.config(), results=results, errors=errors), options)
-    return exit_code
+
+    return program.run(
+        argv,
+        measure,
+        prog=prog,
+        json=options.json,
+        csv=options.csv,
+        tables=lambda results: _show(results, options),
+        config=options.config,
+        failures=(DataplaneError, OSError, MemoryError),
+    )
 
 
 def _rows(options: Options, token: bytes) -> Generator[Result]:
     """Measure, by one pair or by many."""
+    server = None if options.role == "local" else (options.host, options.port)
     if options.pairs > 1:
         yield from run_pairs(
             options.workload,
             options.sizes,
             pairs=options.pairs,
             measure=options.measure,
-            server=None if options.role == "local" else (options.host, options.port),
+            server=server,
             token=token,
             net_devices=options.net_devices,
         )
         return
-    with _channel(options, token) as channel:
+    with reach(server, token, net_devices=options.net_devices, timeout=options.workload.timeout_s) as channel:
         configure(options.workload, options.net_devices, secret=handle_secret(token))
         devices = options.net_devices
         yield from run(channel, options.workload, options.sizes, measure=options.measure, net_devices=devices)
-
-
-@contextlib.contextmanager
-def _channel(options: Options, token: bytes) -> Iterator[MessageChannel]:
-    timeout = options.workload.timeout_s
-    if options.role == "local":
-        with local_server(token, net_devices=options.net_devices, timeout=timeout) as channel:
-            yield channel
-    else:
-        with connect(options.host, options.port, token, timeout=timeout) as channel:
-            yield channel
 
 
 def _require_minimum(results: Sequence[Result], options: Options) -> None:
@@ -163,20 +142,15 @@ def _require_minimum(results: Sequence[Result], options: Options) -> None:
         raise BelowMinimumError(f"below --min-bw {options.min_bw:g} GB/s: {', '.join(low)}")
 
 
-def _publish(report: Report, options: Options) -> None:
-    if report.results:
-        workload = options.workload
-        backend = report.results[0].parameters["backend"]
-        ways = ", both directions at once" if workload.bidirectional else ""
-        pairs = f", {options.pairs} pairs at once" if options.pairs > 1 else ""
-        title = f"{workload.op}, {backend}, {workload.mem} memory{ways}{pairs}"
-        output.console(json_on_stdout=options.json == output.STDOUT).print(table(report.results, title=title))
-        if options.csv is not None:
-            output.write_csv(report.results, options.csv)
-        if options.plot is not None:
-            plot_rates(report.results, options.plot, title=title)
-    if options.json is not None:
-        output.write_json(report, options.json)
+def _show(results: Sequence[Result], options: Options) -> Iterator[Table]:
+    """The table, and after it the picture if one was asked for."""
+    workload = options.workload
+    ways = ", both directions at once" if workload.bidirectional else ""
+    pairs = f", {options.pairs} pairs at once" if options.pairs > 1 else ""
+    title = f"{workload.op}, {results[0].parameters['backend']}, {workload.mem} memory{ways}{pairs}"
+    yield table(results, title=title)
+    if options.plot is not None:
+        plot_rates(results, options.plot, title=title)
 
 
 def _show_progress(row: Result) -> None:

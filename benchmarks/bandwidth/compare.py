@@ -1,24 +1,41 @@
-"""``skipper bw compare A.json B.json``: is B faster than A, slower, or can one not tell?
+"""``skipper bw compare A.json B.json``: is B faster than A, slower, or do the samples not tell?
 
-Rows are held against each other when they measured the same thing: the same name, unit, sizes, operation and so
-on. What is compared is the median, or, with ``--relative``, its ratio to the yardstick of its own run, which two
-machines, or two days of one, share better than they share absolute figures.
+Two rows are compared when they measured the same thing: the same name, unit, sizes, operation and so on. Their medians
+are compared, or, with ``--relative``, their ratios to the yardstick of their own run: ratios differ less between two
+machines, or two days of one machine, than absolute figures do.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from skipper.benchmarks.errors import BelowMinimumError, ReportError, UsageError
+from skipper.benchmarks import output
+from skipper.benchmarks.errors import BelowMinimumError, BenchmarkError, ReportError, UsageError
+from skipper.benchmarks.program import Parser, number
 from skipper.benchmarks.report import Report, Result, Scalar
 from skipper.benchmarks.sizes import format_size
 
-__all__ = ["Comparison", "compare", "differences", "load", "matches", "require_at_least"]
+if TYPE_CHECKING:
+    from rich.table import Table
 
-# What a row says of how it was measured and what came out, as against what was measured.
+__all__ = ["COMPARE", "Comparison", "compare", "compare_main", "differences", "load", "matches", "require_at_least"]
+
+COMPARE = "compare"
+"""The word; a server on a host of that name is reached as ``compare:PORT``."""
+
+_STYLES = {"faster": "green", "slower": "red", "unclear": "dim"}
+
+_EPILOG = """\
+A and B are reports that a benchmark here wrote with --json: skipper bw, skipper actors, ... What speeds up is
+above 1, for rates and for times. exit codes: 0 compared; 2 nothing to compare; 4 below --fail-below for sure
+"""
+
+# Parameters that say how a row was measured and what came out, not what was measured.
 _OUTCOMES = frozenset({"verified", "transfers_per_sample", "wire", "segments"})
 _TELLING = ("mem", "bidirectional", "pairs", "actors")
 # Two runs may differ in these on purpose: which is the better choice?
@@ -82,7 +99,7 @@ def load(path: str) -> Report:
     """Read a report.
 
     Raises:
-        UsageError: There is no such file, or it holds none.
+        UsageError: There is no such file, or it holds no report.
     """
     try:
         return Report.from_json(Path(path).read_text())
@@ -93,7 +110,7 @@ def load(path: str) -> Report:
 
 
 def compare(before: Report, after: Report, *, relative: bool, tolerance: float) -> list[Comparison]:
-    """Hold every row of ``before`` against the row of ``after`` that measured the same.
+    """Compare every row of ``before`` with the row of ``after`` that measured the same.
 
     Args:
         before: A.
@@ -158,7 +175,7 @@ def differences(before: Report, after: Report) -> list[str]:
 
 
 def require_at_least(comparisons: Sequence[Comparison], least: float) -> None:
-    """For CI: fail when something has become slower for sure. Rows without an interval cannot be judged.
+    """For CI: fail when something has certainly become slower. Rows without an interval are not judged.
 
     Raises:
         BelowMinimumError: The whole interval of a speedup lies below ``least``.
@@ -206,7 +223,7 @@ def _key(row: Result, without: frozenset[str]) -> Any:
 
 
 def _identity(row: Result) -> list[tuple[str, Scalar]]:
-    """The parameters that say what was measured: fractions are results, and so are a few others."""
+    """The parameters that say what was measured. Fractions are results, and so are `_OUTCOMES`."""
     return [
         (key, value)
         for key, value in row.parameters.items()
@@ -216,3 +233,85 @@ def _identity(row: Result) -> list[tuple[str, Scalar]]:
 
 def _shown(environment: Mapping[str, Any], key: str) -> str:
     return str(environment.get(key, "?"))
+
+
+def compare_main(argv: Sequence[str], *, prog: str) -> int:
+    """Compare two reports, given the arguments after ``compare``; returns the exit code, as ``--help`` lists them."""
+    given = _parser(prog).read(argv, "json")
+    if isinstance(given, int):
+        return given
+    errors: list[str] = []
+    exit_code = 0
+    try:
+        before, after = load(given.before), load(given.after)
+        comparisons = compare(before, after, relative=given.relative, tolerance=given.tolerance)
+        if given.fail_below is not None:
+            try:
+                require_at_least(comparisons, given.fail_below)
+            except BenchmarkError as error:
+                errors.append(str(error))
+                exit_code = error.exit_code
+    except BenchmarkError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return error.exit_code
+
+    warnings = differences(before, after)
+    for sentence in [*warnings, *errors]:
+        print(f"{prog}: {sentence}", file=sys.stderr)
+    output.console(json_on_stdout=given.json == output.STDOUT).print(_table(comparisons, relative=given.relative))
+    if given.json is not None:
+        config = {"tool": "compare", "relative": given.relative, "tolerance": given.tolerance, "warnings": warnings}
+        results = [comparison.to_result() for comparison in comparisons]
+        output.write_json(
+            Report(argv=[*prog.split(), *argv], config=config, results=results, errors=errors), given.json
+        )
+    return exit_code
+
+
+def _parser(prog: str) -> Parser:
+    parser = Parser(
+        prog=prog,
+        description="Hold the rows of two reports against each other.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("before", metavar="A.json")
+    parser.add_argument("after", metavar="B.json")
+    parser.add_argument(
+        "--relative", action="store_true", help="compare the ratios to each run's own yardstick, not the figures"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=number(zero=True),
+        default=0.05,
+        metavar="T",
+        help="what differs by less is no difference (0.05)",
+    )
+    parser.add_argument(
+        "--fail-below", type=number(), metavar="R", help="exit with 4 when B is surely slower than R times A"
+    )
+    parser.add_argument("-J", "--json", metavar="PATH", help="write the comparison; - prints it on standard output")
+    return parser
+
+
+def _table(comparisons: Sequence[Comparison], *, relative: bool) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("")
+    for column in ("A", "B", "", "B is ... x\nas fast", "95%\ninterval"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("")
+    for item in comparisons:
+        pair = (
+            (item.before.ratio or 0.0, item.after.ratio or 0.0) if relative else (item.before.value, item.after.value)
+        )
+        unit = f"x {item.before.reference.name}" if relative and item.before.reference else item.before.unit
+        interval = "" if item.low is None or item.high is None else f"{item.low:.3f} - {item.high:.3f}"
+        verdict = Text(item.verdict, style=_STYLES.get(item.verdict, ""))
+        figures = [output.significant(value) for value in pair]
+        table.add_row(item.label, *figures, unit, f"{item.speedup:.3f}", interval, verdict)
+    return table

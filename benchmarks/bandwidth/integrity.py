@@ -1,10 +1,10 @@
 """The proof that the bytes arrive, and that a wrong byte would have been noticed.
 
-For each direction of a size, before the timed rounds: the source gets a pattern and the sink another one;
-after one transfer both sides must hold the source's. Then, as a negative control, one byte of the source
-is flipped: after another transfer the check of the sink must report that byte and no other. The timed
-rounds move a third pattern. After them the sink is overwritten (the yardsticks wrote there too), and one
-more transfer, by the very calls that were timed, must bring that pattern back. Nothing of this is timed.
+Before the timed rounds, for each direction of a size: the source gets a pattern and the sink another one, and after one
+transfer both sides must hold that of the source. Then, as a negative control, one byte of the source is flipped: after
+another transfer the check of the sink must report that byte and no other. The timed rounds move a third pattern. After
+them the sink is overwritten (the yardsticks wrote there too), and one more transfer, by the same calls that were timed,
+must bring that pattern back. Nothing of this is timed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from skipper.benchmarks.sizes import format_size
 __all__ = ["SEEDS", "Direction", "directions", "prove_after", "prove_before"]
 
 SEEDS = 3
-"""How many patterns the proof of one size uses: to be moved, to be overwritten, and for the timed rounds."""
+"""Patterns that the proof of one size uses: one to move, one to overwrite, and one for the timed rounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One way that bytes take: from ``source`` to ``sink``, moved by ``mover``."""
+    """One direction of bytes: from ``source`` to ``sink``, moved by ``mover``."""
 
     name: str
     source: End
@@ -55,7 +55,7 @@ class Direction:
 
 
 def directions(workload: Workload, near: End, far: End) -> list[Direction]:
-    """Every way that bytes take under ``workload``, the client's own first."""
+    """Every direction in which ``workload`` moves bytes, the client's own first."""
     movers = [("near", near, far)]
     if workload.bidirectional:
         movers.append(("far", far, near))
@@ -79,7 +79,7 @@ def prove_before(ways: Sequence[Direction], size: int, *, batch: int, seed: int)
         seed: Seed of the first of the `SEEDS` patterns used.
 
     Raises:
-        IntegrityError: Wrong bytes, or wrong bytes on purpose that went unnoticed.
+        IntegrityError: Wrong bytes, or bytes made wrong on purpose that the check did not notice.
     """
     for way in ways:
         way.fill_source(size, seed=seed)

@@ -1,25 +1,24 @@
 """Memory that transfers go to and from, of the host or of a GPU, and the data pattern in it.
 
-The pattern is a seeded random tile, repeated. The tile's length is prime, so bytes that land at the wrong
-place (off by a page, a buffer, any power of two) are wrong bytes, and it is found out at memory speed.
+The pattern is a seeded random tile, repeated. The tile's length is prime, so bytes that land at the wrong place (off by
+a page, a buffer, any power of two) are wrong bytes, and the check finds them at the speed of memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import random
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from skipper import dataplane
 from skipper.benchmarks.bandwidth.messages import Mismatch
+from skipper.benchmarks.machine import memcpy
 
-__all__ = ["Memory", "allocate", "available_nbytes", "fill", "first_mismatch"]
+__all__ = ["Memory", "allocate", "fill", "first_mismatch"]
 
 TILE = 1_048_573
 """Largest prime below 2**20."""
@@ -74,10 +73,10 @@ class HostMemory:
         return self._array[begin:end]
 
     def copier(self, source: Memory, nbytes: int) -> Callable[[], object]:
-        """A call of the C library's memcpy, in one thread, with as little around it as Python allows."""
+        """A call of the C library's memcpy in one thread: this library's own copy is what is measured beside it."""
         if source.address is None or nbytes > min(self.nbytes, source.nbytes):
             raise ValueError(f"{nbytes} bytes cannot be copied here by memcpy")
-        return functools.partial(_memcpy(), self.address, source.address, nbytes)
+        return functools.partial(memcpy(), self._array.ctypes.data, source.address, nbytes)
 
 
 class CudaMemory:
@@ -131,26 +130,9 @@ def allocate(mem: str, nbytes: int, *, shared: bool = False) -> Memory:
 
         return CudaMemory(torch.zeros(nbytes, dtype=torch.uint8, device=mem))
     array: Bytes = dataplane.empty_array((nbytes,), np.uint8) if shared else np.empty(nbytes, np.uint8)
-    # The first touch of a page costs several times the copy into it; done here, it is in no figure.
+    # The first touch of a page costs several times the copy into it. Here it is outside of every figure.
     array.fill(0)
     return HostMemory(array)
-
-
-def available_nbytes() -> int:
-    """How much memory this machine could still give out (``MemAvailable`` of proc(5))."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10
-    raise OSError("/proc/meminfo names no MemAvailable")
-
-
-def _memcpy() -> Callable[..., object]:
-    """memcpy(3). Not this library's own copy, which is under test; ctypes lets go of the GIL for its time."""
-    function = ctypes.CDLL(None).memcpy
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    function.restype = ctypes.c_void_p
-    return cast("Callable[..., object]", function)
 
 
 def fill(memory: Memory, begin: int, end: int, *, seed: int, offset: int) -> None:

@@ -1,7 +1,7 @@
-"""What client and server say to each other: frozen dataclasses, and their way through JSON and back.
+"""The messages between client and server: frozen dataclasses, and their conversion to JSON and back.
 
-The client asks, the server answers each request but `Alive`. Reading is strict: unknown requests, missing
-or surplus keys and wrong types are errors, whoever sent them.
+The client asks, and the server answers each request but `Alive`. Reading is strict: unknown requests, missing or
+surplus keys and wrong types are errors.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class Workload:
 
     @property
     def beside_one(self) -> bool:
-        """Whether a batch is held against one transfer of as many bytes, for which there is a buffer more."""
+        """Whether a batch is compared with one transfer of as many bytes, for which there is one more buffer."""
         return self.batch > 1 and not self.bidirectional
 
     @property
     def handles(self) -> int:
-        """Buffers that a side exposes: those of the batch, and the one of them all together."""
+        """Buffers that a side exposes: those of the batch, and the one for the whole batch if there is one."""
         return self.batch + self.beside_one
 
 
@@ -129,7 +129,7 @@ class Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """TransferOrder ``runs`` times. Answered by `Elapsed`."""
+    """Transfer ``runs`` times. Answered by `Elapsed`."""
 
     size: int
     runs: int
@@ -137,7 +137,7 @@ class TransferOrder:
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """By which link do transfers by this backend leave the server? Answered by `Wire`."""
+    """Asks by which link transfers of this backend leave the server. Answered by `Wire`."""
 
     backend: str
 
@@ -149,7 +149,7 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The client has what it came for. Answered by `Done`, then the server drops its buffers."""
+    """The client has finished. Answered by `Done`; then the server drops its buffers."""
 
 
 Request = Workload | Connect | Fill | Verify | Corrupt | TransferOrder | Which | Alive | Goodbye
@@ -200,7 +200,7 @@ class Elapsed:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A link: its rate in Gb/s, and its name; or ``None``, and why there is no rate."""
+    """A link: its rate in Gb/s and its name, or ``None`` and the reason why there is no rate."""
 
     gbit_per_s: float | None
     told: str
@@ -208,7 +208,7 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Nothing to add."""
+    """The request has been carried out."""
 
 
 Answer = TypeVar("Answer", Offer, IntegrityVerdict, Elapsed, Wire, Done)

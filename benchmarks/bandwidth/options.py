@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from skipper.benchmarks.arguments import Parser, number, whole
 from skipper.benchmarks.bandwidth.messages import ATOMICS, WORD, Workload
 from skipper.benchmarks.errors import UsageError
-from skipper.benchmarks.output import STDOUT, check_writable
-from skipper.benchmarks.plot import check_can_plot
+from skipper.benchmarks.output import STDOUT, check_can_plot, check_writable
+from skipper.benchmarks.program import Parser, number, whole
 from skipper.benchmarks.sizes import SWEEP, format_size, parse_size
 
 __all__ = ["DEFAULT_PORT", "LOOPBACK", "TOKEN_VARIABLE", "Measure", "Options", "parse"]
@@ -55,7 +54,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One command line, checked in itself. Whether this machine can do it is `feasible`'s to say.
+    """One command line, checked in itself. `side.require_feasible` checks it against this machine.
 
     Attributes:
         role: ``server``, ``client`` or ``local``.
@@ -124,13 +123,7 @@ def parse(argv: Sequence[str], *, prog: str) -> Options:
         workload=workload,
         pairs=given.pairs,
         sizes=sizes,
-        measure=Measure(
-            iterations=given.iters,
-            warmup=given.warmup,
-            duration_s=given.duration,
-            check=given.check,
-            latency=given.latency,
-        ),
+        measure=Measure(given.iters, given.warmup, given.duration, check=given.check, latency=given.latency),
         min_bw=given.min_bw,
         json=given.json,
         csv=given.csv,

@@ -1,41 +1,41 @@
-"""``--pairs N``: so many servers and clients at once, and what they move together.
+"""``--pairs N``: N clients with a server each, all at once, and the bytes that they move together.
 
-Every round begins in all pairs at the same moment of the clock that processes of a host share. Rounds of transfers
-and rounds of memcpys, by all pairs at once too, take turns. A sample is the bytes of a round over its span, from the
-first pair's begin to the last one's end: what waits for the slowest pair waits in the figure.
+Each pair is a process that is the client of a server of its own. The process that started it drives it over a pipe of
+`multiprocessing`, and it ends with that process. Every round begins in all pairs at the same moment of the monotonic
+clock, which the processes of a host share. Rounds of transfers take turns with rounds of memcpys, also by all pairs at
+once. A sample is the bytes of a round over its span, from the begin of the first pair to the end of the last: time that
+pairs wait for the slowest is in the figure.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import NoneType
 from typing import Any
 
-from skipper.benchmarks.bandwidth.far_side import patience
-from skipper.benchmarks.bandwidth.integrity import SEEDS
-from skipper.benchmarks.bandwidth.messages import Workload
+from skipper.benchmarks.bandwidth import ceiling
+from skipper.benchmarks.bandwidth.channel import handle_secret
+from skipper.benchmarks.bandwidth.integrity import SEEDS, directions, prove_after, prove_before
+from skipper.benchmarks.bandwidth.memory import allocate
+from skipper.benchmarks.bandwidth.messages import Alive, Wire, Workload, tell
 from skipper.benchmarks.bandwidth.options import Measure
-from skipper.benchmarks.bandwidth.pair import (
-    Failure,
-    PairReady,
-    PreparePair,
-    Prove,
-    Round,
-    Setup,
-    Stop,
-    TimeSpan,
-    pair_main,
-)
 from skipper.benchmarks.bandwidth.rows import first_use_row, pairs_row, wire_row
-from skipper.benchmarks.bandwidth.together import Together
+from skipper.benchmarks.bandwidth.server import reach
+from skipper.benchmarks.bandwidth.side import FarSide, Side, configure, patience
+from skipper.benchmarks.bandwidth.timing import TimeSpan, Together
 from skipper.benchmarks.errors import BenchmarkError, IntegrityError, PeerLostError, PeerTimeoutError
 from skipper.benchmarks.report import Result
+from skipper.benchmarks.statistics import time_runs
+from skipper.dataplane.errors import DataplaneError
 
 __all__ = ["run_pairs"]
 
@@ -48,6 +48,69 @@ _LEAD_NS = 3_000_000
 _LEAD_OF_A_PAIR_NS = 500_000
 _START_S = 60.0
 _STOP_S = 10.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_KNOWN = (BenchmarkError, DataplaneError, OSError, MemoryError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a pair is: its parent's pid, its work, and where its server is; ``None`` has it start one of its own."""
+
+    parent: int
+    workload: Workload
+    net_devices: str | None
+    server: tuple[str, int] | None
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PreparePair:
+    """Get ready for a size, with ``warmup`` untimed runs of everything. Answered by ``None``."""
+
+    size: int
+    warmup: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """Check the data before the timed rounds of a size, or after them. Answered by ``None``."""
+
+    size: int
+    seed: int
+    after: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """From ``begin_ns`` of the monotonic clock on, transfer or copy ``runs`` times. Answered by `TimeSpan`."""
+
+    size: int
+    copy: bool
+    runs: int
+    begin_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The end. Not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairReady:
+    """The pair has connected: by which backend, what first use cost, and which wire is between the ends."""
+
+    backend: str
+    register_us: float
+    connect_us: float
+    wire: Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the pair gave up, and whether it found wrong data."""
+
+    message: str
+    wrong_data: bool
 
 
 def run_pairs(
@@ -78,8 +141,7 @@ def run_pairs(
         IntegrityError: With ``measure.check``: a pair found wrong bytes.
         BenchmarkError: A pair failed, died, or is silent.
     """
-    host, port = server or (None, 0)
-    setup = Setup(os.getpid(), workload, net_devices, host, port, token)
+    setup = Setup(os.getpid(), workload, net_devices, server, token)
     with _pairs(setup, pairs) as pipes:
         ready = [_answer(pipe, PairReady, timeout=_START_S + pairs) for pipe in pipes]
         slowest = max(ready, key=lambda one: one.register_us + one.connect_us)
@@ -158,7 +220,7 @@ def _lost() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pairs(setup: Setup, count: int) -> Iterator[list[Connection[Any, Any]]]:
-    """Start the processes, and see to their end."""
+    """Start the processes; they end with the block."""
     spawn = multiprocessing.get_context("spawn")
     pipes: list[Connection[Any, Any]] = []
     processes = []
@@ -179,3 +241,58 @@ def _pairs(setup: Setup, count: int) -> Iterator[list[Connection[Any, Any]]]:
             process.join()
         for pipe in pipes:
             pipe.close()
+
+
+def pair_main(pipe: Connection[Any, Any], setup: Setup) -> None:
+    """Be one pair until the parent sends `Stop`, or ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone answers Ctrl-C
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != setup.parent:  # it died before the line above could tie this process to it
+        return
+    try:
+        timeout = setup.workload.timeout_s
+        with reach(setup.server, setup.token, net_devices=setup.net_devices, timeout=timeout) as channel:
+            _serve(pipe, setup, FarSide(channel, setup.workload))
+    except EOFError:
+        return
+    except _KNOWN as error:
+        named = "" if isinstance(error, BenchmarkError) else f"{type(error).__name__}: "
+        with contextlib.suppress(OSError):
+            pipe.send(Failure(f"{named}{error}", isinstance(error, IntegrityError)))
+
+
+def _serve(pipe: Connection[Any, Any], setup: Setup, far: FarSide) -> None:
+    workload = setup.workload
+    configure(workload, setup.net_devices, secret=handle_secret(setup.token))
+    offer, handles = far.open()
+    with contextlib.closing(Side(workload, exposes=False, transfers=True)) as near:
+        scratch = allocate(workload.mem, workload.largest * workload.batch)
+        connect_us = near.connect(handles)
+        wire = ceiling.wire_ceiling(
+            near.backend,
+            ceiling.link(near.backend, setup.net_devices),
+            far.link(near.backend),
+            one_host=offer.boot_id == ceiling.boot_id(),
+        )
+        pipe.send(PairReady(near.backend, offer.register_us, connect_us, wire))
+        ways = directions(workload, near, far)
+        while not isinstance(request := pipe.recv(), Stop):
+            tell(far.channel, Alive())
+            match request:
+                case PreparePair(size, warmup):
+                    for call in (near.mover(size), scratch.copier(near.local, size * workload.batch)):
+                        time_runs(call, warmup)
+                    pipe.send(None)
+                case Prove(size, seed, after):
+                    if after:
+                        prove_after(ways, size, seed=seed)
+                    else:
+                        prove_before(ways, size, batch=workload.batch, seed=seed)
+                    pipe.send(None)
+                case Round(size, copy, runs, begin_ns):
+                    call = scratch.copier(near.local, size * workload.batch) if copy else near.mover(size)
+                    time.sleep(max(0, begin_ns - time.monotonic_ns()) / 1e9)
+                    began_ns = time.monotonic_ns()
+                    durations = time_runs(call, runs)
+                    pipe.send(TimeSpan(began_ns, time.monotonic_ns(), durations))
+        far.goodbye()

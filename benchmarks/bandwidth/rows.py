@@ -1,15 +1,37 @@
-"""What was timed, as rows of a report."""
+"""What was timed, as rows of a report, and these as a table for people that fits 80 columns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from skipper.benchmarks.bandwidth import ceiling
 from skipper.benchmarks.bandwidth.messages import Wire, Workload
-from skipper.benchmarks.bandwidth.timing import KERNEL, MEMCPY, ONE, TRANSFER, Timed
-from skipper.benchmarks.bandwidth.together import Together
+from skipper.benchmarks.bandwidth.timing import KERNEL, MEMCPY, ONE, TRANSFER, Timed, Together
+from skipper.benchmarks.output import plain_table, significant
 from skipper.benchmarks.report import Reference, Result, Scalar
+from skipper.benchmarks.sizes import format_size
 from skipper.benchmarks.statistics import median_interval, percentile, stretches
 
-__all__ = ["first_use_row", "pairs_row", "size_rows", "wire_row"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["first_use_row", "pairs_row", "percentiles_us", "size_rows", "table", "wire_row"]
+
+_COLUMNS = (
+    "size",
+    "iterations",
+    "p50\nµs",
+    "p99\nµs",
+    "p99.9\nµs",
+    "GB/s\naverage",
+    "GB/s\npeak",
+    "Gb/s",
+    "memcpy\nGB/s",
+    "ratio",
+)
+
+_SPEEDS = ("p50_us", "p99_us", "p99_9_us", "average_gb_per_s", "peak_gb_per_s", "average_gbit_per_s")
 
 
 def first_use_row(workload: Workload, *, backend: str, register_us: float, connect_us: float) -> Result:
@@ -66,11 +88,13 @@ def size_rows(
     medians = {name: percentile(sorted(samples), 50) for name, samples in values.items()}
 
     def row(contestant: str, name: str, parameters: dict[str, Scalar]) -> Result:
+        taken, nbytes = timed.samples[contestant], timed.nbytes(contestant)
+        average, peak = nbytes * taken.count / max(taken.total_ns, 1), nbytes / max(taken.min_ns, 1)
         return Result.from_samples(
             f"{name}_{kind}",
             unit,
             values[contestant],
-            n=timed.samples[contestant].count,
+            n=taken.count,
             reference=Reference("memcpy" if workload.mem == "host" else "device_copy", medians[MEMCPY]),
             parameters={
                 "op": workload.op,
@@ -83,7 +107,7 @@ def size_rows(
                 "pairs": 1,
                 **parameters,
                 **_ratio_interval(values[contestant], values[MEMCPY]),
-                **_speeds(timed, contestant),
+                **_speeds(timed.times_us(contestant), average, peak),
             },
         )
 
@@ -118,7 +142,7 @@ def pairs_row(
 ) -> Result:
     """What all pairs moved together, beside the memcpys of all of them at once; and how the pairs differ."""
     pair_medians = moved.medians()
-    times_us = sorted(duration / 1e3 for duration in moved.durations.kept_ns())
+    times_us = [duration / 1e3 for duration in moved.durations.kept_ns()]
     median = percentile(sorted(moved.rates), 50)
     average = sum(moved.rates) / len(moved.rates)
     return Result.from_samples(
@@ -142,12 +166,7 @@ def pairs_row(
             "fastest_pair_gb_per_s": max(pair_medians),
             **_wire_share(wire, workload, median),
             **_ratio_interval(moved.rates, copied.rates),
-            "p50_us": percentile(times_us, 50),
-            "p99_us": percentile(times_us, 99),
-            "p99_9_us": percentile(times_us, 99.9),
-            "average_gb_per_s": average,
-            "peak_gb_per_s": max(moved.rates),
-            "average_gbit_per_s": 8 * average,
+            **_speeds(times_us, average, max(moved.rates)),
         },
     )
 
@@ -159,17 +178,97 @@ def _ratio_interval(values: list[float], reference: list[float]) -> dict[str, Sc
     return {} if interval is None else {"ratio_low": interval[0], "ratio_high": interval[1]}
 
 
-def _speeds(timed: Timed, contestant: str) -> dict[str, Scalar]:
-    """The figures in the units that the row itself is not in; the table shows them all."""
-    samples = timed.samples[contestant]
-    times_us = sorted(timed.times_us(contestant))
-    nbytes = timed.nbytes(contestant)
-    average = nbytes * samples.count / max(samples.total_ns, 1)
+def percentiles_us(times_us: Sequence[float]) -> dict[str, Scalar]:
+    """The percentiles that every row of ``skipper bw`` has."""
+    ordered = sorted(times_us)
+    return {f"p{str(rank).replace('.', '_')}_us": percentile(ordered, rank) for rank in (50, 99, 99.9)}
+
+
+def _speeds(times_us: Sequence[float], average: float, peak: float) -> dict[str, Scalar]:
+    """The figures in µs, GB/s and Gb/s, whichever the unit of the row is; the table shows them all."""
     return {
-        "p50_us": percentile(times_us, 50),
-        "p99_us": percentile(times_us, 99),
-        "p99_9_us": percentile(times_us, 99.9),
+        **percentiles_us(times_us),
         "average_gb_per_s": average,
-        "peak_gb_per_s": nbytes / max(samples.min_ns, 1),
+        "peak_gb_per_s": peak,
         "average_gbit_per_s": 8 * average,
     }
+
+
+def table(results: Sequence[Result], *, title: str) -> Table:
+    """Lay the rows out. ``ratio`` compares medians, and more than 1 is always faster than memcpy."""
+    out = plain_table(title, *_COLUMNS)
+    out.padding = (0, 1, 0, 0)
+    out.caption_justify = "left"
+    notes = []
+    for result in results:
+        if result.name == "first_use":
+            parts = {part: _number(result.parameters[f"{part}_us"]) for part in ("register", "connect")}
+            out.add_row("first use", "1", significant(result.value))
+            costs = " + ".join(f"{part} {significant(value)} µs" for part, value in parts.items())
+            notes.append(f"first use: {costs}")
+        elif result.name == "wire_bandwidth":
+            rate = significant(result.value)
+            out.add_row(
+                "wire", "", "", "", "", rate, rate, significant(_number(result.parameters["average_gbit_per_s"]))
+            )
+            notes.append(f"wire: {result.parameters['wire']}")
+        elif "operations_per_s" in result.parameters:
+            times = [significant(_number(result.parameters[key])) for key in _SPEEDS[:3]]
+            out.add_row(str(result.parameters["op"]), str(result.n), *times)
+            if result.reference is not None:
+                notes.append(f"a read of the same word takes {significant(result.reference.value)} µs")
+        else:
+            out.add_row(*_cells(result))
+            notes += _notes(result)
+    out.caption = "\n".join(dict.fromkeys(notes))
+    return out
+
+
+def _cells(result: Result) -> list[str]:
+    parameters = result.parameters
+    label = format_size(int(_number(parameters["size"])))
+    if parameters["batch"] != 1:
+        label = f"{parameters['batch']} x {label}"
+    if result.parameters["backend"] == "kernel":
+        label = f"kernel {label}"
+    elif result.name.startswith("one_transfer"):
+        label = f"as one {label}"
+    reference, ratio = _beside_reference(result)
+    speeds = [significant(_number(parameters[key])) for key in _SPEEDS]
+    return [label, str(result.n), *speeds, significant(reference), f"{ratio:.3f}"]
+
+
+def _notes(result: Result) -> list[str]:
+    """What a reader of the table must know about a row; it is printed below the table."""
+    parameters = result.parameters
+    if parameters["backend"] == "kernel":
+        call = "process_vm_readv" if parameters["op"] == "read" else "process_vm_writev"
+        return [f"kernel: {call}, what UCX itself uses within a host"]
+    if "slowest_pair_gb_per_s" in parameters:
+        ends = [significant(_number(parameters[f"{which}_pair_gb_per_s"])) for which in ("slowest", "fastest")]
+        size = format_size(int(_number(parameters["size"])))
+        return [f"{size}: a pair moves {ends[0]} to {ends[1]} GB/s", "memcpy: by all pairs at once"]
+    ratio = parameters.get("ratio_to_one_transfer")
+    if ratio is None:
+        return []
+    size = format_size(int(_number(parameters["size"])))
+    speed = _number(ratio) if result.unit == "GB/s" else 1 / _number(ratio)
+    return [
+        f"{parameters['batch']} x {size}: {parameters['segments']} segments, {speed:.3f} of the rate of one transfer"
+    ]
+
+
+def _beside_reference(result: Result) -> tuple[float, float]:
+    """The reference in GB/s, and how fast the row is beside it, whichever unit the row is in."""
+    if result.reference is None or result.ratio is None:
+        return 0.0, 0.0
+    if result.unit == "GB/s":
+        return result.reference.value, result.ratio
+    nbytes = _number(result.parameters["nbytes"])
+    return nbytes / (result.reference.value * 1e3), 1 / result.ratio
+
+
+def _number(value: Scalar) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    return value

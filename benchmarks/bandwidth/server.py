@@ -1,4 +1,4 @@
-"""The server: waits for clients, one after another, and starts for each the process that serves it."""
+"""The server: it waits for clients, and starts a process for each that serves it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from skipper.benchmarks.bandwidth.channel import MessageChannel, accept, handle_secret
+from skipper.benchmarks.bandwidth.channel import MessageChannel, accept, connect, handle_secret
 from skipper.benchmarks.errors import PeerError
 
-__all__ = ["listen", "local_server", "serve"]
+__all__ = ["listen", "reach", "serve"]
 
 _CHILD = "skipper.benchmarks.bandwidth.child"
 _TIMEOUT_S = 60.0
@@ -40,7 +40,7 @@ def serve(
     reachable: str | None,
     log: Callable[[str], None],
 ) -> None:
-    """Serve clients until interrupted. No client can end it, whatever it does or sends.
+    """Serve clients until interrupted. No client can end this loop, whatever it does or sends.
 
     Args:
         listener: From `listen`.
@@ -61,7 +61,7 @@ def serve(
                 ) as child,
             ):
                 log(f"{channel.peer} begins")
-                channel.close()  # the child holds the connection now, and its end must be seen by the client
+                channel.close()  # the child holds the connection now; the client must see when the child ends
                 status = child.wait()
                 log(f"{channel.peer} is done" if status == 0 else f"{channel.peer} ended with status {status}")
         finally:
@@ -79,17 +79,28 @@ def serve(
         threading.Thread(target=serve_one, args=(channel,), daemon=True).start()
 
 
-@contextlib.contextmanager
-def local_server(token: bytes, *, net_devices: str | None, timeout: float) -> Iterator[MessageChannel]:
-    """Start a server for this process alone, and see to its end.
-
-    There is no port to find, and nobody else can hold the other end.
+def reach(
+    server: tuple[str, int] | None, token: bytes, *, net_devices: str | None, timeout: float
+) -> contextlib.AbstractContextManager[MessageChannel]:
+    """A channel to the server at a host and port, or to one that is started here for this process alone.
 
     Args:
-        token: What handles are proved by.
-        net_devices: As for `serve`.
+        server: Where it listens; ``None`` starts one, which ends with the block.
+        token: What the server wants to see proved, and what handles are proved by.
+        net_devices: As for `serve`, for the server that is started here.
         timeout: Default deadline of the channel, in seconds.
+
+    Raises:
+        PeerError: The server cannot be reached, or holds another token.
     """
+    if server is None:
+        return _local_server(token, net_devices=net_devices, timeout=timeout)
+    return connect(*server, token, timeout=timeout)
+
+
+@contextlib.contextmanager
+def _local_server(token: bytes, *, net_devices: str | None, timeout: float) -> Iterator[MessageChannel]:
+    """Start a server behind a socket pair, which has no port, and which no other process can reach."""
     ours, theirs = socket.socketpair()
     with ours, theirs, _server_process(theirs.fileno(), "", net_devices, None, secret=handle_secret(token)) as child:
         theirs.close()
@@ -101,18 +112,18 @@ def local_server(token: bytes, *, net_devices: str | None, timeout: float) -> It
 def _server_process(
     fileno: int, client: str, net_devices: str | None, reachable: str | None, *, secret: bytes
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the process that owns the memory, give it the socket, and see to its end.
+    """Start the process that owns the memory, and give it the socket; it ends with the block.
 
-    It ends with this process too, however this process ends: the socket closes, and the kernel kills it.
+    It also ends with this process, however this one ends: the socket closes, and the kernel kills it.
     """
-    # A program of its own, not a fork: UCX does not survive one. Its words go to standard error, since
-    # standard output may be for JSON alone.
+    # A new program, not a fork, which UCX does not survive. What it prints goes to standard error, since standard
+    # output may be for JSON alone.
     about = [str(fileno), str(os.getpid()), client, net_devices or "", reachable or ""]
     command = [sys.executable, "-m", _CHILD, *about]
     child = subprocess.Popen(command, pass_fds=[fileno], stdin=subprocess.PIPE, stdout=_STDERR)
     try:
         if child.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), child.stdin:  # it reads that first of all, unless it fails
+            with contextlib.suppress(BrokenPipeError), child.stdin:  # the child reads this first, unless it has failed
                 child.stdin.write(secret)
         yield child
         with contextlib.suppress(subprocess.TimeoutExpired):

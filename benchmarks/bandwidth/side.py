@@ -1,7 +1,7 @@
-"""One end of the benchmark: memory that the peer works on one-sidedly, and transfers of its own.
+"""The two ends of the benchmark: each has memory that the other end works on one-sidedly, and transfers of its own.
 
-Client and server are the same `Side`. The client drives its own by calls and the server's by requests
-(`far_side.FarSide` has the same methods), so reads, writes and both directions at once are one code.
+Client and server are the same `Side`. The client drives its own side by calls and the server's by requests, through a
+`FarSide` with the same methods: reads, writes and both directions at once need no code of their own.
 
 A size may stand for many buffers (``--batch``): they form one stream of ``batch * size`` bytes, in which
 byte ``i * size`` is the first of buffer ``i``.
@@ -11,17 +11,45 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from skipper import dataplane
 from skipper.benchmarks.bandwidth import memory
+from skipper.benchmarks.bandwidth.channel import MessageChannel
 from skipper.benchmarks.bandwidth.memory import Memory, allocate
-from skipper.benchmarks.bandwidth.messages import Mismatch, Where, Workload
+from skipper.benchmarks.bandwidth.messages import (
+    ATOMICS,
+    Connect,
+    Corrupt,
+    Done,
+    Elapsed,
+    Fill,
+    Goodbye,
+    IntegrityVerdict,
+    Mismatch,
+    Offer,
+    TransferOrder,
+    Verify,
+    Where,
+    Which,
+    Wire,
+    Workload,
+    ask,
+    read_answer,
+    tell,
+)
+from skipper.benchmarks.errors import UsageError
+from skipper.benchmarks.machine import available_nbytes
 
-__all__ = ["End", "Side", "configure", "footprint"]
+__all__ = ["End", "FarSide", "Side", "configure", "footprint", "patience", "require_feasible"]
 
 FIRST_TRANSFER = 4096
 """Bytes of the very first transfer, whose time is the price of connecting."""
+
+_USABLE_SHARE = 0.9  # of the memory that is free: what is left keeps the rest of the machine alive
+SLOWEST_BYTES_PER_S = 100e6
+"""Below any rate at which a machine fills or reads its own memory, also with fresh pages and a busy core."""
 
 
 class End(Protocol):
@@ -41,7 +69,7 @@ class End(Protocol):
 
 
 class Side:
-    """This process' end. Allocates when made; transfers once connected; gives all back in `close`."""
+    """The end of this process. It allocates when it is made, can transfer once connected, and frees all in `close`."""
 
     def __init__(self, workload: Workload, *, exposes: bool, transfers: bool) -> None:
         """Allocate what ``workload`` needs, pages in place.
@@ -52,8 +80,7 @@ class Side:
             transfers: This end transfers: one run of memory from or to which all buffers go.
         """
         self._workload = workload
-        # What goes through shared memory must lie in it. Another backend gets plain memory, as a
-        # program that never heard of this library would hand it over.
+        # The shm backend reaches shared memory only. Other backends get plain memory, such as any program has.
         shared = workload.backend in ("auto", "shm")
         count = workload.batch if exposes else 0
         self._exposed = [allocate(workload.mem, workload.largest, shared=shared) for _ in range(count)]
@@ -207,6 +234,66 @@ class Side:
                 yield self.local, index * size, index * size
 
 
+def patience(workload: Workload) -> float:
+    """Seconds after which an end that has not answered counts as lost: one transfer, and work on its memory."""
+    return workload.timeout_s + 10.0 + 2 * workload.largest * workload.batch / SLOWEST_BYTES_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class FarSide:
+    """The server's end as the client sees it. Every method raises `PeerError` when the server fails."""
+
+    channel: MessageChannel
+    workload: Workload
+
+    def open(self) -> tuple[Offer, list[bytes]]:
+        """Have the server allocate and register; returns the handles of its buffers."""
+        offer = ask(self.channel, self.workload, Offer, timeout=patience(self.workload))
+        return offer, [self.channel.receive() for _ in range(self.workload.handles)]
+
+    def connect(self, descriptors: list[bytes]) -> None:
+        """Give the server this side's buffers, for the other direction."""
+        tell(self.channel, Connect(handles=len(descriptors)))
+        for descriptor in descriptors:
+            self.channel.send(descriptor)
+        read_answer(self.channel, Done, timeout=patience(self.workload))
+
+    def fill(self, where: Where, size: int, *, seed: int) -> None:
+        """Write the pattern of ``seed``."""
+        ask(self.channel, Fill(where=where, size=size, seed=seed), Done, timeout=patience(self.workload))
+
+    def verify(self, where: Where, size: int, *, seed: int) -> Mismatch | None:
+        """The first byte that is not of the pattern."""
+        request = Verify(where=where, size=size, seed=seed)
+        return ask(self.channel, request, IntegrityVerdict, timeout=patience(self.workload)).mismatch
+
+    def corrupt(self, where: Where, size: int, *, at: int) -> None:
+        """Flip one byte of the stream."""
+        ask(self.channel, Corrupt(where=where, size=size, at=at), Done)
+
+    def start_transfer(self, size: int, *, runs: int) -> None:
+        """Have the server begin to transfer."""
+        tell(self.channel, TransferOrder(size=size, runs=runs))
+
+    def finish_transfer(self, *, runs: int) -> int:
+        """Wait for the transfers that `start_transfer` began; returns their ns."""
+        limit = self.workload.timeout_s * runs + 10.0
+        return read_answer(self.channel, Elapsed, timeout=limit).elapsed_ns
+
+    def transfer(self, size: int, *, runs: int) -> int:
+        """Have the server transfer, and wait for it."""
+        self.start_transfer(size, runs=runs)
+        return self.finish_transfer(runs=runs)
+
+    def link(self, backend: str) -> Wire:
+        """The link of the server's end."""
+        return ask(self.channel, Which(backend=backend), Wire)
+
+    def goodbye(self) -> None:
+        """End the session."""
+        ask(self.channel, Goodbye(), Done, timeout=patience(self.workload))
+
+
 def configure(workload: Workload, net_devices: str | None, *, secret: bytes, listen: str | None = None) -> None:
     """Tell the data plane of this process what the run is to use.
 
@@ -233,3 +320,46 @@ def footprint(workload: Workload, *, client: bool) -> int:
     if client:
         return total * (3 if workload.bidirectional else 2)  # local, the yardstick's copy, exposed
     return total * (2 if workload.bidirectional or workload.beside_one else 1)  # exposed, and local or one buffer more
+
+
+def require_feasible(workload: Workload, nbytes: int) -> None:
+    """Check before anything is allocated that this machine has the backend, the kind of memory and enough of it.
+
+    Args:
+        workload: What is to be done here.
+        nbytes: Payload memory that the run takes on this host, by both ends together if both are here.
+
+    Raises:
+        UsageError: One clear sentence about what is missing.
+    """
+    if workload.op not in ("read", "write", *ATOMICS) or workload.batch < 1 or workload.largest < 1:
+        raise UsageError(f"{workload.batch} x {workload.largest} bytes cannot be moved by {workload.op!r}")
+    if not 0 < workload.timeout_s < 1e6:
+        raise UsageError(f"a deadline of {workload.timeout_s} s is none")
+    if workload.backend != "auto":
+        _require_backend(workload.backend)
+    if workload.mem != "host":
+        _require_cuda(workload.mem)
+    elif nbytes > _USABLE_SHARE * available_nbytes():
+        need, free = (f"{amount / 2**30:.1f} GiB" for amount in (nbytes, available_nbytes()))
+        raise UsageError(f"this needs {need} of memory and {free} are free; lessen --size or --batch")
+
+
+def _require_backend(name: str) -> None:
+    for status in dataplane.backends():
+        if status.name == name:
+            if not status.usable:
+                raise UsageError(f"the {name} backend cannot be used here: {status.reason}")
+            return
+    known = ", ".join(status.name for status in dataplane.backends())
+    raise UsageError(f"there is no backend {name!r} here, only {known}")
+
+
+def _require_cuda(mem: str) -> None:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = int(mem.partition(":")[2] or 0)
+    if index >= count:
+        have = f"{count} of them" if count else "none"
+        raise UsageError(f"--mem {mem} needs a GPU that torch can use as number {index}; it sees {have}")

@@ -1,19 +1,18 @@
-"""The timed part of one size: transfers and yardsticks in turns."""
+"""The timed part of one size: transfers and yardsticks in turns, and what comes of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from skipper.benchmarks.bandwidth.far_side import FarSide
 from skipper.benchmarks.bandwidth.memory import Memory
 from skipper.benchmarks.bandwidth.messages import Alive, tell
 from skipper.benchmarks.bandwidth.options import Measure
-from skipper.benchmarks.bandwidth.side import Side
-from skipper.benchmarks.statistics import Contestant, Samples, Schedule, interleave
+from skipper.benchmarks.bandwidth.side import FarSide, Side
+from skipper.benchmarks.statistics import Contestant, Samples, Schedule, interleave, percentile
 
-__all__ = ["KERNEL", "MEMCPY", "ONE", "TRANSFER", "Timed", "time_transfers"]
+__all__ = ["KERNEL", "MEMCPY", "ONE", "TRANSFER", "Heartbeat", "TimeSpan", "Timed", "Together", "time_transfers"]
 
 TRANSFER, MEMCPY, KERNEL, ONE = "transfer", "memcpy", "kernel", "one transfer"
 
@@ -21,8 +20,8 @@ DEFAULT_BYTES = 8 << 30
 """What all timed transfers of a size move, unless that makes fewer than 20 or more than 1000 of them."""
 
 BLOCK_BYTES = 16 << 20
-"""About what the transfers of one block move: little enough to change places often, and for small sizes
-enough to be long against the change."""
+"""About what the transfers of one block move: so little that contestants take turns often, and so much that a block of
+small transfers is long beside the change of turns."""
 
 _ALIVE_EVERY_S = 1.0
 
@@ -62,15 +61,55 @@ class Timed:
         return [duration / 1e3 / count for duration in self.samples[name].kept_ns()]
 
 
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """When a round really began and ended, and how long each of its runs took."""
+
+    begin_ns: int
+    end_ns: int
+    durations_ns: list[int]
+
+
+@dataclass(slots=True)
+class Together:
+    """What all pairs timed for one size, in rounds that all of them began at the same moment.
+
+    Attributes:
+        nbytes: Bytes of one run.
+        rates: GB/s of all pairs together, a round each.
+        pair_rates: For each pair its own GB/s, a round each.
+        durations: Of single runs, all pairs mixed.
+    """
+
+    nbytes: int
+    rates: list[float] = field(default_factory=list)
+    pair_rates: list[list[float]] = field(default_factory=list)
+    durations: Samples = field(default_factory=Samples)
+
+    def add(self, spans: Sequence[TimeSpan]) -> None:
+        """Add a round, of which each pair has given a span."""
+        runs = len(spans[0].durations_ns)
+        span_ns = max(span.end_ns for span in spans) - min(span.begin_ns for span in spans)
+        self.rates.append(len(spans) * runs * self.nbytes / max(span_ns, 1))
+        self.pair_rates = self.pair_rates or [[] for _ in spans]
+        for rates, span in zip(self.pair_rates, spans, strict=True):
+            rates.append(runs * self.nbytes / max(span.end_ns - span.begin_ns, 1))
+            self.durations.extend(span.durations_ns)
+
+    def medians(self) -> list[float]:
+        """The median rate of each pair."""
+        return [percentile(sorted(rates), 50) for rates in self.pair_rates]
+
+
 class Heartbeat:
-    """Tells the server, about once a second and never inside anything timed, that this side is at work."""
+    """Tells the server about once a second that this side is at work, and never while something is timed."""
 
     def __init__(self, far: FarSide) -> None:
         self._far = far
         self._last = time.monotonic()
 
     def beat(self) -> None:
-        """Send a sign of life when the last is old enough."""
+        """Send `Alive` if the last one is old enough."""
         now = time.monotonic()
         if now - self._last >= _ALIVE_EVERY_S:
             tell(self._far.channel, Alive())
@@ -106,7 +145,7 @@ def time_transfers(
     warmup = max(2, block) if measure.warmup is None else measure.warmup
     burst = 1
     if workload.bidirectional:
-        # A signal starts the server's half, so a burst is long beside the signal; yet there are ten of them.
+        # A message starts the server's half: a burst must be long beside it, and there should still be ten bursts.
         burst = block if iterations is None else max(1, min(block, iterations // 10))
         block = 1
         iterations = None if iterations is None else max(1, iterations // burst)

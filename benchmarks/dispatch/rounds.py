@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -15,7 +15,7 @@ import torch
 from skipper import control, tensor_engine
 from skipper.benchmarks.actors.parties import Echo
 from skipper.benchmarks.actors.raw_grpc import RawGrpc
-from skipper.benchmarks.statistics import Contestant, Schedule, interleave
+from skipper.benchmarks.statistics import Contestant, Schedule, interleave, time_runs
 from skipper.control import ProcMesh
 from skipper.tensor_engine import Tensor, inspect
 from skipper.tensor_engine.script.fetch import ask
@@ -25,13 +25,13 @@ from skipper.tensor_engine.script.session import session_of
 __all__ = ["BULK_NBYTES", "ELEMENTS", "MESSAGE_NBYTES", "PROGRAM_OPS", "DispatchPlan", "Times", "measure"]
 
 MESSAGE_NBYTES = 100
-"""Of a raw gRPC call, and of a call of an actor."""
+"""Bytes of the message of a raw gRPC call, and of a call of an actor."""
 
 ELEMENTS = 16
-"""Of the tensors whose operations are timed: so few that the operation itself takes next to no time."""
+"""Elements of the tensors whose operations are timed: so few that the operation itself takes next to no time."""
 
 PROGRAM_OPS = 120
-"""Of the compiled program."""
+"""Operations of the compiled program."""
 
 BULK_NBYTES = 64 << 20
 TIMEOUT_S = 120.0
@@ -60,6 +60,9 @@ class DispatchPlan:
     warmup: int = 2
 
 
+Block = Callable[[], Sequence[float]]
+"""A block of work; returns durations in ns."""
+
 Times = dict[str, list[float]]
 """Durations in ns by what took them; for operations, per operation."""
 
@@ -87,7 +90,7 @@ def measure(plan: DispatchPlan) -> Times:
     return dict(times)
 
 
-def _note(durations: list[float], block: Callable[[], list[float]]) -> None:
+def _note(durations: list[float], block: Block) -> None:
     durations += block()
 
 
@@ -106,26 +109,24 @@ class _Work:
         self._echo = self._few.spawn("echo", Echo).slice(gpus=0).echo
         self._message = bytes(MESSAGE_NBYTES)
 
-    def few_blocks(self) -> dict[str, Callable[[], list[float]]]:
-        """With the smaller mesh alone: more processes than it needs would only be in the way."""
-        calls = self._plan.calls
+    def few_blocks(self) -> dict[str, Block]:
+        """Blocks that use the smaller mesh alone; further processes would only take cores from it."""
+        calls, copy = self._plan.calls, _memcpy()
         return {
-            "grpc_unary": lambda: [float(ns) for ns in self._raw.unary(calls, MESSAGE_NBYTES)],
+            "grpc_unary": lambda: self._raw.unary(calls, MESSAGE_NBYTES),
             "issue": lambda: self._issue(self._few, self._x, self._y),
             "replay": self._replay,
             "worker_op": self._run_there,
             "worker_replay_op": self._replay_there,
             "eager_op": self._run_eagerly,
-            "call_one": lambda: [
-                _timed(lambda: self._echo.call_one(self._message).get(TIMEOUT_S)) for _ in range(calls)
-            ],
-            "fetch_small": lambda: [_timed(lambda: inspect(self._x, timeout=TIMEOUT_S)) for _ in range(calls)],
-            "fetch_bulk": lambda: [_timed(lambda: inspect(self._bulk, timeout=TIMEOUT_S)) for _ in range(3)],
-            "memcpy": _memcpy(),
+            "call_one": lambda: time_runs(lambda: self._echo.call_one(self._message).get(TIMEOUT_S), calls),
+            "fetch_small": lambda: time_runs(lambda: inspect(self._x, timeout=TIMEOUT_S), calls),
+            "fetch_bulk": lambda: time_runs(lambda: inspect(self._bulk, timeout=TIMEOUT_S), 3),
+            "memcpy": lambda: time_runs(copy, 3),
         }
 
-    def both_blocks(self) -> dict[str, Callable[[], list[float]]]:
-        """With both meshes."""
+    def both_blocks(self) -> dict[str, Block]:
+        """Blocks that compare the two meshes."""
         many = _spawn(self._plan.many)
         with many.activate():
             x, y = torch.ones(ELEMENTS), torch.ones(ELEMENTS)
@@ -147,7 +148,7 @@ class _Work:
         return [elapsed / (2 * count)]
 
     def _issue_to_held(self, mesh: ProcMesh, x: torch.Tensor, y: torch.Tensor) -> list[float]:
-        """The same while the workers are held: on this one machine, as many as these would take the script's cores."""
+        """The same while the workers wait: so many of them, on this one machine, would take the script's cores."""
         self._call("hold", _HOLD_S, mesh=mesh)
         session_of(mesh).flush()
         return self._issue(mesh, x, y)
@@ -166,25 +167,29 @@ class _Work:
         return [elapsed / (PROGRAM_OPS * count)]
 
     def _replay_there(self) -> list[float]:
-        """Replays of sums alone, on a worker that has been held up until all had been sent."""
+        """Replays of sums alone, on a worker that waits until all of them have been sent."""
         count = max(self._plan.ops // PROGRAM_OPS, 8)
         for _ in range(3):  # traced, run step by step, written out
             self._added(self._x)
-        self._call("hold", _HOLD_S)
-        self._call("mark")
-        for _ in range(count):
-            self._added(self._x)
-        self._call("mark")
+        with self._marked():
+            for _ in range(count):
+                self._added(self._x)
         return [self._ask("marked", None) / (PROGRAM_OPS * count)]
 
     def _run_there(self) -> list[float]:
-        """From the first operation to the last on a worker that has been held up until all had been sent."""
+        """From the first operation to the last, on a worker that waits until all of them have been sent."""
+        with self._marked():
+            for _ in range(self._plan.ops):
+                self._x + self._x
+        return [self._ask("marked", None) / self._plan.ops]
+
+    @contextlib.contextmanager
+    def _marked(self) -> Iterator[None]:
+        """Have the workers wait for what the block issues, and mark where it begins and ends."""
         self._call("hold", _HOLD_S)
         self._call("mark")
-        for _ in range(self._plan.ops):
-            self._x + self._x
+        yield
         self._call("mark")
-        return [self._ask("marked", None) / self._plan.ops]
 
     def _run_eagerly(self) -> list[float]:
         """The same operations in a plain loop, in the process of the worker."""
@@ -192,13 +197,11 @@ class _Work:
 
     def _call(self, function: str, constant: float | None = None, *, mesh: ProcMesh | None = None) -> None:
         mesh = mesh or self._few
-        instruction_stream = session_of(mesh).instruction_stream(mesh)
-        path = f"skipper.benchmarks.dispatch.workers:{function}"
         issue_call(
-            path,
+            f"skipper.benchmarks.dispatch.workers:{function}",
             (),
             (),
-            instruction_stream=instruction_stream,
+            instruction_stream=session_of(mesh).instruction_stream(mesh),
             mesh=mesh,
             constant=constant,
         )
@@ -223,20 +226,10 @@ def _sums(x: torch.Tensor) -> torch.Tensor:
 
 
 def _spawn(count: int) -> ProcMesh:
-    # One thread each: more of them than there are cores would be what is measured.
+    # One thread for each process: with more threads than cores, their competition would be what is measured.
     return control.this_host().spawn_procs({"gpus": count}, env={"OMP_NUM_THREADS": "1"})
 
 
-def _timed(action: Callable[[], object]) -> float:
-    begin = perf_counter_ns()
-    action()
-    return float(perf_counter_ns() - begin)
-
-
-def _memcpy() -> Callable[[], list[float]]:
+def _memcpy() -> Callable[[], object]:
     source, destination = torch.ones(BULK_NBYTES // 4), torch.zeros(BULK_NBYTES // 4)
-
-    def copy() -> object:
-        return ctypes.memmove(destination.data_ptr(), source.data_ptr(), BULK_NBYTES)
-
-    return lambda: [_timed(copy) for _ in range(3)]
+    return lambda: ctypes.memmove(destination.data_ptr(), source.data_ptr(), BULK_NBYTES)

@@ -1,4 +1,4 @@
-"""What the workers are asked to do besides operations: called by name, in their turn among the instructions."""
+"""Functions that the script has the workers run, by name and in order with the other instructions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT = "skipper.benchmarks.dispatch"
 
 
 def hold(worker: Any, call: Any, inputs: Sequence[Any], constant: float) -> None:
-    """Do nothing for a while, so that all of what is to be timed has arrived when it begins."""
+    """Do nothing for a while, so that everything to be timed has arrived before it begins."""
     time.sleep(constant)
     worker.own[_KEPT] = []
 
@@ -32,7 +32,7 @@ def marked(worker: Any, value: object, argument: None) -> int:
 
 
 def eager(worker: Any, value: torch.Tensor, count: int) -> int:
-    """Nanoseconds for adding a tensor to itself so often, in a plain loop of this process."""
+    """Nanoseconds for adding a tensor to itself ``count`` times, in a plain loop of this process."""
     with torch.no_grad():
         begin = perf_counter_ns()
         for _ in range(count):

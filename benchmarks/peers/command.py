@@ -7,40 +7,32 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from skipper.benchmarks.arguments import Parser, number, whole
 from skipper.benchmarks.environment import gather_environment
 from skipper.benchmarks.errors import BenchmarkError, UsageError
+from skipper.benchmarks.output import check_can_plot
 from skipper.benchmarks.peers.environments import ROOT, versions
-from skipper.benchmarks.peers.page import machine_label, page
+from skipper.benchmarks.peers.page import machine_label, page, renewed
 from skipper.benchmarks.peers.pictures import draw
 from skipper.benchmarks.peers.results import figures, results, standings
 from skipper.benchmarks.peers.roster import OURS, ROSTER, PeerLibrary
 from skipper.benchmarks.peers.runner import Outcome, PeersPlan, run
-from skipper.benchmarks.peers.summary import renewed
 from skipper.benchmarks.peers.work import ROWS, Row
-from skipper.benchmarks.plot import check_can_plot
+from skipper.benchmarks.program import INTERRUPTED, Parser, number, whole
 from skipper.benchmarks.report import Report
 
 __all__ = ["main"]
 
-_INTERRUPTED = 130
 _RESULTS = ROOT / "benchmarks" / "results"
 _QUICK_RESULTS = _RESULTS / "local"  # which git ignores
 _DOCUMENT = ROOT / "docs" / "performance.md"
 
+T = TypeVar("T", PeerLibrary, Row)
+
 
 def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.peers") -> int:
-    """Measure, and write the page, the report and the pictures.
-
-    Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them; shown in messages.
-
-    Returns:
-        The exit code: 0 all is well, also where peers failed; 1 no figure at all, 2 a wrong command line, 130
-        interrupted.
-    """
+    """Measure, and write the page, the report and the pictures; returns the exit code, as ``--help`` lists them."""
     given = _parser(prog).read(argv)
     if isinstance(given, int):
         return given
@@ -62,7 +54,7 @@ def main(argv: Sequence[str], *, prog: str = "python -m skipper.benchmarks.peers
         run(plan, outcome, tell)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted; what was measured is written", file=sys.stderr)
-        exit_code = _INTERRUPTED
+        exit_code = INTERRUPTED
     except BenchmarkError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         exit_code = error.exit_code
@@ -117,8 +109,8 @@ def _plan(given: argparse.Namespace) -> PeersPlan:
     if given.torchstore is not None and not (Path(given.torchstore) / "torchstore" / "__init__.py").is_file():
         raise UsageError(f"{given.torchstore} is no checkout of torchstore: it has no torchstore/__init__.py")
     return PeersPlan(
-        peers=_chosen_peers(given.peers),
-        rows=_chosen_rows(given.rows),
+        peers=_chosen(given.peers, ROSTER, "peer"),
+        rows=_chosen(given.rows, ROWS, "row"),
         rounds=1 if given.quick else given.rounds,
         minutes=given.minutes,
         quick=given.quick,
@@ -126,21 +118,15 @@ def _plan(given: argparse.Namespace) -> PeersPlan:
     )
 
 
-def _chosen_peers(names: str | None) -> list[PeerLibrary]:
-    wanted = None if names is None else _words(names, [peer.name for peer in ROSTER], "peer")
-    return [peer for peer in ROSTER if wanted is None or peer.name in wanted]
-
-
-def _chosen_rows(names: str | None) -> list[Row]:
-    wanted = None if names is None else _words(names, [row.name for row in ROWS], "row")
-    return [row for row in ROWS if wanted is None or row.name in wanted]
-
-
-def _words(text: str, known: Sequence[str], kind: str) -> set[str]:
-    words = set(text.split(","))
-    if unknown := words - set(known):
-        raise UsageError(f"there is no {kind} {sorted(unknown)[0]!r}; there are {', '.join(known)}")
-    return words
+def _chosen(names: str | None, known: Sequence[T], kind: str) -> list[T]:
+    """Those of ``known`` that the user named, or all."""
+    if names is None:
+        return list(known)
+    words = set(names.split(","))
+    if unknown := words - {each.name for each in known}:
+        there_are = ", ".join(each.name for each in known)
+        raise UsageError(f"there is no {kind} {sorted(unknown)[0]!r}; there are {there_are}")
+    return [each for each in known if each.name in words]
 
 
 def _parser(prog: str) -> Parser:

@@ -2,10 +2,10 @@
 
 What a peer needs is installed without its dependencies, since most would pull in a CUDA build of torch of several
 gigabytes; the few light ones that it really imports are named beside it. torch and numpy are those of this project's
-own environment: `link_distributions` puts them, what they require and nothing else on the peer's path, so that a
-peer's versions of grpc or protobuf never meet ours.
+own environment: `link_distributions` puts them and their requirements on the peer's path, and nothing else, so that a
+peer does not see our versions of grpc or protobuf.
 
-All lies in ``.cache/peers`` of the checkout; deleting that folder undoes it.
+Everything is in ``.cache/peers`` of the checkout; deleting that folder undoes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from skipper.benchmarks.errors import BenchmarkError
 __all__ = ["ROOT", "Environment", "EnvironmentFailedError", "Prepared", "link_distributions", "prepare", "versions"]
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Of the checkout."""
+"""The folder of the checkout."""
 
 _FOLDER = ROOT / ".cache" / "peers"
 _INSTALL_S = 600.0
@@ -40,10 +40,10 @@ class Environment:
     """What to install.
 
     Attributes:
-        name: Of the environment.
+        name: Name of the environment.
         shown: The distribution whose version the report names.
-        requirements: All of them, for pip, without dependencies.
-        debian: Packages of Debian's with shared libraries; they are unpacked here and installed nowhere.
+        requirements: All requirements for pip, which installs them without dependencies.
+        debian: Debian packages with shared libraries; they are unpacked into the environment, not installed.
     """
 
     name: str
@@ -73,7 +73,7 @@ def prepare(environment: Environment) -> Prepared:
         libraries / "usr/lib" / f"{os.uname().machine}-linux-gnu",
         libraries / "lib" / f"{os.uname().machine}-linux-gnu",
     )
-    variables = {"PYTHONSAFEPATH": "1"}  # the working directory is nobody's package
+    variables = {"PYTHONSAFEPATH": "1"}  # packages do not come from the working directory
     if environment.debian:
         variables["LD_LIBRARY_PATH"] = ":".join(map(str, paths))
     prepared = Prepared(python, variables)

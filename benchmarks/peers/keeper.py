@@ -1,9 +1,9 @@
 """Starts a command, and kills every process that it has left when it ends: ``python keeper.py COMMAND...``.
 
 Peers start daemons in sessions of their own, and those of a peer that was killed would stay. So the keeper is the
-*subreaper* of all that come from it (prctl(2)): whoever loses its parent becomes the keeper's child, and nothing gets
-away. It passes its standard streams on, and kills the command when it is told to end (SIGTERM), or when its own parent
-dies. Of the command's end it tells by its exit code: 128 + N for signal N.
+*subreaper* of all its descendants (prctl(2)): a process that loses its parent becomes the keeper's child. The keeper
+passes its standard streams on, and kills the command on SIGTERM or when its own parent dies. Its exit code is that of
+the command, and 128 + N if signal N ended it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["descendants", "main"]
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _POLL_S = 0.01
-_SWEEPS = 500  # five seconds for what cannot be killed at once, such as a process in the midst of a core dump
+_SWEEPS = 500  # five seconds for what does not end at once, such as a process that writes a core dump
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def descendants(root: int) -> Iterator[int]:
-    """Processes that come from ``root``, however far, as far as their parents live."""
+    """All descendants of ``root`` whose line of parents still lives."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -65,7 +65,7 @@ def _stop(_number: int, _frame: object) -> None:
 
 
 def _sweep() -> None:
-    """Kill until nobody is left: those who are killed may have been about to start others."""
+    """Kill until no process is left: one that is killed may just have started another."""
     for _ in range(_SWEEPS):
         left = list(descendants(os.getpid()))
         if not left:

@@ -1,7 +1,7 @@
 """What all peers of the memory family share: a region at each end, its transfers, and the check of what arrived.
 
-A peer says how bytes of the region at the far end come here and go there (`Far`); what is moved, how often, and
-whether it arrived is the same for all.
+A peer implements how bytes move between the two regions (`Far`). What is moved, how often, and the check that it
+arrived are the same for all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Far(Protocol):
     local: Bytes
 
     def operation(self, spans: Sequence[Span], *, write: bool) -> Operation:
-        """Prepare what is not to be timed; what is returned moves the spans, and returns when they have arrived.
+        """Prepare what is not timed, and return a call that moves the spans and returns when they have arrived.
 
         Raises:
             CannotError: The peer has no such operation.
@@ -59,7 +59,7 @@ def memory_blocks(far: Far) -> dict[str, Block]:
 def _transfer(far: Far, name: str, turn: MeasuringTurn) -> list[int]:
     write, spans = one_sided(name)
     move = far.operation(spans, write=write)
-    for value in (5, 7):  # two of them: an operation that moves nothing passes neither
+    for value in (5, 7):  # two values, so that an operation that moves nothing fails
         if write:
             fill(far.local, spans, value)
         else:

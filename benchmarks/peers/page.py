@@ -1,17 +1,21 @@
-"""The run as a page for people, in Markdown."""
+"""A run as a page in Markdown, and the summary of it that the documentation shows."""
 
 from __future__ import annotations
 
+import os.path
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from skipper.benchmarks.environment import Environment
+from skipper.benchmarks.errors import BenchmarkError
 from skipper.benchmarks.output import significant
 from skipper.benchmarks.peers.results import Figure, Standing
 from skipper.benchmarks.peers.roster import PeerLibrary
 from skipper.benchmarks.peers.work import FAMILIES, Family, Row
 from skipper.benchmarks.statistics import Summary
 
-__all__ = ["machine_label", "page"]
+__all__ = ["machine_label", "page", "renewed", "summary"]
 
 _TITLES: dict[Family, str] = {
     "actors": "Actors",
@@ -19,6 +23,12 @@ _TITLES: dict[Family, str] = {
     "store": "Store of tensors",
     "engine": "Tensor engine",
 }
+
+_BEGIN = "<!-- written by `make bench-peers`: begin -->"
+_END = "<!-- written by `make bench-peers`: end -->"
+_BLOCK = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
+_STANDING = re.compile(r"^## How Skipper stands\n\n(?P<table>.*?)\n\n", re.DOTALL | re.MULTILINE)
+_PICTURE = re.compile(r"^!\[(?P<words>[^]]*)\]\((?P<name>[^)]+)\)$", re.MULTILINE)
 
 
 def machine_label(environment: Environment) -> str:
@@ -142,3 +152,37 @@ def _reason_lines(
     yield "|---|---|---|"
     for (name, reason), which in grouped.items():
         yield f"| {titles[name]} | {', '.join(which)} | {reason.replace('|', '/')} |"
+
+
+def summary(page: Path, folder: Path) -> str:
+    """What a document in ``folder`` says of a run.
+
+    Args:
+        page: Of the run.
+        folder: Where the document lies, which links lead from.
+
+    Raises:
+        BenchmarkError: It is no page of a run.
+    """
+    text = page.read_text(encoding="utf-8")
+    standing = _STANDING.search(text)
+    if standing is None:
+        raise BenchmarkError(f"{page} does not say how Skipper stands")
+    beside = Path(os.path.relpath(page.parent, folder)).as_posix()
+    lines = [f"The last run: [{page.stem}]({beside}/{page.name}).", "", standing["table"]]
+    for picture in _PICTURE.finditer(text):
+        lines += ["", f"![{picture['words']}]({beside}/{picture['name']})"]
+    return "\n".join(lines)
+
+
+def renewed(document: Path, page: Path) -> str:
+    """The text of a document with the summary of a run in its place.
+
+    Raises:
+        BenchmarkError: The document has no such place, or the page is none of a run.
+    """
+    text = document.read_text(encoding="utf-8")
+    if _BLOCK.search(text) is None:
+        raise BenchmarkError(f"{document} has no place for a summary: {_BEGIN}")
+    block = "\n".join([_BEGIN, "", summary(page, document.parent), "", _END])
+    return _BLOCK.sub(lambda _: block, text)

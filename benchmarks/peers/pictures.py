@@ -1,4 +1,4 @@
-"""The run as pictures: rates over sizes, and how the peers stand to the yardstick of each row."""
+"""The run as pictures: rates over sizes, and the speed of the peers in units of each row's yardstick."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def draw(
 
 
 def _colors(peers: Sequence[PeerLibrary]) -> dict[str, str]:
-    """Shades of grey for floors."""
+    """A color for each peer; floors get shades of grey."""
     competitors = [peer.name for peer in peers if not peer.floor]
     floors = [peer.name for peer in peers if peer.floor]
     shades = {name: str(0.75 * number / max(len(floors), 1)) for number, name in enumerate(floors)}

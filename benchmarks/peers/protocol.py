@@ -1,4 +1,4 @@
-"""What is said between the runner and a peer's process: lines of JSON over its standard input and output.
+"""The protocol between the runner and a peer's process: lines of JSON over its standard input and output.
 
     peer:    {"ready": true}
     runner:  {"row": "call", "n": 200, "limit_s": 2.0}
@@ -6,8 +6,8 @@
           or {"cannot": "it has no actors"} the peer does not do that here, and why
           or {"failed": "RuntimeError: ..."}
 
-The process ends when its standard input does. What its libraries print goes to standard error, whatever they take for
-standard output.
+The process ends when its standard input closes. What its libraries print goes to standard error, also where they print
+to standard output.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 __all__ = ["Block", "CannotError", "MeasuringTurn", "private_stdout", "serve"]
+
+T = TypeVar("T")
 
 
 class CannotError(Exception):
@@ -45,7 +47,7 @@ class MeasuringTurn:
         return max(1, self.n // 10)
 
     def times(self, action: Callable[[], object], *, warmup: int | None = None) -> list[int]:
-        """Do it as often as asked for; how long each time took, in ns."""
+        """Run ``action`` as often as asked for; durations in ns."""
         for _ in range(self.warmup if warmup is None else warmup):
             action()
         durations: list[int] = []
@@ -56,8 +58,16 @@ class MeasuringTurn:
             durations.append(perf_counter_ns() - begin)
         return durations
 
+    def times_spawn(self, spawn: Callable[[], T], stop: Callable[[T], object]) -> list[int]:
+        """The same, without warm-up, for what has to be stopped; all is stopped after the last sample."""
+        spawned: list[T] = []
+        durations = self.times(lambda: spawned.append(spawn()), warmup=0)
+        for each in spawned:
+            stop(each)
+        return durations
+
     async def times_async(self, action: Callable[[], Awaitable[object]], *, warmup: int | None = None) -> list[int]:
-        """The same with what is awaited."""
+        """The same for a coroutine function."""
         for _ in range(self.warmup if warmup is None else warmup):
             await action()
         durations: list[int] = []
@@ -78,7 +88,7 @@ Block = Callable[[MeasuringTurn], list[int]]
 
 
 def private_stdout() -> TextIO:
-    """Keep standard output for answers; what others write to it from now on goes to standard error."""
+    """Keep standard output for answers: from now on, what libraries write to it goes to standard error."""
     sys.stdout.flush()
     kept = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

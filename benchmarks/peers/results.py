@@ -1,8 +1,8 @@
 """From samples to figures: medians of rounds, ratios to the yardstick of the same round, and who is first.
 
 A round's figure is the median of its samples. A row's figure is the median of its rounds' figures, with the least and
-the greatest of them. A ratio is taken within a round, where both met the same weather, and the ratios of the rounds are
-then summarized alike.
+the greatest of them. A ratio is taken within a round, where both ran under the same load, and the ratios of the rounds
+are summarized likewise.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Standing:
 
     @property
     def first(self) -> bool:
-        """Whether nobody is faster."""
+        """Whether no other is faster."""
         return self.times is None or self.times.p50 >= 1
 
 
@@ -114,7 +114,7 @@ def results(found: Mapping[tuple[str, str], Figure]) -> list[Result]:
 
 
 def standings(found: Mapping[tuple[str, str], Figure], rows: Sequence[Row], ours: str) -> list[Standing]:
-    """Of every row that ours has; floors and our own other kinds compete with nobody."""
+    """One for every row that ours has; floors and our other variants are left out."""
     out = []
     for row in rows:
         mine = found.get((row.name, ours))

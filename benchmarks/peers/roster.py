@@ -1,4 +1,4 @@
-"""Who takes part, what each needs, and what each is not made for."""
+"""The peers: what each needs, and which rows it cannot do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ OURS = "skipper"
 
 @dataclass(frozen=True, slots=True)
 class PeerLibrary:
-    """One that takes part.
+    """A library that takes part.
 
     Attributes:
-        name: Of its script, and in reports.
-        title: For people.
+        name: Name of its script, and its name in reports.
+        title: Its name for people.
         ways: How it does the rows of each family that it is asked for, in a few words.
         lacks: Why it is not asked for the rows of a family.
         environment: Where it is installed; None is this project's own environment.

@@ -1,4 +1,4 @@
-"""The run: every round asks each peer once for each row that it can do, in an order that rotates."""
+"""The run: every round asks each peer once for each row that it can do; the order of peers rotates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PeersPlan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of it.
+    """What a run has found.
 
     Attributes:
         samples: Durations in ns, by row and peer, by round.
@@ -68,8 +68,8 @@ def run(plan: PeersPlan, outcome: Outcome, tell: Tell) -> None:
 
     Args:
         plan: What to do.
-        outcome: Gets what comes of it as it comes, so that it is there also when the run is interrupted.
-        tell: Told how far it is, in a line.
+        outcome: Receives samples and reasons at once, so that an interrupted run keeps them.
+        tell: Takes lines about the progress.
     """
     rounds = _Rounds(plan, _prepare(plan, outcome, tell), outcome, tell)
     begun = time.monotonic()
@@ -130,7 +130,7 @@ class _Rounds:
                     )
 
     def _left(self, peer: PeerLibrary, rows: Sequence[Row]) -> list[Row]:
-        """Rows that the peer has no reason not to do."""
+        """The rows without those that the peer cannot do or has failed too often."""
         keys = [(row.name, peer.name) for row in rows]
         hopeless = {
             key for key in keys if key in self._outcome.reasons and self._strikes.get(key, _STRIKES) >= _STRIKES
@@ -138,7 +138,7 @@ class _Rounds:
         return [row for row, key in zip(rows, keys, strict=True) if key not in hopeless]
 
     def _visit(self, peer: PeerLibrary, family: Family, rows: list[Row], number: int) -> tuple[int, list[Row]]:
-        """One session; how many rows it did, and which it did not come to since one of them ended it."""
+        """Run one session; returns how many rows it did, and the rows that are left if one of them ended it."""
         left, done, started = list(rows), 0, False
         try:
             with PeerSession.start(self._command(peer, family), self._variables(peer), self._plan.bounds) as session:

@@ -1,4 +1,4 @@
-"""A peer's process as the runner has it: questions with deadlines, a bound on memory, and nothing left at the end."""
+"""A peer's process as the runner sees it: requests with deadlines, a bound on memory, and no process left behind."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skipper.benchmarks.errors import PeerError, PeerLostError, PeerTimeoutError
+from skipper.benchmarks.machine import available_nbytes
 from skipper.benchmarks.peers import keeper
 from skipper.benchmarks.peers.environments import ROOT
 
@@ -41,7 +42,7 @@ class Bounds:
         start_s: Until it is ready.
         row_s: For one row.
         memory_nbytes: Private memory of all its processes together.
-        spare_nbytes: What has to stay available on the machine, whoever took the rest.
+        spare_nbytes: Memory that must stay available on the machine, whichever process took the rest.
     """
 
     start_s: float = 120.0
@@ -67,14 +68,14 @@ class PeerSession:
 
         Args:
             command: With its arguments.
-            variables: Of its environment, besides the harmless ones of this process.
+            variables: Environment variables to add to those of this process that cannot change a result.
             bounds: What it may take.
 
         Raises:
             PeerError: It ended, said nothing in time, or took too much memory.
         """
         bounds = bounds or Bounds()
-        # Short, since peers put sockets into it, whose paths may have 107 bytes.
+        # A short path, since peers put sockets into the folder, and the path of a socket may have 107 bytes.
         folder = Path(tempfile.mkdtemp(prefix="peer-"))
         kept = [sys.executable, keeper.__file__, *command]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_KEPT_BACK)}
@@ -140,7 +141,7 @@ class PeerSession:
         taken = sum(map(_private_nbytes, keeper.descendants(self._process.pid)))
         if taken > self._bounds.memory_nbytes:
             raise TooMuchMemoryError(f"it took {taken / 2**30:.1f} GiB of memory, and was ended")
-        if _available_nbytes() < self._bounds.spare_nbytes:
+        if available_nbytes() < self._bounds.spare_nbytes:
             raise TooMuchMemoryError("it was ended, since the machine was about to run out of memory")
 
     def _last_words(self, what: str) -> str:
@@ -151,7 +152,7 @@ class PeerSession:
         return f"{what}: {lines[-1][:200]}" if lines else what
 
     def _end(self, grace_s: float) -> None:
-        """Close its input; what has not ended by that in time is killed by the keeper, which ends last."""
+        """Close its input. The keeper kills what has not ended in time, and ends last."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -171,10 +172,3 @@ def _private_nbytes(pid: int) -> int:
     except (OSError, ValueError):  # it has ended
         return 0
     return (int(resident) - int(shared)) * _PAGE_NBYTES
-
-
-def _available_nbytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 1 << 62

@@ -1,7 +1,7 @@
 """The work that every peer is asked to do: rows with their names, sizes, units and yardsticks.
 
-A sample is a duration in ns of one piece of the row's work; what a unit makes of it is said here, once, for all.
-Pure, and without imports but the standard library's: every peer's process reads it.
+A sample is the duration in ns of one piece of the row's work; `Row.figure` converts it to the row's unit. This module
+imports the standard library only, since the process of every peer imports it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Span = tuple[int, int]
 FAMILIES: tuple[Family, ...] = ("actors", "memory", "store", "engine")
 
 MESSAGE_NBYTES = 100
-"""Of what every call carries there and back."""
+"""Bytes of the message that every call carries there and back."""
 
 PIPELINED = 1000
 """Calls of which none waits for another."""
@@ -89,7 +89,7 @@ class Row:
         family: Which rows a peer's process can be asked for at once.
         title: For people.
         unit: Of the figure. For ``us`` and ``s`` less is better, for the rates more.
-        yardstick: Name of the peer that it is held against: what the machine or the wire can do.
+        yardstick: Name of the peer that it is compared with: what the machine or the wire can do.
         n: Samples in a round.
         amount: Calls or bytes in a sample, for rates.
     """

@@ -1,35 +1,47 @@
-"""``skipper scale`` from the command line to the exit code."""
+"""``skipper scale`` from the command line to the exit code: its rows, measured and modelled, and its tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from skipper.benchmarks.arguments import Parser, whole
-from skipper.benchmarks.program import EXIT_CODES, add_report_options, run
-from skipper.benchmarks.report import Result
-from skipper.benchmarks.scale.crowd import gather_crowd
-from skipper.benchmarks.scale.rounds import MESSAGE_NBYTES, ScalePlan, costs_of, measure
-from skipper.benchmarks.scale.rows import measured, modelled
-from skipper.benchmarks.scale.table import tables
+from skipper.benchmarks.output import plain_table, significant
+from skipper.benchmarks.program import report_parser, run, whole
+from skipper.benchmarks.report import Reference, Result, Scalar
+from skipper.benchmarks.scale.crowd import Crowd, gather_crowd
+from skipper.benchmarks.scale.model import Costs, latency_us, traffic
+from skipper.benchmarks.scale.rounds import MESSAGE_NBYTES, WAYS, ScalePlan, Times, costs_of, measure, sizes
+from skipper.benchmarks.statistics import percentile
 from skipper.control import ControlError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["main"]
 
 _MOST = 1024
 
+_PICKLE_NBYTES = 24
+"""Bytes that a pickle adds to a message of 100 bytes."""
+_TEXT_NBYTES = 14
+"""Bytes of ``echo``, and of an axis called ``ranks`` with its size."""
+
 
 def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
-    """Measure casts to many, and model them to more.
-
-    Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them; shown in messages.
-
-    Returns:
-        The exit code: 0 all is well, 1 the run could not be finished, 2 a wrong command line, 130 interrupted.
-    """
-    given = _parser(prog).read(argv, "json", "csv")
+    """Measure casts to many, and model them for more; returns the exit code, as ``--help`` lists them."""
+    description = (
+        "Calls and broadcasts to many processes of this host, straight and down a tree, beside a model of them that "
+        "goes on to many more."
+    )
+    parser = report_parser(prog, description, quick="6 processes, to see that it works; trust no figure")
+    parser.add_argument(
+        "-n", "--procs", type=whole(4, _MOST), default=_MOST, help=f"at most so many processes (default: {_MOST})"
+    )
+    parser.add_argument("--fanout", type=whole(2, _MOST), default=8, help="of the trees (default: 8)")
+    parser.add_argument("--ranks", type=whole(4, 1 << 20), default=1 << 15, help="model up to these (default: 32768)")
+    given = parser.read(argv, "json", "csv")
     if isinstance(given, int):
         return given
     plan = ScalePlan(given.procs, given.fanout)
@@ -48,9 +60,10 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
 
     return run(
         argv,
-        given,
         measure_and_model,
         prog=prog,
+        json=given.json,
+        csv=given.csv,
         tables=lambda results: tables(results, limit),
         config=lambda: {
             "tool": "scale",
@@ -63,18 +76,95 @@ def main(argv: Sequence[str], *, prog: str = "skipper scale") -> int:
     )
 
 
-def _parser(prog: str) -> Parser:
-    parser = Parser(
-        prog=prog,
-        description="Calls and broadcasts to many processes of this host, straight and down a tree, beside a model of "
-        "them that goes on to many more.",
-        epilog=EXIT_CODES,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "-n", "--procs", type=whole(4, _MOST), default=_MOST, help=f"at most so many processes (default: {_MOST})"
-    )
-    parser.add_argument("--fanout", type=whole(2, _MOST), default=8, help="of the trees (default: 8)")
-    parser.add_argument("--ranks", type=whole(4, 1 << 20), default=1 << 15, help="model up to these (default: 32768)")
-    add_report_options(parser, quick="6 processes, to see that it works; trust no figure")
-    return parser
+def measured(crowd: Crowd, times: Times, plan: ScalePlan, costs: dict[int, Costs]) -> list[Result]:
+    """The rows of the real processes; the model's figure is the reference of each call's.
+
+    Args:
+        crowd: The processes.
+        times: What was measured.
+        plan: How it was measured.
+        costs: The model's costs, by number of ranks.
+    """
+    cores = statistics.median(times.cores)
+    procs = crowd.straight.size
+    rows = [
+        Result.single("processes", "1", procs, parameters={"memory_nbytes_each": crowd.memory_nbytes}),
+        Result.single("start_s", "s", crowd.start_s, parameters={"ranks": procs}),
+        Result.from_samples("cores", "1", times.cores),
+    ]
+    for ranks, found in costs.items():
+        among: dict[str, Scalar] = {"ranks": ranks}
+        one_us = [ns / 1e3 for ns in times.one[ranks]]
+        rows.append(Result.from_samples("call_one_us", "us", one_us, parameters=among))
+        rows += [Result.single(f"cost_{name}", "us", value, parameters=among) for name, value in asdict(found).items()]
+    errors = []
+    for ranks in sizes(procs):
+        for way in WAYS:
+            fanout = plan.fanout if way == "tree" else None
+            model = Reference("modelled_call_us", latency_us(ranks, fanout, costs[ranks], cores=cores))
+            parameters: dict[str, Scalar] = {"ranks": ranks, "way": way}
+            samples = [ns / 1e3 for ns in times.calls[way, ranks]]
+            error = model.value / percentile(sorted(samples), 50) - 1
+            errors.append(abs(error))
+            told: dict[str, Scalar] = {**parameters, "model_error": error}
+            rows.append(Result.from_samples("call_us", "us", samples, reference=model, parameters=told))
+            rates = [ranks * plan.broadcasts * 1e9 / ns for ns in times.broadcasts[way, ranks]]
+            rows.append(Result.from_samples("broadcast_msgs_per_s", "1/s", rates, parameters=parameters))
+    rows.append(Result.from_samples("model_error", "1", errors, parameters={"median": statistics.median(errors)}))
+    return rows
+
+
+def modelled(first: int, last: int, plan: ScalePlan, costs: Costs) -> list[Result]:
+    """Rows for more ranks than there are processes here, each rank on a core of its own."""
+    more = [1 << power for power in range(last.bit_length()) if 1 << power > first]
+    return [_modelled(ranks, way, plan, costs) for ranks in more for way in WAYS]
+
+
+def _modelled(ranks: int, way: str, plan: ScalePlan, costs: Costs) -> Result:
+    fanout = plan.fanout if way == "tree" else None
+    nbytes = MESSAGE_NBYTES + _PICKLE_NBYTES
+    sent = traffic(ranks, fanout, argument_nbytes=nbytes, result_nbytes=nbytes, text_nbytes=_TEXT_NBYTES)
+    value = latency_us(ranks, fanout, costs, cores=None)
+    return Result.single("modelled_call_us", "us", value, parameters={"ranks": ranks, "way": way, **asdict(sent)})
+
+
+def tables(results: Sequence[Result], limit: str) -> Iterator[Table]:
+    """The measured calls, their costs, and the model; ``limit`` says why there are not more processes."""
+    by_key = {(row.name, row.parameters.get("ranks"), row.parameters.get("way")): row for row in results}
+    calls = [row for row in results if row.name == "call_us"]
+    procs = next(row for row in results if row.name == "processes")
+    measured_columns = ("ranks", "way", "call p50 us", "p99", "model us", "error", "broadcast msgs/s")
+    out = plain_table(f"{procs.value:g} processes ({limit})", *measured_columns)
+    for row in calls:
+        ranks, way = row.parameters["ranks"], row.parameters["way"]
+        rate = by_key["broadcast_msgs_per_s", ranks, way]
+        error = row.parameters["model_error"]
+        assert isinstance(error, float)  # see `measured`
+        assert row.reference is not None
+        figures = [significant(value) for value in (row.p50, row.p99, row.reference.value)]
+        out.add_row(str(ranks), str(way), *figures, f"{error:+.0%}", significant(rate.p50))
+    yield out
+    cores = next(row for row in results if row.name == "cores")
+    prices = [row for row in results if row.name.startswith("cost_")]
+    names = [name.removeprefix("cost_").removesuffix("_us") for name in dict.fromkeys(row.name for row in prices)]
+    costs = plain_table(f"measured costs in us; the processes got {significant(cores.value)} cores", "ranks", *names)
+    for ranks in dict.fromkeys(row.parameters["ranks"] for row in prices):
+        costs.add_row(str(ranks), *(significant(row.value) for row in prices if row.parameters["ranks"] == ranks))
+    yield costs
+    columns = ("ranks", "way", "depth", "call ms", "caster's messages", "caster's kB", "most of a rank", "kB")
+    beyond = plain_table("modelled, each rank on a core of its own", *columns)
+    for row in results:
+        if row.name == "modelled_call_us":
+            found = row.parameters
+            kilobytes = [significant(float(found[key] or 0) / 1e3) for key in ("caster_nbytes", "most_nbytes")]
+            beyond.add_row(
+                str(found["ranks"]),
+                str(found["way"]),
+                str(found["depth"]),
+                significant(row.value / 1e3),
+                str(found["caster_messages"]),
+                kilobytes[0],
+                str(found["most_messages"]),
+                kilobytes[1],
+            )
+    yield beyond

@@ -1,4 +1,4 @@
-"""Many processes of this host, each with a member; as many as asked for, or as memory allows."""
+"""Many processes of this host, each with two actors; as many as the user asks for, or as memory allows."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from skipper import control
 from skipper.benchmarks.errors import BenchmarkError
+from skipper.benchmarks.machine import available_nbytes, proc_nbytes
 from skipper.control import Actor, ActorMesh, endpoint
 
 __all__ = ["TIMEOUT_S", "Crowd", "Member", "gather_crowd"]
 
 TIMEOUT_S = 600.0
-"""Hundreds of processes that start on a few cores take their time."""
+"""Seconds; hundreds of processes take long to start on a few cores."""
 
 _SHARE = 0.7
-"""Of the memory that is available; the rest is for those processes' work and for others."""
+"""Share of the available memory that the processes may take; the rest is for their work and for other programs."""
 
 _PROBES = 2
 
@@ -41,18 +41,18 @@ class Member(Actor):
 
     @endpoint
     def noted(self) -> int:
-        """How many were counted since this was asked last."""
+        """How many were counted since the last call of this endpoint."""
         noted, self._noted = self._noted, 0
         return noted
 
     @endpoint
     def cpu_ns(self) -> int:
-        """What this process has used of the processors."""
+        """CPU time that this process has used."""
         return time.process_time_ns()
 
     @endpoint
     def spin_ns(self, wall_ns: int) -> int:
-        """Keep a core busy, and say how much of it this process got."""
+        """Keep a core busy for ``wall_ns``, and return the CPU time that this process got."""
         end, before = time.perf_counter_ns() + wall_ns, time.process_time_ns()
         while time.perf_counter_ns() < end:
             pass
@@ -60,8 +60,8 @@ class Member(Actor):
 
     @endpoint
     def memory_nbytes(self) -> int:
-        """What this process holds; of what it shares with others, its share."""
-        return _proportional_nbytes()
+        """Memory of this process; what it shares with others counts in proportion."""
+        return proc_nbytes("/proc/self/smaps_rollup", "Pss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ class Crowd:
     """The processes of a run.
 
     Attributes:
-        straight: members that are called straight.
-        by_tree: others, in the same processes, that are called down a tree.
-        limit: why there are not more.
-        start_s: from the spawn to the first answers of all.
-        memory_nbytes: of one process, what it shares counted by its share.
+        straight: Members that are called directly.
+        by_tree: Other members, in the same processes, that are called down a tree.
+        limit: Why there are not more processes.
+        start_s: From the spawn until all have answered.
+        memory_nbytes: Of one process; memory that it shares counts in proportion.
     """
 
     straight: ActorMesh[Member]
@@ -85,17 +85,17 @@ class Crowd:
 
 @contextlib.contextmanager
 def gather_crowd(most: int) -> Iterator[Crowd]:
-    """Start processes, at most so many; they end with the block.
+    """Start at most ``most`` processes; they end with the block.
 
     Raises:
-        BenchmarkError: memory does not allow for a handful.
-        ControlError: a process did not start.
+        BenchmarkError: There is not memory enough for 4 processes.
+        ControlError: A process did not start.
     """
     before = control.configure()
     control.configure(connect_timeout_s=TIMEOUT_S, heartbeat_s=TIMEOUT_S, stop_timeout_s=TIMEOUT_S)
     try:
         nbytes = _memory_of_one()
-        available = _available_nbytes()
+        available = available_nbytes()
         allowed = int(_SHARE * available / nbytes)
         limit = "as many as asked for"
         if allowed < most:
@@ -124,18 +124,3 @@ def _memory_of_one() -> int:
     nbytes: list[int] = probes.memory_nbytes.call().get(TIMEOUT_S).values()
     procs.stop().get(TIMEOUT_S)
     return max(nbytes)
-
-
-def _proportional_nbytes() -> int:
-    return _kilobytes("/proc/self/smaps_rollup", "Pss:") << 10
-
-
-def _available_nbytes() -> int:
-    return _kilobytes("/proc/meminfo", "MemAvailable:") << 10
-
-
-def _kilobytes(path: str, key: str) -> int:
-    for line in Path(path).read_text().splitlines():
-        if line.startswith(key):
-            return int(line.split()[1])
-    raise BenchmarkError(f"{path} does not tell {key.rstrip(':')}")

@@ -1,8 +1,8 @@
-"""How long a call to many takes, and what every node sends: a simulation of the tree with costs that were measured.
+"""How long a call to many takes, and what every node sends: a simulation of the tree with measured costs.
 
-Every process does one thing at a time, as a Python process does, and the processes share a number of cores. A node
-that has got a cast passes it on, one message after the other, and then runs its own endpoint; it answers once it has
-the answers of all below it. Casting straight is the tree of depth 1 whose heads are all ranks.
+Every process does one thing at a time, as a Python process does, and the processes share a number of cores. A node that
+receives a cast passes it on, one message after another, and then runs its own endpoint. It answers when it has the
+answers of all nodes below it. A straight cast is a tree of depth 1 whose heads are all ranks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from skipper.control.runtime.cast.tree import RankSpan, Tree
 __all__ = ["Costs", "ModelledTraffic", "latency_us", "traffic"]
 
 ENVELOPE_NBYTES = 37
-"""Of every message: its header with the size of one segment (see ``control/wire/proto/link.proto``)."""
+"""Bytes of every message: its header with the size of one segment (see ``control/wire/proto/link.proto``)."""
 SEGMENT_NBYTES = 8
-"""Of every further segment: its size."""
+"""Bytes of every further segment: its size."""
 CAST_HEADER_NBYTES = 32
 BUNDLE_HEADER_NBYTES = 8
 BUNDLE_ENTRY_NBYTES = 9
-"""What a cast, a bundle of replies, and a reply in it have besides (see ``control/runtime/cast/messages.py``)."""
+"""Bytes that a cast, a bundle of replies, and a reply in it add (see ``control/runtime/cast/messages.py``)."""
 
 _CASTER = -1
 
@@ -118,7 +118,7 @@ def latency_us(ranks: int, fanout: int | None, costs: Costs, *, cores: float | N
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Work of one process; afterwards a cast goes to a node, or the process has one thing less to wait for."""
+    """Work of one process; after it a cast goes to the node ``tells``, or the process waits for one thing less."""
 
     node: int
     cost_us: float
@@ -127,7 +127,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A message that comes to a process: the cast, or the answer of a node below it."""
+    """A message that arrives at a process: the cast, or the answer of a node below it."""
 
     node: int
     answer_of: int | None = None
@@ -138,7 +138,7 @@ class _Run:
 
     def __init__(self, tree: Tree, costs: Costs, cores: float | None) -> None:
         size = len(tree.span_at)
-        # A share of a core makes all of them slower.
+        # A part of a core makes every task slower.
         self._slowness = 1.0 if cores is None else max(math.ceil(cores), 1) / cores
         self._tree = tree
         self._costs = costs

@@ -1,4 +1,4 @@
-"""Calls and broadcasts to crowds of growing size, straight and by tree, in turns; and what they cost."""
+"""Calls and broadcasts to more and more processes, straight and by tree, in turns; and the model's costs from them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 
@@ -14,14 +14,14 @@ from skipper import control
 from skipper.benchmarks.errors import BenchmarkError
 from skipper.benchmarks.scale.crowd import TIMEOUT_S, Crowd, Member
 from skipper.benchmarks.scale.model import Costs
-from skipper.benchmarks.statistics import Contestant, Schedule, interleave, percentile
+from skipper.benchmarks.statistics import Contestant, Schedule, interleave, percentile, time_runs, timed
 from skipper.control import ActorMesh
 from skipper.control.runtime.cast.tree import Tree
 
 __all__ = ["MESSAGE_NBYTES", "WAYS", "ScalePlan", "Times", "costs_of", "measure", "sizes"]
 
 MESSAGE_NBYTES = 100
-"""Of what every call carries there and back."""
+"""Bytes of the message that every call carries there and back."""
 
 WAYS = ("straight", "tree")
 _SPINNERS = 8
@@ -35,7 +35,7 @@ class ScalePlan:
     """How much is measured.
 
     Attributes:
-        procs: At most so many processes.
+        procs: The most processes.
         fanout: Of the trees.
         rounds: Blocks of each kind and size.
         calls: Calls in a block.
@@ -60,9 +60,9 @@ class Times:
         broadcasts: Of blocks of broadcasts in ns.
         caster_cpu: Of one call in the caster's process, in ns of a core.
         member_cpu: Of one call in a rank's process, in ns of a core, called straight and one rank at a time; by the
-            number of ranks that had their turns.
-        one: Durations of those calls in ns, likewise.
-        cores: How many cores the processes got when all of them wanted some; others may have used the rest.
+            number of ranks that were called so.
+        one: Durations of these calls in ns, likewise.
+        cores: How many cores the processes got when all of them wanted one; other programs may have used the rest.
     """
 
     calls: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -75,13 +75,7 @@ class Times:
 
 def sizes(procs: int) -> list[int]:
     """4, 8, 16, ... and the number of processes itself."""
-    return [*_powers(4, procs), procs]
-
-
-def _powers(first: int, end: int) -> Iterator[int]:
-    while first < end:
-        yield first
-        first *= 2
+    return [*(1 << power for power in range(2, procs.bit_length()) if 1 << power < procs), procs]
 
 
 def measure(crowd: Crowd, plan: ScalePlan) -> Times:
@@ -111,26 +105,20 @@ def _go(way: str, plan: ScalePlan) -> None:
     control.configure(tree_threshold=_NEVER if way == "straight" else 1, tree_fanout=plan.fanout)
 
 
-def _timed(action: Callable[[], object]) -> int:
-    begin = perf_counter_ns()
-    action()
-    return perf_counter_ns() - begin
-
-
 def _call_in_turn(members: ActorMesh[Member], plan: ScalePlan, times: Times) -> None:
-    """One rank at a time, and what that costs it.
+    """Call one rank after another, and measure what a call costs a rank.
 
-    Each rank in its turn, and none twice running: what one process needs, the others have driven from the caches in
-    the meantime, as they do in a call to all. How much they drive out depends on how many they are, so every size of
-    the real runs has its own cost: among a hundred a call costs a rank several times what it does among four.
+    No rank is called twice in a row: between two calls of a process the other processes evict its data from the
+    caches, as they do in a call to all. How much they evict depends on how many they are, so every size of the real
+    runs has its own cost: among a hundred ranks a call costs a rank several times what it costs among four.
     """
     message, count = bytes(MESSAGE_NBYTES), members.size
     each = [members.slice(ranks=rank) for rank in range(count)]
     before = members.cpu_ns.call().get(TIMEOUT_S)
     for _ in range(plan.turns):
-        times.one[count] += [_timed(functools.partial(_ask, member, message)) for member in each]
+        times.one[count] += [timed(functools.partial(_ask, member, message)) for member in each]
     after = members.cpu_ns.call().get(TIMEOUT_S)
-    # Of the two questions, each of which is a call, too, one falls between them.
+    # Each of the two questions is itself a call, and one of these calls lies between the two readings.
     times.member_cpu[count] += [(after[rank] - before[rank]) / (plan.turns + 1) for rank in range(count)]
 
 
@@ -139,7 +127,7 @@ def _ask(member: ActorMesh[Member], message: bytes) -> None:
 
 
 def _spin(crowd: Crowd, times: Times) -> None:
-    """See how many cores there are to be had."""
+    """Measure how many cores the processes can get."""
     some = crowd.straight.slice(ranks=slice(0, min(_SPINNERS, crowd.straight.size)))
     begin = perf_counter_ns()
     used = some.spin_ns.call(_SPIN_NS).get(TIMEOUT_S)
@@ -153,9 +141,9 @@ def _calls(way: str, members: ActorMesh[Member], plan: ScalePlan, times: Times) 
     def call() -> None:
         members.echo.call(message).get(TIMEOUT_S)
 
-    call()  # which also puts in order what goes straight and what by tree
+    call()  # the first call after `_go` also puts messages of the two ways in order
     before = time.process_time_ns()
-    times.calls[way, members.size] += [_timed(call) for _ in range(plan.calls)]
+    times.calls[way, members.size] += time_runs(call, plan.calls)
     times.caster_cpu[way, members.size].append((time.process_time_ns() - before) / plan.calls)
 
 
@@ -174,10 +162,10 @@ def _broadcasts(way: str, members: ActorMesh[Member], plan: ScalePlan, times: Ti
 
 
 def costs_of(times: Times, plan: ScalePlan) -> dict[int, Costs]:
-    """What the model needs, by number of ranks, from what the processor was used for and from calls to one rank.
+    """The model's costs, by number of ranks: from CPU times, and from calls to one rank.
 
-    The caster's use of it grows with the number of messages, and with the number of results, which is the same
-    straight and not the same by tree: so the two can be told apart. Latencies of calls to many take no part in this.
+    The caster's CPU time grows with the number of messages and with the number of results. Straight, the two numbers
+    are equal, and by tree they differ: so the two costs can be told apart. Latencies of calls to many are not used.
     """
     cpu_us = {key: statistics.median(values) / 1e3 for key, values in times.caster_cpu.items()}
     straight = [(count, cpu_us[way, count]) for way, count in cpu_us if way == "straight"]
@@ -199,7 +187,7 @@ def costs_of(times: Times, plan: ScalePlan) -> dict[int, Costs]:
 
 
 def _line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """The line through points, not below zero anywhere: its height at zero and its slope."""
+    """A line through points that is nowhere below zero: its height at zero, and its slope."""
     if len(points) > 1:
         slope, height = statistics.linear_regression([x for x, _ in points], [y for _, y in points])
         if slope > 0 and height >= 0:

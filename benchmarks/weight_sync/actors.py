@@ -1,4 +1,4 @@
-"""What runs in the processes: trainers that publish, generators that read, and one client of small values."""
+"""The actors of a run: trainers that publish, generators that read, and one client that puts and gets small values."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ class Holder(Actor):
 
     @endpoint
     async def fill(self, number: int) -> None:
-        """Make every element say ``number``, which bfloat16 holds exactly up to 256."""
+        """Set every element to ``number``, which bfloat16 represents exactly up to 256."""
         for tensor in self.weights.values():
             _local(tensor).fill_(number)
 
     @endpoint
     async def wrong(self, number: int) -> int:
-        """How many elements do not say ``number``."""
+        """How many elements are not ``number``."""
         return sum(int((_local(tensor) != number).sum()) for tensor in self.weights.values())
 
 
@@ -84,9 +84,9 @@ class Trainer(Holder):
 
     @endpoint
     async def publish(self, key: str, mode: Any) -> float:
-        """Publish the next version; the moment at which it began."""
+        """Publish the next version; returns when that began."""
         begin_s = time.perf_counter()
-        # These ranks, and not all that have ever met in the process group of this process.
+        # The ranks of this mesh: the process group of this process may have more.
         await ts.put_state_dict(self.weights, key, mode=mode, publisher=self._place)
         return begin_s
 
@@ -110,7 +110,7 @@ class Generator(Holder):
 
 
 class EchoActor(Actor):
-    """What a store's call is held against: a call that does nothing, to the process of the store's controller."""
+    """The reference for a store's call: a call that does nothing, to the process of the store's controller."""
 
     @endpoint
     async def echo(self, payload: bytes) -> bytes:
@@ -143,7 +143,7 @@ class Client(Actor):
 
 
 def _device_mesh(rank: int, size: int, port: int, name: str) -> DeviceMesh:
-    if not dist.is_initialized():  # by the part before
+    if not dist.is_initialized():  # an earlier part of the run may have done so
         store = dist.PrefixStore(name, dist.TCPStore("127.0.0.1", port, timeout=_GROUP_TIMEOUT))  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_GROUP_TIMEOUT)
     return init_device_mesh("cpu", (size,))

@@ -9,8 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from skipper.benchmarks import output, program
-from skipper.benchmarks.arguments import Parser
-from skipper.benchmarks.program import EXIT_CODES, add_report_options
+from skipper.benchmarks.program import EXIT_CODES, report_parser
 from skipper.benchmarks.report import Result
 from skipper.benchmarks.weight_sync.job import SyncWorkload, run
 from skipper.benchmarks.weight_sync.model import Model
@@ -28,22 +27,13 @@ _QUICK = SyncWorkload(Model(layers=2, vocabulary=4096), 2, 2, 3, 2, 2, 20, 480, 
 
 
 def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
-    """Run the weight-sync benchmark.
-
-    Args:
-        argv: The arguments, without the program's name.
-        prog: What was typed before them.
-
-    Returns:
-        The exit code: 0 all is well, 1 a failure, 2 a wrong command line, 3 wrong data, 130 interrupted.
-    """
-    parser = Parser(
-        prog=prog,
-        description="Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
+    """Run the weight-sync benchmark; returns the exit code, as ``--help`` lists them."""
+    parser = report_parser(
+        prog,
+        "Weights from trainers to generators through torchstore, beside a memcpy of as many bytes.",
         epilog=EXIT_CODES + "; 3 wrong data",
-        allow_abbrev=False,
+        quick="a small model and few turns: for correctness, not speed",
     )
-    add_report_options(parser, quick="a small model and few turns: for correctness, not speed")
     given = parser.read(argv, "json", "csv")
     if isinstance(given, int):
         return given
@@ -51,9 +41,10 @@ def main(argv: Sequence[str], *, prog: str = "skipper weight-sync") -> int:
     try:
         return program.run(
             argv,
-            given,
             lambda rows: asyncio.run(_collect(workload, rows)),
             prog=prog,
+            json=given.json,
+            csv=given.csv,
             tables=lambda rows: [_table(rows)],
             config=lambda: {"tool": "weight_sync", "quick": given.quick, **asdict(workload)},
             failures=(ControlError, StoreError, DataplaneError, TimeoutError, OSError, MemoryError),
@@ -70,16 +61,10 @@ async def _collect(workload: SyncWorkload, rows: list[Result]) -> None:
 
 
 def _table(rows: Sequence[Result]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title="weights from trainers to generators", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("what", no_wrap=True)
-    for column in ("n", "p50", "p99"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("unit")
-    table.add_column("beside", no_wrap=True)
-    table.add_column("ratio", justify="right", no_wrap=True)
+    title = "weights from trainers to generators"
+    table = output.plain_table(
+        title, "what", "n", "p50", "p99", "unit", "beside", "ratio", left=("what", "unit", "beside")
+    )
     for row in rows:
         beside = row.reference and f"{row.reference.name} {output.significant(row.reference.value, 3)}"
         ratio = "" if row.ratio is None else output.significant(row.ratio, 3)

@@ -1,4 +1,4 @@
-"""The parts of a run, one after another: each starts its actors, in processes that serve all parts, and stops them."""
+"""The parts of a run, one after another. Each starts its actors in processes that serve all parts, and stops them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["SyncWorkload", "run"]
 
 _ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 _TIMEOUT = timedelta(seconds=60)
-_TINY = Model(layers=0, hidden=16, vocabulary=16)  # two tensors: what counts is the way, not the bytes
+_TINY = Model(layers=0, hidden=16, vocabulary=16)  # two tensors: the time of the way counts, not of the bytes
 
 A = TypeVar("A", bound=Actor)
 _Job = tuple[ActorMesh[Trainer], ActorMesh[Generator]]
@@ -31,7 +31,7 @@ _Job = tuple[ActorMesh[Trainer], ActorMesh[Generator]]
 
 @dataclass(frozen=True, slots=True)
 class _Processes:
-    """In which the actors of all parts run: a process that has loaded torch is too dear to be used once.
+    """The processes in which the actors of all parts run: loading torch takes too long to start them for each part.
 
     Attributes:
         port: Of the TCPStore on loopback where the ranks of a side meet.
@@ -70,7 +70,7 @@ class SyncWorkload:
 
     @property
     def smaller_model(self) -> Model:
-        """A fraction of the model, of which every reader has room for all."""
+        """A fraction of the model, small enough that every reader can hold all of it."""
         return replace(self.model, layers=max(1, self.model.layers // 6), vocabulary=self.model.vocabulary // 16)
 
 
@@ -99,12 +99,8 @@ async def _syncs(processes: _Processes, workload: SyncWorkload, mode: Mode) -> l
     async with _job(processes, workload.model, *sizes, "tensor_parallel", mode) as (ours, theirs):
         syncs = await measure_syncs(ours, theirs, key=mode, mode=mode, iterations=workload.iterations)
     where = {"nbytes": syncs.nbytes, "tensors": len(workload.model.shapes())}
-    memcpy = Result.from_samples("memcpy", "s", syncs.memcpy_s)
-    rows = [
-        Result.from_samples(
-            f"sync_{mode}", "s", syncs.seconds, reference=Reference("memcpy", memcpy.value), parameters=where
-        )
-    ]
+    memcpy = Result.from_samples("memcpy", "s", syncs.memcpy_s).as_reference()
+    rows = [Result.from_samples(f"sync_{mode}", "s", syncs.seconds, reference=memcpy, parameters=where)]
     if mode == "direct":
         records = [pull.record for pull in syncs.pulls]
         moved = [sum(record.nbytes for record in records) / len(syncs.seconds) / syncs.nbytes]
@@ -117,7 +113,7 @@ async def _syncs(processes: _Processes, workload: SyncWorkload, mode: Mode) -> l
 
 
 async def _readers(processes: _Processes, workload: SyncWorkload) -> Result:
-    """Many readers of one version beside one: seconds for each byte that they take together."""
+    """Many readers of one version beside one reader: seconds for each byte that they read together."""
     per_gb: dict[int, Syncs] = {}
     for readers in (1, workload.readers):
         async with _job(processes, workload.smaller_model, 1, readers, "whole", "direct") as (trainers, generators):
@@ -148,7 +144,7 @@ async def _small(processes: _Processes, workload: SyncWorkload) -> list[Result]:
     async with _spawned(processes.generators, 1, Client) as client:
         echo = await get_or_spawn_controller("weight-sync-echo", EchoActor)
         taken_us = await client.measure.call_one(echo, workload.rounds)
-    call = Reference("call_one", Result.from_samples("call_one", "us", taken_us["call_one"]).value)
+    call = Result.from_samples("call_one", "us", taken_us["call_one"]).as_reference()
     return [
         Result.from_samples(f"{name}_64B_p50_us", "us", taken_us[name], reference=call, parameters={"nbytes": 64})
         for name in ("put", "get")
@@ -156,7 +152,7 @@ async def _small(processes: _Processes, workload: SyncWorkload) -> list[Result]:
 
 
 def _plans(workload: SyncWorkload) -> Iterator[Result]:
-    """The plan of one reader of a large job; how many processes there are does not matter to it, so there is one."""
+    """The plan of one reader of a large job, made in this process: the number of processes does not change it."""
     sources, readers = workload.plan_ranks
     planned = measure_planning(
         tensors=workload.plan_tensors, sources=sources, readers=readers, iterations=min(3, workload.iterations)
@@ -183,7 +179,7 @@ async def _processes(workload: SyncWorkload) -> AsyncIterator[_Processes]:
 async def _job(
     processes: _Processes, model: Model, trainers: int, generators: int, cut: Cut, mode: Mode
 ) -> AsyncIterator[_Job]:
-    """Trainers and generators; in direct mode the trainers' memory is such that readers can map it."""
+    """Trainers and generators; in direct mode readers can map the trainers' memory."""
     port = processes.port
     async with (
         _spawned(processes.trainers, trainers, Trainer, model, "fsdp", port, "trainers", mode == "direct") as ours,

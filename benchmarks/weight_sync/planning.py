@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -52,7 +52,7 @@ def measure_planning(*, tensors: int, sources: int, readers: int, iterations: in
     for _ in range(iterations):
         begin = time.perf_counter()
         plan = compile_read("model", published, targets)
-        segments = plan.segments  # this is what turns the plan into an action that can be submitted
+        segments = plan.segments  # this turns the plan into an action that can be submitted
         compile_s.append(time.perf_counter() - begin)
     if plan is None:
         raise ValueError("at least one iteration is needed")
@@ -68,8 +68,7 @@ def _many(number: int) -> dict[str, Ints]:
     """``number`` shapes in the proportions of a real model."""
     per_layer = len(Model(layers=1).shapes()) - len(Model(layers=0).shapes())
     layers = -(-number // per_layer)
-    shapes = Model(layers, _SMALL.hidden, _SMALL.intermediate, _SMALL.key_value, _SMALL.vocabulary).shapes()
-    return dict(list(shapes.items())[:number])
+    return dict(list(replace(_SMALL, layers=layers).shapes().items())[:number])
 
 
 def _source(layouts: Mapping[str, Layout], coordinate: Ints, mesh_shape: Ints) -> Source:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,28 +10,15 @@ import numpy as np
 from skipper import dataplane
 from skipper import torchstore as ts
 from skipper.benchmarks.errors import IntegrityError
+from skipper.benchmarks.statistics import timed
 from skipper.benchmarks.weight_sync.actors import Generator, Pull, Trainer
 from skipper.control import ActorMesh
 from skipper.torchstore.algebra.manifest import Mode
 
-__all__ = ["Memcpy", "Syncs", "measure_syncs", "measure_wake_ups"]
+__all__ = ["Syncs", "measure_syncs", "measure_wake_ups"]
 
-_WARM_UP = 3  # the first plans, the second fills the store's second arena, the third finds both warm
+_WARM_UP = 3  # the first sync plans, the second fills the store's second arena, the third finds both warm
 _FIRST = 1  # bfloat16 holds whole numbers up to 256 exactly
-
-
-class Memcpy:
-    """One thread copying as many bytes as a sync moves, between buffers that are warm."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._source = np.ones(nbytes, np.uint8)
-        self._target = np.zeros(nbytes, np.uint8)
-
-    def seconds(self) -> float:
-        """How long one copy takes."""
-        begin = time.perf_counter()
-        dataplane.memcpy(self._target, self._source)
-        return time.perf_counter() - begin
 
 
 @dataclass(slots=True)
@@ -42,7 +28,7 @@ class Syncs:
     Attributes:
         nbytes: What all readers of one sync need together.
         seconds: From the start of the publication until the last reader has all.
-        memcpy_s: A plain copy of as many bytes, in turns with the syncs.
+        memcpy_s: A copy of as many bytes by one thread, in turns with the syncs.
         pulls: Every read, of every reader.
     """
 
@@ -63,26 +49,25 @@ async def measure_syncs(
 ) -> Syncs:
     """Sync ``iterations`` times, after warming up, with a memcpy between two syncs.
 
-    The readers wait for the next version before it is there, as generators do that are out of work. In direct mode
-    the trainer's fence, which precedes its optimizer's step, lies between two syncs.
+    The readers ask for the next version before it is there, as idle generators do. In direct mode the trainer's fence,
+    which precedes its optimizer's step, lies between two syncs.
 
     Raises:
         IntegrityError: The readers do not hold what was published last, or the check cannot tell.
     """
     nbytes = sum(await generators.nbytes.call())
     syncs = Syncs(nbytes)
-    copy = Memcpy(nbytes) if memcpy else None
+    source, target = (np.full(nbytes if memcpy else 0, value, np.uint8) for value in (1, 0))  # warm
     for turn in range(_WARM_UP + iterations):
         if mode == "direct" and turn:
             await trainers.fence.call(key)
         await trainers.fill.call(_FIRST + turn % 250)
-        if copy is not None:
-            copy_s = copy.seconds()
+        copy_s = timed(lambda: dataplane.memcpy(target, source)) / 1e9 if memcpy else None
         begun, pulls = await _sync(trainers, generators, key, mode, newer_than=turn)
         if turn >= _WARM_UP:
             syncs.seconds.append(max(pull.end_s for pull in pulls) - begun)
             syncs.pulls += pulls
-            if copy is not None:
+            if copy_s is not None:
                 syncs.memcpy_s.append(copy_s)
     await _check(generators, _FIRST + (_WARM_UP + iterations - 1) % 250)
     await ts.delete(key)

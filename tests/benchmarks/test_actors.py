@@ -1,8 +1,7 @@
 import pytest
 
-from skipper.benchmarks.actors.command import main
+from skipper.benchmarks.actors.command import main, rows
 from skipper.benchmarks.actors.rounds import FANOUT, PIPELINED, ActorsPlan
-from skipper.benchmarks.actors.rows import rows
 
 from .quick import quick_run
 

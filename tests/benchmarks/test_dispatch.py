@@ -1,8 +1,7 @@
 import pytest
 
-from skipper.benchmarks.dispatch.command import main
+from skipper.benchmarks.dispatch.command import main, rows
 from skipper.benchmarks.dispatch.rounds import DispatchPlan
-from skipper.benchmarks.dispatch.rows import rows
 
 from .quick import quick_run
 

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from skipper.benchmarks.environment import gather_environment
 from skipper.benchmarks.errors import ReportError, UsageError
-from skipper.benchmarks.output import check_writable, significant, write_csv, write_json
-from skipper.benchmarks.plot import plot_rates
-from skipper.benchmarks.report import Reference, Report, Result
-from skipper.benchmarks.schema import report_problems
+from skipper.benchmarks.output import check_writable, plot_rates, significant, write_csv, write_json
+from skipper.benchmarks.report import Reference, Report, Result, report_problems
 
 numbers = st.floats(min_value=1e-6, max_value=1e12)
 scalars = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=10) | numbers

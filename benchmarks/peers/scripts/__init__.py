@@ -1,5 +1,5 @@
 """One script a peer: how it does the rows of `benchmarks.peers.work`. They run in `benchmarks.peers.child`.
 
-Each is written as its peer's documentation would have a user write it, with what makes it fast where that is a matter
-of options, and imports nothing of the others.
+Each script uses its peer as the peer's documentation recommends, with the options that make it fast, and imports
+nothing from the scripts of other peers.
 """

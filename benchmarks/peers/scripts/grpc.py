@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 
 from skipper.benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
-from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
+from skipper.benchmarks.peers.protocol import Block
 from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, ROWS, Family, Span
 
 __all__ = ["CANNOT", "open_blocks"]
@@ -46,29 +46,22 @@ def open_blocks(family: Family, stack: ExitStack) -> dict[str, Block]:
         return dict.fromkeys(("put_64B", "get_64B", "issue", "fetch_4x4"), call)
     return {
         "call": call,
-        "actor_to_actor": call,  # whoever the caller is, it is a process
+        "actor_to_actor": call,  # any caller is a process
         "fanout": timed(lambda: _gather([each(_MESSAGE) for each in servers.calls])),
         "pipelined": timed(lambda: _gather([one(_MESSAGE) for _ in range(PIPELINED)])),
-        "spawn": lambda turn: _time_spawns(runner, turn),
+        "spawn": lambda turn: turn.times_spawn(lambda: _spawn(runner), _Servers.close),
     }
 
 
 async def _gather(calls: Sequence[Awaitable[object]]) -> None:
-    for call in calls:  # each is under way since it was made
+    for call in calls:  # each has begun when it was made
         await call
 
 
-def _time_spawns(runner: asyncio.Runner, turn: MeasuringTurn) -> list[int]:
-    spawned: list[_Servers] = []
-
-    def spawn() -> None:
-        spawned.append(_Servers(runner, FANOUT))
-        runner.run(_gather([each(_MESSAGE) for each in spawned[-1].calls]))
-
-    durations = turn.times(spawn, warmup=0)
-    for servers in spawned:
-        servers.close()
-    return durations
+def _spawn(runner: asyncio.Runner) -> _Servers:
+    servers = _Servers(runner, FANOUT)
+    runner.run(_gather([each(_MESSAGE) for each in servers.calls]))
+    return servers
 
 
 class _Servers:

@@ -1,13 +1,13 @@
-"""The floor of all that moves bytes within a host: the C library's memcpy, one thread, warm memory."""
+"""The floor of everything that moves bytes within a host: the C library's memcpy, one thread, warm memory."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
 
+from skipper.benchmarks.machine import memcpy
 from skipper.benchmarks.peers.memory import Bytes, Operation, fill, holds, memory_blocks
 from skipper.benchmarks.peers.protocol import Block
 from skipper.benchmarks.peers.work import (
@@ -47,7 +47,7 @@ def open_blocks(family: Family, _stack: ExitStack) -> dict[str, Block]:
 
 def _copying(region: _Region, spans: Sequence[Span]) -> Block:
     move = region.operation(spans, write=False)
-    region.fill(spans, 1)  # memory that was never written is one page of zeros, whatever its size
+    region.fill(spans, 1)  # reading memory that was never written reads one page of zeros
     return lambda turn: turn.times(move, warmup=2)
 
 
@@ -57,11 +57,11 @@ class _Region:
         self._far: Bytes = np.empty(REGION_NBYTES, np.uint8)
 
     def operation(self, spans: Sequence[Span], *, write: bool) -> Operation:
-        copy = _memcpy()
+        copy = memcpy()
         source, target = (self.local, self._far) if write else (self._far, self.local)
         calls = [(target.ctypes.data + offset, source.ctypes.data + offset, nbytes) for offset, nbytes in spans]
 
-        def move(_keep: object = (source, target)) -> None:  # calls hold addresses, which keep nothing alive
+        def move(_keep: object = (source, target)) -> None:  # the calls hold addresses only
             for call in calls:
                 copy(*call)
 
@@ -72,10 +72,3 @@ class _Region:
 
     def holds(self, spans: Sequence[Span], value: int) -> bool:
         return holds(self._far, spans, value)
-
-
-def _memcpy() -> Callable[[int, int, int], object]:
-    function = ctypes.CDLL(None).memcpy
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    function.restype = ctypes.c_void_p
-    return function

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import Any
 
-import torch
 from monarch.actor import Actor, endpoint, this_host
 
 from skipper.benchmarks.peers import state
-from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
+from skipper.benchmarks.peers.protocol import Block
 from skipper.benchmarks.peers.work import Family
 
 __all__ = ["CANNOT", "open_blocks"]
@@ -27,53 +25,37 @@ class Holder(Actor):
     """Publishes or reads, and takes the time."""
 
     def __init__(self) -> None:
-        self.state = state.state_dict()
-        self._large: torch.Tensor | None = None
-        self._batch: dict[str, torch.Tensor] = {}
+        self._held = state.StoreTensors(ts)
+        self._held.state = state.state_dict()
 
     @endpoint
     async def time(self, row: str, n: int, limit_s: float) -> list[int]:
         """One turn of a row; durations in ns."""
-        if row in ("put_512MiB", "get_512MiB") and self._large is None:
-            self._large = state.large()
-        if row.endswith("batch") and not self._batch:
-            self._batch = state.batch()
-        small, large, tensors, batch = state.small(), self._large, self.state, self._batch
-        actions: dict[str, Callable[[], Awaitable[object]]] = {
-            "put_64B": lambda: ts.put("small", small),
-            "get_64B": lambda: ts.get("small"),
-            "put_512MiB": lambda: ts.put("large", large),
-            "get_512MiB": lambda: ts.get("large", large),
-            "put_state_dict": lambda: ts.put_state_dict(tensors, "state"),
-            "get_state_dict": lambda: ts.get_state_dict("state", tensors),
-            "put_batch": lambda: ts.put_batch(batch),
-            "get_batch": lambda: ts.get_batch(batch),
-        }
-        return await MeasuringTurn(n, limit_s).times_async(actions[row], warmup=state.WARMUP)
+        return await self._held.times(row, n, limit_s, key="state")
 
     @endpoint
     async def prepare(self, number: int) -> None:
         """The optimizer's step."""
-        for tensor in self.state.values():
+        for tensor in self._held.state.values():
             tensor.fill_(number)
 
     @endpoint
     async def publish(self) -> int:
-        """Publish what is held; the moment at which that began."""
+        """Publish the tensors; returns when that began, in ns."""
         begin = perf_counter_ns()
-        await ts.put_state_dict(self.state, "state")
+        await ts.put_state_dict(self._held.state, "state")
         return begin
 
     @endpoint
     async def pull(self) -> int:
-        """Read it, in place; the moment at which all was there."""
-        await ts.get_state_dict("state", self.state)
+        """Read them in place; returns when all had arrived, in ns."""
+        await ts.get_state_dict("state", self._held.state)
         return perf_counter_ns()
 
     @endpoint
     async def check(self, number: int) -> None:
-        """See that all is ``number``."""
-        state.check(self.state, number)
+        """Check that every element is ``number``."""
+        state.check(self._held.state, number)
 
 
 def open_blocks(_family: Family, stack: ExitStack) -> dict[str, Block]:
@@ -83,28 +65,11 @@ def open_blocks(_family: Family, stack: ExitStack) -> dict[str, Block]:
     holders: Any = this_host().spawn_procs({"procs": 2}).spawn("holder", Holder)
     writer, reader = holders.slice(procs=0), holders.slice(procs=1)
 
-    def timed(row: str) -> Block:
-        def block(turn: MeasuringTurn) -> list[int]:
-            who = writer
-            if row.startswith("get"):
-                writer.time.call_one(row.replace("get", "put"), 1, turn.limit_s).get()
-                who = reader
-            return list(who.time.call_one(row, turn.n, turn.limit_s).get())
-
-        return block
-
-    rows = (
-        "put_64B",
-        "get_64B",
-        "put_512MiB",
-        "get_512MiB",
-        "put_state_dict",
-        "get_state_dict",
-        "put_batch",
-        "get_batch",
-    )
     return {
-        **{row: timed(row) for row in rows},
+        **state.timing(
+            lambda row, n, limit_s: list(writer.time.call_one(row, n, limit_s).get()),
+            lambda row, n, limit_s: list(reader.time.call_one(row, n, limit_s).get()),
+        ),
         "sync": state.syncing(
             lambda number: writer.prepare.call_one(number).get(),
             lambda: int(writer.publish.call_one().get()),

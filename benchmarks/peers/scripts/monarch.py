@@ -64,23 +64,15 @@ def _actor_blocks() -> dict[str, Block]:
         "actor_to_actor": lambda turn: two.time_calls.call_one(one, turn.n, turn.limit_s).get(),
         "fanout": lambda turn: turn.times(lambda: echoes.echo.call(_MESSAGE).get()),
         "pipelined": lambda turn: turn.times(pipeline),
-        "spawn": _time_spawns,
+        "spawn": lambda turn: turn.times_spawn(_spawn, lambda procs: procs.stop().get()),
     }
 
 
-def _time_spawns(turn: MeasuringTurn) -> list[int]:
-    meshes = []
-
-    def spawn() -> None:
-        procs = this_host().spawn_procs({"procs": FANOUT})
-        meshes.append(procs)
-        echoes: Any = procs.spawn("echo", Echo)
-        echoes.echo.call(_MESSAGE).get()
-
-    durations = turn.times(spawn, warmup=0)
-    for procs in meshes:
-        procs.stop().get()
-    return durations
+def _spawn() -> Any:
+    procs = this_host().spawn_procs({"procs": FANOUT})
+    echoes: Any = procs.spawn("echo", Echo)
+    echoes.echo.call(_MESSAGE).get()
+    return procs
 
 
 class Owner(Actor):

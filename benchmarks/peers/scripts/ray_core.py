@@ -69,19 +69,16 @@ def _actor_blocks() -> dict[str, Block]:
     def pipeline() -> None:
         ray.get([one.echo.remote(_MESSAGE) for _ in range(PIPELINED)])
 
-    def spawn(turn: MeasuringTurn) -> list[int]:
-        spawned: list[Any] = []
-        durations = turn.times(lambda: spawned.extend(_spawn()), warmup=0)
+    def stop(spawned: list[Any]) -> None:
         for actor in spawned:
             ray.kill(actor)
-        return durations
 
     return {
         "call": lambda turn: turn.times(lambda: ray.get(one.echo.remote(_MESSAGE))),
         "actor_to_actor": lambda turn: list(ray.get(two.time_calls.remote(one, turn))),
         "fanout": lambda turn: turn.times(lambda: ray.get([actor.echo.remote(_MESSAGE) for actor in actors])),
         "pipelined": lambda turn: turn.times(pipeline),
-        "spawn": spawn,
+        "spawn": lambda turn: turn.times_spawn(_spawn, stop),
     }
 
 

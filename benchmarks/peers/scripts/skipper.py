@@ -14,6 +14,7 @@ from skipper.benchmarks.actors.parties import CallingActor, Echo
 from skipper.benchmarks.peers.memory import Bytes, MemoryOwner, Operation, keep, memory_blocks
 from skipper.benchmarks.peers.protocol import Block, MeasuringTurn
 from skipper.benchmarks.peers.work import FANOUT, MESSAGE_NBYTES, PIPELINED, REGION_NBYTES, Family, Span
+from skipper.control import ProcMesh
 from skipper.dataplane import RDMAAction, RDMABuffer
 
 __all__ = ["CANNOT", "Region", "open_blocks"]
@@ -35,9 +36,7 @@ def open_blocks(family: Family, stack: ExitStack) -> dict[str, Block]:
         from skipper.benchmarks.peers.scripts.skipper_store import store_blocks
 
         return store_blocks(stack)
-    from skipper.benchmarks.peers.scripts.skipper_engine import engine_blocks
-
-    return engine_blocks(stack)
+    return _engine_blocks(stack)
 
 
 def _actor_blocks() -> dict[str, Block]:
@@ -62,22 +61,14 @@ def _actor_blocks() -> dict[str, Block]:
         "actor_to_actor": from_actor,
         "fanout": lambda turn: turn.times(lambda: echoes.echo.call(_MESSAGE).get(_TIMEOUT_S)),
         "pipelined": lambda turn: turn.times(pipeline),
-        "spawn": _time_spawns,
+        "spawn": lambda turn: turn.times_spawn(_spawn, lambda procs: procs.stop().get(_TIMEOUT_S)),
     }
 
 
-def _time_spawns(turn: MeasuringTurn) -> list[int]:
-    meshes = []
-
-    def spawn() -> None:
-        procs = control.this_host().spawn_procs({"procs": FANOUT})
-        meshes.append(procs)
-        procs.spawn("echo", Echo).noted.call().get(_TIMEOUT_S)
-
-    durations = turn.times(spawn, warmup=0)
-    for procs in meshes:
-        procs.stop().get(_TIMEOUT_S)
-    return durations
+def _spawn() -> ProcMesh:
+    procs = control.this_host().spawn_procs({"procs": FANOUT})
+    procs.spawn("echo", Echo).noted.call().get(_TIMEOUT_S)
+    return procs
 
 
 def mappable(nbytes: int = REGION_NBYTES) -> Bytes:
@@ -111,3 +102,27 @@ def _own(connection: Connection[Any, Any], allocate: Callable[[], Bytes]) -> Non
     buffer = RDMABuffer(memory)
     connection.send(buffer)
     keep(connection, memory)
+
+
+def _engine_blocks(stack: ExitStack) -> dict[str, Block]:
+    import torch
+
+    from skipper import tensor_engine
+
+    inspect = tensor_engine.inspect
+    stack.callback(tensor_engine.shutdown)
+    procs = control.this_host().spawn_procs({"gpus": 1}, env={"OMP_NUM_THREADS": "1"})
+    with procs.activate():
+        small, large = torch.ones(4, 4), torch.ones(16 << 20)
+    inspect(large, timeout=_TIMEOUT_S)
+
+    def issue(turn: MeasuringTurn) -> list[int]:
+        durations = turn.times(lambda: small + small)
+        inspect(small, timeout=_TIMEOUT_S)  # the worker has caught up before the next row
+        return durations
+
+    return {
+        "issue": issue,
+        "fetch_4x4": lambda turn: turn.times(lambda: inspect(small, timeout=_TIMEOUT_S)),
+        "fetch_64MiB": lambda turn: turn.times(lambda: inspect(large, timeout=_TIMEOUT_S)),
+    }

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from time import perf_counter_ns
-
-import torch
 
 from skipper import control, dataplane
 from skipper import torchstore as ts
@@ -24,62 +21,43 @@ class Holder(Actor):
     """Publishes or reads, and takes the time."""
 
     def __init__(self) -> None:
-        self.state: dict[str, torch.Tensor] = {}
-        self._large: torch.Tensor | None = None
-        self._batch: dict[str, torch.Tensor] = {}
+        self._held = state.StoreTensors(ts)
 
     @endpoint
     async def time(self, row: str, n: int, limit_s: float) -> list[int]:
         """One turn of a row; durations in ns."""
-        if row in ("put_512MiB", "get_512MiB") and self._large is None:
-            self._large = state.large()
-        if row.endswith("batch") and not self._batch:
-            self._batch = state.batch()
-        if not self.state:
-            self.state = state.state_dict()
-        small, large, tensors, batch = state.small(), self._large, self.state, self._batch
-        actions: dict[str, Callable[[], Awaitable[object]]] = {
-            "put_64B": lambda: ts.put("small", small),
-            "get_64B": lambda: ts.get("small"),
-            "put_512MiB": lambda: ts.put("large", large),
-            "get_512MiB": lambda: ts.get("large", large),
-            "put_state_dict": lambda: ts.put_state_dict(tensors, "snapshot", mode="snapshot"),
-            "get_state_dict": lambda: ts.get_state_dict("snapshot", tensors),
-            "put_batch": lambda: ts.put_batch(batch),
-            "get_batch": lambda: ts.get_batch(batch),
-        }
-        return await MeasuringTurn(n, limit_s).times_async(actions[row], warmup=state.WARMUP)
+        return await self._held.times(row, n, limit_s, key="snapshot", mode="snapshot")
 
     @endpoint
     async def share(self) -> None:
         """Hold the tensors in memory that readers map."""
-        self.state = state.state_dict(dataplane.empty)
+        self._held.state = state.state_dict(dataplane.empty)
 
     @endpoint
     async def prepare(self, number: int) -> None:
         """What an optimizer's step does: wait until nobody reads, write."""
         if number > 1:
             await ts.fence("direct")
-        for tensor in self.state.values():
+        for tensor in self._held.state.values():
             tensor.fill_(number)
 
     @endpoint
     async def publish(self) -> int:
-        """Publish what is held; the moment at which that began."""
+        """Publish the tensors; returns when that began, in ns."""
         begin = perf_counter_ns()
-        await ts.put_state_dict(self.state, "direct", mode="direct")
+        await ts.put_state_dict(self._held.state, "direct", mode="direct")
         return begin
 
     @endpoint
     async def pull(self) -> int:
-        """Read the latest, in place; the moment at which all was there."""
-        await ts.get_state_dict("direct", self.state)
+        """Read the latest version in place; returns when all had arrived, in ns."""
+        await ts.get_state_dict("direct", self._held.state)
         return perf_counter_ns()
 
     @endpoint
     async def check(self, number: int) -> None:
-        """See that all is ``number``."""
-        state.check(self.state, number)
+        """Check that every element is ``number``."""
+        state.check(self._held.state, number)
 
 
 def store_blocks(stack: ExitStack) -> dict[str, Block]:
@@ -92,17 +70,6 @@ def store_blocks(stack: ExitStack) -> dict[str, Block]:
     holders = procs.spawn("holder", Holder)
     writer, reader = holders.slice(procs=0), holders.slice(procs=1)
 
-    def timed(row: str) -> Block:
-        def block(turn: MeasuringTurn) -> list[int]:
-            who = writer
-            if row.startswith("get"):
-                writer.time.call_one(row.replace("get", "put"), 1, turn.limit_s).get(_TIMEOUT_S)
-                who = reader
-            durations: list[int] = who.time.call_one(row, turn.n, turn.limit_s).get(_TIMEOUT_S)
-            return durations
-
-        return block
-
     def sync(turn: MeasuringTurn) -> list[int]:
         writer.share.call_one().get(_TIMEOUT_S)
         return state.syncing(
@@ -112,14 +79,8 @@ def store_blocks(stack: ExitStack) -> dict[str, Block]:
             lambda number: reader.check.call_one(number).get(_TIMEOUT_S),
         )(turn)
 
-    names = (
-        "put_64B",
-        "get_64B",
-        "put_512MiB",
-        "get_512MiB",
-        "put_state_dict",
-        "get_state_dict",
-        "put_batch",
-        "get_batch",
+    timed = state.timing(
+        lambda row, n, limit_s: writer.time.call_one(row, n, limit_s).get(_TIMEOUT_S),
+        lambda row, n, limit_s: reader.time.call_one(row, n, limit_s).get(_TIMEOUT_S),
     )
-    return {**{name: timed(name) for name in names}, "sync": sync}
+    return {**timed, "sync": sync}

@@ -1,7 +1,7 @@
-"""The ground that all floors stand on: which secrets this process shares with others. Standard library alone.
+"""The secrets that this process shares with others. It is below all other rooms, and imports the standard library only.
 
-`control` puts the job's secret here where it begins, `dataplane` looks for it when it first needs one; neither has to
-import the other for that.
+`control` puts the job's secret here when it begins, and `dataplane` looks here when it first needs one: so neither has
+to import the other.
 """
 
 from skipper.trust.job_secret import enter_job, job_secret, leave_job

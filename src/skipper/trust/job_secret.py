@@ -1,20 +1,20 @@
-"""The secret of the job that this process belongs to. A forked copy of it keeps that, as it keeps all memory."""
+"""The secret of the job that this process belongs to. A forked process has it too."""
 
 _secret: bytes | None = None
 
 
 def enter_job(secret: bytes) -> None:
-    """Note the secret of the job that this process belongs to from now on."""
+    """Remember the secret of the job that this process now belongs to."""
     global _secret
     _secret = secret
 
 
 def leave_job() -> None:
-    """Note that this process belongs to no job any more. Idempotent."""
+    """Forget the secret: this process no longer belongs to a job. Idempotent."""
     global _secret
     _secret = None
 
 
 def job_secret() -> bytes | None:
-    """The secret of the job; None outside of one. The same object for as long as it is the same job."""
+    """The secret of the job, or None outside of one. It is the same object for as long as the job is the same."""
     return _secret

@@ -9,14 +9,14 @@ _MOST_NBYTES = 4096
 
 
 class PrivateFileError(PermissionError):
-    """Other users could read a file with a secret, or could have written it; what it says is not used."""
+    """Other users could read a file with a secret, or could have written it. The secret is not used."""
 
 
 def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[int], bool]) -> None:
-    """See to it that something belongs to this user, and that nobody else can read or write it.
+    """Check that a file or folder belongs to this user, and that nobody else can read or write it.
 
     Raises:
-        PrivateFileError: That is not so.
+        PrivateFileError: It is not of the right kind, belongs to another user, or is open to others.
     """
     if not is_right_kind(status.st_mode):
         raise PrivateFileError(f"{path} is not what it should be: a plain file in a folder")
@@ -28,14 +28,14 @@ def check_private(status: os.stat_result, path: Path, is_right_kind: Callable[[i
 
 
 def read_secret(path: Path, *, least_nbytes: int) -> bytes:
-    """The secret in a file, as it is there.
+    """Read the secret in a file.
 
     Raises:
         PrivateFileError: Others could read the file, or could have written it.
         ValueError: It cannot be read, or holds too little.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not to wait where it is a pipe
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not block
     except OSError as error:
         raise ValueError(f"the secret in {path} cannot be read: {error.strerror}") from error
     with os.fdopen(fd, "rb") as file:

@@ -1,7 +1,7 @@
-"""The secret that processes of one user share where they are not given one and belong to no common job.
+"""The secret that processes of one user share if nobody gives them one and they belong to no common job.
 
-It is in a file. Processes of one user on one host need nothing else: the first one makes the file, below a folder of
-mode 0700, and nobody else can read it. Elsewhere, name a file that all sides can read by ``SKIPPER_SECRET_FILE``.
+It is in a file that nobody but this user may read or write. On one host that is all: the first process makes the file,
+in a folder of mode 0700. Between hosts, ``SKIPPER_SECRET_FILE`` names a file that all sides can read.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _SECRET_NBYTES = 32
 
 
 def folder() -> Path:
-    """Where this user's secrets and connection files lie."""
+    """The folder of this user's secrets and connection files."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime):
         return Path(runtime) / "skipper"
@@ -32,7 +32,7 @@ def folder() -> Path:
 
 
 def user_secret() -> bytes:
-    """The secret of this user, from the file that the environment names or else from their own, made if need be.
+    """The secret of this user: from the file that the environment names, or else from their own, made if it is missing.
 
     Raises:
         PrivateFileError: Others could read the file, or could have written it.
@@ -47,7 +47,7 @@ def _read_or_make() -> bytes:
     path = folder() / _NAME
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(mode=0o700)
-    if path.parent.is_symlink():  # for the message; what counts is O_NOFOLLOW
+    if path.parent.is_symlink():  # for the message; O_NOFOLLOW is the check
         raise PrivateFileError(f"{path.parent} is a link, which may lead to a folder that holds something else")
     where = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -65,7 +65,7 @@ def _make(name: str, where: int) -> None:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(random.token_bytes(_SECRET_NBYTES))
-        with contextlib.suppress(FileExistsError):  # another process was first, and its secret is the one
+        with contextlib.suppress(FileExistsError):  # another process was first, and its secret counts
             os.link(draft, name, src_dir_fd=where, dst_dir_fd=where)  # whole, or not at all
     finally:
         os.unlink(draft, dir_fd=where)

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from skipper.benchmarks.bandwidth import wire
+from skipper.benchmarks.bandwidth import ceiling
+from skipper.benchmarks.bandwidth.ceiling import link, wire_ceiling
 from skipper.benchmarks.bandwidth.messages import Wire
-from skipper.benchmarks.bandwidth.wire import ceiling, link
 from skipper.dataplane.doctor.sysfs import Interface, RdmaPort
 
 PORTS = [
@@ -23,8 +23,8 @@ INTERFACES = [
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with adapters, since this one may have none."""
-    monkeypatch.setattr(wire, "rdma_ports", lambda: PORTS)
-    monkeypatch.setattr(wire, "interfaces", lambda: INTERFACES)
+    monkeypatch.setattr(ceiling, "rdma_ports", lambda: PORTS)
+    monkeypatch.setattr(ceiling, "interfaces", lambda: INTERFACES)
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
 
 
@@ -55,10 +55,10 @@ def test_the_environment_of_ucx_names_the_link(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_slower_end_is_the_ceiling() -> None:
     fast, slow, unknown = Wire(100.0, "fast"), Wire(25.0, "slow"), Wire(None, "not stated")
-    assert ceiling("ucx", fast, slow, one_host=False) == slow
-    assert ceiling("ucx", fast, unknown, one_host=False) == unknown
-    assert ceiling("ucx", fast, slow, one_host=True).gbit_per_s is None
-    assert ceiling("verbs", fast, fast, one_host=True) == fast
+    assert wire_ceiling("ucx", fast, slow, one_host=False) == slow
+    assert wire_ceiling("ucx", fast, unknown, one_host=False) == unknown
+    assert wire_ceiling("ucx", fast, slow, one_host=True).gbit_per_s is None
+    assert wire_ceiling("verbs", fast, fast, one_host=True) == fast
 
 
 def test_the_machine_at_hand_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
