@@ -1,4 +1,4 @@
-"""Connects to ports of a machine, prints those that are open, and sends them garbage: ``scan_script.py ADDRESS PORT*``."""
+"""Connects to ports of a machine, prints the open ones, and sends them garbage: ``scan_script.py ADDRESS PORT*``."""
 
 import contextlib
 import os

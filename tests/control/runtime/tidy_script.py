@@ -30,7 +30,7 @@ class Tidy(Actor):
         atexit.register(note, log, "atexit of the actor")
         Tidy.thing = Thing()
         weakref.finalize(Tidy.thing, note, log, "finalizer")
-        Tidy.file = Path(f"{log}.buffered").open("w")
+        Tidy.file = Path(f"{log}.buffered").open("w")  # noqa: SIM115 - left open on purpose
         Tidy.file.write("buffered")
         threading.Thread(target=work, daemon=False).start()
 

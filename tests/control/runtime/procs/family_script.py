@@ -1,4 +1,4 @@
-"""A script whose actor has a family of processes: ``family_script.py MODULE_TO_PRELOAD*``. Ends after a line of input."""
+"""A script whose actor has a family of processes: ``family_script.py PRELOADED*``. Ends after a line of input."""
 
 import os
 import sys
