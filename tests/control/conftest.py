@@ -4,7 +4,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -109,17 +109,16 @@ def own_procs() -> Iterator[Callable[..., ProcMesh]]:
 
 
 class Script:
-    """A script of its own process, written to a file and run there."""
+    """A script in a process of its own."""
 
-    def __init__(self, path: Path, text: str) -> None:
-        path.write_text(textwrap.dedent(text))
+    def __init__(self, path: Path, arguments: Sequence[str], folder: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(path)],
+            [sys.executable, str(path), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=path.parent,
+            cwd=folder,
             env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"},
         )
 
@@ -138,11 +137,15 @@ class Script:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Iterator[Callable[[str], Script]]:
+def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
+    """Starts a script: a file of these tests with its arguments, or a text, which is written to a file."""
     scripts: list[Script] = []
 
-    def run(text: str) -> Script:
-        scripts.append(Script(tmp_path / f"script{len(scripts)}.py", text))
+    def run(program: str | Path, *arguments: str) -> Script:
+        path = program if isinstance(program, Path) else tmp_path / f"script{len(scripts)}.py"
+        if isinstance(program, str):
+            path.write_text(textwrap.dedent(program))
+        scripts.append(Script(path, arguments, tmp_path))
         return scripts[-1]
 
     yield run

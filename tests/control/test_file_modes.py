@@ -4,7 +4,6 @@ import os
 import stat
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,68 +17,7 @@ from tests.strangers import STRANGER, as_stranger, meeting_place, needs_root
 
 from .conftest import PATIENCE_S, REPOSITORY
 
-JOB = """
-    import os
-    from contextlib import closing
-
-    os.umask(0)
-
-    from skipper import control
-    from skipper import dataplane
-    from skipper.control import Actor, endpoint, serve_job, this_host
-    from skipper.control.cluster.jobs.folder import JobFolder, start_into
-    from skipper.control.rpc.user_secret import shared_secret
-    from skipper.control.observe import collect_logs
-    from skipper.control.cluster.workspace import sync_workspace
-    from skipper.dataplane import RDMABuffer
-
-
-    class Speaker(Actor):
-        def __init__(self):
-            self.memory = dataplane.empty(1 << 20)
-            self.buffer = RDMABuffer(self.memory)
-
-        @endpoint
-        def speak(self):
-            print("hello", flush=True)
-            return self.buffer
-
-        @endpoint
-        def open_files(self):
-            found = {}
-            for fd in os.listdir("/proc/self/fd"):
-                try:
-                    name, mode = os.readlink(f"/proc/self/fd/{fd}"), os.stat(f"/proc/self/fd/{fd}").st_mode
-                except OSError:
-                    continue
-                if name.startswith(("/memfd:skipper", "/tmp", "/dev/shm")):
-                    found[name] = mode & 0o7777
-            return found
-
-
-    def main():
-        here = os.environ["TMPDIR"]
-        logs = collect_logs(folder=f"{here}/kept/logs")
-        with serve_job("open"), closing(JobFolder(f"{here}/shared/jobs")) as folder:
-            shared_secret()
-            start_into(folder.logs / "agent.log", ["true"]).communicate()
-            speakers = this_host().spawn_procs({"gpus": 2}).spawn("speakers", Speaker)
-            speakers.speak.call().get(30)
-            os.mkdir(f"{here}/code", 0o700)
-            sync_workspace(this_host().spawn_procs(), f"{here}/code", f"{here}/there/code")
-            for files in speakers.open_files.call().get(30):
-                for name, mode in files.items():
-                    print(f"OPEN {mode:04o} {name}")
-            for top, folders, files in os.walk(here):
-                for name in folders + files:
-                    path = os.path.join(top, name)
-                    print(f"FILE {os.lstat(path).st_mode & 0o7777:04o} {path}")
-        control.shutdown()
-
-
-    if __name__ == "__main__":
-        main()
-"""
+JOB = Path(__file__).with_name("file_modes_script.py")
 
 
 @pytest.fixture
@@ -89,13 +27,12 @@ def place() -> Iterator[Path]:
 
 
 def test_all_that_a_job_makes_is_for_its_user_alone(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(textwrap.dedent(JOB))
     here = tmp_path / "here"
     here.mkdir(mode=0o700)
     env = {**os.environ, "TMPDIR": str(here), "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
     env.pop("XDG_RUNTIME_DIR", None)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "job.py")], env=env, capture_output=True, text=True, timeout=3 * PATIENCE_S
+        [sys.executable, str(JOB)], umask=0, env=env, capture_output=True, text=True, timeout=3 * PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split(" ", 2) for line in done.stdout.splitlines() if line.startswith(("OPEN", "FILE"))]

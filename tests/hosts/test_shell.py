@@ -21,17 +21,7 @@ from tests.control.conftest import PATIENCE_S, wait_until
 from tests.hosts.conftest import LocalAgents, environment
 from tests.hosts.netns import REPOSITORY
 
-SCRIPT = """
-import fcntl, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from skipper.control import this_host
-from skipper.control.cluster.hosts import attach_to_hosts
-from skipper.control.cluster.hosts import shell
-
-host = attach_to_hosts(sys.argv[1], secret_file=sys.argv[2]) if sys.argv[1:] else this_host()
-status = shell(host, env={"PS1": "ready> ", "SHELL": "/bin/sh"}, command=("/bin/sh", "-i"))
-print("\\nended with", status, flush=True)
-"""
+SCRIPT = Path(__file__).with_name("shell_script.py")
 
 
 class Session:
@@ -41,7 +31,7 @@ class Session:
         self.fd, theirs = pty.openpty()
         self.output = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *arguments],
+            [sys.executable, str(SCRIPT), *arguments],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,

@@ -19,15 +19,7 @@ from tests.hosts.netns import REPOSITORY, Machine, Network
 NBYTES = 1 << 20
 OWNER, READER = 0, 1
 
-SCAN = """
-import contextlib, os, socket, sys
-for port in map(int, sys.argv[2:]):
-    with socket.socket() as connection, contextlib.suppress(OSError):
-        connection.settimeout(2)
-        connection.connect((sys.argv[1], port))
-        print(port)
-        connection.sendall(os.urandom(4096))
-"""
+SCAN = Path(__file__).with_name("scan_script.py")
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +79,7 @@ def test_no_port_of_ucx_is_to_be_seen(net: Network, workers: ActorMesh[Worker], 
     ports = ports_of(owner)
     of_ucx = {port for port in ports if port.to_bytes(2, "big") in address}
     assert of_ucx
-    with ended(start(net.machines[3], [sys.executable, "-c", SCAN, owner.address, *map(str, ports)])) as process:
+    with ended(start(net.machines[3], [sys.executable, str(SCAN), owner.address, *map(str, ports)])) as process:
         seen = set(map(int, process.communicate(timeout=PATIENCE_S)[0].split()))
     assert seen  # those that ask for a proof
     assert not seen & of_ucx

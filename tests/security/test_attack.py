@@ -44,27 +44,7 @@ def test_the_same_attacks_by_the_user_of_the_job_find_what_they_look_for(shared:
         assert f"proc: {what}" in outcome.hits
 
 
-SQUATTED = """
-import sys
-from skipper.control import Actor, UnsafeFileError, endpoint, serve_job, this_host
-from skipper.control.model.errors import ControlError
-from skipper.control.rpc import ActorServer
-
-class Echo(Actor):
-    @endpoint
-    def echo(self, value):
-        return value
-
-echo = this_host().spawn_procs().spawn("echo", Echo)
-for act in (lambda: serve_job("squatted"), lambda: ActorServer("127.0.0.1", 0)):
-    try:
-        act()
-    except (UnsafeFileError, ControlError) as error:
-        print(type(error).__name__)
-    else:
-        print("went on")
-print(echo.echo.call_one(3).get(60))
-"""
+SQUATTED = Path(__file__).with_name("squatted_script.py")
 
 SQUAT = {
     "a folder": "os.mkdir(path, 0o777); os.chmod(path, 0o777)",
@@ -86,12 +66,10 @@ def test_who_takes_the_jobs_path_beforehand_gets_nothing_of_it(shared: Path, how
         {SQUAT[how]}
     """
     subprocess.run([sys.executable, "-S", "-c", textwrap.dedent(program), str(shared), str(victims)], check=True)
-    script = shared / "script.py"
-    script.write_text(SQUATTED)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SKIPPER_")}
     environment.pop("XDG_RUNTIME_DIR", None)
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(SQUATTED)],
         env=environment | {"PYTHONPATH": str(ROOT), "TMPDIR": str(shared)},
         capture_output=True,
         text=True,

@@ -74,31 +74,7 @@ def test_a_page_that_was_asked_for_is_the_only_port(target: Start) -> None:
     assert doctor("--pid", str(job.pid), "--asked", "10.0.0.7:*")[0] == 1
 
 
-PROGRAM = """
-import os, socket, sys
-folder = sys.argv[1]
-tcp = socket.socket(); tcp.bind(("0.0.0.0", 0)); tcp.listen()
-tcp6 = socket.socket(socket.AF_INET6); tcp6.bind(("::1", 0)); tcp6.listen()
-udp = socket.socket(type=socket.SOCK_DGRAM); udp.bind(("127.0.0.1", 0))
-abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0not-ours-%d" % os.getpid()); abstract.listen()
-wide = socket.socket(socket.AF_UNIX); wide.bind(folder + "/wide"); os.chmod(folder + "/wide", 0o777); wide.listen()
-os.chdir(folder)
-near = socket.socket(socket.AF_UNIX); near.bind("near"); os.chmod("near", 0o777); near.listen()
-place = os.open(folder, os.O_PATH)
-by = socket.socket(socket.AF_UNIX); by.bind(f"/proc/self/fd/{place}/by"); os.chmod("by", 0o777); by.listen()
-gone = socket.socket(socket.AF_UNIX)
-file = os.open(folder + "/file", os.O_RDONLY | os.O_CREAT, 0o600)
-there = os.dup(place); gone.bind(f"/proc/self/fd/{there}/gone"); gone.listen(); os.dup2(file, there)
-tight = socket.socket(socket.AF_UNIX); tight.bind(folder + "/tight"); os.chmod(folder + "/tight", 0o700); tight.listen()
-os.umask(0)
-file = open(folder + "/open", "w")
-shm = open("/dev/shm/not-ours-%d" % os.getpid(), "w+b"); shm.write(b"x"); shm.flush()
-os.mkfifo(folder + "/fifo"); fifo = os.open(folder + "/fifo", os.O_RDWR)
-hidden = os.open(folder + "/closed", os.O_WRONLY | os.O_CREAT, 0o600)
-print(tcp.getsockname()[1], tcp6.getsockname()[1], udp.getsockname()[1], flush=True)
-sys.stdin.read()
-os.unlink(shm.name)
-"""
+PROGRAM = Path(__file__).with_name("open_places_script.py")
 
 
 def test_everything_that_others_could_reach_is_found(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -107,7 +83,7 @@ def test_everything_that_others_could_reach_is_found(tmp_path_factory: pytest.Te
         if above != Path("/tmp"):
             above.chmod(0o755)
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(PROGRAM), str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as program:
         assert program.stdout is not None
         tcp, tcp6, udp = program.stdout.readline().split()

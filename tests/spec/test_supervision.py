@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -273,36 +274,9 @@ def test_a_receive_from_a_linked_actor_ends_with_it(row: ProcMesh, failures: Fai
 
 
 def test_a_script_with_an_unhandled_failure_exits_with_code_1_and_the_first_error_on_top(
-    script: Callable[[str], Script],
+    script: Callable[..., Script],
 ) -> None:
-    running = script(
-        """
-        import os, time
-        from skipper import control
-        from skipper.control import Actor, endpoint, this_host
-
-        class Worker(Actor):
-            @endpoint
-            def fail(self):
-                raise ValueError("the first error")
-
-        class Manager(Actor):
-            def __init__(self, worker_procs):
-                self.workers = worker_procs.spawn("workers", Worker)
-
-            def __supervise__(self, failure):
-                raise KeyError("a later error")
-
-            @endpoint
-            def provoke(self):
-                self.workers.slice(gpus=1).fail.broadcast()
-                return os.getpid()
-
-        manager = this_host().spawn_procs().spawn("manager", Manager, this_host().spawn_procs({"gpus": 2}))
-        print(manager.provoke.call_one().get(), flush=True)
-        time.sleep(30)
-        """
-    )
+    running = script(Path(__file__).with_name("unhandled_script.py"))
     pid = int(running.line())
     code, _, err = running.finish()
     assert code == 1

@@ -44,7 +44,7 @@ class Walker:
         self.recorder = recorder
         self.done: dict[str, int] = {}
         self._chance = random.Random(seed)
-        self._clients: dict[int, ProcessId] = {}
+        self.clients: dict[int, ProcessId] = {}
         self._pids = count(1)
         self._ids = count(1)
         self._requests = count(1)
@@ -71,7 +71,7 @@ class Walker:
             *(self.reclaim, self.make_room, self.die, self.ask_again),
         ]
         for _ in range(number):
-            way = self._chance.choice(ways) if self._clients else self.join
+            way = self._chance.choice(ways) if self.clients else self.join
             try:
                 way()
             except StoreError as error:
@@ -83,7 +83,7 @@ class Walker:
         self.done[name] = self.done.get(name, 0) + 1
 
     def _client(self) -> int:
-        return self._chance.choice(list(self._clients))
+        return self._chance.choice(list(self.clients))
 
     def _key(self) -> str:
         return self._chance.choice(KEYS)
@@ -99,14 +99,14 @@ class Walker:
 
     def join(self) -> None:
         process = ProcessId("elsewhere", next(self._pids), 1)
-        self._clients[self._do("welcome", process, None)] = process
+        self.clients[self._do("welcome", process, None)] = process
 
     def die(self) -> None:
         client = self._client()
         volumes = ("0",) if self._chance.random() < 0.1 else ()
-        self._do("process_died", self._clients.pop(client), volumes)
+        self._do("process_died", self.clients.pop(client), volumes)
 
-    def _binding(self, mode: Any) -> Binding | str:
+    def binding(self, mode: Any) -> Binding | str:
         known = [binding for binding in self._bindings if binding.mode == mode]
         if known and self._chance.random() < 0.6:
             found = self._chance.choice(known)
@@ -115,13 +115,13 @@ class Walker:
         self._bindings.append(Binding(name, mode, "0" if mode == "snapshot" else "", ()))
         return self._bindings[-1]
 
-    def _publication(self, client: int, key: str, turn: Turn) -> Publication:
+    def publication(self, client: int, key: str, turn: Turn) -> Publication:
         return Publication(
             key,
             self._chance.choice((None, None, None, self._chance.randrange(1, 9))),
-            self._clients[client],
+            self.clients[client],
             self._chance.choice(self._manifests),
-            self._binding(self._chance.choice(("snapshot", "snapshot", "direct"))),
+            self.binding(self._chance.choice(("snapshot", "snapshot", "direct"))),
             generation=self._chance.randrange(4),
             keep=self._chance.choice((None, 1, 3)),
             turn=turn,
@@ -130,7 +130,7 @@ class Walker:
     def put(self) -> None:
         client = self._client()
         turns = [ALONE] * self._chance.choice((1, 1, 2))
-        sent = tuple(self._publication(client, self._key(), turn) for turn in turns)
+        sent = tuple(self.publication(client, self._key(), turn) for turn in turns)
         self._once(client, "publish", self._chance.random(), client, sent)
 
     def put_in_group(self) -> None:
@@ -138,7 +138,7 @@ class Walker:
         number = self._puts[client, key] = self._puts.get((client, key), 0) + 1
         alone = self._chance.choice((True, False))
         turn = Turn(Origin("group", client % 2, 2), f"session {client}", number, alone)
-        self._once(client, "publish", 0.0, client, (self._publication(client, key, turn),))
+        self._once(client, "publish", 0.0, client, (self.publication(client, key, turn),))
 
     def put_batch(self) -> None:
         client = self._client()
@@ -147,7 +147,7 @@ class Walker:
         columns = Columns(keys, (0,) * len(keys), offsets, (SECTION,) * len(keys))
         binding = Binding(f"arena-{next(self._ids)}", "snapshot", "0", ())
         inline = {self._key(): b"small"} if self._chance.random() < 0.3 else {}
-        batch = BatchPublication(self._clients[client], binding, (self._manifests[0],), columns.encode(), inline)
+        batch = BatchPublication(self.clients[client], binding, (self._manifests[0],), columns.encode(), inline)
         self._once(client, "publish", 0.0, client, (batch,))
 
     def put_inline(self) -> None:
@@ -187,7 +187,7 @@ class Walker:
             client = self._client()
             key, lease = self._leases.pop(0)
             binding = Binding(f"copy-{next(self._ids)}", "direct", "", ())
-            share = Share(self._manifests[0], binding, 1, self._clients[client])
+            share = Share(self._manifests[0], binding, 1, self.clients[client])
             offered = self._chance.choice((None, share))
             self._do("finish", client, key, lease, offered, self._chance.random() < 0.2)
 
@@ -277,9 +277,14 @@ def reopened(address: JournalAddress) -> Recorder:
 
 def left(recorder: Recorder) -> Recorder:
     """The same when its process has died: nothing is tidied up."""
-    assert recorder._journal is not None
-    recorder._journal.close()
+    journal_of(recorder).close()
     return recorder
+
+
+def journal_of(recorder: Recorder) -> Journal:
+    """Where it writes what it does."""
+    assert recorder._journal is not None
+    return recorder._journal
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,38 +102,8 @@ def test_an_owner_that_handles_a_failure_may_broadcast_to_what_is_left(
     gatherer.stop().get(PATIENCE_S)
 
 
-def test_what_is_said_while_the_script_ends_does_not_spoil_its_end(script: Callable[[str], Script]) -> None:
-    running = script(
-        """
-        import threading, time
-        from skipper import control
-        from skipper.control import Actor, endpoint, this_host
-
-        class Worker(Actor):
-            @endpoint
-            def hear(self):
-                pass
-
-            @endpoint
-            def hang(self):
-                time.sleep(60)
-
-        worker = this_host().spawn_procs().spawn("worker", Worker)
-        hanging = this_host().spawn_procs().spawn("hanging", Worker)
-        worker.hear.call_one().get()
-        hanging.hang.broadcast()  # so that the end takes its grace, while the worker has stopped at once
-
-        def talk_on():
-            end = time.monotonic() + 0.6
-            while time.monotonic() < end:
-                worker.hear.broadcast()
-                time.sleep(0.01)
-
-        threading.Thread(target=talk_on, daemon=True).start()
-        control.shutdown(grace_s=1.5)
-        print("ended")
-        """
-    )
+def test_what_is_said_while_the_script_ends_does_not_spoil_its_end(script: Callable[..., Script]) -> None:
+    running = script(Path(__file__).with_name("talking_script.py"))
     code, out, err = running.finish()
     assert (code, out) == (0, "ended\n")
     assert err.startswith("actor hanging{} in procs did not end within")  # and nothing is said of the worker

@@ -7,6 +7,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,32 +243,8 @@ def test_multiprocessing_works_in_an_actor(echo: Any) -> None:
     assert echo.run.call_one(use_multiprocessing).get(PATIENCE_S) == ([0, 1, 4, 9], [7], 4)
 
 
-def test_a_copy_of_the_script_gets_the_error_too_and_may_do_anything_else(script: Callable[[str], Script]) -> None:
-    running = script("""
-        import os, subprocess, sys
-        from skipper import control
-        from skipper.control import Actor, endpoint, this_host, this_proc
-
-        class Worker(Actor):
-            @endpoint
-            def fork(self):
-                if pid := os.fork():
-                    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-        mine = this_proc().spawn("mine", Worker)
-        other = this_host().spawn_procs().spawn("other", Worker)
-        print(mine.fork.call_one().get(20), other.fork.call_one().get(20), flush=True)
-        if pid := os.fork():
-            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), other.fork.call_one().get(20))
-        else:
-            try:
-                other.fork.call_one()
-            except control.ForkedProcessError as error:
-                print("script" in str(error))
-            control.shutdown()
-            print(subprocess.run(["echo", "said"], capture_output=True, text=True).stdout.strip())
-            sys.exit(6)
-    """)
+def test_a_copy_of_the_script_gets_the_error_too_and_may_do_anything_else(script: Callable[..., Script]) -> None:
+    running = script(Path(__file__).with_name("forking_script.py"))
     assert running.finish() == (0, "0 0\nTrue\nsaid\n6 0\n", "")
 
 

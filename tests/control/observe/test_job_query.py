@@ -26,12 +26,16 @@ def test_what_cannot_be_asked_is_an_error_at_once(echoes: ActorMesh[Echo]) -> No
     assert time.monotonic() - begun < PATIENCE_S / 2
 
 
+def open_ports() -> int:
+    """How many answers the script waits for."""
+    return len(current_runtime.current().ports._open)
+
+
 def test_nobody_waits_for_a_process_that_dies_meanwhile(failures: Failures) -> None:
     echo = this_host().spawn_procs(name="doomed").spawn("doomed", Echo)
     pid = echo.pid.call_one().get(PATIENCE_S)
     freeze(pid)
-    asked = current_runtime.current().ports
-    before = len(asked._open)
+    before = open_ports()
     found: list[str] = []
 
     def ask() -> None:
@@ -39,7 +43,7 @@ def test_nobody_waits_for_a_process_that_dies_meanwhile(failures: Failures) -> N
 
     asking = threading.Thread(target=ask)
     asking.start()
-    wait_until(lambda: len(asked._open) >= before + 2, "the question has been passed on")
+    wait_until(lambda: open_ports() >= before + 2, "the question has been passed on")
     os.kill(pid, signal.SIGKILL)
     asking.join(PATIENCE_S)
     assert not asking.is_alive()
@@ -57,7 +61,7 @@ def test_a_process_that_has_not_come_up_yet_is_starting(own_procs: Callable[...,
 
 def test_many_may_ask_at_once_and_nothing_is_left_of_it(echoes: ActorMesh[Echo]) -> None:
     job_status(timeout=PATIENCE_S)
-    ports, threads = len(current_runtime.current().ports._open), threading.active_count()
+    ports, threads = open_ports(), threading.active_count()
     found: list[bool] = []
     asking = [
         threading.Thread(target=lambda: found.append(job_status(timeout=PATIENCE_S).is_healthy)) for _ in range(20)
@@ -68,7 +72,7 @@ def test_many_may_ask_at_once_and_nothing_is_left_of_it(echoes: ActorMesh[Echo])
         thread.join()
     assert found == [True] * 20
     wait_until(lambda: threading.active_count() <= threads, "the threads of the surveys have ended")
-    assert len(current_runtime.current().ports._open) == ports
+    assert open_ports() == ports
 
 
 def test_those_who_look_may_be_killed_at_any_time(served: ServedJob, echoes: ActorMesh[Echo]) -> None:

@@ -16,16 +16,21 @@ from tests.control.rpc.conftest import client_of
 from tests.control.rpc.parties import PATIENCE_S, Calculator, Gate
 
 
+def waiting_for_gate(server: ActorServer) -> int:
+    """How many calls wait for the actor of that name."""
+    hosted: Any = server._catalog.by_name("gate")
+    return len(hosted._limit._waiting)
+
+
 def test_an_actor_handles_one_call_at_a_time_in_the_order_in_which_they_came(server: ActorServer) -> None:
     gate = Gate()
     server.register("gate", gate)
     client = client_of(server.address, Gate, "gate")
     futures = [client.wait(0)]
     wait_until(lambda: gate.inside == 1, "the first has begun")
-    hosted = server._catalog.by_name("gate")
     for number in range(1, 6):
         futures.append(client.wait(number))
-        wait_until(lambda number=number: len(hosted._limit._waiting) == number, "it waits")  # type: ignore[attr-defined]
+        wait_until(lambda number=number: waiting_for_gate(server) == number, "it waits")
     gate.let_go()
     assert [future.get(PATIENCE_S) for future in futures] == gate.order == list(range(6))
     assert gate.most == 1
@@ -66,8 +71,7 @@ def test_an_actor_that_falls_behind_turns_calls_away_which_may_be_made_again(
     server.register("gate", gate)
     client = client_of(server.address, Gate, "gate")
     waiting = [client.wait(number) for number in range(3)]
-    hosted: Any = server._catalog.by_name("gate")
-    wait_until(lambda: gate.inside == 1 and len(hosted._limit._waiting) == 2, "it is busy, and two wait")
+    wait_until(lambda: gate.inside == 1 and waiting_for_gate(server) == 2, "it is busy, and two wait")
     with pytest.raises(BackpressureError, match="too many calls wait"):
         client.wait.sync(3)
     patient = client.with_options(retries=100)

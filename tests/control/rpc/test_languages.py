@@ -1,6 +1,7 @@
 """What a client finds that has none of our Python: a stub generated from the proto, JSON, reflection, health."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,78 +17,16 @@ from skipper.control.rpc import ActorServer, user_secret
 from skipper.control.wire.regenerate import SOURCES
 from tests.control.rpc.parties import PATIENCE_S, Calculator
 
-CLIENT = '''
-"""A client that knows the proto file, gRPC and HMAC, and nothing else."""
-import hashlib, hmac, json, os, struct, sys
-
-import grpc
-import actor_service_pb2 as pb
-import actor_service_pb2_grpc as stubs
-
-address, secret = sys.argv[1], bytes.fromhex(sys.argv[2])
-stub = stubs.ActorServiceStub(grpc.insecure_channel(address))
-
-
-def mac(key, *parts):
-    return hmac.new(key, b"".join(struct.pack("<Q", len(part)) + part for part in parts), hashlib.sha256).digest()
-
-
-nonce = os.urandom(32)
-opened = stub.OpenSession(pb.OpenSessionRequest(version=1, nonce=nonce))
-assert opened.proof == mac(secret, b"skipper actors", b"server", nonce, opened.session)
-key = mac(secret, b"skipper actors", b"key", nonce, opened.session)
-count = 0
-
-
-def ask(rpc, request):
-    global count
-    count += 1
-    number = struct.pack("<Q", count)
-    request.proof = opened.session + number + mac(key, b"request", rpc.encode(), number, request.SerializeToString())
-    answer = getattr(stub, rpc)(request, timeout=20)
-    proof, answer.proof = answer.proof, b""
-    assert proof == mac(key, b"answer", rpc.encode(), number, answer.SerializeToString())
-    return answer
-
-
-def call(method, args, **kwargs):
-    request = pb.ActorRequest(method=method, args=json.dumps(args).encode(), encoding=pb.ENCODING_JSON, **kwargs)
-    answer = ask("Invoke", request)
-    return json.loads(answer.result) if not answer.HasField("error") else (answer.error.code, answer.error.message)
-
-
-actor, = ask("ListActors", pb.ListActorsRequest()).actors
-listed = ask("ListMethods", pb.ListMethodsRequest(actor_handle=actor.actor_handle)).methods
-methods = {each.name: each for each in listed}
-start = pb.ActorRequest(actor="calculator", method="double", args=b"[21]", encoding=pb.ENCODING_JSON)
-ask("StartOperation", pb.StartOperationRequest(id="mine", request=start))
-operation = ask("PollOperation", pb.PollOperationRequest(id="mine", wait_s=20))
-print(json.dumps([
-    actor.name,
-    actor.class_name,
-    [methods["add"].signature, methods["add"].doc, methods["add"].idempotent, methods["label"].idempotent],
-    call("add", [1], actor_handle=actor.actor_handle),
-    call("add", {"left": 1, "right": 5}, actor="calculator"),
-    call("echo", [{"nested": [None, True, "text"]}], actor="calculator"),
-    call("fail", ["words"], actor="calculator"),
-    call("give_lock", [], actor="calculator")[0],
-    call("add", "neither", actor="calculator"),
-    call("add", [1], actor_handle="unheard of")[0],
-    call("unheard_of", [1], actor="calculator")[0],
-    [operation.done, operation.response.result.decode()],
-    ask("CancelOperation", pb.CancelOperationRequest(id="unheard of")).error.code == pb.NO_SUCH_OPERATION,
-    "skipper.control" in sys.modules,
-]))
-'''
+CLIENT = Path(__file__).with_name("stub_client_script.py")
 
 
 def test_a_generated_stub_and_an_hmac_are_all_that_another_language_needs(server: ActorServer, tmp_path: Path) -> None:
     generate = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={SOURCES}", f"--python_out={tmp_path}"]
     generate += [f"--grpc_python_out={tmp_path}", str(SOURCES / "actor_service.proto")]
     subprocess.run(generate, check=True, timeout=60)
-    (tmp_path / "client.py").write_text(CLIENT)
-    command = [sys.executable, "client.py", server.address, user_secret.shared_secret().hex()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, str(CLIENT), server.address, user_secret.shared_secret().hex()]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [
         "calculator",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,23 +14,7 @@ from skipper.control.runtime import begin_log
 from skipper.control.runtime.begin_log import CAPACITY, BeginAddress, BeginView, Fate, ProcessGoneError
 from tests.control.conftest import PATIENCE_S, REPOSITORY
 
-PROGRAM = """
-import sys
-from skipper.control.runtime.begin_log import BeginLog
-from skipper.control.runtime.messages import Mail
-from skipper.control.wire.envelope import Envelope, Kind, ProcessRef
-
-log = BeginLog()
-address = log.address
-print(address.kernel, address.pid, address.fd, address.token, flush=True)
-for line in sys.stdin:
-    sender, first, last, what = line.split()
-    for port in range(int(first), int(last) + 1):
-        log.take(Mail(ProcessRef(sender, "", sender), Envelope(Kind.CALL, reply_to=port)))
-        if what == "begin":
-            log.begin()
-    print(flush=True)
-"""
+PROGRAM = Path(__file__).with_name("begin_log_script.py")
 
 
 class Writer:
@@ -37,7 +22,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, str(PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

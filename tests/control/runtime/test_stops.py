@@ -21,6 +21,7 @@ from tests.control.conftest import PATIENCE_S, Failures, Script, alive, wait_unt
 from tests.control.stuck import AsyncStuck, Owner, Stuck, compute
 from tests.freezing import freeze
 
+HERE = Path(__file__).parent
 BOUND_S = 1.0
 SLACK_S = 6.0
 """What a busy machine may add to a bound: much less than what hangs in these tests, which does so for ever."""
@@ -244,49 +245,10 @@ def note_at_exit(path: str) -> None:
 
 @pytest.mark.parametrize("preload", [[], ["decimal"]], ids=["executed", "forked"])
 def test_a_process_that_is_stopped_ends_as_programs_of_python_do(
-    script: Callable[[str], Script], tmp_path: Path, preload: list[str]
+    script: Callable[..., Script], tmp_path: Path, preload: list[str]
 ) -> None:
     log = str(tmp_path / "log")
-    running = script(
-        f"""
-        import atexit, os, threading, time, weakref
-        from skipper import control
-        from skipper.control import Actor, endpoint, this_host
-
-        control.configure(preload={preload})
-
-        def note(text):
-            with open({log!r}, "a") as file:
-                file.write(text + "\\n")
-
-        def bootstrap():
-            atexit.register(note, "atexit of the bootstrap")
-
-        def work():
-            time.sleep(0.2)
-            note("thread")
-
-        class Thing:
-            pass
-
-        class Tidy(Actor):
-            def __init__(self):
-                atexit.register(note, "atexit of the actor")
-                Tidy.thing = Thing()
-                weakref.finalize(Tidy.thing, note, "finalizer")
-                Tidy.file = open({log + ".buffered"!r}, "w")
-                Tidy.file.write("buffered")
-                threading.Thread(target=work, daemon=False).start()
-
-            @endpoint
-            def pid(self):
-                return os.getpid()
-
-        procs = this_host().spawn_procs(bootstrap=bootstrap)
-        procs.spawn("tidy", Tidy).pid.call_one().get()
-        procs.stop().get()
-        """
-    )
+    running = script(HERE / "tidy_script.py", log, *preload)
     assert running.finish() == (0, "", "")
     assert lines(tmp_path / "log") == ["thread", "finalizer", "atexit of the actor", "atexit of the bootstrap"]
     assert (tmp_path / "log.buffered").read_text() == "buffered"
@@ -313,39 +275,10 @@ def test_threads_and_handlers_that_do_not_end_are_named_and_cost_no_more_than_th
 
 
 def test_a_script_that_ends_lets_what_waits_in_its_processes_unwind(
-    script: Callable[[str], Script], tmp_path: Path
+    script: Callable[..., Script], tmp_path: Path
 ) -> None:
     log = str(tmp_path / "log")
-    running = script(
-        f"""
-        import asyncio, atexit, os
-        from skipper import control
-        from skipper.control import Actor, Channel, concurrent_endpoint, endpoint, this_host
-
-        control.configure(exit_grace_s=3.0)
-
-        def note(text):
-            with open({log!r}, "a") as file:
-                file.write(text + "\\n")
-
-        class Server(Actor):
-            @concurrent_endpoint
-            async def serve(self, begun):
-                begun.send(os.getpid())
-                atexit.register(note, "atexit")
-                try:
-                    await asyncio.sleep(600)
-                finally:
-                    note("finally")
-
-            async def __cleanup__(self, error):
-                note("cleanup")
-
-        port, receiver = Channel.open()
-        serving = this_host().spawn_procs().spawn("server", Server).serve.call_one(port)
-        print(receiver.recv().get(20), flush=True)
-        """
-    )
+    running = script(HERE / "unwinding_script.py", log)
     pid = int(running.line())
     assert running.finish()[0] == 0
     wait_until(lambda: not alive(pid), "nothing is left behind")

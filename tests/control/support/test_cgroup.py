@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -10,34 +11,7 @@ from tests.control.conftest import Script
 MEMORY_NBYTES = 192 << 20
 LIMIT = {"memory__limit_in_bytes" if (V1 / "memory").is_dir() else "memory__max": MEMORY_NBYTES}
 
-SCRIPT = """
-import os, signal
-from skipper import control
-from skipper.control import Actor, endpoint, this_host
-
-open("{group}/cgroup.procs", "w").write(str(os.getpid()))
-
-class Eater(Actor):
-    @endpoint
-    def eat(self):
-        held = bytearray()
-        while True:
-            held += bytes(1 << 20) + os.urandom(1)
-
-    @endpoint
-    def die(self):
-        signal.raise_signal(signal.SIGKILL)
-
-if __name__ == "__main__":
-    control.unhandled_fault_hook = lambda failure: None
-    for name in ("eat", "die"):
-        eater = this_host().spawn_procs().spawn("eater", Eater)
-        try:
-            getattr(eater, name).call_one().get(20)
-        except control.SupervisionError as error:
-            print(error)
-"""
-
+EATER = Path(__file__).with_name("eater_script.py")
 
 LIMITS = """
 import os
@@ -48,10 +22,10 @@ print(cgroup.process_limit(), cgroup.process_count())
 
 
 def test_a_process_that_the_kernel_killed_for_want_of_memory_is_told_apart_from_one_that_was_killed(
-    script: Callable[[str], Script],
+    script: Callable[..., Script],
 ) -> None:
     with group_of_its_own("memory", **LIMIT) as group:
-        code, out, err = script(SCRIPT.format(group=group)).finish()
+        code, out, err = script(EATER, str(group)).finish()
         assert code == 0, err
         eaten, killed = out.splitlines()
         assert "was killed by signal 9 (SIGKILL), probably by the kernel's out-of-memory killer" in eaten
@@ -74,7 +48,7 @@ def test_each_kill_for_want_of_memory_explains_one_death(monkeypatch: pytest.Mon
     assert watch.explain(mark) == ""
 
 
-def test_the_limits_of_a_group_are_read(script: Callable[[str], Script]) -> None:
+def test_the_limits_of_a_group_are_read(script: Callable[..., Script]) -> None:
     with group_of_its_own("pids", pids__max=321) as group:
         code, out, err = script(LIMITS.format(group=group)).finish()
         assert (code, out) == (0, "321 1\n"), err

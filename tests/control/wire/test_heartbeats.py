@@ -3,6 +3,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -135,36 +136,8 @@ def test_a_frozen_owner_is_killed_with_all_it_owns(failures: Failures) -> None:
     assert failures.wait().kind is FailureKind.UNREACHABLE
 
 
-def test_a_script_that_was_frozen_goes_on_with_its_processes_afterwards(script: Callable[[str], Script]) -> None:
-    running = script(
-        """
-        import os, sys, time
-        from skipper import control
-        from skipper.control import Actor, endpoint, this_host
-
-        class Worker(Actor):
-            @endpoint
-            def pid(self):
-                return os.getpid()
-
-            @endpoint
-            def grow(self):
-                self.procs = this_host().spawn_procs()
-                return self.procs.spawn("below", Worker)
-
-        control.configure(heartbeat_s=2)
-        worker = this_host().spawn_procs().spawn("worker", Worker)
-        below = worker.grow.call_one().get()
-        pids = [one.pid.call_one().get() for one in (worker, below)]
-        last = time.monotonic()
-        print(pids[0], flush=True)
-        while (now := time.monotonic()) - last < 2:
-            last = now
-            time.sleep(0.01)
-        print("awake", flush=True)
-        print([one.pid.call_one().get() for one in (worker, below)] == pids)
-        """
-    )
+def test_a_script_that_was_frozen_goes_on_with_its_processes_afterwards(script: Callable[..., Script]) -> None:
+    running = script(Path(__file__).with_name("frozen_script.py"))
     worker = int(running.line())
     for pid in (running.process.pid, worker):
         os.kill(pid, signal.SIGSTOP)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import IO, TypeVar
 
 import psutil
@@ -32,36 +33,7 @@ STRANGER = 54_321
 SHORT_S = 0.3
 """How long to wait for what never comes."""
 
-HAMMER = """
-import os, select, socket, struct, sys
-if os.geteuid() == 0:
-    os.setgroups([]); os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
-places, held, tried, heard, left = [], [], 0, 0, b""
-while True:
-    if select.select([0], [], [], 0 if places else None)[0]:
-        said = os.read(0, 4096)
-        if not said:
-            break
-        *lines, left = (left + said).split(b"\\n")
-        places = (places + [line.decode().split() for line in lines])[-8:]
-    for address, port in places:
-        for number in range(4):
-            stranger = socket.socket()
-            stranger.setblocking(False)
-            stranger.connect_ex((address, int(port)))
-            held.append((stranger, number))
-            tried += 1
-    for stranger, number in held:
-        try:
-            stranger.send(struct.pack("=q", number) + os.urandom(64))
-            heard += len(stranger.recv(4096))
-        except OSError:
-            pass
-    for stranger, _ in held[:-64]:
-        stranger.close()
-    del held[:-64]
-print(tried, heard, flush=True)
-"""
+HAMMER = Path(__file__).with_name("hammer_script.py")
 
 
 @pytest.fixture
@@ -238,7 +210,7 @@ def test_members_meet_as_often_however_many_they_are(members: Members) -> None:
 
 def test_another_user_who_tries_every_port_gets_nothing_and_disturbs_no_group(members: Members) -> None:
     pids = members.run(process_id)
-    command = [sys.executable, "-S", "-c", HAMMER, str(STRANGER)]
+    command = [sys.executable, "-S", str(HAMMER), str(STRANGER)]
     is_over = threading.Event()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/") as hammer:
         teller = threading.Thread(target=tell_ports, args=(pids, hammer.stdin, is_over))

@@ -20,7 +20,7 @@ from skipper.torchstore.errors import JournalError, KeyNotFoundError, StoreError
 from skipper.torchstore.protocol.messages import Selector, StaleClientError, Wanted
 from skipper.torchstore.protocol.origin import ALONE
 from skipper.torchstore.support.process import ProcessId
-from tests.torchstore.walks import Walker, checkpoint, digest, left, reopened
+from tests.torchstore.walks import Walker, checkpoint, digest, journal_of, left, reopened
 
 
 @pytest.fixture
@@ -58,8 +58,7 @@ def test_a_picture_in_between_changes_nothing(seed: int, length: int, cut: float
             walker = Walker(seed, reopened(memory.address))
             walker.steps(int(length * cut))
             if memory is pictured:
-                assert walker.recorder._journal is not None
-                walker.recorder._journal.write_checkpoint(pickle.dumps(walker.recorder.state))
+                journal_of(walker.recorder).write_checkpoint(pickle.dumps(walker.recorder.state))
             walker.steps(length - int(length * cut))
             left(walker.recorder)
             digests.append(digest(left(reopened(memory.address))))
@@ -89,8 +88,7 @@ def test_pictures_are_made_by_themselves(memory: JournalMemory, monkeypatch: pyt
     monkeypatch.setattr(journals, "_LEAST_CHANGES", 2000)
     walker = Walker(1, reopened(memory.address))
     walker.steps(400)
-    assert walker.recorder._journal is not None
-    assert walker.recorder._journal.has_checkpoint
+    assert journal_of(walker.recorder).has_checkpoint
     left(walker.recorder)
     walker.recorder.state.apply(Command("withdraw_all", ()))
     assert checkpoint(left(reopened(memory.address)).state) == checkpoint(walker.recorder.state)
@@ -104,12 +102,11 @@ def test_nothing_is_told_to_a_volume_before_it_is_written(memory: JournalMemory)
     told: list[tuple[Effects, int]] = []
 
     def tell(effects: Effects) -> None:
-        assert recorder._journal is not None
-        told.append((effects, recorder._journal._end))
+        told.append((effects, journal_of(recorder)._end))
 
     recorder.begin(tell, lambda _history: None)
     client = recorder.do(Command("welcome", (PROCESS, None)))
-    end = recorder._journal._end if recorder._journal is not None else 0
+    end = journal_of(recorder)._end
     recorder.do(Command("process_died", (PROCESS, ())))
     ((effects, written),) = told
     assert effects.dead == [(PROCESS, ())]
@@ -181,12 +178,12 @@ def test_all_that_a_volume_may_not_have_heard_is_said_again(
     monkeypatch.setattr("skipper.torchstore.controller.ledger._REMEMBERED", 4)
     walker = Walker(5, reopened(memory.address))
     client = walker.recorder.do(Command("welcome", (PROCESS, None)))
-    walker._clients = {client: PROCESS}
+    walker.clients = {client: PROCESS}
     arenas = []
     for at in range(20):
         binding = Binding(f"arena {at}", "snapshot", "0", ())
         arenas.append(binding.id)
-        sent = replace(walker._publication(client, f"k{at}", ALONE), version=None, binding=binding)
+        sent = replace(walker.publication(client, f"k{at}", ALONE), version=None, binding=binding)
         walker.recorder.do(Command("publish", (0.0, client, (sent,))))
     walker.recorder.do(Command("delete", (tuple(f"k{at}" for at in range(20)), False)))
     left(walker.recorder)
@@ -202,13 +199,12 @@ def test_a_picture_is_not_made_anew_by_who_only_reads_it(
     client = recorder.do(Command("welcome", (PROCESS, None)))
     for at in range(50):
         recorder.do(Command("put_inline", (client, f"k{at}", bytes(200)), client, at + 1, at + 1))
-    recorder._journal.write_checkpoint(pickle.dumps(recorder.state))  # type: ignore[union-attr]
-    number = recorder._journal._number  # type: ignore[union-attr]
+    journal_of(recorder).write_checkpoint(pickle.dumps(recorder.state))
+    number = journal_of(recorder)._number
     for _ in range(3):
         left(recorder)
         recorder = reopened(memory.address)
-    assert recorder._journal is not None
-    assert recorder._journal._number == number
+    assert journal_of(recorder)._number == number
     left(recorder)
 
 
@@ -233,9 +229,9 @@ def test_leases_that_nobody_speaks_for_are_given_back(memory: JournalMemory) -> 
     walker = Walker(3, reopened(memory.address))
     recorder = walker.recorder
     first, other = (recorder.do(Command("welcome", (process, None))) for process in (PROCESS, OTHER))
-    binding, wanted = walker._binding("snapshot"), (Wanted("k", Selector()),)
-    publication = walker._publication
-    walker._clients = {first: PROCESS, other: OTHER}
+    binding, wanted = walker.binding("snapshot"), (Wanted("k", Selector()),)
+    publication = walker.publication
+    walker.clients = {first: PROCESS, other: OTHER}
     sent = replace(publication(first, "k", ALONE), version=None, binding=binding, keep=1)
     recorder.do(Command("publish", (0.0, first, (sent,))))
     leases = [
@@ -281,7 +277,7 @@ def test_a_change_for_which_there_is_no_memory_is_not_done(
     def refuse(nbytes: int) -> None:
         raise JournalError("no memory for the journal")
 
-    monkeypatch.setattr(recorder._journal, "prepare", refuse)
+    monkeypatch.setattr(journal_of(recorder), "prepare", refuse)
     for attempt in (
         lambda: recorder.do(Command("put_inline", (client, "k", b"2"), client, 2)),
         lambda: recorder.attempt(Command("grant", (client, (Wanted("k", Selector()),))), bool),

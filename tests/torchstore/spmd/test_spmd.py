@@ -49,20 +49,7 @@ def test_ranks_that_die_give_the_others_typed_errors(tmp_path: Path) -> None:
     assert code != 0
 
 
-READER = """
-import asyncio, signal, sys
-from skipper import control
-from skipper import torchstore as ts
-from skipper.torchstore.protocol.messages import Selector
-
-async def read():
-    control.join(sys.argv[1])
-    grant = await (await ts.client()).remote.acquire("policy", Selector(), (), 20.0)
-    print("reads", grant.version, flush=True)
-    signal.pause()
-
-asyncio.run(read())
-"""
+READER = Path(__file__).with_name("reader_script.py")
 
 
 async def test_the_lease_of_a_joined_process_ends_with_it(
@@ -71,7 +58,7 @@ async def test_the_lease_of_a_joined_process_ends_with_it(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     await ts.put_state_dict({"w": ts.share_memory_(torch.nn.Linear(8, 8)).weight}, "policy", mode="direct")
     with serve_job() as served:
-        command = [sys.executable, "-c", READER, str(served.path)]
+        command = [sys.executable, str(READER), str(served.path)]
         reader = await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY, stdout=subprocess.PIPE)
         try:
             assert reader.stdout is not None

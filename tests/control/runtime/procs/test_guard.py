@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -153,18 +154,7 @@ def test_how_a_process_ends_is_known_before_its_offspring_has(own_procs: Spawn, 
     failures.wait()
 
 
-FAMILY = """
-import os
-from skipper.control import configure, this_host
-from tests.control.families import Family
-
-os.setsid()
-configure(preload={preload!r})
-procs = this_host().spawn_procs()
-worker, pids = procs.spawn("family", Family).make.call_one().get(60)
-print(worker, *pids, flush=True)
-input()
-"""
+FAMILY = Path(__file__).with_name("family_script.py")
 
 
 def of_script(started: Script) -> list[int]:
@@ -175,8 +165,8 @@ def of_script(started: Script) -> list[int]:
     return [process.pid for process in below]
 
 
-def test_it_ends_with_the_script(script: Callable[[str], Script], preload: tuple[str, ...]) -> None:
-    started = script(FAMILY.format(preload=preload))
+def test_it_ends_with_the_script(script: Callable[..., Script], preload: tuple[str, ...]) -> None:
+    started = script(FAMILY, *preload)
     pids = of_script(started)
     assert started.process.stdin is not None
     started.process.stdin.write("\n")
@@ -188,9 +178,9 @@ def test_it_ends_with_the_script(script: Callable[[str], Script], preload: tuple
 
 @pytest.mark.parametrize("how", ["alone", "with its group", "with everything frozen"])
 def test_it_ends_with_a_script_that_is_killed(
-    script: Callable[[str], Script], preload: tuple[str, ...], how: str
+    script: Callable[..., Script], preload: tuple[str, ...], how: str
 ) -> None:
-    started = script(FAMILY.format(preload=preload))
+    started = script(FAMILY, *preload)
     pids = of_script(started)
     if how == "with everything frozen":
         for pid in pids:
